@@ -82,19 +82,39 @@ class ToolUse:
         return bool(self.only) or not self.parallel
 
 
+_NUMBER_MIN: Final = 1000
+"""Integers below it are not inspected: no rule finds anything in three digits."""
+
+
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """The JSON ``value`` with each string and each key changed, but for the keywords of schemas."""
+    """Change each string, key and long integer of the JSON ``value``, except the keywords of schemas.
+
+    An integer becomes a string only where ``change`` gives another text than its digits.
+    """
     if isinstance(value, str):
         return value if _KEYWORD.fullmatch(value) else change(value)
     if isinstance(value, Mapping):
         return {map_texts(key, change): map_texts(one, change) for key, one in value.items()}
     if isinstance(value, list):
         return [map_texts(one, change) for one in value]
-    return value
+    digits = _digits_of(value)
+    if not digits:
+        return value
+    changed = change(digits)
+    return value if changed == digits else changed
+
+
+def _digits_of(value: Any) -> str:
+    """Return the digits of an integer, however JSON wrote it (``4.1e15``); empty for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if isinstance(value, float) and not value.is_integer():
+        return ""
+    return str(int(value)) if abs(value) >= _NUMBER_MIN else ""
 
 
 def texts_in(value: Any) -> list[str]:
-    """The strings that `map_texts` changes, in its order."""
+    """Return the texts that `map_texts` changes, in its order."""
     found: list[str] = []
 
     def note(text: str) -> str:

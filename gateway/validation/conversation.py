@@ -49,6 +49,10 @@ _OUTDATED: Final = (
     "comes from a client of an earlier release, which would not read the answer: "
     "generate its stubs again, or update the SDK; CHANGELOG.md says what changed in GenerateResponse"
 )
+_NAME_EDITED: Final = (
+    "the safety policy removes a part of the name of a tool or call, or of the id of a call; "
+    "choose a name that holds no such value"
+)
 _CALL_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -159,19 +163,32 @@ class Conversation:
 
     @cached_property
     def texts(self) -> list[str]:
-        """All text that callers wrote: of the turns in order, inside the calls and tools, then all else."""
+        """All text that callers wrote: of the turns in order, inside the calls and tools, then all else.
+
+        Names and ids are one text, a line each.
+        """
         texts = [turn.content for turn in self.turns]
         for turn in self.turns:
             for call in turn.calls:
                 texts += texts_in(call.arguments)
         for tool in self.tools:
             texts += [tool.description, *texts_in(tool.parameters)]
-        if self.query:
-            texts.append(self.query)
+        texts += filter(None, (self._names, self.query))
         return [*texts, *self.documents, *self.answers]
 
+    @cached_property
+    def _names(self) -> str:
+        """The names of tools and calls, and the ids of calls, each once."""
+        calls = [call for turn in self.turns for call in turn.calls]
+        names = [name for call in calls for name in (call.id, call.name)]
+        return "\n".join(dict.fromkeys([*(tool.name for tool in self.tools), *names]))
+
     def with_texts(self, texts: Sequence[str]) -> "Conversation":
-        """The same with other `texts`."""
+        """Return the same with other `texts`.
+
+        Raises:
+            InvalidRequest: a name or an id would change, by which tools, calls and results refer to one another.
+        """
         left = iter(texts)
         contents = [next(left) for _ in self.turns]
         turns = tuple(
@@ -186,6 +203,8 @@ class Conversation:
             )
             for tool in self.tools
         )
+        if self._names and next(left) != self._names:
+            raise InvalidRequest.of("tools", _NAME_EDITED)
         return replace(
             self,
             turns=turns,

@@ -11,6 +11,7 @@ from gateway.admission.prompts import fit
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
+from gateway.models.tools import Tool, ToolCall
 from gateway.validation.conversation import MESSAGES_MAX, NAMED_MAX, Conversation, Turn
 from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
 from sluice.errors import InvalidRequest, PromptTooLong, UnknownModel
@@ -375,3 +376,23 @@ def test_other_texts_take_the_places_of_those_that_callers_wrote() -> None:
     turns = (*said.turns, Turn("user", "v"), Turn("assistant", "w"))
     assert replace(said, turns=turns).last_user_text == "v"
     assert replace(said, query="").with_texts(["1", "2", "3", "4"]).documents == ("2", "3")
+
+
+def test_numbers_names_and_ids_of_calls_are_texts() -> None:
+    arguments = {"card": 4111111111111111, "as": [4.111111111111111e15, 12, 0.5, True]}
+    tool = Tool("pay", "Pays.", {"enum": [4111111111111111], "const": 20.5})
+    turn = Turn("assistant", "", (ToolCall("id-1", "pay", arguments),))
+    conversation = Conversation((turn,), False, tools=(tool,))
+    card = "4111111111111111"
+    assert conversation.texts == ["", "card", card, "as", card, "Pays.", card, "pay\nid-1"]
+    assert conversation.with_texts(conversation.texts) == conversation
+    changed = conversation.with_texts([one.replace(card, "<C>") for one in conversation.texts])
+    assert changed.turns[0].calls[0].arguments == {"card": "<C>", "as": ["<C>", 12, 0.5, True]}
+    assert changed.tools[0].parameters["enum"] == ["<C>"]
+
+
+def test_a_name_that_the_policy_would_edit_is_refused() -> None:
+    turn = Turn("assistant", "", (ToolCall("id-1", "pay", {}),))
+    conversation = Conversation((turn,), False)
+    with pytest.raises(InvalidRequest, match="tools: the safety policy removes"):
+        conversation.with_texts([one.replace("id", "<ID>") for one in conversation.texts])
