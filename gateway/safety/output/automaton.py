@@ -1,8 +1,7 @@
 """The automaton of a streamed answer: follows all patterns at once and tells what can still become a match.
 
-Patterns are matched on a view of the text: no invisible characters, look-alikes of ASCII as ASCII. Full-width and
-mathematical letters, digits of every script and the many dashes become ASCII. Each character is mapped by itself, so
-that a stream and a whole text read alike: it is left out, becomes one ASCII character, or stays.
+Patterns are matched on a view of the text (`gateway.safety.output.view`). Behind a control character or a backslash
+the further readings are followed too, each until it has come as far as the view again.
 
 `gateway.safety.patterns` reads a pattern into positions. RE2 says which of them may hold a character, for all at once.
 Word lists of tens of thousands of entries are sorted, and searched for the characters read so far.
@@ -18,17 +17,13 @@ needed and kept, so a character that was seen before in a state costs one look-u
 
 import string
 import sys
-import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Final, Protocol
+from typing import Final
 
-from typing_extensions import override
-
-from gateway.safety.findings import Finding
+from gateway.safety.output.view import APART_CHARS, KINDS, Reader, seen_as
 from gateway.safety.patterns import (
     NOWHERE,
     Links,
@@ -40,62 +35,6 @@ from gateway.safety.patterns import (
 )
 from gateway.safety.rules.lexicon import fold_case
 from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleSpec
-from gateway.safety.text import characters as c
-
-_UNSEEN: Final = frozenset(
-    map(chr, {*c.members(c.INVISIBLE + c.BLANKS)}.difference(c.members(c.CONTROLS)))
-)
-_DASHES: Final = frozenset(map(chr, c.members(c.DASHES)))
-
-
-class Scanner(Protocol):
-    """Finds matches of rules. The result at an offset depends only on the text near it."""
-
-    def scan(self, text: str) -> Sequence[Finding]:
-        """All findings in ``text``."""
-
-
-@lru_cache(maxsize=65536)
-def seen_as(char: str) -> str:
-    """What ``char`` is in the view: one character, or nothing for an invisible one."""
-    if char.isascii():
-        return char
-    if char in _UNSEEN:
-        return ""
-    if char.isdecimal():
-        return str(unicodedata.decimal(char))
-    if char in _DASHES:
-        return "-"
-    plain = unicodedata.normalize("NFKC", char)
-    return plain if len(plain) == 1 and plain.isascii() else char
-
-
-def view(text: str) -> tuple[str, Sequence[int]]:
-    """``text`` in the view, and for each character of the view its offset in ``text``."""
-    if text.isascii():
-        return text, range(len(text))
-    kept = [(index, plain) for index, char in enumerate(text) if (plain := seen_as(char))]
-    return "".join(plain for _, plain in kept), [index for index, _ in kept]
-
-
-class ViewScanner(Scanner):
-    """Scanners that look at the view; their findings are spans of the text itself."""
-
-    def __init__(self, *scanners: Scanner) -> None:
-        self._scanners = scanners
-
-    @override
-    def scan(self, text: str) -> list[Finding]:
-        plain, offsets = view(text)
-        found = [one for scanner in self._scanners for one in scanner.scan(plain)]
-        if plain is text:
-            return found
-        return [
-            replace(f, start=offsets[f.start], end=offsets[f.end - 1] + 1)
-            for f in found
-            if f.end > f.start
-        ]
-
 
 UNBOUNDED: Final = sys.maxsize
 
@@ -243,6 +182,11 @@ class Automaton:
         self.start = self._state((), 0, False)
         """The state of an answer without a character."""
 
+    @property
+    def patterns(self) -> bool:
+        """Whether it follows anything."""
+        return bool(self._rules or self._words)
+
     def __len__(self) -> int:
         """States in use."""
         return len(self._states)
@@ -251,7 +195,7 @@ class Automaton:
         """The edge of ``state`` for ``char``, made now."""
         plain = seen_as(char)
         edge = self._alike(state, plain) if plain else (state, None, HIDDEN, 0)
-        if len(state.edges) < STATES_MAX:
+        if len(state.edges) < STATES_MAX and char not in APART_CHARS:
             state.edges[char] = edge
         return edge
 
@@ -380,6 +324,30 @@ class Automaton:
         return max(reaches, default=0)
 
 
+@dataclass(slots=True, eq=False)
+class _Place:
+    """How far one reading of the answer has come.
+
+    Attributes:
+        starts: where the partial matches of the state began, by offset in the answer.
+    """
+
+    state: AutomatonState
+    starts: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class _Further(_Place):
+    """A reading that differs from the view; ``reader`` says what of it is read."""
+
+    reader: Reader
+
+    def agrees_with(self, view: _Place) -> bool:
+        """Return whether both go on alike, whatever follows."""
+        same = self.state is view.state and self.starts == view.starts
+        return same and not self.reader.is_inside
+
+
 class StreamWatch:
     """What is under way and what has matched, by offset in the answer.
 
@@ -390,21 +358,27 @@ class StreamWatch:
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
-        self._state = automaton.start
-        self._starts: list[int] = []
+        self._view = _Place(automaton.start, [])
+        self._further: list[_Further] = []
         # Unions of places where findings may be, in order: start, end, the offset from which on it is decided.
         self._claims: list[tuple[int, int, int]] = []
         self.end = 0
         self.widest = 0
 
     def feed(self, text: str) -> None:
-        """Follows ``text``."""
-        state, starts, at = self._state, self._starts, self.end
+        """Follow ``text``."""
+        if self._further:
+            self._feed_apart(text)
+            return
+        view, automaton, at = self._view, self._automaton, self.end
+        state, starts = view.state, view.starts
         edges = state.edges
         for char in text:
             edge = edges.get(char)
             if edge is None:
-                edge = self._automaton.edge(state, char)
+                if char in APART_CHARS:
+                    break
+                edge = automaton.edge(state, char)
             state, kept, claim, after = edge
             edges = state.edges
             if claim != NO_MATCH:
@@ -419,12 +393,59 @@ class StreamWatch:
                 busy = starts or self._claims
                 self.widest = max(self.widest, state.reach) if busy else 0
             at += 1
-        self._state, self._starts, self.end = state, starts, at
+        else:
+            view.state, view.starts, self.end = state, starts, at
+            return
+        rest = text[at - self.end :]
+        view.state, view.starts, self.end = state, starts, at
+        self._feed_apart(rest)
+
+    def _feed_apart(self, text: str) -> None:
+        """Follow ``text``, in all readings that differ."""
+        for char in text:
+            if char in APART_CHARS:
+                self._fork(char)
+            self._follow(self._view, char)
+            for reading in self._further:
+                taken, width = reading.reader.take(char)
+                if taken:
+                    self._follow(reading, taken, width)
+                else:
+                    self._delay()
+            self._further = [one for one in self._further if not one.agrees_with(self._view)]
+            self.end += 1
+
+    def _fork(self, char: str) -> None:
+        """Begin the readings that may differ from here on; they have come as far as the view."""
+        known = [one.reader.kind for one in self._further]
+        state, starts = self._view.state, self._view.starts
+        for kind in KINDS if self._automaton.patterns else ():
+            if kind not in known and (kind.decodes or char != "\\"):
+                self._further.append(_Further(state, [*starts], Reader(kind)))
+
+    def _follow(self, place: _Place, char: str, width: int = 1) -> None:
+        """Follow ``char`` in one reading, where it was made from the last ``width`` characters."""
+        at, starts = self.end, place.starts
+        place.state, kept, claim, after = self._automaton.edge(place.state, char)
+        if claim == HIDDEN:
+            self._stretch(at)
+        elif claim != NO_MATCH:
+            start = starts[claim] if claim < len(starts) else at + 1 - width
+            self.claim(start, at + 1, after)
+        if kept is not None:
+            starts.append(at + 1 - width)
+            place.starts = [starts[index] for index in kept]
+            self.widest = max(self.widest, place.state.reach)
 
     @property
     def open_from(self) -> int:
         """Where the oldest match under way begins; the end when there is none."""
-        return self._starts[0] if self._starts else self.end
+        starts = self._view.starts
+        first = starts[0] if starts else self.end
+        if self._further:
+            escapes = (self.end - one.reader.begun for one in self._further)
+            first = min(first, *escapes, *(one.starts[0] for one in self._further if one.starts))
+        return first
 
     @property
     def free_to(self) -> int:
@@ -452,6 +473,14 @@ class StreamWatch:
         # Decided no sooner than those before it, so that the undecided ones are the last.
         later = self._claims[-1][2] if self._claims else 0
         self._claims.append((start, end, max(later, decided)))
+
+    def _delay(self) -> None:
+        """Decide one character later what is not decided: a reading leaves this one out."""
+        for index in range(len(self._claims) - 1, -1, -1):
+            start, end, decided = self._claims[index]
+            if decided <= self.end:
+                return
+            self._claims[index] = start, end, decided + 1
 
     def _stretch(self, at: int) -> None:
         """Lengthens what is still to come by an invisible character at offset ``at``."""

@@ -21,9 +21,10 @@ from gateway.safety.actions import Action, Placeholders, TextDecision, apply
 from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
-from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
+from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
 from gateway.safety.output.echo import RULE, echo_guard
 from gateway.safety.output.redactor import Redactor, Rules, covers
+from gateway.safety.output.view import Scanner, ViewScanner
 from gateway.safety.output.windows import Window, Windows
 from gateway.safety.patterns import compiled
 from gateway.safety.policy import Policy

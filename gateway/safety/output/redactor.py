@@ -19,13 +19,8 @@ from typing import Final
 
 from gateway.safety.actions import Action, ActionTable, Edit, Placeholders, apply, clusters, edited
 from gateway.safety.findings import Finding
-from gateway.safety.output.automaton import (
-    UNBOUNDED,
-    Automaton,
-    Scanner,
-    StreamWatch,
-    view,
-)
+from gateway.safety.output.automaton import UNBOUNDED, Automaton, StreamWatch
+from gateway.safety.output.view import APART, Scanner, readings, view
 from gateway.safety.rules.spec import Span
 
 _CONTEXT_CHARS: Final = 256
@@ -64,9 +59,21 @@ class Redactor:
         shown_to: from this offset on nothing shows; UNBOUNDED as long as there is no such place.
     """
 
-    def __init__(self, rules: Rules, placeholders: Callable[[], Placeholders]) -> None:
-        """``placeholders``: gives those of the prompt, when something is redacted."""
+    def __init__(
+        self,
+        rules: Rules,
+        placeholders: Callable[[], Placeholders],
+        is_known: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Begin an answer.
+
+        Args:
+            rules: of the policy.
+            placeholders: gives those of the prompt, when something is redacted.
+            is_known: whether a value that rules find may show.
+        """
         self._rules = rules
+        self._is_known = is_known
         self._of_prompt = placeholders
         self._placeholders: Placeholders | None = None
         self._watch = StreamWatch(rules.automaton)
@@ -161,7 +168,8 @@ class Redactor:
         """Decides about the older part of a chain of overlapping matches, which no match under way reaches."""
         held, reach = self._text(), self._reach()
         found = self._scan(held, len(held))
-        last = next(iter(view(held)[1][-reach:]), 0)
+        *_, shortest = readings(held)
+        last = next(iter(shortest.starts[-reach:]), 0)
         table = self._rules.table
         cut = _before(last, clusters((f.start, f.end) for f in found if table.edits(f.rule)))
         rest = len(held) - max(cut, 0)
@@ -187,23 +195,30 @@ class Redactor:
 
     def _scan(self, held: str, length: int) -> list[Finding]:
         """The findings that begin in the first ``length`` characters of ``held``, by offset in it."""
-        automaton = self._rules.automaton
         before = self._context_chars(held)
-        behind = view(held[length:])[1][: max(1, automaton.context_after)]
-        beyond = length + (behind[-1] + 1 if behind else 0)
+        beyond = self._beyond(held, length)
         text = self._context[len(self._context) - before :] + held[:beyond]
         # Inside a chain a match may have begun before the place where the scanner started again.
         first = 0 if self._inside_chain else before
         found = [
             replace(f, start=max(f.start - before, 0), end=min(f.end - before, length))
             for f in self._rules.scanner.scan(text)
-            if first <= f.start < before + length and f.end > before
+            if first <= f.start < before + length
+            and f.end > before
+            and not self._is_known(text[f.start : f.end])
         ]
         return found + [
             replace(f, start=f.start - self.decided, end=f.end - self.decided)
             for f in self._entities
             if self.decided <= f.start < self.decided + length
         ]
+
+    def _beyond(self, held: str, length: int) -> int:
+        """Return up to where ``held`` decides about its first ``length`` characters."""
+        if APART.search(held) or APART.search(self._context):
+            return len(held)
+        behind = view(held[length:])[1][: max(1, self._rules.automaton.context_after)]
+        return length + (behind[-1] + 1 if behind else 0)
 
     def _context_chars(self, held: str) -> int:
         """How much shown text the scan needs before ``held``.
@@ -215,6 +230,8 @@ class Redactor:
         least = min(automaton.context_before, len(context))
         if self._inside_chain:
             return least
+        if APART.search(context):
+            return len(context)  # a sequence or an escape may reach into ``held``
         least = min(max(1, least), len(context))
         for chars in range(least, min(len(context), _CONTEXT_CHARS)):
             behind = context[len(context) - chars :]

@@ -10,8 +10,9 @@ import re2
 
 from gateway.safety.actions import Action, ActionTable, Choice, Placeholders, TextDecision, apply
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.output.automaton import Automaton, Scanner, ViewScanner, WatchedRule, WordList
+from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
 from gateway.safety.output.redactor import Redactor, Rules
+from gateway.safety.output.view import Scanner, ViewScanner
 
 Check = Callable[[str, int, int], tuple[int, int] | None]
 """The place of the finding for a match in a text, or None."""
