@@ -290,13 +290,15 @@ class _GenerateCall(RunningCall):
         except BaseException as error:
             self.refused(error, request)
             raise
-        catalog = self._shared.catalog
+        policies = self._upstream.admission.in_force.policies
+        catalog, inspector = policies.catalog, policies.inspector
         if request.tools is not None or catalog.marks_reasoning:
             self._parts = PartEvents(
                 request.tools,
                 lambda model: catalog[model].tokenizer,
                 found.text_before,
                 len(request.resume),
+                partial(inspector.assembled, request.tenant, request.labels),
             )
         await self._read(request, found)
 
@@ -402,15 +404,22 @@ class _GenerateCall(RunningCall):
             self.paused = True
             await self._put(request, response)
             self.resume()
+            self._block(answer)
             while not response.HasField("finished"):
                 await self._has_events.wait()
                 self._has_events.clear()
                 if (new := answer.read(reader)) is not None:
                     response = new
                     await self._put(request, response)
+                self._block(answer)
         finally:
             answer.leave(reader, self.departure(request))
             self._log.delivered(answer, self._shared.catalog.settings)
+
+    def _block(self, answer: Answer | Replay) -> None:
+        """End the answer where the policy blocks what was assembled from it."""
+        if self._parts is not None and self._parts.blocked and isinstance(answer, Answer):
+            answer.block(self._parts.blocked, time.monotonic())
 
     def _accepted(self) -> None:
         """`Started` may go: with the first token, or alone when that takes longer."""

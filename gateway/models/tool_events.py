@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.models.tokenizer import ModelTokenizer
-from gateway.models.tools import ToolFormat, ToolUse
+from gateway.models.tools import ToolFormat, ToolUse, map_texts
 from sluice.openai.fields import load_json
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
@@ -182,6 +182,29 @@ def _possible_start(text: str, opening: str) -> int:
     return 0
 
 
+class PartFilter(Protocol):
+    """Decides about what is assembled from an answer (`gateway.safety.output.assembled`)."""
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """The rules that ended the answer."""
+
+    def note(self, written: str) -> None:
+        """Take the next part of the answer as it was written."""
+
+    def push(self, text: str) -> str:
+        """Return what may be shown after ``text`` was assembled."""
+
+    def push_reasoning(self, text: str) -> str:
+        """Return what may be shown of the reasoning after ``text`` was assembled."""
+
+    def finish(self) -> tuple[str, str]:
+        """Return the rest of the text and of the reasoning."""
+
+    def value(self, text: str) -> str:
+        """Return what may be shown of a whole value."""
+
+
 _MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")
 
 
@@ -194,6 +217,7 @@ class PartEvents:
         tokenizer_of: Callable[[str], ModelTokenizer],
         text_before: Callable[[int], str],
         held: int = 0,
+        new_filter: Callable[[], PartFilter | None] = lambda: None,
     ) -> None:
         """The messages of an answer.
 
@@ -202,6 +226,7 @@ class PartEvents:
             tokenizer_of: that of a model, by name: how it writes calls, and whether it marks its reasoning.
             text_before: the token of an index.
             held: tokens of the caller.
+            new_filter: makes the filter of a model's answer; None: answers are not filtered.
         """
         self._use = use
         self._tokenizer_of = tokenizer_of
@@ -210,6 +235,13 @@ class PartEvents:
         self._index = held
         """Tokens of the answer so far."""
         self._has_begun = False
+        self._new_filter = new_filter
+        self._filter: PartFilter | None = None
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """The rules by which what was assembled ended the answer: nothing else may be shown."""
+        return () if self._filter is None else self._filter.blocked
 
     def change(self, response: pb.GenerateResponse) -> bool:
         """Makes the next message what the caller gets; whether anything is left of it."""
@@ -223,12 +255,15 @@ class PartEvents:
         if response.HasField("delta") or response.HasField("finished"):
             self._begin()
             self._change_delta(response)
+            if self.blocked:
+                self._block(response)
         return bool(response.ListFields())
 
     def _use_model(self, model: str) -> None:
         tokenizer = self._tokenizer_of(model)
         self._marks_reasoning, self._reasons = tokenizer.marks_reasoning, False
         self._parser: ToolCallParser | None = None
+        self._filter = self._new_filter()
         if self._use is not None:
             assert tokenizer.tool_format is not None, "its prompt had tools"
             self._format = tokenizer.tool_format
@@ -248,23 +283,55 @@ class PartEvents:
     def _change_delta(self, response: pb.GenerateResponse) -> None:
         """Reads the text, and at the end of the answer what was held back of it."""
         delta, finished, found = response.delta, response.HasField("finished"), Parsed()
+        if self.blocked:
+            response.ClearField("delta")
+            return
         if response.HasField("delta"):
             self._index = delta.index + len(delta.token_ids)
             delta.reasoning, found = self._parse(delta.text)
         else:
             delta.index = self._index
-        if finished and self._parser is not None:
-            found.text += self._parser.flush()
+        if finished:
+            self._finish(delta, found)
         self._put(delta, found)
         if not (delta.token_ids or delta.text or delta.tool_calls or delta.reasoning):
             response.ClearField("delta")
         if finished and self._calls and response.finished.reason == pb.FINISH_REASON_STOP:
             response.finished.reason = pb.FINISH_REASON_TOOL_CALLS
 
+    def _finish(self, delta: pb.Delta, found: Parsed) -> None:
+        """Add what was held back."""
+        filter_ = self._filter
+        if self._parser is not None:
+            rest = self._parser.flush()
+            found.text += rest if filter_ is None else filter_.push(rest)
+        if filter_ is not None:
+            text, reasoning = filter_.finish()
+            found.text += text
+            delta.reasoning += reasoning
+
+    def _block(self, response: pb.GenerateResponse) -> None:
+        """End the answer; a message in which it ends shows no tokens, which would tell what its text does not."""
+        if response.HasField("delta"):
+            delta = response.delta
+            shown = pb.Delta(index=delta.index, text=delta.text, reasoning=delta.reasoning)
+            delta.CopyFrom(shown)
+        if response.HasField("finished"):
+            response.finished.reason = pb.FINISH_REASON_CONTENT_FILTER
+            response.finished.rules[:] = self.blocked
+            response.finished.ClearField("stop")
+
     def _parse(self, text: str) -> tuple[str, Parsed]:
         """Of the next text the reasoning, and what the rest has."""
         reasoning, rest = self._split(text) if self._marks_reasoning else ("", text)
-        return reasoning, Parsed(rest) if self._parser is None else self._parser.push(rest)
+        parsed = Parsed(rest) if self._parser is None else self._parser.push(rest)
+        if self._filter is None:
+            return reasoning, parsed
+        self._filter.note(text)
+        for call in parsed.calls:
+            call.arguments = _filtered(call.arguments, self._filter)
+        parsed.text = self._filter.push(parsed.text)
+        return self._filter.push_reasoning(reasoning), parsed
 
     def _split(self, text: str) -> tuple[str, str]:
         """Of the next text what the model thought, and the rest."""
@@ -282,3 +349,16 @@ class PartEvents:
             call.id = self._format.call_id(f"{self._request_id} {self._calls}")
             self._calls += 1
         delta.tool_calls.extend(parsed.calls)
+
+
+_WRITTEN_OTHERWISE: Final = re.compile(r"\\|[0-9](?:[eE]|\.[0-9])")
+"""What a value is written with that the caller reads otherwise: escapes, and numbers with a fraction or exponent."""
+
+
+def _filtered(arguments: str, filter_: PartFilter) -> str:
+    """Return the JSON ``arguments`` with what may be shown of each value."""
+    if _WRITTEN_OTHERWISE.search(arguments) is None:
+        return arguments
+    value = json.loads(arguments)
+    changed = map_texts(value, filter_.value)
+    return arguments if changed == value else json.dumps(changed, ensure_ascii=False)

@@ -15,6 +15,7 @@ from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import Decided, EntityGuard
+from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.text.edited_text import Normalized
 from gateway.safety.text.invisible import smuggled
@@ -142,6 +143,11 @@ class Inspector:
                 self.dry_run.add(moves, _outcome(now) != _outcome(then))
             total += moves
         return total
+
+    def assembled(self, tenant: str, labels: Mapping[str, str]) -> AssembledFilter | None:
+        """Return the filter of what is assembled from an answer; None when its policy leaves answers alone."""
+        rules = self._compiled.choose(tenant, labels).output
+        return None if rules is None else AssembledFilter(rules)
 
     def answer(self, inspection: "RequestInspection", system: str) -> OutputFilter | None:
         """The filter of the answer to a request; None when its policy leaves answers alone.

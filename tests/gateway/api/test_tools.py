@@ -347,3 +347,33 @@ async def test_a_kept_answer_belongs_to_the_calls_that_the_caller_sent(
         again = await events_of(wire.stub.Generate(about("jo@example.org")))
         assert text_of(again) == "for jo@example.org"
         assert again[-1].finished.usage.cached
+
+
+async def test_a_canary_around_a_call_ends_the_answer(nats_url: str, folder: Path) -> None:
+    policy = {"policies": {"default": {"output": {"canaries": ["zebra-7781"]}}}}
+    async with open_wire(nats_url, folder, safety=policy) as wire:
+        call = wire.stub.Generate(asked())
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, frame(0, wire.tokens(f"So zebra{CALL}-7781 it is")))
+        events = await events_of(call)
+        await wire.batcher.cancelled(task)
+    assert "zebra" not in text_of(events)
+    assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
+    assert list(events[-1].finished.rules) == ["output.canary"]
+
+
+async def test_names_and_numbers_of_calls_are_inspected(nats_url: str, folder: Path) -> None:
+    policy = {"policies": {"default": {"actions": {"pii.payment_card": "block"}}}}
+    card = "4111111111111111"
+    made = pb.ToolCall(id="call_1", name="weather", arguments=f'{{"card": {card}}}')
+    turn = pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[made])
+    schema = json.dumps({"properties": {"city": {"enum": [int(card)]}}})
+    requests = [
+        asked(chat=pb.ChatInput(messages=[turn])),
+        asked(tools=[pb.Tool(name="weather", parameters=schema)]),
+        asked(tools=[pb.Tool(name=card)]),
+    ]
+    async with open_wire(nats_url, folder, safety=policy) as wire:
+        for request in requests:
+            _, error = await error_of(wire.stub.GenerateText(request))
+            assert error.reason == "SAFETY_BLOCKED"
