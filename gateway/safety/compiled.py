@@ -1,7 +1,7 @@
 """Compiles policies for prompts and answers (once, off the event loop), and lists the names of all rules."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -13,6 +13,7 @@ from gateway.safety.output.filter import OutputRules, output_rules
 from gateway.safety.policy import Policy, SafetyPolicies, custom_rule
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.rules.payloads import ENCODINGS
+from gateway.safety.rules.phones import load_plans
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleSpec, default_rules
 from gateway.safety.settings import CUSTOM, LimitSettings, SafetySettings
@@ -108,9 +109,19 @@ def _rules(
     return RuleSet(specs, Lexicon(deny, allow), limits)
 
 
+def _with_regions(specs: Iterable[RuleSpec], regions: tuple[str, ...] | None) -> Iterator[RuleSpec]:
+    """Yield ``specs`` with the regions whose telephone numbers count; their numbering plans are read now."""
+    for spec in specs:
+        if spec.validator == "phone_national":
+            spec = spec if regions is None else replace(spec, options=regions)
+            load_plans(spec.options)
+        yield spec
+
+
 def _compiled(
     policy: Policy, specs: tuple[RuleSpec, ...], labels: Mapping[str, Sequence[str]]
 ) -> CompiledPolicy:
+    specs = tuple(_with_regions(specs, policy.settings.phone_regions))
     rules = _rules(specs, policy.deny, policy.allow, policy.settings.limits)
     if not policy.settings.enabled:
         return CompiledPolicy(policy, rules)

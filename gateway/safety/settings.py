@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
+from phonenumbers import SUPPORTED_REGIONS
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -209,6 +211,15 @@ class OutputSettings(_Section):
         return actions
 
 
+def _is_region(region: str) -> str:
+    if region not in SUPPORTED_REGIONS:
+        raise ValueError(f"no region {region!r}; name one of ISO 3166, such as US, DE or JP")
+    return region
+
+
+PhoneRegion = Annotated[str, AfterValidator(_is_region)]
+
+
 class PolicySettings(_Section):
     """One policy."""
 
@@ -224,6 +235,8 @@ class PolicySettings(_Section):
     deny: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     """Files with one word or phrase a line."""
+    phone_regions: tuple[PhoneRegion, ...] | None = None
+    """Regions (ISO 3166) whose telephone numbers count as they are dialled there; unset: those of the rule."""
     limits: LimitSettings = LimitSettings()
     output: OutputSettings = OutputSettings()
     guard: dict[Name, GuardSettings] = Field(default_factory=dict, max_length=8)

@@ -10,12 +10,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from phonenumbers import NumberParseException, is_valid_number, parse
 from stdnum import bitcoin, luhn, numdb
 from stdnum.de import idnr
 from stdnum.fr import nir
@@ -24,18 +23,23 @@ from stdnum.iban import is_valid as is_iban
 from stdnum.in_ import aadhaar, pan
 from stdnum.us import ssn
 
+from gateway.safety.rules.phones import phone_international, phone_national
 from gateway.safety.rules.spec import LOOKBEHIND, RuleMatch, Span, Validator
 
 # Numbers with check digits or a strict structure.
 
 _SEPARATORS: Final = str.maketrans("", "", " -./")
 _GROUPINGS: Final = frozenset(
-    {(4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 1), (4, 4, 4, 4, 2), (4, 4, 4, 4, 3)}
+    {
+        *((4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 1), (4, 4, 4, 4, 2), (4, 4, 4, 4, 3)),
+        *((4, 4, 4, 3), (4, 4, 4, 2), (4, 4, 4, 1), (4, 4, 4), (4, 3, 3, 3)),
+    }
 )
 _NUMBER_BEFORE: Final = re.compile(r"[0-9][-.,/]\Z")
 _NUMBER_BEHIND: Final = re.compile(r"[-.,/]?[0-9]")
 _GROUP_BEFORE: Final = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z]{2}[0-9]{2}|[0-9]{4})[ -]\Z")
 _GROUP_BEHIND: Final = re.compile(r"[ -][0-9]{4}(?![0-9])")
+_OF_CSV: Final = re.compile(r"(?<![0-9])[0-9]{2,},\Z")
 _CARD_WORDS: Final = re.compile(r"card|visa|kart|carte|tarjeta|amex", re.IGNORECASE)
 _REST_BEHIND: Final = re.compile(r" [0-9]{2}(?![0-9]|[/.:,-][0-9])")
 _YEARS: Final = re.compile(r"(?:(?:19|20)[0-9]{2})+\Z")
@@ -90,7 +94,19 @@ def payment_card(found: RuleMatch) -> bool:
     if len(groups) > 1 and (groups not in _GROUPINGS or in_series):
         return False
     number = digits_of(found.value)
-    return is_issued(number) and luhn.is_valid(number) and _stands_alone(found)
+    if not is_issued(number) or not luhn.is_valid(number):
+        return False
+    if len(groups) == 3 and len(number) == 12 and not _CARD_WORDS.search(found.before(LOOKBEHIND)):
+        return False
+    return _stands_alone(found) or _in_columns(found)
+
+
+def _in_columns(found: RuleMatch) -> bool:
+    """Return whether it is a column of comma-separated values: between other numbers, and no fraction of one."""
+    before, behind = found.before(4), found.after(2)
+    left = not _NUMBER_BEFORE.search(before) or _OF_CSV.search(before)
+    right = not _NUMBER_BEHIND.match(behind) or behind[:1] == ","
+    return bool(left and right)
 
 
 def iban(found: RuleMatch) -> Span | None:
@@ -227,25 +243,11 @@ def eip55(digits: str) -> str:
     )
 
 
-# E-mail addresses and telephone numbers.
+# E-mail addresses.
 
 _ENDINGS = "png jpg jpeg gif svg webp bmp css js jsx ts tsx json html htm xml txt yaml yml toml lock exe dll"
 _FILE_ENDINGS: Final = frozenset(_ENDINGS.split())
 _LOCAL_START: Final = "'%+-."
-_NO_DIGITS: Final = re.compile(r"[^0-9]+")
-# How national numbers start and how long they can be: a look at the library takes longer.
-_SHAPES: Final = {
-    region: re.compile(shape)
-    for region, shape in {
-        "US": r"1?[2-9][0-9]{9}\Z",
-        "CA": r"1?[2-9][0-9]{9}\Z",
-        "GB": r"0[0-9]{9,10}\Z",
-        "DE": r"0[0-9]{5,14}\Z",
-        "FR": r"0[0-9]{9}\Z",
-        "ES": r"[5-9][0-9]{8}\Z",
-        "IN": r"0?[1-9][0-9]{9}\Z",
-    }.items()
-}
 
 
 def email(found: RuleMatch) -> Span | None:
@@ -261,50 +263,6 @@ def email(found: RuleMatch) -> Span | None:
     if local == "git" and re.match(r":[\w~/]", found.after(2)):
         return None
     return start, found.end
-
-
-def phone_international(found: RuleMatch) -> Span | None:
-    """A number that its country code gives out; groups behind it that do not belong to it are left out."""
-    if (found.before(1) or " ").isalnum() or found.before(1) == "+":
-        return None
-    for end in _ends(found.value):
-        if _is_valid(found.value[:end], None):
-            return found.start, found.start + end
-    return None
-
-
-def phone_national(found: RuleMatch) -> bool:
-    """A number that one of the regions in the rule's options gives out."""
-    if re.search(r"[0-9+]\Z", found.before(1)) or not _stands_alone(found):
-        return False
-    return any(_is_valid(found.value, region) for region in found.spec.options)
-
-
-def _ends(value: str) -> Iterator[int]:
-    """The whole length, then the ends of groups from the right."""
-    yield len(value)
-    for at in range(len(value) - 1, 8, -1):
-        if value[at - 1].isdecimal() and not value[at].isdecimal():
-            yield at
-
-
-def _is_valid(value: str, region: str | None) -> bool:
-    digits = _NO_DIGITS.sub("", value)
-    if region is None and digits.startswith("00"):
-        digits = digits[2:]
-    shape = _SHAPES.get(region or "")
-    if not 7 <= len(digits) <= 15 or (shape is not None and not shape.match(digits)):
-        return False
-    return is_given_out(digits, region)
-
-
-@lru_cache(maxsize=4096)
-def is_given_out(digits: str, region: str | None) -> bool:
-    """Whether ``digits`` are a valid number: as dialled in ``region``, or with the country calling code first."""
-    try:
-        return is_valid_number(parse(digits if region else f"+{digits}", region))
-    except NumberParseException:
-        return False
 
 
 # Secrets: tokens as against samples and placeholders.

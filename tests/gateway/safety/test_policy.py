@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.safety.actions import Action, Choice
-from gateway.safety.compiled import CompiledPolicies, CompiledPolicy
+from gateway.safety.compiled import CompiledPolicies, CompiledPolicy, compile_policies
 from gateway.safety.findings import Severity
 from gateway.safety.policy import SafetyPolicies
 from gateway.safety.rules.ruleset import RuleSet
@@ -137,3 +137,14 @@ def test_secrets_are_redacted_in_answers_unless_the_policy_speaks_of_them(
 def test_the_name_of_a_policy_says_nothing_about_its_actions() -> None:
     with pytest.raises(SettingsError, match="must block"):
         load("safety: {default: output, policies: {output: {actions: {limit.length: flag}}}}")
+
+
+def test_phone_regions_say_which_national_numbers_count() -> None:
+    text = "safety: {policies: {default: {phone_regions: [CH]}, all: {}}}"
+    compiled = compile_policies(load(text)).by_name
+    swiss, british = "044 668 18 00", "020 7946 0123"
+    assert [one.rule for one in compiled["all"].rules.scan(british)] == ["pii.phone_national"]
+    assert [one.rule for one in compiled["default"].rules.scan(swiss)] == ["pii.phone_national"]
+    assert not compiled["default"].rules.scan(british)
+    with pytest.raises(SettingsError, match="no region 'XX'; name one of ISO 3166"):
+        load("safety: {policies: {default: {phone_regions: [XX]}}}")
