@@ -390,7 +390,8 @@ class JobService(JobServiceServicer):
         if asked and (unknown := sorted(asked - (known := await self._known_models()))):
             names = ", ".join(sorted(known))
             raise UnknownModel(
-                f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
+                f"spec.model: no model {unknown[0]!r}; there are {names}",
+                metadata={"models": names},
             )
 
     async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:

@@ -154,6 +154,8 @@ def _unknown(name: str, models: Sequence[type[BaseModel]]) -> str:
     known = list(dict.fromkeys(field for one in models for field in one.model_fields))
     if close := get_close_matches(name, known, n=2):
         return f"no such key; did you mean {' or '.join(close)}?"
+    if not known:
+        return "no such key"
     more = ", ..." if len(known) > _KEYS_SHOWN else ""
     return f"no such key; there are {', '.join(known[:_KEYS_SHOWN])}{more}"
 

@@ -60,7 +60,8 @@ class Scene:
             self.metrics.ended_row(row)
         for formed in effects.batches:
             self.metrics.formed(formed, lambda _: INVALID_SPAN_CONTEXT)
-        classes = self.requests.queue.class_reports(now)
+        capacities = self.requests.workers.capacities(self.requests.workers.active(), now)
+        classes = self.requests.queue.waits.class_reports(now, capacities)
         report = control_pb2.ModelReport(model="echo", classes=classes)
         self.metrics.reported(report)
         return effects.batches[0].batch_id if effects.batches else ""

@@ -8,11 +8,14 @@ import sys
 from tests.cli.commands import BOUND_S, COMMAND
 
 ON_TERMINAL = (
-    "import fcntl, os, sys, termios;"
+    "import fcntl, os, signal, sys, termios;"
+    "signal.signal(signal.SIGINT, signal.SIG_DFL);"
+    "signal.pthread_sigmask(signal.SIG_SETMASK, ());"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-"""Makes the pseudo-terminal the controlling one, so that Ctrl-C is a signal. Not between fork and exec of this process:
+"""Makes the pseudo-terminal the controlling one, so that Ctrl-C is a signal, and takes signals as a program that a
+shell starts: tests that ran before in this process may have changed that. Not between fork and exec of this process:
 gRPC's handlers of a fork hang or break there now and then."""
 
 

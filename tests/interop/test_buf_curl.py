@@ -76,7 +76,7 @@ async def test_error_arrives_with_its_code_and_details(mesh: RunningMesh) -> Non
     assert ran.code != 0
     error = json.loads(ran.err)
     assert error["code"] == "not_found"
-    assert "known: small, large" in error["message"]
+    assert "there are small, large" in error["message"]
     (detail,) = error["details"]
     assert detail["type"] == "google.rpc.ErrorInfo"
     info = error_details_pb2.ErrorInfo.FromString(base64.b64decode(detail["value"] + "=="))

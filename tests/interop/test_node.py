@@ -77,4 +77,4 @@ async def test_error_arrives_with_its_code(project: Path, mesh: RunningMesh) -> 
     assert ran.code == 1
     error = json.loads(ran.out)
     assert error["code"] == "NOT_FOUND"
-    assert "known: small, large" in error["details"]
+    assert "there are small, large" in error["details"]

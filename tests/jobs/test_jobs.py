@@ -355,7 +355,7 @@ async def test_wrong_jobs_are_refused(processes: Processes, gateway: GatewayDoub
     with pytest.raises(grpc.RpcError) as no_model:
         await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
     assert isinstance(error_of(no_model.value), errors.UnknownModel)
-    assert "known: auto, echo" in error_of(no_model.value).message
+    assert "there are auto, echo" in error_of(no_model.value).message
 
 
 async def test_bytes_that_are_no_message_are_a_typed_error(processes: Processes) -> None:

@@ -207,7 +207,7 @@ WRONG = [
     ("Embed", pb.EmbedRequest(texts=["a"], labels={"": "v"}), InvalidRequest, "labels: keys"),
     ("Embed", pb.EmbedRequest(texts=["a"], priority=9), InvalidRequest, "priority: is none"),
     ("Embed", pb.EmbedRequest(texts=["a", " "]), InvalidRequest, r"texts\[1\]: must not be"),
-    ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "known: embed"),
+    ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "there are embed"),
     ("Embed", pb.EmbedRequest(texts=["a"], model="small"), InvalidRequest, "engine embedding"),
     ("Embed", pb.EmbedRequest(texts=["a"], dimensions=33), InvalidRequest, "at most 32"),
     ("Embed", pb.EmbedRequest(texts=["a"], prompt_name="x"), InvalidRequest, "no such prompt"),

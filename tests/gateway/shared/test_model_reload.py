@@ -83,7 +83,7 @@ async def test_a_removed_model_is_unknown_and_an_added_one_is_known(wire: Wire) 
     await wire.health_becomes("model.large", NOT_SERVING)
     code, error = await error_of(wire.stub.Generate(GenerateRequest(prompt="x", model="large")))
     assert code is grpc.StatusCode.NOT_FOUND
-    assert "known: small, other" in str(error)
+    assert "there are small, other" in str(error)
     call = wire.stub.Generate(GenerateRequest(prompt="x", model="other"))
     await wire.batcher.send(await wire.batcher.task("other"), last(0, wire.tokens("yes")))
     assert text_of(await events_of(call)) == "yes"
