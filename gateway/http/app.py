@@ -79,7 +79,10 @@ def make_app(
             admission.count_refused,
         )
         routes.append(Route(path, endpoint, methods=[method]))
-    return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+    # Its redirects go to the host that the caller names, before that is checked.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

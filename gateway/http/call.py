@@ -36,6 +36,8 @@ ABORT: Final = "sluice.abort"
 """In the scope: closes the connection at once, whatever has not been sent."""
 CERTIFICATE_NAMES: Final = "sluice.certificate_names"
 """In the scope: subject alternative names of the client's certificate, if it has shown one."""
+CONTENT_TYPE_CHARS_MAX: Final = 1024
+"""Its parameters are parsed in quadratic time."""
 _JSON: Final = "application/json"
 SSE: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -226,11 +228,17 @@ class Endpoint:
 
     async def _answer(self, call: HttpCall) -> None:
         headers, checks = call.metadata, self.checks
+        if len(headers.get("content-type", "")) > CONTENT_TYPE_CHARS_MAX:
+            raise InvalidRequest.of(
+                "content-type", f"is too long; send at most {CONTENT_TYPE_CHARS_MAX} characters"
+            )
         if self.local_only and not is_loopback(host_of(headers)):
             raise PermissionDenied(
                 "host: must be an address of this machine while the gateway asks for no credentials; behind a "
                 "proxy set gateway.allow_remote"
             )
+        if headers.get("host") and not host_of(headers):
+            raise InvalidRequest.of("host", "is not a name or an address; send HOST or HOST:PORT")
         if AUTHORIZATION not in headers and is_foreign_page(headers):
             raise PermissionDenied(
                 "origin: a web page of another origin may not call the gateway; behind a proxy keep the header "

@@ -25,6 +25,8 @@ IDEMPOTENCY_KEY: Final = "idempotency-key"
 _OURS: Final = "x-sluice-"
 ALLOW_DEGRADED: Final = "x-sluice-allow-degraded"
 """Whether a fallback may answer, where the body does not say it."""
+_HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]+")
+"""What stands in `host`; browsers send nothing else, and `localhost/x` reads as localhost."""
 _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
 """How long OpenAI's clients wait for a response, seconds."""
 
@@ -103,8 +105,9 @@ def _take_stream_options(body: dict[str, Any]) -> bool | None:
 
 
 def host_of(headers: Mapping[str, str]) -> str:
-    """The host that the client wanted to reach, without a port; empty when it does not say."""
-    return _host(f"//{headers.get('host', '')}")
+    """Return the host that the client wanted to reach, without a port; empty if it names none, or no valid one."""
+    host = headers.get("host", "")
+    return _host(f"//{host}") if _HOST.fullmatch(host) else ""
 
 
 def _host(url: str) -> str:

@@ -1,10 +1,17 @@
-"""uvicorn on the gateway's event loop: a socket bound at start, limits of a connection, an end within bounds."""
+"""Serve HTTP with uvicorn on the gateway's event loop: a socket bound at start, limits of a connection, an end in time.
+
+uvicorn and httptools limit neither what a client sends before its request is known nor what it sends behind an answer.
+`Connection` does, by overriding the callbacks of uvicorn's protocol: a named exception to the rule that libraries are
+used by their public interface (docs/internals/decisions/0014-limits-of-an-http-connection.md).
+"""
 
 import asyncio
 import logging
 import socket
 import ssl
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
@@ -14,44 +21,68 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.answers import encode
 from gateway.http.call import ABORT, CERTIFICATE_NAMES
+from gateway.http.handshakes import TlsListener
 from sluice.errors import Overloaded
-from sluice.grpc_server import connections_max
+from sluice.grpc_server import HANDSHAKE_S, connections_max
 from sluice.openai.errors import error_body
 from sluice.settings import TlsSettings
 from sluice.startup import listening_at
 from sluice.tls import server_context
 
 KEY: Final = "http.address"
-IDLE_S: Final = 60
-"""How long a connection may stay open between two requests, seconds."""
-HEAD_S: Final = 20.0
-"""How long the head of a request may take, seconds."""
-HEAD_BYTES: Final = 64 * 1024
-"""A head that has not ended by then is refused: anybody may send one on each connection."""
 UNREAD_MS: Final = 60_000
 """A client that takes nothing for this long is disconnected by the kernel, milliseconds."""
 _BACKLOG: Final = 2048
-_FULL: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n"
+_HEADER_COST: Final = 256
+"""What a header counts in addition to its bytes: the memory of its objects."""
+_CLOSING: Final = (
+    b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n%b\r\n%b"
 )
-"""The head of the answer to a connection too many."""
+_NO_REQUEST: Final = "the request is not valid HTTP/1.1, or its head is above 64 KiB (a header counts 256 bytes more)"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a connection may take, whoever opened it. Tests change it; there is no setting.
+
+    Attributes:
+        head_s: until the head of a request is complete, seconds.
+        head_bytes: of a head, of what stands between pieces of a body, of trailers, and of requests behind one whose
+            answer is not complete.
+        idle_s: between two requests, seconds.
+        leftover_s: for the rest of a request that was answered before its end, seconds.
+        pipelined: requests that wait for the answer to the one before them.
+        handshake_s: until TLS is set up, seconds.
+    """
+
+    head_s: float = 20.0
+    head_bytes: int = 64 * 1024
+    idle_s: int = 60
+    leftover_s: float = 10.0
+    pipelined: int = 16
+    handshake_s: float = HANDSHAKE_S
 
 
 class HttpServer:
-    """Serves an application.
+    """Serve an application.
 
     Attributes:
         address: where, "host:port"; the port is known when it is bound.
     """
 
-    def __init__(self, address: str, app: ASGIApp, context: ssl.SSLContext | None = None) -> None:
-        """``context``: calls are encrypted with it; None: they are not."""
+    def __init__(
+        self,
+        address: str,
+        app: ASGIApp,
+        context: ssl.SSLContext | None = None,
+        limits: Limits = Limits(),
+    ) -> None:
+        """Make the server; with ``context`` calls are encrypted."""
         self.address = address
         config = uvicorn.Config(
             app,
-            ssl_context_factory=None if context is None else lambda *_: context,
-            http=Connection,
+            http=partial(Connection, limits),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -59,7 +90,7 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=IDLE_S,
+            timeout_keep_alive=limits.idle_s,
             timeout_graceful_shutdown=1,
             backlog=_BACKLOG,
         )
@@ -68,9 +99,14 @@ class HttpServer:
         self._server = _Server(config)
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._listener: TlsListener | None = None
+        if context is not None:
+            state = self._server.server_state
+            make = partial(Connection, limits, config=config, server_state=state, app_state={})
+            self._listener = TlsListener(make, context, limits.handshake_s)
 
     def bind(self) -> None:
-        """Opens the port.
+        """Open the port.
 
         Raises:
             SetupError: it is taken, or the address is none of this machine.
@@ -83,21 +119,26 @@ class HttpServer:
         self.address = f"{self.address.rpartition(':')[0]}:{opened.getsockname()[1]}"
 
     async def start(self) -> None:
-        """Accepts calls, in the background."""
+        """Accept calls, in the background."""
         assert self._socket is not None, "bound before"
-        self._serving = asyncio.ensure_future(self._server.serve([self._socket]))
+        served = [self._socket] if self._listener is None else []
+        self._serving = asyncio.ensure_future(self._server.serve(served))
+        if self._listener is not None:
+            self._listener.start(self._socket)
 
     async def close(self) -> None:
-        """Closes the port; calls that still run get a second."""
+        """Close the port; calls that still run get a second."""
+        if self._listener is not None:
+            self._listener.close()
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
-        elif self._socket is not None:
+        if self._socket is not None:
             self._socket.close()
 
 
 def context_of(tls: TlsSettings) -> ssl.SSLContext | None:
-    """Calls are encrypted with it; None: they are not."""
+    """Return what encrypts calls; None: they are not encrypted."""
     if tls.serving is None:
         return None
     client_cas = () if tls.client_ca is None else (tls.client_ca,)
@@ -105,57 +146,133 @@ def context_of(tls: TlsSettings) -> ssl.SSLContext | None:
 
 
 class _Server(uvicorn.Server):
-    """Signals are the gateway's."""
+    """Leave signals to the gateway."""
 
     def capture_signals(self) -> Any:
         return nullcontext()
 
 
 class Connection(HttpToolsProtocol):
-    """A connection whose heads are bounded in size and time, and that a call can cut."""
+    """Limit what a connection sends, in bytes and time, and let a call cut it.
+
+    1. One timer runs while a head is expected, or the rest of a request that was answered before its end. What a call
+       reads has times of its own (`gateway.http.call`), and uvicorn ends idle connections.
+    2. Bytes are counted from the last thing that was of use: the beginning of a request, or a piece of a body that is
+       read. Requests behind one that is not answered yet count on.
+    3. Trailers are dropped. An exception in a callback ends the parser, and with it the connection.
+    """
+
+    def __init__(self, limits: Limits, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._useless_bytes = 0
+        self._head_left = limits.head_bytes
+        self._in_head = False
 
     @override
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > connections_max():
-            body = encode(error_body(503, Overloaded.reason, "too many connections are open"))
-            transport.write(_FULL % len(body) + body)
-            transport.close()
+            self._refuse(
+                b"503 Service Unavailable",
+                error_body(503, Overloaded.reason, "too many connections are open"),
+                b"retry-after: 1\r\n",
+            )
         shown = transport.get_extra_info("peercert") or {}
         self._names = [name for _, name in shown.get("subjectAltName", ())]
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._begin_head()
+        self._await_head()
 
     @override
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
+        self._useless_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > HEAD_BYTES:
+        if self._useless_bytes > self._limits.head_bytes:
             self.transport.abort()
+        elif (
+            self._is_idle
+        ):  # a line end in front of a request ends uvicorn's idle time, and begins no request
+            self._await_head()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         super().on_message_begin()
         self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope[CERTIFICATE_NAMES] = self._names  # type: ignore[typeddict-unknown-key]
-        self._begin_head()
+        self._in_head, self._head_left = True, self._limits.head_bytes
+        if self._is_idle:
+            self._useless_bytes = 0
+        self._await_head()
+
+    @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer
+        self._head_left -= len(name) + len(value) + _HEADER_COST
+        if self._head_left < 0:
+            raise ValueError("the head is too large")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Its head is complete."""
-        self._end_head()
+        """End the head of a request, and call the application."""
+        self._in_head = False
+        self._end_timer()
+        if len(self.url) > self._head_left:
+            raise ValueError("the head is too large")
         super().on_headers_complete()
+        if len(self.pipeline) > self._limits.pipelined:
+            raise ValueError("too many requests wait for an answer")
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if not self.pipeline:
+            self._useless_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._end_timer()
+        super().on_message_complete()
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_idle:
+            self.cycle.body = bytearray()
+            if self.cycle.more_body:
+                self._start_timer(self._limits.leftover_s)
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        if self._is_idle:
+            self._refuse(b"400 Bad Request", error_body(400, "REQUEST_INVALID", _NO_REQUEST))
+        else:  # an answer is under way
+            self.transport.abort()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
+        self._end_timer()
         super().connection_lost(exc)
 
-    def _begin_head(self) -> None:
-        self._head_bytes = 0
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request waits for its answer."""
+        return self.cycle is None or self.cycle.response_complete
 
-    def _end_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _refuse(self, status: bytes, error: Any, headers: bytes = b"") -> None:
+        body = encode(error)
+        self.transport.write(_CLOSING % (status, len(body), headers, body))
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        if self._timer is None:
+            self._start_timer(self._limits.head_s)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._end_timer()
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _end_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

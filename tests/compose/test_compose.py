@@ -19,6 +19,7 @@ import yaml
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
+from sluice.grpc_server import CONNECTIONS_MAX
 from sluice.settings import load, otlp_http_endpoint
 from sluice.tls import AUTHORITIES, CERTIFICATE, KEY
 from tests.support.compose import (
@@ -97,7 +98,7 @@ def test_every_variable_has_a_comment_and_a_value() -> None:
 def test_images_have_a_version() -> None:
     images = {name: value for name, value in variables().items() if name.endswith("_IMAGE")}
 
-    assert len(images) == 4
+    assert len(images) == 5
     for name, image in images.items():
         tag = image.partition("@")[0].rpartition(":")[2]
         assert re.search(r"\d", tag), f"{name} is not pinned"
@@ -225,10 +226,21 @@ def test_commands_name_modules_scripts_and_files_that_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPOSE_FILES[1:])
 def test_files_that_are_laid_over_it_change_services_that_exist(name: str) -> None:
-    assert set(services(name)) - {"operator"} <= set(services())
+    assert set(services(name)) - {"operator", "proxy"} <= set(services())
     for service in services(name).values():
         for volume in service.get("volumes", ()):
             assert (FOLDER / volume.split(":")[0]).is_file()
+
+
+def test_proxy_passes_on_to_the_ports_of_the_gateway() -> None:
+    text = (FOLDER / "nginx.conf").read_text(encoding="utf-8")
+    (proxy,) = services("compose.proxy.yaml").values()
+    ports = {port.rpartition(":")[2] for port in proxy["ports"]}
+    assert set(re.findall(r"listen (\d+)", text)) == ports
+    gateway = {variables()[name] for name in ("GATEWAY_PORT", "HTTP_PORT")}
+    assert set(re.findall(r"gateway:(\d+);", text)) == gateway
+    (limit,) = re.findall(r"limit_conn callers (\d+);", text)
+    assert int(limit) <= CONNECTIONS_MAX // 4, "one address keeps no others out"
 
 
 SECURE = "compose.secure.yaml"

@@ -18,6 +18,7 @@ COMPOSE_FILES: Final = (
     "compose.gpu.yaml",
     "compose.secure.yaml",
     "compose.sampling.yaml",
+    "compose.proxy.yaml",
 )
 _VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Z_]+):\?see \.env\}")
 

@@ -1,0 +1,308 @@
+"""What a connection may send, and for how long, whoever opened it; a trivial application answers."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gateway.http.server import HttpServer, Limits
+from sluice.tls import server_context
+from supervisor.certificates import Authority
+from tests.gateway.kit.http import Connection, Reply, ask
+
+BOUND_S: Final = 60.0
+NOW, READ, WAIT = "/now", "/read", "/wait"
+CHUNKED: Final = {"content_length": "", "transfer_encoding": "chunked"}
+LONG: Final = Limits(head_s=3600, leftover_s=3600, handshake_s=3600)
+"""No time passes in a test that is about bytes."""
+
+
+class App:
+    """Answers at once, when it has read the body, or when `may_end` is set; with the headers and the bytes it got."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.calls = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.calls += 1
+        self.begun.set()
+        read, more = 0, scope["path"] == READ
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            read, more = read + len(message["body"]), message["more_body"]
+        if scope["path"] == WAIT:
+            await self.may_end.wait()
+        body = f"{len(scope['headers'])} {read}".encode()
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def served(
+    limits: Limits = LONG, context: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[App, str]]:
+    app = App()
+    server = HttpServer("127.0.0.1:0", app, context, limits)
+    server.bind()
+    await server.start()
+    try:
+        yield app, server.address
+    finally:
+        app.may_end.set()
+        await server.close()
+
+
+async def get(connection: Connection, path: str = NOW) -> Reply:
+    await connection.send(path, b"", method="GET", content_length="", content_type="")
+    return await connection.reply()
+
+
+async def cut(connection: Connection) -> bytes:
+    """What comes before the server closes the connection."""
+    got = b""
+    async with asyncio.timeout(BOUND_S):
+        with suppress(ConnectionError):
+            while piece := await connection.reader.read(1 << 16):
+                got += piece
+    connection.close()
+    return got
+
+
+async def write_on(connection: Connection, piece: bytes) -> bytes:
+    """Send ``piece`` again and again until the connection is cut; return what the server sent."""
+
+    async def write() -> None:
+        with suppress(ConnectionError):
+            while True:
+                connection.writer.write(piece)
+                await connection.writer.drain()
+
+    writing = asyncio.create_task(write())
+    try:
+        return await cut(connection)
+    finally:
+        writing.cancel()
+
+
+@pytest.mark.parametrize(
+    "piece", [b"x: y\r\n" * 4096, b"x" * 65_536], ids=["without end", "one that does not end"]
+)
+@pytest.mark.parametrize("path", [NOW, READ])
+async def test_endless_trailers_are_cut(piece: bytes, path: str) -> None:
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        await connection.send(path, b"1\r\na\r\n0\r\nx: ", **CHUNKED)
+        await write_on(connection, piece)
+
+
+async def test_trailers_are_dropped() -> None:
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        for _ in range(2):
+            await connection.send(READ, b"1\r\na\r\n0\r\nx: 1\r\ny: 2\r\n\r\n", **CHUNKED)
+            assert (await connection.reply()).body == b"3 1"  # of the head alone
+        connection.close()
+
+
+async def test_chunk_extensions_without_end_are_cut() -> None:
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        await connection.send(READ, b"1;x=", **CHUNKED)
+        await write_on(connection, b"x" * 65_536)
+
+
+@pytest.mark.parametrize(
+    ("size", "head_s"), [(1 << 20, 3600.0), (1, 0.05)], ids=["too long", "too slow"]
+)
+async def test_head_without_end_is_cut(size: int, head_s: float) -> None:
+    async with served(Limits(head_s=head_s)) as (_, address):
+        connection = await Connection.to(address)
+        connection.writer.write(b"GET / HTTP/1.1\r\nx: " + b"a" * size)
+        assert await cut(connection) == b""  # no answer
+
+
+@pytest.mark.parametrize(
+    "head", [b"x: y\r\n" * 1000, b"x: " + b"y" * 70_000 + b"\r\n"], ids=["many", "long"]
+)
+async def test_large_head_is_refused(head: bytes) -> None:
+    """In one piece, so that it is complete when the server looks."""
+    async with served() as (app, address):
+        connection = await Connection.to(address)
+        connection.writer.write(b"GET /now HTTP/1.1\r\nhost: a\r\n" + head + b"\r\n")
+        assert (await connection.reply()).error["code"] == "request_invalid"
+        assert await cut(connection) == b""
+        connection = await Connection.to(address)
+        connection.writer.write(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert (await connection.reply()).status == 400
+        assert await cut(connection) == b""
+        assert app.calls == 0
+
+
+async def test_large_bodies_pass_in_any_form() -> None:
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        large = b"10000\r\n" + bytes(65_536) + b"\r\n"
+        bodies: list[tuple[int, bytes, dict[str, str]]] = [
+            (3 << 20, bytes(3 << 20), {}),
+            (1 << 20, large * 16 + b"0\r\n\r\n", CHUNKED),
+            (100_000, b"1\r\na\r\n" * 100_000 + b"0\r\n\r\n", CHUNKED),
+        ]
+        for length, body, more in bodies:
+            await connection.send(READ, body, **more)
+            assert (await connection.reply()).body.split()[1] == str(length).encode()
+        connection.close()
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with served() as (app, address):
+        connection = await Connection.to(address)
+        for path in (WAIT, *[NOW] * LONG.pipelined):
+            await connection.send(path, b"", method="GET", content_length="")
+        await asyncio.wait_for(app.begun.wait(), BOUND_S)
+        app.may_end.set()
+        for _ in range(1 + LONG.pipelined):
+            assert (await connection.reply()).status == 200
+        connection.close()
+
+
+async def test_too_many_pipelined_requests_are_cut() -> None:
+    async with served() as (app, address):
+        connection = await Connection.to(address)
+        request = b"GET /wait HTTP/1.1\r\nhost: a\r\n\r\n"
+        connection.writer.write(request * (2 + LONG.pipelined))
+        assert await cut(connection) == b""
+        assert app.calls == 1
+        assert (await ask(address, NOW, b"")).status == 200
+
+
+@pytest.mark.parametrize(
+    "more", [{"content_length": "1000000"}, CHUNKED], ids=["length", "chunked"]
+)
+async def test_body_behind_its_answer_has_a_time(more: dict[str, str]) -> None:
+    async with served(Limits(head_s=3600, leftover_s=0.2)) as (_, address):
+        connection = await Connection.to(address)
+        await connection.send(NOW, b"1\r\na\r\n", **more)
+        assert (await connection.reply()).status == 200
+        assert await cut(connection) == b""
+
+
+async def test_body_behind_its_answer_may_end() -> None:
+    """The connection goes on: a client that is refused sends its body first and reads then."""
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        body = bytes(5 << 20)
+        await connection.send(NOW, b"", content_length=str(len(body)))
+        assert (await connection.reply()).status == 200
+        connection.writer.write(body)
+        await connection.writer.drain()
+        assert (await get(connection)).status == 200
+        connection.close()
+
+
+async def test_line_ends_keep_no_connection_open() -> None:
+    async with served(Limits(head_s=0.2)) as (_, address):
+        connection = await Connection.to(address)
+        assert (await get(connection)).status == 200
+        connection.writer.write(b"\r\n")
+        assert await cut(connection) == b""
+
+
+async def test_what_is_no_request_is_told_so() -> None:
+    async with served() as (app, address):
+        connection = await Connection.to(address)
+        connection.writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+        reply = await connection.reply()
+        assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+        assert "not valid HTTP/1.1" in reply.error["message"]
+        assert await cut(connection) == b""
+        # Not into an answer that is under way.
+        connection = await Connection.to(address)
+        await connection.send(WAIT, b"", method="GET", content_length="")
+        connection.writer.write(b"nonsense\r\n\r\n")
+        assert await cut(connection) == b""
+        assert (await ask(address, NOW, b"")).status == 200
+        app.may_end.set()
+
+
+class Encrypted:
+    """A server's and a client's context."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = Authority(folder)
+        authority.ensure(["gateway"])
+        self.server = server_context(authority.of("gateway"), [], "http/1.1")
+        self.client = ssl.create_default_context(cafile=authority.ca)
+
+    async def connection(self, address: str) -> Connection:
+        host, _, port = address.rpartition(":")
+        return Connection(*await asyncio.open_connection(host, int(port), ssl=self.client))
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Encrypted:
+    return Encrypted(tmp_path_factory.mktemp("tls"))
+
+
+async def test_connection_that_never_begins_tls_is_closed(encrypted: Encrypted) -> None:
+    async with served(Limits(handshake_s=0.2), encrypted.server) as (_, address):
+        assert await cut(await Connection.to(address)) == b""
+        caller = await encrypted.connection(address)
+        assert (await get(caller)).status == 200
+        caller.close()
+
+
+async def test_silent_handshakes_keep_no_caller_out(
+    encrypted: Encrypted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.handshakes.connections_max", lambda: 16)
+    async with served(LONG, encrypted.server) as (_, address):
+        silent = [await Connection.to(address) for _ in range(12)]
+        caller = await encrypted.connection(address)
+        assert (await get(caller)).status == 200
+        silent.append(caller)
+        for connection in silent[:8]:  # the oldest
+            assert await cut(connection) == b""
+        for connection in silent:
+            connection.close()
+
+
+async def test_encrypted_connections_are_counted(
+    encrypted: Encrypted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.server.connections_max", lambda: 2)
+    async with served(LONG, encrypted.server) as (_, address):
+        first = [await encrypted.connection(address) for _ in range(2)]
+        for connection in list(first):
+            assert (await get(connection)).status == 200
+        first.append(await encrypted.connection(address))
+        refused = await first[-1].reply()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        for connection in first:
+            connection.close()
+
+
+async def test_large_answer_and_body_are_encrypted(encrypted: Encrypted) -> None:
+    async with served(LONG, encrypted.server) as (_, address):
+        connection = await encrypted.connection(address)
+        for _ in range(2):
+            await connection.send(READ, bytes(3 << 20))
+            assert (await connection.reply()).body.split()[1] == str(3 << 20).encode()
+        connection.close()
+
+
+async def test_close_ends_handshakes(encrypted: Encrypted) -> None:
+    async with served(LONG, encrypted.server) as (_, address):
+        silent = await Connection.to(address)
+        caller = await encrypted.connection(address)
+        assert (await get(caller)).status == 200
+    assert await cut(silent) == b""
+    assert await cut(caller) == b""
