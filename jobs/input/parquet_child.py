@@ -64,8 +64,24 @@ def _row(batch: Any, place: int) -> dict[str, Any] | str:
         size += value.as_buffer().size if hasattr(value, "as_buffer") and value.is_valid else 0
         if size > ROW_BYTES_MAX:
             return f"is longer than {ROW_BYTES_MAX} bytes"
-        row[name] = value.as_py()
+        try:
+            row[name] = _decoded(value.as_py())
+        except UnicodeDecodeError:
+            return f"column {name}: has bytes that are not valid UTF-8"
     return {"row": row}
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value with text in the place of bytes: that is how some writers store it."""
+    match value:
+        case bytes():
+            return value.decode()
+        case list() | tuple():
+            return [_decoded(one) for one in value]
+        case dict():
+            return {key: _decoded(one) for key, one in value.items()}
+        case _:
+            return value
 
 
 def _say(line: object) -> None:

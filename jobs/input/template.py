@@ -1,5 +1,6 @@
 """A prompt template: text with the names of columns in braces."""
 
+import json
 from collections.abc import Mapping
 from string import Formatter
 from typing import Any, Final
@@ -38,12 +39,12 @@ class Template:
         return sorted(self.columns - columns)
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """The prompt; the row has all `columns`.
+        """Return the prompt; the row has all `columns`. Values other than text stand in it as JSON.
 
         Raises:
             BadField: it would be longer than any gateway takes.
         """
-        texts = {name: str(row[name]) for name in self.columns}
+        texts = {name: _text(row[name]) for name in self.columns}
         pieces = [
             one
             for literal, name, _, _ in self._parts
@@ -54,3 +55,7 @@ class Template:
                 f"prompt: the template makes over {PROMPT_CHARS_MAX} characters of this row"
             )
         return "".join(pieces)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -276,6 +276,21 @@ def test_objects_are_rows_of_a_template() -> None:
     assert (item.custom_id, item.request.prompt) == ("3", "4 4")
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (1.5, "1.5"),
+        ("true", "true"),
+        ({"a": False, "b": ["ä", None]}, '{"a": false, "b": ["ä", null]}'),
+        (["x", 'y"'], '["x", "y\\""]'),
+    ],
+)
+def test_template_value_stands_as_json(value: object, text: str) -> None:
+    item = only(jsonl({"v": value}), Format.AUTO, Template("<{v}>"))
+    assert item.request.prompt == f"<{text}>"
+
+
 def test_each_line_of_text_is_a_prompt() -> None:
     first, second = read(b"one\n\n two \r\n", Format.TEXT)
     assert isinstance(first, Item)
@@ -303,6 +318,32 @@ def test_rows_of_parquet_fill_a_template() -> None:
         read(data)
     with pytest.raises(InputInvalid, match="no Parquet"):
         read(data[:-8], Format.PARQUET, template)
+
+
+def test_bytes_of_parquet_are_text() -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    columns = {
+        "id": pa.array([b"a", b"b", b"c"], pa.binary()),
+        "prompt": pa.array(
+            [b"Gr\xc3\xbc\xc3\x9fe", b"\xff", b"Gr\xc3\xbc\xc3\x9fe"], pa.large_binary()
+        ),
+        "tags": pa.array([[b"\xc3\xbc"], [b"x"], [b"\xfe"]], pa.list_(pa.binary())),
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    data = sink.getvalue().to_pybytes()
+    first, second, third = read(data, Format.AUTO)
+    assert isinstance(first, Item)
+    assert (first.custom_id, first.request.prompt) == ("a", "Grüße")
+    assert isinstance(second, BadLine)
+    assert second.reason == "column prompt: has bytes that are not valid UTF-8"
+    assert isinstance(third, Item)
+    tagged, _, wrong = read(data, Format.AUTO, Template("{tags}"))
+    assert isinstance(tagged, Item)
+    assert tagged.request.prompt == '["ü"]'
+    assert isinstance(wrong, BadLine)
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd.compress])
