@@ -8,20 +8,22 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Timer
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from jobs.download import Download
 from sluice.errors import InvalidRequest, TransportUnavailable
 
 TIMEOUT_S: Final = 10.0
 """The limit of connecting, and of each read or write, seconds."""
 POST_S: Final = 20.0
 """The limit of a whole call with an answer, seconds."""
-PIECE_BYTES: Final = 256 * 1024
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
@@ -76,10 +78,16 @@ class Outbound:
         allowed: names of hosts and networks ("10.1.0.0/16", "127.0.0.1") that may be reached though they are private,
             over http too.
         resolve: the addresses of a name.
+        wait: waits for so many seconds before a download that broke continues.
     """
 
-    def __init__(self, allowed: Sequence[str] = (), resolve: Resolve = resolve) -> None:
-        self._resolve = resolve
+    def __init__(
+        self,
+        allowed: Sequence[str] = (),
+        resolve: Resolve = resolve,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._resolve, self._wait = resolve, wait
         self._networks: list[_Network] = []
         self._hosts: set[str] = set()
         for one in allowed:
@@ -137,20 +145,23 @@ class Outbound:
             return connection.getresponse().status
 
     def read(self, url: str, field: str) -> Generator[bytes]:
-        """The bytes behind ``url`` in pieces.
+        """Yield the bytes behind ``url`` in pieces: all of them, whatever connections break.
 
         Raises:
             InvalidRequest: as of `check`, or the server does not give them.
-            TransportUnavailable: the connection failed or broke.
+            TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
         """
+        name = self.check(url, field).parts.netloc
+        yield from Download(partial(self._get, url, field), name, field, self._wait).pieces()
+
+    @contextmanager
+    def _get(
+        self, url: str, field: str, headers: Mapping[str, str]
+    ) -> Iterator[http.client.HTTPResponse]:
         target = self.check(url, field)
         with _connected(target) as connection:
-            connection.request("GET", _path(target), headers={"Accept-Encoding": "identity"})
-            response = connection.getresponse()
-            if response.status != 200:
-                raise InvalidRequest.of(field, f"{target.parts.netloc} says {response.status}")
-            while piece := response.read(PIECE_BYTES):
-                yield piece
+            connection.request("GET", _path(target), headers=dict(headers))
+            yield connection.getresponse()
 
     def _may(self, address: str) -> bool:
         found = ipaddress.ip_address(address.partition("%")[0])

@@ -4,8 +4,9 @@ from collections.abc import Generator, Sequence
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from jobs.outbound import PIECE_BYTES, Outbound
-from sluice.errors import InvalidRequest, SluiceError
+from jobs.download import PIECE_BYTES
+from jobs.outbound import Outbound
+from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
 
 FIELD: Final = "spec.input.url"
 
@@ -44,6 +45,7 @@ def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator
 
     Raises:
         InvalidRequest: it may not be read, is not there, or this process has no access; the message says what to do.
+        TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
     """
     check_url(url, prefixes)
     if urlsplit(url).scheme in ("http", "https"):
@@ -52,15 +54,35 @@ def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator
     try:
         import fsspec
 
-        with fsspec.open(url, "rb", **_OPTIONS.get(urlsplit(url).scheme, {})) as file:
+        options = _OPTIONS.get(urlsplit(url).scheme, {})
+        files, path = fsspec.url_to_fs(url, **options)
+        size, position = files.info(path).get("size"), 0
+        with files.open(path, "rb") as file:
             while piece := file.read(PIECE_BYTES):
+                position += len(piece)
                 yield piece
+        if size is not None and position != size:
+            message = f"{url}: {position} of {size} bytes came"
+            raise TransportUnavailable(message, retry_after_s=1.0)
     except SluiceError:
         raise
     except Exception as error:  # fsspec's drivers raise what their libraries raise
+        if {kind.__name__ for kind in type(error).__mro__} & _PASSING:
+            message = f"{url}: {type(error).__name__}: {error}"
+            raise TransportUnavailable(message, retry_after_s=1.0) from error
         raise _unreadable(url, error) from error
 
 
+_PASSING: Final = frozenset(
+    {
+        "ConnectionError",
+        "TimeoutError",
+        "HTTPClientError",
+        "ClientConnectionError",
+        "ClientPayloadError",
+    }
+)
+"""Names of errors of Python, botocore and aiohttp of connections that fail or break."""
 _OPTIONS: Final[dict[str, dict[str, int]]] = {"s3": {"default_block_size": 8 << 20}}
 
 

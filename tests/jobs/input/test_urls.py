@@ -6,14 +6,17 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from jobs.input import read_items
 from jobs.input.urls import check_url, read_url
 from jobs.items import Item
 from jobs.outbound import Outbound
-from sluice.errors import InvalidRequest
+from sluice.errors import InvalidRequest, TransportUnavailable
 from tests.jobs.conftest import Receiver
 
 LINE = b'{"id": "a", "prompt": "hello"}\n'
@@ -57,6 +60,25 @@ def test_http_reaches_no_private_address(receiver: Receiver) -> None:
     assert b"".join(read_url(f"{base}/a", [base], Outbound(["127.0.0.1"]))) == b"hello"
     with pytest.raises(InvalidRequest, match="private"):
         list(read_url(f"{base}/a", [base], Outbound()))
+
+
+class _Broken(MemoryFile):
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise ConnectionResetError("reset")
+
+
+@pytest.mark.parametrize(("kind", "said"), [(MemoryFile, "39 of 40 bytes"), (_Broken, "reset")])
+def test_object_that_comes_short_is_unavailable(kind: type[MemoryFile], said: str) -> None:
+    class Files(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "shortmem"
+        store: ClassVar[dict[str, Any]] = {"/a/in.jsonl": MemoryFile(None, None, b"x" * 40)}
+
+        def _open(self, path: str, *_: Any, **__: Any) -> MemoryFile:
+            return kind(self, path, b"x" * 39)
+
+    fsspec.register_implementation("shortmem", Files, clobber=True)
+    with pytest.raises(TransportUnavailable, match=said):
+        list(read_url("shortmem://a/in.jsonl", ["shortmem://a"], Outbound()))
 
 
 def test_a_driver_that_is_missing_is_named() -> None:
