@@ -258,7 +258,9 @@ def results(
     out: Out = None,
     from_index: int = option(0, "The first item, from 0.", min=0),
     stage: int | None = option(
-        None, "Of a job with stages: of this one.  [default: the last]", min=1
+        None,
+        "Of a job with stages: of this one.  [default: the last, or the one that it reached]",
+        min=1,
     ),
     follow: bool = option(False, "Wait for those that are still to come."),
     client: options.TenantClient,

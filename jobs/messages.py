@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
+from jobs.core.leases import OVER
 from jobs.core.window import BLOCK
 from jobs.input.read import ItemParser
 from jobs.process import JobProcess, input_unreadable
@@ -37,7 +38,11 @@ class MessageSource:
     """
 
     def __init__(self, process: JobProcess, record: JobRecord, skipped: int = 0) -> None:
-        """``skipped``: messages at the begin that are left out."""
+        """``skipped``: messages at the begin that are left out.
+
+        The input of a job that is over, or runs again, ends with the last message that was stored.
+        """
+        self._follows = record.job.state not in OVER and not record.round
         self._process, self._tenant = process, record.job.tenant
         self.share_read = 0.0
         self.sequence = 0
@@ -78,6 +83,8 @@ class MessageSource:
         chunk, number = MessageChunk(sequence=max(1, self._given.nats_start_sequence) - 1), 0
         while not chunk.ended:
             stored = await self._store.read_messages(self._upload, number)
+            if stored is None and not self._follows:
+                return
             try:
                 chunk = stored or await self._stored(number, await self._gathered(chunk))
             except InvalidRequest as error:

@@ -27,7 +27,9 @@ class Claimed(Exception):
 def pending(record: JobRecord, now_ms: int) -> Event | None:
     """The event of which nobody has told, and which nobody is about to tell."""
     job = record.job
-    if not job.spec.webhook.url or job.state not in EVENTS or now_ms < record.telling_until_unix_ms:
+    if not job.spec.webhook.url or job.state not in EVENTS or job.closing:
+        return None
+    if now_ms < record.telling_until_unix_ms:
         return None
     event = event_of(job, record.epoch)
     return event if event is not None and event.id != record.told_event_id else None

@@ -6,14 +6,16 @@ outcome. Nothing else is needed to continue.
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final
 
 from jobs.core.window import DoneIndexes
 from jobs.process import JobProcess
 from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced
+from sluice.client.openai_lines import encoded_line
 from sluice.errors import TransportUnavailable
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
-from sluice.v1.jobs_pb2 import JobProgress, JobResult
+from sluice.v1.jobs_pb2 import JobItemError, JobProgress, JobResult
 
 SEGMENT_ITEMS: Final = 256
 BAD_LINES: Final = frozenset({"BAD_LINE", "DUPLICATE_ID"})
@@ -30,6 +32,7 @@ class PassLog:
         written_bytes: of this process's segments.
         reasons: dead letters of the pass by reason, less those of earlier rounds that have ended otherwise.
         earlier_reasons: by place, why an item was a dead letter before.
+        earlier_bytes: by place, the bytes of the line of that dead letter.
         split_documents: documents with more than one item.
         complete: whether every item has its outcome.
         waiting: outcomes that are not written yet, and their bytes.
@@ -45,10 +48,12 @@ class PassLog:
         self.written_bytes = 0
         self.reasons: Counter[str] = Counter()
         self.earlier_reasons: dict[int, str] = {}
+        self.earlier_bytes: dict[int, int] = {}
         self.split_documents = 0
         self.complete = False
         self.waiting: list[ItemOutcome] = []
         self.waiting_bytes = 0
+        self._unfinished: JobItemError | None = None
         self._sequence = 0
         self._appending: asyncio.Future[None] | None = None
 
@@ -134,21 +139,43 @@ class PassLog:
             writer=self._process.name,
             epoch=self._epoch,
             split_documents=self.split_documents,
+            unfinished=self._unfinished,
         )
+
+    async def close(self, left: "LeftItems", error: JobItemError | None) -> None:
+        """Write the last segment of a pass that ended early: ``left`` has the items without an outcome.
+
+        Args:
+            error: theirs, but for lines that are no items; None: they are not known.
+
+        Raises:
+            Fenced, StorageFull.
+        """
+        self.counts.total += left.count
+        self.counts.dead += left.count
+        self.counts.bad_lines += sum(left.reasons[reason] for reason in BAD_LINES)
+        self.counts.error_bytes += left.line_bytes
+        self.reasons.update(left.reasons)
+        self._unfinished, self.complete = error, True
+        await self._append_segment(JobSegment(checkpoint=self._checkpoint()))
 
     def _add_counts(self, outcome: ItemOutcome) -> None:
         counts, result = self.counts, outcome.result
         counts.total += 1
+        size = len(encoded_line(self.key[0], result))
+        counts.error_bytes -= self.earlier_bytes.pop(outcome.place, 0)
         self.split_documents += result.parts > 1 and result.part == 0
         if (earlier := self.earlier_reasons.pop(outcome.place, "")) != "":
             self.reasons[earlier] -= 1
         if result.HasField("error"):
             counts.dead += 1
+            counts.error_bytes += size
             counts.bad_lines += result.error.reason in BAD_LINES
             self.reasons[result.error.reason] += 1
             return
         answer = result.answer
         counts.succeeded += 1
+        counts.output_bytes += size
         if outcome.carried:
             return
         counts.retried += result.attempts > 1
@@ -168,6 +195,29 @@ class PassLog:
             await self._appending
         while self.waiting:
             await self.append(self.take(), at_end=at_end)
+
+
+@dataclass
+class LeftItems:
+    """The items without an outcome of a pass that ended early.
+
+    Attributes:
+        reasons: how many have each reason.
+        line_bytes: of their lines in the error file.
+    """
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    line_bytes: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.reasons.total()
+
+    def add(self, job: str, result: JobResult) -> None:
+        """Count one of them."""
+        self.reasons[result.error.reason] += 1
+        self.line_bytes += len(encoded_line(job, result))
 
 
 def _what_became(result: JobResult) -> str:

@@ -36,6 +36,12 @@ def input_unreadable(error: InvalidRequest) -> JobStops:
     return JobStops("INPUT_UNREADABLE", f"{error.message}; then resume the job")
 
 
+def model_removed(model: str) -> JobStops:
+    """Return the stop of a job whose model was there when the job began: its items are not at fault."""
+    message = f"model {model} is no longer served: configure it again, then resume the job"
+    return JobStops("MODEL_UNKNOWN", message)
+
+
 @dataclass
 class JobProcess:
     """One process, by its name.

@@ -7,14 +7,16 @@ from typing import Final
 from jobs.core.window import BLOCK, SPAN_MAX
 from jobs.store import JobStore
 from sluice.internal.v1.job_pb2 import ItemOutcome
+from sluice.v1.jobs_pb2 import JobItemError
 
 FIRST: Final = 1
 
 
 class OrderedLog:
-    """The outcomes of one pass by place. `read` may be called again: it goes on where it was.
+    """The outcomes of one pass by place. `read` may be called again: it continues where it was.
 
-    A place that has no outcome yet stops it; what comes behind is kept, about `SPAN_MAX` items.
+    A place without an outcome stops it, unless gaps are passed over. The outcomes behind it wait in memory, about
+    `SPAN_MAX` of them at most.
     """
 
     def __init__(self, store: JobStore, job: str, stage: int, round_: int, first: int = 0) -> None:
@@ -25,8 +27,12 @@ class OrderedLog:
         self._early: dict[int, ItemOutcome] = {}
         self._sequence = 0
 
-    async def read(self) -> AsyncIterator[ItemOutcome]:
-        """Reads the segments that are there."""
+    async def read(self, *, past_gaps: bool = False) -> AsyncIterator[ItemOutcome]:
+        """Read the segments that are there.
+
+        Args:
+            past_gaps: no outcome is still to come, so yield those behind places that have none as well.
+        """
         if not self._sequence:
             self._sequence = await self._start()
         while (found := await self._store.segment_at(*self._pass, self._sequence)) is not None:
@@ -38,6 +44,10 @@ class OrderedLog:
             while (outcome := self._early.pop(self._next_place, None)) is not None:  # type: ignore[arg-type]
                 self._next_place += 1
                 yield outcome
+        if past_gaps:
+            for place in sorted(self._early):
+                self._next_place = place + 1
+                yield self._early.pop(place)
 
     async def everything(self) -> AsyncIterator[ItemOutcome]:
         """All outcomes of the log, as they were written."""
@@ -63,48 +73,67 @@ class OrderedLog:
         return low
 
 
-async def merged(
-    store: JobStore, job: str, stage: int, rounds: int, first: int = 0
-) -> AsyncIterator[ItemOutcome]:
-    """The outcomes of a stage by index, from ``first`` on, as they are after ``rounds`` rounds of retries."""
-    async with AsyncExitStack() as stack:
-        base = await stack.enter_async_context(
-            aclosing(OrderedLog(store, job, stage, 0, first).read())  # type: ignore[type-var]
-        )
-        later = [_Peeked(OrderedLog(store, job, stage, n + 1)) for n in range(rounds)]
-        async for outcome in base:
-            for log in later:
-                outcome = await log.at(outcome.result.index) or outcome
-            yield outcome
+class Lookup:
+    """Outcomes in the order of their indexes, read as far as the indexes that are asked for, which only grow.
 
+    Attributes:
+        head: the first outcome at or behind the last index that was asked for; None: there is none.
+    """
 
-class _Peeked:
-    """One round, read along with the indexes that are asked for in order."""
-
-    def __init__(self, log: OrderedLog) -> None:
-        self._outcomes = log.read()
-        self._head: ItemOutcome | None = None
+    def __init__(self, outcomes: AsyncIterator[ItemOutcome]) -> None:
+        self._outcomes = outcomes
         self._ended = False
+        self.head: ItemOutcome | None = None
+
+    async def skip_to(self, index: int) -> ItemOutcome | None:
+        """Return the first outcome at ``index`` or behind it; None: there is none."""
+        while not self._ended and (self.head is None or self.head.result.index < index):
+            self.head = await anext(self._outcomes, None)
+            self._ended = self.head is None
+        return self.head
 
     async def at(self, index: int) -> ItemOutcome | None:
-        while not self._ended and (self._head is None or self._head.result.index < index):
-            self._head = await anext(self._outcomes, None)
-            self._ended = self._head is None
-        if self._head is not None and self._head.result.index == index:
-            return self._head
-        return None
+        """Return the outcome of ``index``; None: it has none."""
+        head = await self.skip_to(index)
+        return head if head is not None and head.result.index == index else None
 
 
-async def dead_letters(
-    store: JobStore,
-    job: str,
-    stage: int,
-    rounds: int,
-    first: int = 0,
-    reasons: Collection[str] = (),
+async def merged(
+    store: JobStore, job: str, stage: int, rounds: int, first: int = 0, *, past_gaps: bool = True
 ) -> AsyncIterator[ItemOutcome]:
-    """Outcomes of `merged` that failed, for one of ``reasons`` if there are any."""
-    async for outcome in merged(store, job, stage, rounds, first):
+    """Yield the outcomes of a stage by index, from ``first`` on, as they are after ``rounds`` rounds of retries.
+
+    Args:
+        past_gaps: see `OrderedLog.read`; without it only those before the first item that has no outcome yet.
+    """
+    past_gaps = past_gaps or rounds > 0
+    async with AsyncExitStack() as stack:
+        passes = []
+        for round_ in range(rounds + 1):
+            log = OrderedLog(store, job, stage, round_, 0 if round_ else first)
+            outcomes = aclosing(log.read(past_gaps=past_gaps))  # type: ignore[type-var]
+            passes.append(Lookup(await stack.enter_async_context(outcomes)))
+        index = first
+        while True:
+            heads = [await one.skip_to(index) for one in passes]
+            if not (there := [head for head in heads if head is not None]):
+                return
+            index = min(head.result.index for head in there)
+            yield next(head for head in reversed(there) if head.result.index == index)
+            index += 1
+
+
+async def unfinished_error(store: JobStore, job: str, stage: int) -> JobItemError | None:
+    """Return the error of all items of a pass that ended early without an outcome; None: it did not end early."""
+    checkpoint = (await store.last_segment(job, stage, 0))[0].checkpoint
+    return checkpoint.unfinished if checkpoint.HasField("unfinished") else None
+
+
+async def failed(
+    outcomes: AsyncIterator[ItemOutcome], reasons: Collection[str] = ()
+) -> AsyncIterator[ItemOutcome]:
+    """Yield the outcomes that are dead letters, for one of ``reasons`` if there are any."""
+    async for outcome in outcomes:
         error = outcome.result
         if error.HasField("error") and (not reasons or error.error.reason in reasons):
             yield outcome

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -16,16 +16,18 @@ from typing import Final
 from opentelemetry.trace import SpanKind
 
 from jobs.answers import AnswerCache
-from jobs.core.leases import BEAT_S, OVER, is_suspect, set_state
+from jobs.core.leases import BEAT_S, OVER, is_suspect, set_state, stand_still
 from jobs.core.pace import Speed
+from jobs.core.retry import RetryPolicy
 from jobs.core.work import JobWork
 from jobs.messages import MessageSource
 from jobs.process import JobProcess, JobStops, input_unreadable
-from jobs.sources import Block, InputSource, retried
+from jobs.sources import retried
 from jobs.stage_pass import StagePass
-from jobs.stages import StageSource, stage_of
-from jobs.store import RETRY_AFTER_S, Fenced, JobStore
-from jobs.uploads import begin_messages
+from jobs.stages import Source, open_stage
+from jobs.store import RETRY_AFTER_S, Fenced
+from jobs.totals import Totals, note_stages, stages_of, totals_of
+from jobs.uploads import SourceUnreachable, begin_messages, fetched
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
 from sluice.errors import (
     InvalidRequest,
@@ -52,6 +54,9 @@ _log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 3.0
 """How long a job that is stopped may take to write what has come back."""
+
+FETCHING: Final = RetryPolicy(retries=5)
+"""How an input at a URL is tried again that cannot be reached; then the job is paused."""
 
 Edit = Callable[[JobRecord], None]
 
@@ -80,13 +85,14 @@ class JobRunner:
         self._epoch = record.epoch
         self.concurrency = 1
         self._pass: StagePass | None = None
-        self._source: InputSource | MessageSource | None = None
-        self._earlier = _Totals()
+        self._source: Source | None = None
+        self._earlier = Totals()
         self._stored_bytes = record.results_bytes
         self._speed = Speed()
         self._begun_at = self.beat_at = time.monotonic()
         self._ran_ms = record.running_ms
         self._work_done, self._used = JobWork(), record.use
+        self._trouble = ""
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -146,6 +152,7 @@ class JobRunner:
         job.runner = ""
         if job.state == JOB_STATE_RUNNING:
             self._note_state(record, error)
+        stand_still(job.progress)
         if job.state in OVER:
             job.report.CopyFrom(self._report(record))
 
@@ -184,8 +191,14 @@ class JobRunner:
                     again = await self._run_stage(metadata)
                     await self._edit(partial(_next_stage, again))
                 except TransportUnavailable as error:
-                    _log.warning("job %s begins again where its log is: %s", self.job, error)
+                    self._wait_for(error.message)
                     await asyncio.sleep(RETRY_AFTER_S)
+
+    def _wait_for(self, cause: str) -> None:
+        """Note why the job waits, and log it when it is another cause than before."""
+        if cause != self._trouble:
+            self._trouble = cause
+            _log.warning("job %s waits: %s", self.job, cause)
 
     async def _fetch(self) -> None:
         """Reads the input at a URL into the store, once; names the place of messages."""
@@ -196,11 +209,17 @@ class JobRunner:
             if given.nats_subject:
                 upload = await begin_messages(process.store, self.tenant, process.quotas)
             else:
-                upload = await process.outside.fetch(
-                    process.store, self.tenant, given.url, process.quotas
+                fetch = partial(
+                    process.outside.fetch, process.store, self.tenant, given.url, process.quotas
                 )
+                upload = await fetched(fetch, FETCHING, self._wait_for)
         except InvalidRequest as error:
             raise input_unreadable(error) from error
+        except SourceUnreachable as error:
+            message = (
+                f"its input cannot be read: {error}; make the URL reachable, then resume the job"
+            )
+            raise JobStops("INPUT_UNREACHABLE", message) from error
 
         def note(record: JobRecord) -> None:
             record.upload_id = upload
@@ -210,7 +229,7 @@ class JobRunner:
     async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> bool:
         """Whether documents are left with more than one answer."""
         record, stage = self.record, self.record.stage
-        self._earlier = await _totals(self._process.store, record, stage)
+        self._earlier = await totals_of(self._process.store, record, stage)
         spent = self._earlier.counts.cost
         with AnswerCache() as cache:
             running = StagePass(
@@ -218,32 +237,16 @@ class JobRunner:
             )
             running.set_concurrency(self.concurrency)
             await running.load()
+            self._trouble = ""
             self._stored_bytes += 0 if self._pass is None else self._pass.log.written_bytes
             self._pass, self._speed = running, Speed()
             self._told(running)
             skipped = 0 if record.round or record.job.spec.stages else running.log.done.low_water
-            blocks = await self._blocks(record, stage, metadata, skipped)
+            self._source, blocks = await open_stage(self._process, record, stage, metadata, skipped)
+            if record.round:
+                blocks = retried(blocks, self._process.store, record, stage)
             await running.run(blocks, skipped)
             return running.log.split_documents > 0
-
-    async def _blocks(
-        self, record: JobRecord, stage: int, metadata: tuple[tuple[str, str], ...], skipped: int
-    ) -> AsyncIterator[Block]:
-        """``skipped``: items at the begin that all have an outcome."""
-        process, spec = self._process, record.job.spec
-        parts = StageSource(process, record, stage, metadata) if spec.stages else None
-        if parts is not None and stage:
-            self._source = None
-            return parts.later()
-        if spec.input.nats_subject:
-            self._source = MessageSource(process, record, skipped)
-        else:
-            upload = await process.store.upload(record.upload_id)
-            self._source = InputSource(process, record, upload, skipped)
-        blocks = self._source.blocks()
-        if parts is not None:
-            return parts.first(blocks)
-        return retried(blocks, process.store, record, stage) if record.round else blocks
 
     # The record.
 
@@ -299,8 +302,10 @@ class JobRunner:
             record.job.nats_last_sequence = self._source.sequence
         progress = self._progress(record, now)
         record.job.progress.CopyFrom(progress)
+        if self._pass is not None:
+            record.models[:] = sorted(self._pass.models)
         if record.job.state == JOB_STATE_RUNNING:
-            trouble = self._pass.trouble if self._pass is not None else ""
+            trouble = self._trouble or (self._pass.trouble if self._pass is not None else "")
             record.job.reason = f"waiting: {trouble}" if trouble else ""
 
     def _progress(self, record: JobRecord, now: float) -> JobProgress:
@@ -326,24 +331,12 @@ class JobRunner:
         left_s = self._speed.remaining_s(max(0, of_all - settled))
         if left_s is not None:
             progress.remaining.CopyFrom(duration(left_s * 1e3))
-        progress.stage = min(record.stage, stages_of(record) - 1)
-        self._note_stages(progress, record)
+        note_stages(progress, self._earlier, record)
         return progress
 
     def _told(self, running: StagePass) -> None:
         counts = running.log.counts
         self._speed.told(time.monotonic(), counts.total, counts.completion_tokens)
-
-    def _note_stages(self, progress: JobProgress, record: JobRecord) -> None:
-        spec = record.job.spec
-        if not spec.stages:
-            return
-        counts = [*self._earlier.stages, progress][: stages_of(record)]
-        del progress.stages[:]
-        for number, one in enumerate(counts):
-            name = stage_of(spec, number).name or f"stage {number + 1}"
-            progress.stage_name = name
-            progress.stages.add(name=name, total=one.total, succeeded=one.succeeded, dead=one.dead)
 
     def _check_limits(self, record: JobRecord) -> None:
         """Raises JobStops when the job has cost enough, or is too late."""
@@ -373,64 +366,6 @@ class JobRunner:
             workers_busy_share=min(1.0, use.busy_s / use.worker_s) if use.worker_s else None,
             padding_share=use.padding_tokens / cells if cells else None,
         )
-
-
-class _Totals:
-    """Sums of the passes before the one at work."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.counts = JobProgress()
-        self.reasons: Counter[str] = Counter()
-        self.stages: list[JobProgress] = []
-
-    def add_stage(self, counts: JobProgress) -> None:
-        """``counts`` of an earlier stage: what it used counts."""
-        self.stages.append(counts)
-        _sum(self.counts, counts, _USED)
-
-    def add(self, counts: JobProgress, reasons: Counter[str], *, round_: int) -> None:
-        self.total += 0 if round_ else counts.total
-        self.counts = self.progress(counts, round_)
-        self.reasons.update(reasons)
-
-    def progress(self, counts: JobProgress, round_: int) -> JobProgress:
-        """With ``counts`` of the next round: dead letters that succeed in it are dead no more."""
-        summed = JobProgress()
-        summed.CopyFrom(self.counts)
-        _sum(summed, counts, (*_USED, "succeeded", "retried", "bad_lines"))
-        summed.dead += -counts.succeeded if round_ else counts.dead
-        return summed
-
-
-_USED: Final = (
-    "deduplicated",
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_prompt_tokens",
-    "saved_tokens",
-    "cost",
-)
-
-
-def _sum(into: JobProgress, counts: JobProgress, fields: Iterable[str]) -> None:
-    for name in fields:
-        setattr(into, name, getattr(into, name) + getattr(counts, name))
-
-
-async def _totals(store: JobStore, record: JobRecord, stage: int) -> _Totals:
-    totals = _Totals()
-    for before in range(stage):
-        totals.add_stage((await store.last_segment(record.job.id, before, 0))[0].checkpoint.counts)
-    for round_ in range(record.round):
-        point = (await store.last_segment(record.job.id, stage, round_))[0].checkpoint
-        totals.add(point.counts, Counter(point.dead_by_reason), round_=round_)
-    return totals
-
-
-def stages_of(record: JobRecord) -> int:
-    """How many stages the job has, as far as it is known."""
-    return max(1, len(record.job.spec.stages), record.stages)
 
 
 def _next_stage(again: bool, record: JobRecord) -> None:

@@ -11,10 +11,13 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from jobs.closing import Closer
 from jobs.core.leases import (
     BEAT_S,
     LOST_MAX,
+    PROCESSES_LOST,
     Leases,
+    is_ended,
     note_loss,
     set_state,
     shares,
@@ -39,7 +42,7 @@ from sluice.v1.jobs_pb2 import (
     JobState,
 )
 from sluice.wire import subjects
-from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.clock import ms_of, timestamp, unix_ms
 from sluice.wire.enums import word_of
 
 _log = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class Scheduler:
         self._process = process
         self._store, self._quotas = process.store, process.quotas
         self._notifier = Notifier(process.store, process.outside)
+        self._closer = Closer(process)
         self._leases = Leases(process.name)
         self._had: set[str] = set()
         """Jobs that this process has run: what it has left is not lost."""
@@ -105,6 +109,12 @@ class Scheduler:
         if self._tasks:
             await asyncio.wait(self._tasks.values())
         await self._notifier.close()
+        await self._closer.close()
+
+    def _look_at(self, record: JobRecord) -> None:
+        """Do what is due for a job that this process does not run: close it, tell of it."""
+        self._closer.look(record)
+        self._notifier.look(record)
 
     async def _on_change(self, message: Msg) -> None:
         """A hint: the write may have been refused."""
@@ -116,7 +126,7 @@ class Scheduler:
         record = read_record(JobRecord, key, message.data) if message.data else None
         self._quotas.job(key, record)
         if key not in self._runners and record is not None:
-            self._notifier.look(record)
+            self._look_at(record)
             self._heard.set()
 
     async def _look(self) -> None:
@@ -194,28 +204,45 @@ class Scheduler:
 
     async def _scan(self) -> None:
         """Reads all records; uploads that no job has used for a day are deleted."""
-        oldest_ms, used = unix_ms() - UNUSED_UPLOAD_MS, set()
+        now_ms, used, read = unix_ms(), set(), set()
+        oldest_ms = now_ms - UNUSED_UPLOAD_MS
         jobs: set[str] = set()
         jobs_before, uploads_before = self._quotas.known()
         # Uploads first: a job that is created meanwhile is seen.
         uploads = [one async for one in self._store.uploads()]
         async for record in self._store.records():
             jobs.add(record.job.id)
-            self._notifier.look(record)
+            if record.job.id not in self._runners:
+                self._look_at(record)
             self._quotas.job(record.job.id, record)
             used.add(record.upload_id)
+            if not is_ended(record.job):
+                read.add(record.upload_id)
+            elif record.results_bytes and 0 < ms_of(record.job.results_expire_time) <= now_ms:
+                await self._expire_results(record.job.id)
         for upload, stored in uploads:
             # How far one is that is being received only this process knows.
             if stored.size_bytes or upload not in uploads_before:
                 self._quotas.upload(upload, stored)
-            if upload not in used and stored.create_unix_ms < oldest_ms:
+            unused = upload not in used and stored.create_unix_ms < oldest_ms
+            expired = upload not in read and 0 < stored.expire_unix_ms <= now_ms
+            if unused or expired:
                 await self._store.delete_upload(upload)
+                self._quotas.upload(upload, None)
         gone = uploads_before.difference(upload for upload, _ in uploads)
         self._quotas.forget(jobs_before - jobs, gone)
         self._quotas.counted.set()
         self._had &= jobs | self._runners.keys()
         tenants = {known.tenant for known in self._quotas.jobs.values()}
         self._starts = {name: rate for name, rate in self._starts.items() if name in tenants}
+
+    async def _expire_results(self, job: str) -> None:
+        def note(record: JobRecord) -> None:
+            record.results_bytes = 0
+
+        await self._store.delete_results(job)
+        with suppress(JobUnknown):
+            self._quotas.job(job, await self._store.change(job, note))
 
     async def _candidate(self, job: str, now: float) -> tuple[JobRecord, int] | None:
         try:
@@ -234,7 +261,7 @@ class Scheduler:
                 await self._give_up(record, revision)
                 return
         job.runner = self._process.name
-        set_state(job, JOB_STATE_RUNNING, "", "")
+        set_state(job, JOB_STATE_RUNNING, "", "", unix_ms())
         record.epoch += 1
         if not job.HasField("start_time"):
             job.start_time.CopyFrom(timestamp(unix_ms()))
@@ -256,7 +283,7 @@ class Scheduler:
             f"{lost} processes of jobs ended while they ran it, without a result: its input may take "
             "too much memory; the log of the last one has the reason"
         )
-        set_state(job, JOB_STATE_FAILED, "PROCESSES_LOST", message, unix_ms())
+        set_state(job, JOB_STATE_FAILED, PROCESSES_LOST, message, unix_ms())
         _log.error("job %s fails: %s", job.id, job.reason)
         await self._store.write(record, revision)
         await self._candidate(job.id, time.monotonic())
@@ -269,7 +296,7 @@ class Scheduler:
         finally:
             del self._runners[runner.job], self._tasks[runner.job]
             self._leaving.discard(runner.job)
-            self._notifier.look(runner.record)  # `_on_change` passes over what this process writes
+            self._look_at(runner.record)  # `_on_change` passes over what this process writes
             self._divide()
             self._left_at = float("-inf")
             self._heard.set()

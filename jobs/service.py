@@ -8,16 +8,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from jobs.core.leases import OVER, set_state
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from jobs.closing import dead_letters
+from jobs.core.leases import OVER, is_ended, is_still, set_state
 from jobs.input import Template
 from jobs.process import JobProcess
-from jobs.results import OrderedLog, dead_letters, merged
-from jobs.runner import stages_of
+from jobs.results import OrderedLog, merged
 from jobs.spec import (
     NAME_CHARS_MAX,
     PAGE_TOKEN_CHARS_MAX,
     REASONS_MAX,
     check_count,
+    check_expiry,
     check_length,
     check_limits,
     check_not_late,
@@ -26,6 +29,7 @@ from jobs.spec import (
 from jobs.stages import check_stages
 from jobs.store import job_unknown
 from jobs.threads import Places
+from jobs.totals import reached_stage, stages_of
 from jobs.uploads import NewUpload
 from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 from sluice.errors import (
@@ -33,6 +37,7 @@ from sluice.errors import (
     InvalidRequest,
     JobUnknown,
     SluiceError,
+    TransportUnavailable,
     UnknownModel,
     UploadUnknown,
     WrongJobState,
@@ -40,13 +45,16 @@ from sluice.errors import (
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
-from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.clock import ms_of, timestamp, unix_ms
 from sluice.wire.job_calls import page_key
 from sluice.wire.subjects import is_token
 
 SPEC_BYTES_MAX: Final = 64 * 1024
 WATCH_S: Final = 0.5
 FOLLOW_S: Final = 0.3
+CLOSED_S: Final = 60.0
+"""How long a call about a job that ended early waits until it is closed, seconds."""
+CLOSED_POLL_S: Final = 0.1
 PAGE_BYTES: Final = 256 * 1024
 LIST_BYTES: Final = 4 * 1024 * 1024
 """A page of a list ends behind the entry that reaches it, however few it has."""
@@ -71,6 +79,7 @@ class JobService(JobServiceServicer):
         known_models: Callable[[], Coroutine[Any, Any, set[str]]],
     ) -> None:
         """``known_models``: names that a job may ask for."""
+        self._process = process
         self._store, self._outside, self._quotas = process.store, process.outside, process.quotas
         self._known_models = known_models
         self._turns = Places(READS_OF_TENANT, "the store of jobs")
@@ -80,10 +89,12 @@ class JobService(JobServiceServicer):
         tenant, spec = tenant_of(context), request.spec
         if spec.ByteSize() > SPEC_BYTES_MAX:
             raise InvalidRequest.of("spec", f"has over {SPEC_BYTES_MAX} bytes")
-        await self._check(tenant, spec)
+        models = await self._check(tenant, spec)
         key = request.idempotency_key
         check_length("idempotency_key", key, NAME_CHARS_MAX)
-        record = JobRecord(upload_id=spec.input.upload_id, key_id=key_of(context))
+        record = JobRecord(
+            upload_id=spec.input.upload_id, key_id=key_of(context), models=sorted(models)
+        )
         job = record.job
         job.id, job.tenant = new_job_id(tenant, key), tenant
         job.spec.CopyFrom(spec)
@@ -102,7 +113,7 @@ class JobService(JobServiceServicer):
         await self._quotas.ready()
         self._quotas.check_job(job.tenant)
         self._quotas.job(job.id, record)  # calls beside this one count it, and nobody takes it yet
-        job.state = pb.JOB_STATE_QUEUED
+        _queue(job)
         try:
             if await self._store.create(record):
                 self._quotas.job(job.id, record)
@@ -165,7 +176,7 @@ class JobService(JobServiceServicer):
             if job != told:
                 await context.write(pb.WatchJobResponse(job=job))
                 told = job
-            if job.state in OVER or (request.until_paused and job.state == pb.JOB_STATE_PAUSED):
+            if is_ended(job) or (request.until_paused and job.state == pb.JOB_STATE_PAUSED):
                 return
             await asyncio.sleep(WATCH_S)
 
@@ -178,7 +189,7 @@ class JobService(JobServiceServicer):
                 raise _over(job)
             if job.state != pb.JOB_STATE_PAUSED:
                 reason = "a caller paused it; `sluice batch resume` continues it"
-                set_state(job, pb.JOB_STATE_PAUSED, "PAUSED_BY_CALLER", reason)
+                set_state(job, pb.JOB_STATE_PAUSED, "PAUSED_BY_CALLER", reason, unix_ms())
 
         return pb.PauseJobResponse(job=await self._change(request.id, context, pause))
 
@@ -231,28 +242,28 @@ class JobService(JobServiceServicer):
 
     async def GetResults(self, request: pb.GetResultsRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
-        record = await self._own(request.id, context)
+        record = await self._closed(request.id, context)
         if request.follow and record.job.spec.stages and not request.HasField("stage"):
             record = await self._until_over(request.id, context)
-        stage = request.stage if request.HasField("stage") else stages_of(record) - 1
+        still = is_still(record.job)
+        stage = reached_stage(record) if still else stages_of(record) - 1
+        stage = request.stage if request.HasField("stage") else stage
         if stage >= stages_of(record):
             raise InvalidRequest.of("stage", f"the job has {stages_of(record)}")
         if request.follow and record.job.state not in OVER and not record.round:
             outcomes = self._followed(record, stage, request.from_index, context)
         else:
-            outcomes = self._in_turn(
-                context,
-                merged(self._store, record.job.id, stage, record.round, request.from_index),
+            found = merged(
+                self._store, request.id, stage, record.round, request.from_index, past_gaps=still
             )
+            outcomes = self._in_turn(context, found)
         async for page in _pages(outcomes):
             await context.write(pb.GetResultsResponse(results=page))
 
     async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
-        record = await self._own(request.id, context)
-        letters = dead_letters(
-            self._store, record.job.id, stages_of(record) - 1, record.round, request.from_index
-        )
+        record = await self._closed(request.id, context)
+        letters = dead_letters(self._process, record, request.from_index)
         async for page in _pages(self._in_turn(context, letters)):
             await context.write(pb.ListDeadLettersResponse(results=page))
 
@@ -261,25 +272,24 @@ class JobService(JobServiceServicer):
     ) -> pb.RetryDeadLettersResponse:
         """See the proto."""
         check_count("reasons", request.reasons, REASONS_MAX)
+        asked = set(request.reasons)
         for reason in request.reasons:
             check_length("reasons", reason, NAME_CHARS_MAX)
-        record = await self._own(request.id, context)
+        record = await self._closed(request.id, context)
         if record.job.spec.stages:
             raise WrongJobState(
                 "a job with stages has no retries: submit it again, and name it in dedupe.reuse_job_ids;"
                 " the answers to its parts are taken over"
             )
-        letters = dead_letters(
-            self._store, record.job.id, stages_of(record) - 1, record.round, 0, request.reasons
-        )
         items = 0
-        async for one in letters:
-            items += one.result.error.reason not in _NO_ITEMS
+        async for one in dead_letters(self._process, record):
+            reason = one.result.error.reason
+            items += reason not in _NO_ITEMS and (not asked or reason in asked)
         if items and not record.job.spec.input.nats_subject:
             await self._store.upload(record.upload_id)  # it may have been deleted since
 
         def retry(record: JobRecord) -> None:
-            if record.job.state not in OVER:
+            if not is_ended(record.job):
                 raise WrongJobState("the job is not over: its dead letters can run again then")
             record.round += 1
             record.stage = 0
@@ -287,6 +297,7 @@ class JobService(JobServiceServicer):
             record.retry_reasons.extend(request.reasons)
             record.job.ClearField("report")
             record.job.ClearField("end_time")
+            record.job.ClearField("results_expire_time")
             _pay_with_key(record, context)
             _queue(record.job)
 
@@ -301,6 +312,9 @@ class JobService(JobServiceServicer):
                 if isinstance(request, SluiceError):
                     raise request
                 upload.record.name = upload.record.name or request.name[-256:]
+                if request.HasField("expires_after"):
+                    check_expiry("expires_after", request.expires_after)
+                    upload.record.expire_unix_ms = unix_ms() + ms_of(request.expires_after)
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
                     raise InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
                 await upload.add(request.data)
@@ -309,6 +323,7 @@ class JobService(JobServiceServicer):
             upload_id=upload.id,
             size_bytes=upload.record.size_bytes,
             sha256=upload.record.sha256,
+            expire_time=_expire_time(upload.record),
         )
 
     async def GetUpload(self, request: pb.GetUploadRequest, context: Any) -> pb.GetUploadResponse:
@@ -319,6 +334,7 @@ class JobService(JobServiceServicer):
             size_bytes=upload.size_bytes,
             sha256=upload.sha256,
             create_time=timestamp(upload.complete_unix_ms),
+            expire_time=_expire_time(upload),
         )
 
     async def ListUploads(
@@ -341,6 +357,7 @@ class JobService(JobServiceServicer):
                     name=upload.name,
                     size_bytes=upload.size_bytes,
                     create_time=timestamp(upload.complete_unix_ms),
+                    expire_time=_expire_time(upload),
                 )
             return None
 
@@ -372,7 +389,8 @@ class JobService(JobServiceServicer):
             raise UploadUnknown(f"there is no complete upload {upload_id!r}")
         return upload
 
-    async def _check(self, tenant: str, spec: pb.JobSpec) -> None:
+    async def _check(self, tenant: str, spec: pb.JobSpec) -> set[str]:
+        """Check a specification; return the models that are there."""
         check_spec(spec)
         check_limits(spec.limits)
         source = spec.input.WhichOneof("source")
@@ -387,12 +405,14 @@ class JobService(JobServiceServicer):
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
         asked = {spec.model, *(stage.model for stage in spec.stages)} - {""}
-        if asked and (unknown := sorted(asked - (known := await self._known_models()))):
+        known = await self._known_models()
+        if unknown := sorted(asked - known):
             names = ", ".join(sorted(known))
             raise UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; there are {names}",
                 metadata={"models": names},
             )
+        return known
 
     async def _check_reused(self, tenant: str, jobs: Sequence[str]) -> None:
         for job in jobs:
@@ -439,11 +459,28 @@ class JobService(JobServiceServicer):
         self._quotas.job(job, record)
         return _shown(record)
 
+    async def _closed(self, job: str, context: Any) -> JobRecord:
+        """Return the record of a job; one that ended early is waited for until it is closed.
+
+        Raises:
+            TransportUnavailable: that takes too long.
+            WrongJobState: its results have expired.
+        """
+        waited_until = time.monotonic() + CLOSED_S
+        while (record := await self._own(job, context)).job.closing:
+            if time.monotonic() > waited_until:
+                message = f"job {job} has ended, and its items are still being counted: try again"
+                raise TransportUnavailable(message, retry_after_s=FOLLOW_S)
+            await asyncio.sleep(CLOSED_POLL_S)
+        if 0 < ms_of(record.job.results_expire_time) <= unix_ms():
+            raise WrongJobState("the results of the job have expired: submit it again")
+        return record
+
     async def _until_over(self, job: str, context: Any) -> JobRecord:
         """How many stages it has is known at its end."""
         while True:
             record = await self._own(job, context)
-            if record.job.state in OVER:
+            if is_ended(record.job):
                 return record
             await asyncio.sleep(FOLLOW_S)
 
@@ -453,8 +490,8 @@ class JobService(JobServiceServicer):
         """Follows the results of the first pass until the job is over."""
         log, job = OrderedLog(self._store, record.job.id, stage, 0, first), record.job.id
         while True:
-            over = (await self._own(job, context)).job.state in OVER
-            async for outcome in self._in_turn(context, log.read()):
+            over = is_ended((await self._own(job, context)).job)
+            async for outcome in self._in_turn(context, log.read(past_gaps=over)):
                 yield outcome
             if over:
                 return
@@ -522,7 +559,7 @@ def _check_owner(record: JobRecord, tenant: str | None) -> None:
 
 def _queue(job: pb.Job) -> None:
     job.runner = ""
-    set_state(job, pb.JOB_STATE_QUEUED, "", "")
+    set_state(job, pb.JOB_STATE_QUEUED, "", "", unix_ms())
 
 
 def _over(job: pb.Job) -> WrongJobState:
@@ -537,6 +574,10 @@ def _shown(record: JobRecord) -> pb.Job:
     if not record.job.spec.HasField("webhook"):
         job.spec.ClearField("webhook")
     return job
+
+
+def _expire_time(upload: UploadRecord) -> Timestamp | None:
+    return timestamp(upload.expire_unix_ms) if upload.expire_unix_ms else None
 
 
 async def _page(

@@ -12,10 +12,11 @@ from jobs.input import Template, read_items
 from jobs.input.read import Format
 from jobs.items import BadLine, Item
 from jobs.process import JobProcess
-from jobs.results import dead_letters
+from jobs.results import Lookup, failed, merged, unfinished_error
 from jobs.store import RETRY_AFTER_S, JobStore
 from jobs.threads import Stop
-from sluice.errors import TransportUnavailable
+from sluice.client.openai_lines import encoded_line
+from sluice.errors import SluiceError, TransportUnavailable
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2
 from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
@@ -65,12 +66,12 @@ class InputSource:
             TransportUnavailable: JetStream does not answer.
         """
         stop = Stop()
-        entries = self._entries(asyncio.get_running_loop(), stop)
+        entries = Blocks(self._entries(asyncio.get_running_loop(), stop))
         tenant, threads = self.record.job.tenant, self.process.outside.reading
-        reading = asyncio.ensure_future(threads.run(tenant, _block_of, entries))
+        reading = asyncio.ensure_future(threads.run(tenant, entries.next))
         try:
             while block := await asyncio.shield(reading):
-                reading = asyncio.ensure_future(threads.run(tenant, _block_of, entries))
+                reading = asyncio.ensure_future(threads.run(tenant, entries.next))
                 yield block
         finally:
             stop.set()
@@ -107,14 +108,30 @@ class InputSource:
         )
 
 
-def _block_of(entries: Iterator[Entry | ItemOutcome]) -> Block:
-    """The next ones: `BLOCK` of them, or fewer that have `BLOCK_BYTES`."""
-    block: Block = []
-    size = 0
-    while len(block) < BLOCK and size < BLOCK_BYTES and (one := next(entries, None)) is not None:
-        block.append(one)
-        size += one.request.ByteSize() if isinstance(one, Entry) else 0
-    return block
+class Blocks:
+    """Entries in blocks. What cannot be read ends a block; the next one raises the error."""
+
+    def __init__(self, entries: Iterator[Entry | ItemOutcome]) -> None:
+        self._entries = entries
+        self._error: SluiceError | None = None
+
+    def next(self) -> Block:
+        """Return `BLOCK` of them, or fewer that have `BLOCK_BYTES`; none at the end."""
+        if self._error is not None:
+            raise self._error
+        block: Block = []
+        size = 0
+        try:
+            while len(block) < BLOCK and size < BLOCK_BYTES:
+                if (one := next(self._entries, None)) is None:
+                    break
+                block.append(one)
+                size += one.request.ByteSize() if isinstance(one, Entry) else 0
+        except SluiceError as error:
+            if not block:
+                raise
+            self._error = error
+        return block
 
 
 def defaults_of(spec: JobSpec) -> GenerateRequest:
@@ -174,28 +191,47 @@ def bad_line(index: int, line: BadLine) -> ItemOutcome:
     return ItemOutcome(result=result, place=index)
 
 
+def index_of(one: Entry | ItemOutcome) -> int:
+    """Return the index of what is in a block."""
+    return one.index if isinstance(one, Entry) else one.result.index
+
+
 async def retried(
     source: AsyncIterator[Block], store: JobStore, record: JobRecord, stage: int
 ) -> AsyncIterator[Block]:
-    """The entries of ``source`` that were dead letters before this round and are to run again."""
-    dead = dead_letters(
-        store, record.job.id, stage, record.round - 1, 0, list(record.retry_reasons)
-    )
-    head = await anext(dead, None)
+    """Yield the entries of ``source`` that were dead letters before this round and are to run again."""
+    job, reasons = record.job.id, set(record.retry_reasons)
+    unfinished = await unfinished_error(store, job, stage)
+    before = merged(store, job, stage, record.round - 1)
+    outcomes = Lookup(failed(before) if unfinished is None else before)
     place = 0
     async for block in source:
         kept: Block = []
         for one in block:
-            index = one.index if isinstance(one, Entry) else one.result.index
-            while head is not None and head.result.index < index:
-                head = await anext(dead, None)
-            if head is None:
-                break
-            if head.result.index == index and isinstance(one, Entry):
-                one.place, one.earlier_reason = place, head.result.error.reason
+            outcome = await outcomes.at(index_of(one))
+            result = JobResult(error=unfinished) if outcome is None else outcome.result
+            if not (isinstance(one, Entry) and result.HasField("error")):
+                continue
+            if not reasons or result.error.reason in reasons:
+                one.place, one.earlier_reason = place, result.error.reason
+                one.earlier_bytes = len(encoded_line(job, result_of(one, result)))
                 kept.append(one)
                 place += 1
         if kept:
             yield kept
-        if head is None:
-            return
+        if unfinished is None and outcomes.head is None:
+            return  # no dead letter is left
+
+
+def result_of(entry: Entry, outcome: JobResult) -> JobResult:
+    """Return ``outcome`` with the name and place of ``entry``."""
+    result = JobResult(
+        index=entry.index,
+        line=entry.line,
+        custom_id=entry.custom_id,
+        url=entry.url,
+        part=entry.part,
+        parts=entry.parts,
+    )
+    result.MergeFrom(outcome)
+    return result

@@ -28,6 +28,7 @@ REUSED_JOBS_MAX: Final = 100
 STAGES_MAX: Final = 16
 WAIT_S_MAX: Final = 24 * 3600.0
 DEADLINE_S_MAX: Final = 366 * 24 * 3600.0
+EXPIRY_S_MAX: Final = 366 * 24 * 3600.0
 REASONS_MAX: Final = 64
 PAGE_TOKEN_CHARS_MAX: Final = 128
 
@@ -70,6 +71,13 @@ def check_spec(spec: pb.JobSpec) -> None:
         ("spec.retries.max_backoff", spec.retries.max_backoff),
     ):
         _check_wait(field, wait)
+    check_expiry("spec.results_expire_after", spec.results_expire_after)
+
+
+def check_expiry(field: str, after: Duration) -> None:
+    """Raise InvalidRequest unless ``after``, where it is set, lies in the coming year."""
+    if not 0 <= ms_of(after) <= EXPIRY_S_MAX * 1000:
+        raise InvalidRequest.of(field, f"must be 0 to {EXPIRY_S_MAX:g} s")
 
 
 def check_limits(limits: pb.JobLimits) -> None:

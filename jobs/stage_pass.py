@@ -18,10 +18,11 @@ from jobs.core.window import BLOCK, Entry, Window
 from jobs.core.work import JobWork
 from jobs.gateways import ItemCalls, error_in
 from jobs.pass_log import BAD_LINES, PassLog
-from jobs.process import JobProcess, JobStops
+from jobs.process import JobProcess, JobStops, model_removed
 from jobs.results import OrderedLog
 from jobs.sources import Block
-from sluice.errors import JobUnknown, SluiceError, Unauthenticated
+from sluice.defaults import AUTO
+from sluice.errors import JobUnknown, SluiceError, Unauthenticated, UnknownModel
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
@@ -49,6 +50,7 @@ class StagePass:
         read: items and bad lines that were read.
         read_all: whether there are no more.
         trouble: why the mesh takes no items now; empty: it does.
+        models: that were there when the job was created, or have answered an item since.
     """
 
     def __init__(
@@ -89,8 +91,8 @@ class StagePass:
         self.read_all = False
         self._bad = 0
         self.trouble = ""
-        self._refusal: Unauthenticated | None = None
-        """Why the key of the job is not taken any more."""
+        self.models = set(record.models) - {"", AUTO}
+        self._stops: JobStops | None = None
         self._changed = asyncio.Event()
 
     def set_concurrency(self, concurrency: int) -> None:
@@ -170,6 +172,7 @@ class StagePass:
             return None
         if one.earlier_reason:
             self.log.earlier_reasons[one.place] = one.earlier_reason
+            self.log.earlier_bytes[one.place] = one.earlier_bytes
         return one
 
     def _settle_known(self, entry: Entry) -> bool:
@@ -222,9 +225,8 @@ class StagePass:
     async def _send(self) -> None:
         while True:
             now = time.monotonic()
-            if self._refusal is not None:
-                code = self._refusal.metadata.get("problem", self._refusal.reason)
-                raise JobStops(code, f"{self._refusal.message}; then resume the job with it")
+            if self._stops is not None:
+                raise self._stops
             if len(self.log.waiting) >= UNWRITTEN_MAX:
                 await self._until(lambda: len(self.log.waiting) < UNWRITTEN_MAX)
             elif (entry := self.window.next(now)) is None:
@@ -250,6 +252,8 @@ class StagePass:
     def _on_answer(self, entry: Entry, response: RunResponse) -> None:
         self.trouble = ""
         answer = answer_of(response)
+        if entry.request.model not in ("", AUTO):
+            self.models.add(entry.request.model)
         usage = answer.usage
         entry.tries += 1
         computed = usage.prompt_tokens + usage.completion_tokens
@@ -263,8 +267,12 @@ class StagePass:
 
     def _on_error(self, entry: Entry, error: SluiceError) -> None:
         kind, now = failure_of(error), time.monotonic()
-        if isinstance(error, Unauthenticated):
-            self._refusal = error
+        if isinstance(error, Unauthenticated):  # the key of the job is not taken any more
+            code = error.metadata.get("problem", error.reason)
+            self._stops = JobStops(code, f"{error.message}; then resume the job with it")
+        elif isinstance(error, UnknownModel) and entry.request.model in self.models:
+            self._stops = model_removed(entry.request.model)
+        if self._stops is not None:
             self.window.returned(entry, now)
             return
         if kind is Failure.NO_ROOM:

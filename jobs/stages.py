@@ -15,13 +15,21 @@ from jobs.core.retry import Failure, failure_of
 from jobs.core.split import split
 from jobs.core.window import BLOCK, BLOCK_BYTES, Entry
 from jobs.input import Template
-from jobs.process import JobProcess
+from jobs.messages import MessageSource
+from jobs.process import JobProcess, model_removed
 from jobs.results import merged
-from jobs.sources import REASON_CHARS_MAX, Block, ask_whole, defaults_of, name_request
+from jobs.sources import (
+    REASON_CHARS_MAX,
+    Block,
+    InputSource,
+    ask_whole,
+    defaults_of,
+    name_request,
+)
 from jobs.store import RETRY_AFTER_S
 from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
-from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
+from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable, UnknownModel
 from sluice.internal.v1.items_pb2 import FindTokenEndsRequest
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
 from sluice.openai.fields import BadField
@@ -66,6 +74,35 @@ def _rendered(stage: JobStage, text: str, part: int, parts: int) -> str:
     """The prompt of a part, from 0."""
     values = {"text": text, "part": part + 1, "parts": parts}
     return Template(stage.template or TEXT_ONLY).render(values)
+
+
+Source = InputSource | MessageSource
+"""What reads the input itself."""
+
+
+async def open_stage(
+    process: JobProcess,
+    record: JobRecord,
+    stage: int,
+    metadata: tuple[tuple[str, str], ...],
+    skipped: int = 0,
+) -> tuple[Source | None, AsyncIterator[Block]]:
+    """Open the items of a stage, and what reads the input for them; None where that are the answers of a stage.
+
+    Args:
+        metadata: of calls to gateways, which split texts.
+        skipped: items at the begin that are left out, of a job without stages.
+    """
+    parts = StageSource(process, record, stage, metadata) if record.job.spec.stages else None
+    if parts is not None and stage:
+        return None, parts.later()
+    source: Source
+    if record.job.spec.input.nats_subject:
+        source = MessageSource(process, record, skipped)
+    else:
+        upload = await process.store.upload(record.upload_id)
+        source = InputSource(process, record, upload, skipped)
+    return source, source.blocks() if parts is None else parts.first(source.blocks())
 
 
 class StageSource:
@@ -147,6 +184,8 @@ class StageSource:
             texts = await self._parts(text)
         except (InvalidRequest, TransportUnavailable):
             raise
+        except UnknownModel as error:
+            raise model_removed(self._model) from error
         except SluiceError as error:
             return [self._dead(of, document, error.reason, error.message, error.code.value[0])]
         if before and len(texts) >= before:

@@ -128,10 +128,14 @@ class JobStore:
 
     async def delete(self, job: str, upload: str) -> None:
         """Deletes a job with its results, and ``upload`` unless it is empty."""
-        await self._purge(subjects.JOB_RESULTS_STREAM, f"{subjects.JOB_RESULTS}.{job}.>")
+        await self.delete_results(job)
         if upload:
             await self.delete_upload(upload)
         await self._records.purge(job)
+
+    async def delete_results(self, job: str) -> None:
+        """Deletes the results of a job."""
+        await self._purge(subjects.JOB_RESULTS_STREAM, f"{subjects.JOB_RESULTS}.{job}.>")
 
     # Inputs.
 

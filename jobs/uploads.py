@@ -2,13 +2,15 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Final, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 from jobs import webhooks
+from jobs.core.retry import RetryPolicy
 from jobs.input.urls import check_url, read_url
 from jobs.outbound import Outbound
 from jobs.quotas import Quotas
@@ -196,19 +198,53 @@ class Outside:
         Raises:
             InvalidRequest: it cannot be read.
             LimitReached, StorageFull: see `NewUpload`.
-            TransportUnavailable: a connection broke, or JetStream does not answer.
+            SourceUnreachable: it cannot be reached, or not be read to its end.
+            TransportUnavailable: JetStream does not answer.
         """
         pieces = read_url(url, self.prefixes_of(tenant), self._outbound)
         try:
             async with NewUpload(store, tenant, quotas) as upload:
                 upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
-                while piece := await self.reading.run(tenant, next, pieces, b""):
+                while piece := await self._next(tenant, pieces):
                     await upload.add(piece)
                 await upload.complete()
         finally:
             with suppress(ValueError):  # a thread still reads
                 pieces.close()
         return upload.id
+
+    async def _next(self, tenant: str, pieces: Iterator[bytes]) -> bytes:
+        try:
+            return await self.reading.run(tenant, next, pieces, b"")
+        except TransportUnavailable as error:
+            raise SourceUnreachable(error.message) from error
+
+
+class SourceUnreachable(Exception):
+    """An input at a URL cannot be reached, or not be read to its end; another try may succeed."""
+
+
+async def fetched(
+    fetch: Callable[[], Awaitable[str]], policy: RetryPolicy, on_wait: Callable[[str], None]
+) -> str:
+    """Return what ``fetch`` returns, which is tried again after waits that grow.
+
+    Args:
+        on_wait: called with the reason before each wait.
+
+    Raises:
+        SourceUnreachable: the last try failed too.
+    """
+    tries = 0
+    while True:
+        try:
+            return await fetch()
+        except SourceUnreachable as error:
+            tries += 1
+            if tries > policy.retries:
+                raise
+            on_wait(str(error))
+        await asyncio.sleep(policy.wait_s(tries, random.random()))
 
 
 async def _within(

@@ -87,7 +87,7 @@ def event_of(job: pb.Job, changes: int = 0) -> Event | None:
     name = EVENTS.get(job.state)
     if name is None:
         return None
-    at_ms = ms_of(job.end_time) if job.HasField("end_time") else ms_of(job.create_time)
+    at_ms = ms_of(job.state_time) or ms_of(job.end_time) or ms_of(job.create_time)
     identity = f"{job.id}.{job.state}.{changes}.{job.end_time.seconds}"
     event_id = "evt_" + hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()
     progress = job.progress

@@ -19,12 +19,16 @@ from sluice.v1.jobs_pb2 import (
     JOB_STATE_QUEUED,
     JOB_STATE_RUNNING,
     Job,
+    JobItemError,
+    JobProgress,
     JobState,
 )
 
 BEAT_S: Final = 1.0
 """How often the owner of a job writes its record."""
 LEASE_S: Final = 3.0
+PROCESSES_LOST: Final = "PROCESSES_LOST"
+"""Why a job fails with which processes ended."""
 LOST_MAX: Final = 3
 """Processes that may end with a job, one after the other, without an item more; then it fails."""
 
@@ -61,13 +65,54 @@ LIVE: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_RUNNING, JOB_STATE_PAUSED})
 """The others."""
 
 
-def set_state(
-    job: Job, state: "JobState.ValueType", code: str, reason: str, now_ms: int = 0
-) -> None:
-    """Moves a job to a state, with the reason for programs and for people; ``now_ms``: when it ends there."""
+def set_state(job: Job, state: "JobState.ValueType", code: str, reason: str, now_ms: int) -> None:
+    """Move a job to a state, with the reason for programs and for people.
+
+    Args:
+        now_ms: when it comes into the state, Unix milliseconds.
+    """
     job.state, job.reason_code, job.reason = state, code, reason
+    job.state_time.FromMilliseconds(now_ms)
+    job.closing = state in OVER and state != JOB_STATE_COMPLETED
     if state in OVER:
         job.end_time.FromMilliseconds(now_ms)
+        if job.spec.HasField("results_expire_after"):
+            kept_ms = job.spec.results_expire_after.ToMilliseconds()
+            job.results_expire_time.FromMilliseconds(now_ms + kept_ms)
+    if state != JOB_STATE_RUNNING:
+        stand_still(job.progress)
+
+
+def stand_still(progress: JobProgress) -> None:
+    """Clear what is true only of a job that runs: rates, items in flight and the time left."""
+    progress.in_flight = 0
+    progress.items_per_second = progress.tokens_per_second = 0.0
+    progress.ClearField("remaining")
+
+
+def is_ended(job: Job) -> bool:
+    """Whether the job is over, and its counts and dead letters are final."""
+    return job.state in OVER and not job.closing
+
+
+def is_still(job: Job) -> bool:
+    """Whether no outcome of an item is to come unless somebody resumes or retries the job."""
+    return job.state in OVER or job.state == JOB_STATE_PAUSED
+
+
+def unfinished_error_of(job: Job) -> JobItemError:
+    """Return the error of the items of a job that ended early without an outcome."""
+    match job.state:
+        case JobState.JOB_STATE_CANCELLED:
+            return JobItemError(
+                code=1, reason="batch_cancelled", message="the job was cancelled before it was done"
+            )
+        case JobState.JOB_STATE_EXPIRED:
+            message = "the deadline of the job passed before it was done"
+            return JobItemError(code=4, reason="batch_expired", message=message)
+        case _:
+            message = f"the job failed before it was done: {job.reason}"
+            return JobItemError(code=10, reason=job.reason_code, message=message)
 
 
 def note_loss(record: JobRecord) -> None:

@@ -43,6 +43,7 @@ class Entry:
         index: its index in the stage; another one only where dead letters run again.
         input_hash: of what is computed; empty: nothing else is taken for identical.
         earlier_reason: why it was a dead letter before.
+        earlier_bytes: of the line of that dead letter in the output.
         tries: times that it was sent and counted.
         refusals: times in succession that the mesh had no room.
         followers: later items with the same hash.
@@ -59,6 +60,7 @@ class Entry:
     part: int = 0
     parts: int = 0
     earlier_reason: str = ""
+    earlier_bytes: int = 0
     size: int = 0
     tries: int = 0
     refusals: int = 0

@@ -4,6 +4,7 @@ An answer has ``response`` with status 200. A request that failed has the HTTP s
 body. A line of the input that was no item has no ``response``, and ``error``.
 """
 
+import json
 from typing import Any
 
 from sluice.openai.answers import SHAPES, choice, finish_reason, whole_answer
@@ -33,6 +34,12 @@ def output_line(job_id: str, result: jobs_pb2.JobResult) -> dict[str, Any]:
         message = f"line {result.line}: {result.error.message}"
         line["error"] = {"code": result.error.reason, "message": message}
     return line
+
+
+def encoded_line(job_id: str, result: jobs_pb2.JobResult) -> bytes:
+    """Return the line of a result as files have it, with its end."""
+    line = output_line(job_id, result)
+    return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
 def _response(status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:

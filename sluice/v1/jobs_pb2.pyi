@@ -137,6 +137,7 @@ class JobSpec(_message.Message):
     WEBHOOK_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    RESULTS_EXPIRE_AFTER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """For people; at most 128 characters."""
     model: _builtins.str
@@ -177,6 +178,10 @@ class JobSpec(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Free labels of each item's request, for routing rules and accounting; bounds as in GenerateRequest."""
 
+    @_builtins.property
+    def results_expire_after(self) -> _duration_pb2.Duration:
+        """How long results are kept after the end of the job; unset: until it is deleted. At most 366 days."""
+
     def __init__(
         self,
         *,
@@ -191,10 +196,11 @@ class JobSpec(_message.Message):
         webhook: Global___JobWebhook | None = ...,
         stages: _abc.Iterable[Global___JobStage] | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        results_expire_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dedupe", b"dedupe", "input", b"input", "limits", b"limits", "retries", b"retries", "sampling", b"sampling", "webhook", b"webhook"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dedupe", b"dedupe", "input", b"input", "limits", b"limits", "results_expire_after", b"results_expire_after", "retries", b"retries", "sampling", b"sampling", "webhook", b"webhook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dedupe", b"dedupe", "input", b"input", "labels", b"labels", "limits", b"limits", "model", b"model", "name", b"name", "priority", b"priority", "retries", b"retries", "sampling", b"sampling", "stages", b"stages", "webhook", b"webhook"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dedupe", b"dedupe", "input", b"input", "labels", b"labels", "limits", b"limits", "model", b"model", "name", b"name", "priority", b"priority", "results_expire_after", b"results_expire_after", "retries", b"retries", "sampling", b"sampling", "stages", b"stages", "webhook", b"webhook"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +481,9 @@ class Job(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     RUNNER_FIELD_NUMBER: _builtins.int
     NATS_LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    STATE_TIME_FIELD_NUMBER: _builtins.int
+    CLOSING_FIELD_NUMBER: _builtins.int
+    RESULTS_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Names it."""
     state: Global___JobState.ValueType
@@ -490,6 +499,10 @@ class Job(_message.Message):
     nats_last_sequence: _builtins.int
     """Of an input from a subject of NATS: the sequence in the stream of the last message that was read. A job that goes on
     behind this one begins at the next.
+    """
+    closing: _builtins.bool
+    """Set while a job that was cancelled, expired or failed is being closed: its process writes what has come back, and
+    the items without an outcome are counted. Counts and dead letters are final when it is no longer set.
     """
     @_builtins.property
     def spec(self) -> Global___JobSpec:
@@ -515,6 +528,14 @@ class Job(_message.Message):
     def report(self) -> Global___JobReport:
         """Set when it is over."""
 
+    @_builtins.property
+    def state_time(self) -> _timestamp_pb2.Timestamp:
+        """When it came into its state."""
+
+    @_builtins.property
+    def results_expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When its results are deleted, of a job that is over; unset: with the job."""
+
     def __init__(
         self,
         *,
@@ -531,10 +552,13 @@ class Job(_message.Message):
         tenant: _builtins.str = ...,
         runner: _builtins.str = ...,
         nats_last_sequence: _builtins.int = ...,
+        state_time: _timestamp_pb2.Timestamp | None = ...,
+        closing: _builtins.bool = ...,
+        results_expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "progress", b"progress", "report", b"report", "spec", b"spec", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "progress", b"progress", "report", b"report", "results_expire_time", b"results_expire_time", "spec", b"spec", "start_time", b"start_time", "state_time", b"state_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "id", b"id", "nats_last_sequence", b"nats_last_sequence", "progress", b"progress", "reason", b"reason", "reason_code", b"reason_code", "report", b"report", "runner", b"runner", "spec", b"spec", "start_time", b"start_time", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "create_time", b"create_time", "end_time", b"end_time", "id", b"id", "nats_last_sequence", b"nats_last_sequence", "progress", b"progress", "reason", b"reason", "reason_code", b"reason_code", "report", b"report", "results_expire_time", b"results_expire_time", "runner", b"runner", "spec", b"spec", "start_time", b"start_time", "state", b"state", "state_time", b"state_time", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -567,6 +591,8 @@ class JobProgress(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     STAGE_NAME_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
+    ERROR_BYTES_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     """Items of the input; an estimate while total_final is not set."""
     total_final: _builtins.bool
@@ -601,6 +627,10 @@ class JobProgress(_message.Message):
     """The stage at work, from 0, and its name."""
     stage_name: _builtins.str
     """See stage."""
+    output_bytes: _builtins.int
+    """Bytes of the answers as lines of OpenAI's batch output."""
+    error_bytes: _builtins.int
+    """Bytes of the dead letters as lines of OpenAI's batch output."""
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
         """The time that it needs to its end, going on as in the last minute; unset: not known. While total_final is false it
@@ -633,10 +663,12 @@ class JobProgress(_message.Message):
         stage: _builtins.int = ...,
         stage_name: _builtins.str = ...,
         stages: _abc.Iterable[Global___JobStageProgress] | None = ...,
+        output_bytes: _builtins.int = ...,
+        error_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_lines", b"bad_lines", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "cost", b"cost", "dead", b"dead", "deduplicated", b"deduplicated", "in_flight", b"in_flight", "items_per_second", b"items_per_second", "prompt_tokens", b"prompt_tokens", "remaining", b"remaining", "retried", b"retried", "saved_tokens", b"saved_tokens", "stage", b"stage", "stage_name", b"stage_name", "stages", b"stages", "succeeded", b"succeeded", "tokens_per_second", b"tokens_per_second", "total", b"total", "total_final", b"total_final"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_lines", b"bad_lines", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "cost", b"cost", "dead", b"dead", "deduplicated", b"deduplicated", "error_bytes", b"error_bytes", "in_flight", b"in_flight", "items_per_second", b"items_per_second", "output_bytes", b"output_bytes", "prompt_tokens", b"prompt_tokens", "remaining", b"remaining", "retried", b"retried", "saved_tokens", b"saved_tokens", "stage", b"stage", "stage_name", b"stage_name", "stages", b"stages", "succeeded", b"succeeded", "tokens_per_second", b"tokens_per_second", "total", b"total", "total_final", b"total_final"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -908,7 +940,9 @@ class JobItemError(_message.Message):
     code: _builtins.int
     """The gRPC code."""
     reason: _builtins.str
-    """As in ErrorInfo: "PROMPT_TOO_LONG", "BAD_LINE", "DUPLICATE_ID"."""
+    """As in ErrorInfo: "PROMPT_TOO_LONG", "BAD_LINE", "DUPLICATE_ID". Of an item that had no outcome when its job ended:
+    "batch_cancelled", "batch_expired", or the reason_code of the job that failed.
+    """
     message: _builtins.str
     """One sentence for people."""
     request_id: _builtins.str
@@ -1371,7 +1405,7 @@ class GetResultsRequest(_message.Message):
     follow: _builtins.bool
     """Wait for the results of a job that still runs, to its end."""
     stage: _builtins.int
-    """Of this stage, from 0; unset: the last one."""
+    """Of this stage, from 0; unset: the last one, or of a job that is paused or over the one that it reached."""
     def __init__(
         self,
         *,
@@ -1528,19 +1562,27 @@ class UploadInputRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    EXPIRES_AFTER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the file, in the first message: its ending tells the format."""
     data: _builtins.bytes
     """At most 512 KiB."""
+    @_builtins.property
+    def expires_after(self) -> _duration_pb2.Duration:
+        """How long the file is kept, in one of the messages; jobs that read it are waited for. Unset: as long as a job uses it.
+        At most 366 days.
+        """
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         data: _builtins.bytes = ...,
+        expires_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expires_after", b"expires_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "expires_after", b"expires_after", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1555,22 +1597,28 @@ class UploadInputResponse(_message.Message):
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
     """For JobInput.upload_id."""
     size_bytes: _builtins.int
     """Bytes stored."""
     sha256: _builtins.bytes
     """SHA-256 of the bytes."""
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is deleted; unset: no such time."""
+
     def __init__(
         self,
         *,
         upload_id: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "sha256", b"sha256", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1608,6 +1656,7 @@ class GetUploadResponse(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that it was sent with; may be empty."""
     size_bytes: _builtins.int
@@ -1618,6 +1667,10 @@ class GetUploadResponse(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was complete."""
 
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is deleted; unset: no such time."""
+
     def __init__(
         self,
         *,
@@ -1625,10 +1678,11 @@ class GetUploadResponse(_message.Message):
         size_bytes: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1698,6 +1752,7 @@ class Upload(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
     """For JobInput.upload_id."""
     name: _builtins.str
@@ -1708,6 +1763,10 @@ class Upload(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was complete."""
 
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is deleted; unset: no such time."""
+
     def __init__(
         self,
         *,
@@ -1715,10 +1774,11 @@ class Upload(_message.Message):
         name: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "name", b"name", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -159,7 +159,8 @@ class JobServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Ends a job for good; its results so far stay readable.
+        """Ends a job for good. The items that succeeded stay readable as results; each other item is a dead letter with the
+        reason "batch_cancelled".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,15 +174,16 @@ class JobServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetResults(self, request, context):
-        """Streams results in the order of the input, each once, dead letters among them. Of a job that still runs: those that
-        are there, or with `follow` all to the end.
+        """Streams the outcomes of items in the order of the input, each once, dead letters among them. Of a job that is paused
+        or over: all. Of one that runs: those up to the first item that has none yet, or with `follow` all to the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDeadLetters(self, request, context):
-        """Streams the items that failed for good, in the order of the input.
+        """Streams the items that failed for good, in the order of the input. Of a job that was cancelled, expired or failed
+        these are all items without an answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,15 +48,19 @@ class JobServiceStub:
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _jobs_pb2.ResumeJobResponse]
     """Continues a paused job at the item where it stopped, with other limits when the request names some."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.CancelJobResponse]
-    """Ends a job for good; its results so far stay readable."""
+    """Ends a job for good. The items that succeeded stay readable as results; each other item is a dead letter with the
+    reason "batch_cancelled".
+    """
     DeleteJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.DeleteJobRequest, _jobs_pb2.DeleteJobResponse]
     """Deletes a job that is over, with its results. Its upload goes with it when no other job uses it."""
     GetResults: _grpc.UnaryStreamMultiCallable[_jobs_pb2.GetResultsRequest, _jobs_pb2.GetResultsResponse]
-    """Streams results in the order of the input, each once, dead letters among them. Of a job that still runs: those that
-    are there, or with `follow` all to the end.
+    """Streams the outcomes of items in the order of the input, each once, dead letters among them. Of a job that is paused
+    or over: all. Of one that runs: those up to the first item that has none yet, or with `follow` all to the end.
     """
     ListDeadLetters: _grpc.UnaryStreamMultiCallable[_jobs_pb2.ListDeadLettersRequest, _jobs_pb2.ListDeadLettersResponse]
-    """Streams the items that failed for good, in the order of the input."""
+    """Streams the items that failed for good, in the order of the input. Of a job that was cancelled, expired or failed
+    these are all items without an answer.
+    """
     RetryDeadLetters: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.RetryDeadLettersRequest, _jobs_pb2.RetryDeadLettersResponse]
     """Runs the dead letters of a job that is over again; results replace them. Lines that are no items stay."""
     UploadInput: _grpc.StreamUnaryMultiCallable[_jobs_pb2.UploadInputRequest, _jobs_pb2.UploadInputResponse]
@@ -86,15 +90,19 @@ class JobServiceAsyncStub(JobServiceStub):
     ResumeJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _jobs_pb2.ResumeJobResponse]  # type: ignore[assignment]
     """Continues a paused job at the item where it stopped, with other limits when the request names some."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.CancelJobResponse]  # type: ignore[assignment]
-    """Ends a job for good; its results so far stay readable."""
+    """Ends a job for good. The items that succeeded stay readable as results; each other item is a dead letter with the
+    reason "batch_cancelled".
+    """
     DeleteJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DeleteJobRequest, _jobs_pb2.DeleteJobResponse]  # type: ignore[assignment]
     """Deletes a job that is over, with its results. Its upload goes with it when no other job uses it."""
     GetResults: _aio.UnaryStreamMultiCallable[_jobs_pb2.GetResultsRequest, _jobs_pb2.GetResultsResponse]  # type: ignore[assignment]
-    """Streams results in the order of the input, each once, dead letters among them. Of a job that still runs: those that
-    are there, or with `follow` all to the end.
+    """Streams the outcomes of items in the order of the input, each once, dead letters among them. Of a job that is paused
+    or over: all. Of one that runs: those up to the first item that has none yet, or with `follow` all to the end.
     """
     ListDeadLetters: _aio.UnaryStreamMultiCallable[_jobs_pb2.ListDeadLettersRequest, _jobs_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
-    """Streams the items that failed for good, in the order of the input."""
+    """Streams the items that failed for good, in the order of the input. Of a job that was cancelled, expired or failed
+    these are all items without an answer.
+    """
     RetryDeadLetters: _aio.UnaryUnaryMultiCallable[_jobs_pb2.RetryDeadLettersRequest, _jobs_pb2.RetryDeadLettersResponse]  # type: ignore[assignment]
     """Runs the dead letters of a job that is over again; results replace them. Lines that are no items stay."""
     UploadInput: _aio.StreamUnaryMultiCallable[_jobs_pb2.UploadInputRequest, _jobs_pb2.UploadInputResponse]  # type: ignore[assignment]
@@ -163,7 +171,9 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.CancelJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.CancelJobResponse, _abc.Awaitable[_jobs_pb2.CancelJobResponse]]:
-        """Ends a job for good; its results so far stay readable."""
+        """Ends a job for good. The items that succeeded stay readable as results; each other item is a dead letter with the
+        reason "batch_cancelled".
+        """
 
     @_abc_1.abstractmethod
     def DeleteJob(
@@ -179,8 +189,8 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.GetResultsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.GetResultsResponse], _abc.AsyncIterator[_jobs_pb2.GetResultsResponse]]:
-        """Streams results in the order of the input, each once, dead letters among them. Of a job that still runs: those that
-        are there, or with `follow` all to the end.
+        """Streams the outcomes of items in the order of the input, each once, dead letters among them. Of a job that is paused
+        or over: all. Of one that runs: those up to the first item that has none yet, or with `follow` all to the end.
         """
 
     @_abc_1.abstractmethod
@@ -189,7 +199,9 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.ListDeadLettersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.ListDeadLettersResponse], _abc.AsyncIterator[_jobs_pb2.ListDeadLettersResponse]]:
-        """Streams the items that failed for good, in the order of the input."""
+        """Streams the items that failed for good, in the order of the input. Of a job that was cancelled, expired or failed
+        these are all items without an answer.
+        """
 
     @_abc_1.abstractmethod
     def RetryDeadLetters(

@@ -18,12 +18,14 @@ class Receiver:
 
     Attributes:
         got: headers and bodies.
+        cuts: of each answer in turn, how many bytes of its body go before it is cut.
     """
 
     port: int = 0
     statuses: list[int] = field(default_factory=list)
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     body: bytes = b"hello"
+    cuts: list[int] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -50,7 +52,7 @@ def receiver() -> Iterator[Receiver]:
             self.send_header("Location", "http://127.0.0.1:1/")
             self.send_header("Content-Length", str(len(noted.body)))
             self.end_headers()
-            self.wfile.write(noted.body)
+            self.wfile.write(noted.body[: noted.cuts.pop(0) if noted.cuts else None])
 
         def log_message(self, *_: object) -> None:
             pass

@@ -58,6 +58,37 @@ async def test_an_input_that_cannot_be_read_pauses_its_job(
     assert (await processes.ended(job.id)).state == pb.JOB_STATE_COMPLETED
 
 
+async def test_input_that_is_cut_is_read_again_and_the_wait_is_shown(
+    processes: Processes, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = f"http://127.0.0.1:{receiver.port}"
+    receiver.body, receiver.cuts = lines(50), [1000, 1000]
+    await processes.start(input_prefixes=[base], private_hosts=["127.0.0.1"])
+    job = await create(processes, input=pb.JobInput(url=f"{base}/in.jsonl"))
+    job = await processes.when(job.id, lambda one: bool(one.reason))
+    assert job.state == pb.JOB_STATE_RUNNING
+    assert job.reason.startswith("waiting: 127.0.0.1")
+    assert "of 2" in job.reason
+
+    job = await processes.ended(job.id)
+
+    assert (job.state, job.progress.total, job.reason) == (pb.JOB_STATE_COMPLETED, 50, "")
+    assert sum("waits: 127.0.0.1" in one.message for one in caplog.records) == 1
+
+
+@pytest.mark.long
+async def test_input_that_stays_unreachable_pauses_its_job(processes: Processes) -> None:
+    base = "http://127.0.0.1:9"
+    await processes.start(input_prefixes=[base], private_hosts=["127.0.0.1"])
+    job = await create(processes, input=pb.JobInput(url=f"{base}/in.jsonl"))
+
+    job = await processes.ended(job.id)
+
+    assert (job.state, job.reason_code) == (pb.JOB_STATE_PAUSED, "INPUT_UNREACHABLE")
+    assert "refused" in job.reason
+    assert "then resume the job" in job.reason
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [

@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 
 from jobs import webhooks
+from jobs.core.retry import RetryPolicy
 from jobs.input.urls import check_url
 from jobs.outbound import Outbound
-from jobs.uploads import Outside
+from jobs.uploads import Outside, SourceUnreachable, fetched
 from sluice.errors import InvalidRequest
 from sluice.settings import JobsSettings
 from sluice.v1.jobs_pb2 import JobInput, JobSpec, JobWebhook
@@ -95,3 +96,21 @@ async def test_webhooks_that_do_not_answer_keep_no_job_from_being_created(
         stuck.set()
         await asyncio.gather(*sending)
         outside.close()
+
+
+async def test_unreachable_input_is_tried_again_with_growing_waits() -> None:
+    tries, waits = 0, list[str]()
+
+    async def fetch() -> str:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise SourceUnreachable(f"refused {tries}")
+        return "upload-1"
+
+    policy = RetryPolicy(retries=2, first_wait_s=0.001)
+    assert await fetched(fetch, policy, waits.append) == "upload-1"
+    assert waits == ["refused 1", "refused 2"]
+    tries = -5
+    with pytest.raises(SourceUnreachable, match="refused -2"):
+        await fetched(fetch, policy, waits.append)

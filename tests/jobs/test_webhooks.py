@@ -56,6 +56,15 @@ def test_events_have_the_names_of_openai() -> None:
     assert event_of(job(), 1) != event
 
 
+def test_event_has_the_time_of_its_state() -> None:
+    paused = pb.Job(id="job-1", state=pb.JOB_STATE_PAUSED)
+    paused.create_time.seconds = 1_700_000_000
+    paused.state_time.seconds = 1_700_000_500
+    event = event_of(paused)
+    assert event is not None
+    assert json.loads(event.body)["created_at"] == 1_700_000_500
+
+
 def posting(hook: pb.JobWebhook, event: Event) -> Any:
     async def post(headers: Any) -> int:
         return await asyncio.to_thread(LOCAL.post, hook.url, headers, event.body, "url")

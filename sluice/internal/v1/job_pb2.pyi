@@ -40,6 +40,8 @@ class JobRecord(_message.Message):
     RESULTS_BYTES_FIELD_NUMBER: _builtins.int
     LOST_PROCESSES_FIELD_NUMBER: _builtins.int
     ITEMS_WHEN_LOST_FIELD_NUMBER: _builtins.int
+    CLOSING_UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Hash of the specification, with an idempotency key: of the bytes of its upload, and without its deadline."""
@@ -67,6 +69,8 @@ class JobRecord(_message.Message):
     """Processes that ended while they had it, one after the other, without an item more."""
     items_when_lost: _builtins.int
     """Items that were done when the last of them had ended."""
+    closing_until_unix_ms: _builtins.int
+    """Until when a process counts what a job that ended early has left, Unix milliseconds; 0: none does."""
     key_id: _builtins.str
     """The API key that made the job, or resumed it last; empty: it was no key. Its items take from its limits, and stop with it."""
     @_builtins.property
@@ -80,6 +84,10 @@ class JobRecord(_message.Message):
     @_builtins.property
     def use(self) -> Global___MeshUse:
         """What its items took of workers while processes worked on it."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that were there when it was created, and those that have answered an item since."""
 
     def __init__(
         self,
@@ -99,11 +107,13 @@ class JobRecord(_message.Message):
         results_bytes: _builtins.int = ...,
         lost_processes: _builtins.int = ...,
         items_when_lost: _builtins.int = ...,
+        closing_until_unix_ms: _builtins.int = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
         key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "items_when_lost", b"items_when_lost", "job", b"job", "key_id", b"key_id", "lost_processes", b"lost_processes", "results_bytes", b"results_bytes", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id", "use", b"use"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing_until_unix_ms", b"closing_until_unix_ms", "epoch", b"epoch", "fingerprint", b"fingerprint", "items_when_lost", b"items_when_lost", "job", b"job", "key_id", b"key_id", "lost_processes", b"lost_processes", "models", b"models", "results_bytes", b"results_bytes", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id", "use", b"use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,6 +166,7 @@ class UploadRecord(_message.Message):
     COMPLETE_UNIX_MS_FIELD_NUMBER: _builtins.int
     CREATE_UNIX_MS_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    EXPIRE_UNIX_MS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Its owner."""
     name: _builtins.str
@@ -170,6 +181,8 @@ class UploadRecord(_message.Message):
     """When it began, Unix milliseconds."""
     sha256: _builtins.bytes
     """SHA-256 of its bytes."""
+    expire_unix_ms: _builtins.int
+    """When it is deleted, Unix milliseconds; 0: no such time."""
     def __init__(
         self,
         *,
@@ -180,10 +193,11 @@ class UploadRecord(_message.Message):
         complete_unix_ms: _builtins.int = ...,
         create_unix_ms: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
+        expire_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "complete_unix_ms", b"complete_unix_ms", "create_unix_ms", b"create_unix_ms", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "complete_unix_ms", b"complete_unix_ms", "create_unix_ms", b"create_unix_ms", "expire_unix_ms", b"expire_unix_ms", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -331,6 +345,7 @@ class JobCheckpoint(_message.Message):
     WRITER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     SPLIT_DOCUMENTS_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     low_water: _builtins.int
     """Every place below it has an outcome."""
     complete: _builtins.bool
@@ -353,6 +368,12 @@ class JobCheckpoint(_message.Message):
     def dead_by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Dead letters by reason; below zero where some of an earlier round have succeeded."""
 
+    @_builtins.property
+    def unfinished(self) -> _jobs_pb2.JobItemError:
+        """Set by the last segment of a pass that ended early: the error of every item without an outcome. These items are read
+        from the input again.
+        """
+
     def __init__(
         self,
         *,
@@ -364,10 +385,11 @@ class JobCheckpoint(_message.Message):
         writer: _builtins.str = ...,
         epoch: _builtins.int = ...,
         split_documents: _builtins.int = ...,
+        unfinished: _jobs_pb2.JobItemError | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "unfinished", b"unfinished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "counts", b"counts", "dead_by_reason", b"dead_by_reason", "done", b"done", "epoch", b"epoch", "low_water", b"low_water", "split_documents", b"split_documents", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "counts", b"counts", "dead_by_reason", b"dead_by_reason", "done", b"done", "epoch", b"epoch", "low_water", b"low_water", "split_documents", b"split_documents", "unfinished", b"unfinished", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,79 @@
+"""Uploads and results that are kept for a time."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from sluice import errors
+from sluice.client.channel import error_of
+from sluice.v1 import jobs_pb2 as pb
+from tests.jobs.gateway_double import GatewayDouble
+from tests.jobs.processes import BOUND_S, Processes, lines
+
+SOON = Duration(nanos=1_000_000)
+
+
+async def upload(processes: Processes) -> str:
+    pieces = [
+        pb.UploadInputRequest(name="in.jsonl", data=lines(2)),
+        pb.UploadInputRequest(expires_after=SOON),
+    ]
+    stored = await processes.stub.UploadInput(iter(pieces))
+    assert stored.HasField("expire_time")
+    return str(stored.upload_id)
+
+
+async def is_gone(processes: Processes, upload_id: str) -> bool:
+    try:
+        await processes.stub.GetUpload(pb.GetUploadRequest(upload_id=upload_id))
+    except grpc.RpcError as failed:
+        return isinstance(error_of(failed), errors.UploadUnknown)
+    return False
+
+
+async def until_gone(processes: Processes, upload_id: str) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            if await is_gone(processes, upload_id):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_upload_expires_once_no_job_reads_it(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start("one")
+    ready, read = await upload(processes), await upload(processes)
+    gateway.hold.clear()
+    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=read))
+    job = (await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))).job
+
+    await processes.start("two")  # it looks at all records
+    await until_gone(processes, ready)
+    assert not await is_gone(processes, read)
+
+    gateway.hold.set()
+    await processes.ended(job.id)
+    await processes.start("three")
+    await until_gone(processes, read)
+
+
+async def test_results_expire_with_a_clear_error(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start("one")
+    job = await processes.create(lines(2), results_expire_after=SOON)
+    job = await processes.ended(job.id)
+    assert job.results_expire_time.ToMilliseconds() == job.end_time.ToMilliseconds() + 1
+
+    with pytest.raises(grpc.RpcError, match="have expired") as refused:
+        await processes.results(job.id)
+    assert isinstance(error_of(refused.value), errors.WrongJobState)
+
+
+async def test_expiry_beyond_a_year_is_refused(processes: Processes) -> None:
+    await processes.start()
+    with pytest.raises(errors.InvalidRequest, match="results_expire_after"):
+        await processes.create(lines(1), results_expire_after=Duration(seconds=10**9))
