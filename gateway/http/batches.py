@@ -11,22 +11,22 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gateway.admission.calls import Arriving
 from gateway.admission.tenant_threads import TenantSlots
 from gateway.api.job_forwarder import JobForwarder, errors_of_jobs
-from gateway.http.answers import encode
 from gateway.http.call import HttpCall
 from gateway.http.multipart import FileForm
 from gateway.http.requests import IDEMPOTENCY_KEY, PRIORITY, class_of, labels_of
-from sluice.client.openai_lines import output_line
+from sluice.client.openai_lines import encoded_line
 from sluice.errors import InvalidRequest, JobUnknown, SluiceError, UploadUnknown
 from sluice.openai.embeddings import EMBEDDINGS
 from sluice.openai.requests import URLS
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
-from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.clock import ms_of, timestamp, unix_ms
 from sluice.wire.enums import value_of, word_of
 from sluice.wire.job_calls import page_key
 
@@ -58,6 +58,9 @@ OVER: Final = (
     pb.JOB_STATE_COMPLETED, pb.JOB_STATE_FAILED, pb.JOB_STATE_CANCELLED, pb.JOB_STATE_EXPIRED
 )  # fmt: skip
 """States of jobs that have files of results."""
+EXPIRY_S_MIN: Final = 3600
+EXPIRY_S_MAX: Final = 30 * 24 * 3600
+"""Bounds of how long files are kept, seconds: those of OpenAI."""
 _ENDPOINTS: Final = (*URLS, EMBEDDINGS)
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
 _STATUS: Final = {
@@ -88,13 +91,15 @@ class JobCalls:
             finally:
                 storing.cancel()
         file_id, now = FILE + stored.upload_id, int(time.time())
-        return file_object(file_id, form.name, stored.size_bytes, now)
+        return file_object(
+            file_id, form.name, stored.size_bytes, now, expires=stored.expire_time.seconds
+        )
 
     async def file(self, call: HttpCall) -> Json:
         """What is known of a file."""
         file_id = call.path_params["id"]
         if result := result_file(file_id):
-            return result_object(await self._over(call, result[0]), file_id)
+            return result_object(await self._over(call, *result), file_id)
         request = pb.GetUploadRequest(upload_id=upload_of(file_id))
         return _upload_object(request.upload_id, await self._ask(call, "GetUpload", request))
 
@@ -135,7 +140,7 @@ class JobCalls:
             else ("ListDeadLetters", pb.ListDeadLettersRequest(id=job))
         )
         with errors_of_jobs(), call.while_connected():
-            await self._over(call, job)
+            await self._over(call, job, part)
             pages = self._jobs.begin(call, method, request, wait_s=UPLOAD_S)
             try:
                 async for page in pages:
@@ -190,11 +195,19 @@ class JobCalls:
             raise _after_unknown(batch) from None
         return page_key(job.create_time.ToMilliseconds(), job.id)
 
-    async def _over(self, call: HttpCall, job: str) -> pb.Job:
-        """A job that is over."""
+    async def _over(self, call: HttpCall, job: str, part: str) -> pb.Job:
+        """Return a job that has this file: it is over, or paused with answers.
+
+        Raises:
+            UploadUnknown: it has not.
+        """
         found: pb.Job = (await self._ask(call, "GetJob", pb.GetJobRequest(id=job))).job
-        if not found.HasField("end_time"):
+        if not (found.HasField("end_time") and not found.closing) and not (
+            found.state == pb.JOB_STATE_PAUSED and part == OUTPUT
+        ):
             raise UploadUnknown("the batch is not over: its files are there when it is")
+        if _is_expired(found):
+            raise UploadUnknown("the files of the batch have expired")
         return found
 
     async def _batch(self, call: HttpCall, method: str, request: Message) -> Json:
@@ -227,15 +240,40 @@ async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
         if storing.done():
             return
     form.end()
-    if form.fields != {"purpose": PURPOSE}:
-        wrong = min(form.fields.keys() - {"purpose"}, default="purpose")
+    fields = dict(form.fields)
+    expiry = {name: fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds")}
+    if fields != {"purpose": PURPOSE}:
+        wrong = min(fields.keys() - {"purpose"}, default="purpose")
         raise InvalidRequest.of(wrong, 'only purpose is served, and it must be "batch"')
+    if any(expiry.values()):
+        seconds = expiry["seconds"] or ""
+        given = {**expiry, "seconds": int(seconds) if re.fullmatch("[0-9]{1,9}", seconds) else None}
+        after = _expiry("expires_after", given)
+        with suppress(asyncio.InvalidStateError):
+            await storing.write(pb.UploadInputRequest(expires_after=after))
     await storing.done_writing()
+
+
+def _expiry(field: str, given: Any) -> Duration:
+    """Return how long a file is kept.
+
+    Raises:
+        InvalidRequest: ``given`` is not as OpenAI's API says.
+    """
+    if not isinstance(given, dict) or given.keys() != {"anchor", "seconds"}:
+        raise InvalidRequest.of(field, "must be an object of anchor and seconds")
+    if given["anchor"] != "created_at":
+        raise InvalidRequest.of(f"{field}.anchor", 'must be "created_at"')
+    seconds = given["seconds"]
+    whole = isinstance(seconds, int) and not isinstance(seconds, bool)
+    if not (whole and EXPIRY_S_MIN <= seconds <= EXPIRY_S_MAX):
+        raise InvalidRequest.of(f"{field}.seconds", f"must be {EXPIRY_S_MIN} to {EXPIRY_S_MAX}")
+    return Duration(seconds=seconds)
 
 
 def _lines(job: str, results: Any, part: str) -> bytes:
     wanted = [one for one in results if one.HasField("answer") or part == ERRORS]
-    return b"".join(encode(output_line(job, one)) + b"\n" for one in wanted)
+    return b"".join(encoded_line(job, one) for one in wanted)
 
 
 def upload_of(file_id: str) -> str:
@@ -270,9 +308,14 @@ def job_of(batch_id: str) -> str:
 
 
 def file_object(
-    file_id: str, name: str, size_bytes: int | None, created: int, purpose: str = PURPOSE
+    file_id: str,
+    name: str,
+    size_bytes: int,
+    created: int,
+    purpose: str = PURPOSE,
+    expires: int = 0,
 ) -> Json:
-    """A file; ``created``: in seconds since 1970. The size of results is not known before they are read."""
+    """Return a file; ``created``, ``expires``: in seconds since 1970, 0 where it does not expire."""
     return {
         "id": file_id,
         "object": "file",
@@ -281,6 +324,7 @@ def file_object(
         "filename": name,
         "purpose": purpose,
         "status": "processed",
+        **({"expires_at": expires} if expires else {}),
     }
 
 
@@ -302,6 +346,7 @@ def create_request(
     labels = given.pop("metadata", {})
     if not isinstance(labels, dict) or not all(isinstance(one, str) for one in labels.values()):
         raise InvalidRequest.of("metadata", "must be an object of strings")
+    expiry = given.pop("output_expires_after", None)
     if given:
         raise InvalidRequest.of(min(given), "is not served")
     # The name keeps the endpoint for `batch_object`; each line of the file names its own.
@@ -309,6 +354,8 @@ def create_request(
     if PRIORITY in headers:
         spec.priority = value_of(Priority, class_of(headers))
     spec.input.upload_id = upload_of(file_id)
+    if expiry is not None:
+        spec.results_expire_after.CopyFrom(_expiry("output_expires_after", expiry))
     spec.input.format = pb.JOB_INPUT_FORMAT_OPENAI
     end = now_unix_ms + int(window[1]) * 3_600_000
     spec.limits.deadline_time.CopyFrom(timestamp(end))
@@ -376,20 +423,29 @@ def file_page(files: list[Json], query: Mapping[str, str]) -> Json:
 
 
 def _upload_object(upload_id: str, one: Any) -> Json:
-    return file_object(FILE + upload_id, one.name, one.size_bytes, one.create_time.seconds)
+    created, expires = one.create_time.seconds, one.expire_time.seconds
+    return file_object(FILE + upload_id, one.name, one.size_bytes, created, expires=expires)
 
 
 def result_object(job: pb.Job, file_id: str) -> Json:
-    """A file of results."""
-    return file_object(file_id, f"{file_id}.jsonl", None, job.end_time.seconds, RESULTS)
+    """Return a file of results. Its bytes were counted when the outcomes were written."""
+    progress = job.progress
+    size = progress.output_bytes if file_id.endswith(OUTPUT) else progress.error_bytes
+    made = job.end_time.seconds or job.state_time.seconds
+    expires = job.results_expire_time.seconds
+    return file_object(file_id, f"{file_id}.jsonl", size, made, RESULTS, expires)
 
 
 def batch_object(job: pb.Job) -> Json:
     """A job as a batch."""
     word, progress, spec = word_of(pb.JobState, job.state), job.progress, job.spec
     status = _STATUS.get(word, word)
+    if job.closing:  # its files are there when the items without an outcome are counted
+        status = "cancelling" if job.state == pb.JOB_STATE_CANCELLED else "finalizing"
     ended = job.end_time.seconds if job.HasField("end_time") else None
     over = status in _ENDS
+    over = over and not _is_expired(job)
+    readable = over or job.state == pb.JOB_STATE_PAUSED
     file_id = f"{FILE}{job.id}"
     return {
         "id": f"{BATCH}{job.id}",
@@ -399,13 +455,13 @@ def batch_object(job: pb.Job) -> Json:
         "input_file_id": f"{FILE}{spec.input.upload_id}",
         "completion_window": _window(job),
         "status": status,
-        "output_file_id": file_id + OUTPUT if over and progress.succeeded else None,
+        "output_file_id": file_id + OUTPUT if readable and progress.succeeded else None,
         "error_file_id": file_id + ERRORS if over and progress.dead else None,
         "created_at": job.create_time.seconds,
         "in_progress_at": job.start_time.seconds if job.HasField("start_time") else None,
         "expires_at": spec.limits.deadline_time.seconds or None,
-        "finalizing_at": None,
-        "cancelling_at": ended if status == "cancelled" else None,
+        "finalizing_at": ended if status == "finalizing" else None,
+        "cancelling_at": ended if status in ("cancelling", "cancelled") else None,
         **{f"{end}_at": ended if status == end else None for end in _ENDS},
         "request_counts": {
             "total": progress.total,
@@ -414,6 +470,10 @@ def batch_object(job: pb.Job) -> Json:
         },
         "metadata": dict(spec.labels),
     }
+
+
+def _is_expired(job: pb.Job) -> bool:
+    return 0 < ms_of(job.results_expire_time) <= unix_ms()
 
 
 def _errors(job: pb.Job) -> Json | None:

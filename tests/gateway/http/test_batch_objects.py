@@ -9,7 +9,7 @@ from gateway.http.multipart import FIELD_BYTES, FileForm
 from sluice.errors import InvalidRequest, SluiceError, UploadUnknown
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.inference_pb2 import PRIORITY_STANDARD
-from sluice.wire.clock import timestamp
+from sluice.wire.clock import timestamp, unix_ms
 
 BODY = {
     "input_file_id": "file-upload-1",
@@ -107,6 +107,9 @@ def test_a_batch_is_a_job() -> None:
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"output_expires_after": {}}, "output_expires_after"),
+        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "anchor"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "seconds"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": True}}, "seconds"),
         ({"input_file_id": "upload-1"}, "file"),
     ],
 )
@@ -130,6 +133,57 @@ def test_a_job_that_is_over_has_files() -> None:
     assert objects.upload_of(batch["input_file_id"]) == "upload-1"
     with pytest.raises(UploadUnknown):
         objects.upload_of(batch["output_file_id"])
+
+
+def test_files_of_results_have_bytes_and_expire() -> None:
+    body = {**BODY, "output_expires_after": {"anchor": "created_at", "seconds": 3600}}
+    job = pb.Job(id="job-1", state=pb.JOB_STATE_COMPLETED)
+    job.spec.CopyFrom(objects.create_request(body, {}, 0).spec)
+    assert job.spec.results_expire_after.seconds == 3600
+    job.progress.CopyFrom(pb.JobProgress(succeeded=1, dead=1, output_bytes=300, error_bytes=20))
+    for ended_ms, there in ((unix_ms(), True), (5_000, False)):
+        job.end_time.CopyFrom(timestamp(ended_ms))
+        job.results_expire_time.CopyFrom(timestamp(ended_ms + 3_600_000))
+        batch = objects.batch_object(job)
+        assert (batch["output_file_id"] is not None, batch["error_file_id"] is not None) == (
+            there,
+            there,
+        )
+    output = objects.result_object(job, "file-job-1-output")
+    assert (output["bytes"], output["expires_at"]) == (300, 3605)
+    assert objects.result_object(job, "file-job-1-errors")["bytes"] == 20
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (pb.JOB_STATE_CANCELLED, "cancelling"),
+        (pb.JOB_STATE_EXPIRED, "finalizing"),
+        (pb.JOB_STATE_FAILED, "finalizing"),
+    ],
+)
+def test_job_that_is_being_closed_has_no_files(state: "pb.JobState.ValueType", status: str) -> None:
+    job = pb.Job(id="job-1", state=state, closing=True)
+    job.progress.succeeded = job.progress.dead = 1
+    job.end_time.CopyFrom(timestamp(5_000))
+    batch = objects.batch_object(job)
+    assert (batch["status"], batch["output_file_id"], batch["error_file_id"]) == (
+        status,
+        None,
+        None,
+    )
+    assert (batch["cancelled_at"], batch["expired_at"], batch["failed_at"]) == (None,) * 3
+    job.closing = False
+    batch = objects.batch_object(job)
+    assert batch["status"] in ("cancelled", "expired", "failed")
+    assert None not in (batch["output_file_id"], batch["error_file_id"])
+
+
+def test_paused_job_has_its_answers_and_no_errors() -> None:
+    job = pb.Job(id="job-1", state=pb.JOB_STATE_PAUSED)
+    job.progress.succeeded = job.progress.dead = 1
+    batch = objects.batch_object(job)
+    assert (batch["output_file_id"], batch["error_file_id"]) == ("file-job-1-output", None)
 
 
 def test_a_paused_job_says_what_to_do() -> None:

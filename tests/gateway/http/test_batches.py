@@ -68,7 +68,13 @@ async def test_a_batch_from_its_file_to_its_results(
 async def _run_batch(wire: Wire, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line("a", "hello"), line("b", "hello", "none"), line("c", "how are you")]
     data = "".join(json.dumps(one) + "\n" for one in lines).encode() + b"no JSON\n"
-    stored = await client.files.create(file=("in.jsonl", data), purpose="batch")
+    stored = await client.files.create(
+        file=("in.jsonl", data),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    assert stored.expires_at is not None
+    assert 3500 < stored.expires_at - stored.created_at <= 3601
     assert (stored.bytes, stored.filename, stored.purpose) == (len(data), "in.jsonl", "batch")
     assert (await client.files.retrieve(stored.id)).bytes == len(data)
 
@@ -94,6 +100,9 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI, monkeypatch: pytest.Monkey
     assert done.output_file_id is not None
     assert done.error_file_id is not None
     output = await client.files.content(done.output_file_id)
+    for name in (done.output_file_id, done.error_file_id):
+        content = (await client.files.content(name)).content
+        assert (await client.files.retrieve(name)).bytes == len(content)
     answers = [json.loads(one) for one in output.text.splitlines()]
     assert [one["custom_id"] for one in answers] == ["a", "c"]
     assert answers[0]["response"]["body"]["choices"][0]["message"]["content"] == "world"
@@ -114,7 +123,7 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI, monkeypatch: pytest.Monkey
     with pytest.raises(sdk.BadRequestError, match=r"reads this upload: cancel it") as in_use:
         await client.files.delete(stored.id)
     assert in_use.value.code == "job_state_wrong"
-    assert (await client.batches.cancel(another.id)).status == "cancelled"
+    assert (await client.batches.cancel(another.id)).status == "cancelling"
     await _delete_files(client, stored.id, done.output_file_id)
     await _list_batches(wire, client, [another.id, batch.id], monkeypatch)
     with pytest.raises(sdk.NotFoundError):
