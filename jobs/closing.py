@@ -19,14 +19,14 @@ from jobs.core.retry import Failure, failure_of
 from jobs.core.window import Entry
 from jobs.pass_log import LeftItems, PassLog
 from jobs.process import JobProcess, JobStops
-from jobs.results import Lookup, failed, merged, unfinished_error
+from jobs.results import Lookup, failed, last_checkpoint, merged
 from jobs.sources import index_of, result_of
 from jobs.stages import open_stage
 from jobs.store import Fenced
 from jobs.totals import Totals, note_stages, reached_stage, totals_of
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import JobUnknown, SluiceError
-from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord
 from sluice.v1.jobs_pb2 import JobItemError, JobResult
 from sluice.wire.clock import unix_ms
 
@@ -199,20 +199,32 @@ async def dead_letters(
     """
     job, stage = record.job, reached_stage(record)
     outcomes = merged(process.store, job.id, stage, record.round, first, past_gaps=is_still(job))
-    error = await unfinished_error(process.store, job.id, stage)
-    if error is None:
-        async for outcome in failed(outcomes):
-            yield outcome
-        return
-    known, index = Lookup(outcomes), first - 1
-    async with aclosing(_items(process, record, stage, first)) as items:
+    checkpoint = await last_checkpoint(process.store, job.id, stage)
+    if checkpoint.HasField("unfinished"):
+        outcomes = _with_left(process, record, outcomes, checkpoint, first)
+    async for outcome in failed(outcomes):
+        yield outcome
+
+
+async def _with_left(
+    process: JobProcess,
+    record: JobRecord,
+    outcomes: AsyncIterator[ItemOutcome],
+    checkpoint: JobCheckpoint,
+    first: int,
+) -> AsyncIterator[ItemOutcome]:
+    """Yield ``outcomes``, and those of the items that have none. The input is read behind what is all in the log."""
+    known, begin, index = Lookup(outcomes), max(first, checkpoint.low_water), first
+    while (head := await known.skip_to(index)) is not None and head.result.index < begin:
+        index = head.result.index + 1
+        yield head
+    async with aclosing(_items(process, record, reached_stage(record), begin)) as items:
         async for one in items:
-            if (index := index_of(one)) < first:
+            if index_of(one) < begin:
                 continue
-            outcome = await known.at(index) or ItemOutcome(result=_left(one, error))
-            if outcome.result.HasField("error"):
-                yield outcome
-    while (rest := await known.skip_to(index := index + 1)) is not None:  # the upload was deleted
-        index = rest.result.index
-        if rest.result.HasField("error"):
-            yield rest
+            index = index_of(one) + 1
+            left = ItemOutcome(result=_left(one, checkpoint.unfinished))
+            yield await known.at(index - 1) or left
+    while (head := await known.skip_to(index)) is not None:  # its upload was deleted
+        index = head.result.index + 1
+        yield head

@@ -1,13 +1,12 @@
 """Reads the log of a pass in the order of its items, and what rounds of retries have replaced."""
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Final
 
 from jobs.core.window import BLOCK, SPAN_MAX
 from jobs.store import JobStore
-from sluice.internal.v1.job_pb2 import ItemOutcome
-from sluice.v1.jobs_pb2 import JobItemError
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint
 
 FIRST: Final = 1
 
@@ -123,17 +122,13 @@ async def merged(
             index += 1
 
 
-async def unfinished_error(store: JobStore, job: str, stage: int) -> JobItemError | None:
-    """Return the error of all items of a pass that ended early without an outcome; None: it did not end early."""
-    checkpoint = (await store.last_segment(job, stage, 0))[0].checkpoint
-    return checkpoint.unfinished if checkpoint.HasField("unfinished") else None
+async def last_checkpoint(store: JobStore, job: str, stage: int) -> JobCheckpoint:
+    """Return where the first pass over a stage is; ``unfinished`` says whether it ended early."""
+    return (await store.last_segment(job, stage, 0))[0].checkpoint
 
 
-async def failed(
-    outcomes: AsyncIterator[ItemOutcome], reasons: Collection[str] = ()
-) -> AsyncIterator[ItemOutcome]:
-    """Yield the outcomes that are dead letters, for one of ``reasons`` if there are any."""
+async def failed(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[ItemOutcome]:
+    """Yield the outcomes that are dead letters."""
     async for outcome in outcomes:
-        error = outcome.result
-        if error.HasField("error") and (not reasons or error.error.reason in reasons):
+        if outcome.result.HasField("error"):
             yield outcome

@@ -12,7 +12,7 @@ from jobs.input import Template, read_items
 from jobs.input.read import Format
 from jobs.items import BadLine, Item
 from jobs.process import JobProcess
-from jobs.results import Lookup, failed, merged, unfinished_error
+from jobs.results import Lookup, failed, last_checkpoint, merged
 from jobs.store import RETRY_AFTER_S, JobStore
 from jobs.threads import Stop
 from sluice.client.openai_lines import encoded_line
@@ -201,7 +201,8 @@ async def retried(
 ) -> AsyncIterator[Block]:
     """Yield the entries of ``source`` that were dead letters before this round and are to run again."""
     job, reasons = record.job.id, set(record.retry_reasons)
-    unfinished = await unfinished_error(store, job, stage)
+    checkpoint = await last_checkpoint(store, job, stage)
+    unfinished = checkpoint.unfinished if checkpoint.HasField("unfinished") else None
     before = merged(store, job, stage, record.round - 1)
     outcomes = Lookup(failed(before) if unfinished is None else before)
     place = 0
