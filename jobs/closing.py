@@ -170,9 +170,10 @@ async def _items(
     skipped = 0 if record.job.spec.stages else first
     try:
         _, blocks = await open_stage(process, record, stage, metadata, skipped)
-        async for block in blocks:
-            for one in block:
-                yield one
+        async with aclosing(blocks):  # type: ignore[type-var]
+            async for block in blocks:
+                for one in block:
+                    yield one
     except (SluiceError, JobStops) as error:
         if isinstance(error, SluiceError) and failure_of(error) is not Failure.PERMANENT:
             raise
