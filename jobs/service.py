@@ -228,7 +228,7 @@ class JobService(JobServiceServicer):
 
     async def DeleteJob(self, request: pb.DeleteJobRequest, context: Any) -> pb.DeleteJobResponse:
         """See the proto."""
-        record = await self._own(request.id, context)
+        record = await self._closed(request.id, context)
         if record.job.state not in OVER:
             raise WrongJobState("the job is not over: cancel it first")
         await self._quotas.ready()
@@ -242,7 +242,7 @@ class JobService(JobServiceServicer):
 
     async def GetResults(self, request: pb.GetResultsRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
-        record = await self._closed(request.id, context)
+        record = await self._readable(request.id, context)
         if request.follow and record.job.spec.stages and not request.HasField("stage"):
             record = await self._until_over(request.id, context)
         still = is_still(record.job)
@@ -262,7 +262,7 @@ class JobService(JobServiceServicer):
 
     async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
-        record = await self._closed(request.id, context)
+        record = await self._readable(request.id, context)
         letters = dead_letters(self._process, record, request.from_index)
         async for page in _pages(self._in_turn(context, letters)):
             await context.write(pb.ListDeadLettersResponse(results=page))
@@ -275,7 +275,7 @@ class JobService(JobServiceServicer):
         asked = set(request.reasons)
         for reason in request.reasons:
             check_length("reasons", reason, NAME_CHARS_MAX)
-        record = await self._closed(request.id, context)
+        record = await self._readable(request.id, context)
         if record.job.spec.stages:
             raise WrongJobState(
                 "a job with stages has no retries: submit it again, and name it in dedupe.reuse_job_ids;"
@@ -464,7 +464,6 @@ class JobService(JobServiceServicer):
 
         Raises:
             TransportUnavailable: that takes too long.
-            WrongJobState: its results have expired.
         """
         waited_until = time.monotonic() + CLOSED_S
         while (record := await self._own(job, context)).job.closing:
@@ -472,6 +471,11 @@ class JobService(JobServiceServicer):
                 message = f"job {job} has ended, and its items are still being counted: try again"
                 raise TransportUnavailable(message, retry_after_s=FOLLOW_S)
             await asyncio.sleep(CLOSED_POLL_S)
+        return record
+
+    async def _readable(self, job: str, context: Any) -> JobRecord:
+        """Return the record of a job as `_closed`; raise WrongJobState when its results have expired."""
+        record = await self._closed(job, context)
         if 0 < ms_of(record.job.results_expire_time) <= unix_ms():
             raise WrongJobState("the results of the job have expired: submit it again")
         return record
