@@ -42,6 +42,7 @@ def job_object(job: pb.Job) -> dict[str, Any]:
         "state": state_of(job),
         "reason": job.reason,
         "reason_code": job.reason_code,
+        "closing": job.closing,
         "progress": output.message_object(job.progress),
         **{name: ms_of(getattr(job, name)) / 1e3 for name in _TIMES if job.HasField(name)},
         "report": output.message_object(job.report) if job.HasField("report") else None,
