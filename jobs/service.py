@@ -314,7 +314,9 @@ class JobService(JobServiceServicer):
                 upload.record.name = upload.record.name or request.name[-256:]
                 if request.HasField("expires_after"):
                     check_expiry("expires_after", request.expires_after)
-                    upload.record.expire_unix_ms = unix_ms() + ms_of(request.expires_after)
+                    upload.record.expire_unix_ms = (
+                        unix_ms() + request.expires_after.ToMilliseconds()
+                    )
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
                     raise InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
                 await upload.add(request.data)

@@ -84,9 +84,8 @@ def set_state(job: Job, state: "JobState.ValueType", code: str, reason: str, now
 
 
 def stand_still(progress: JobProgress) -> None:
-    """Clear what is true only of a job that runs: rates, items in flight and the time left."""
+    """Clear what is true only of a job that runs: the items in flight and the time left."""
     progress.in_flight = 0
-    progress.items_per_second = progress.tokens_per_second = 0.0
     progress.ClearField("remaining")
 
 

@@ -44,8 +44,10 @@ def main() -> None:
         names = source.schema_arrow.names
         _say({"columns": names})
         columns = [name for name in names if name in wanted]
-        # Values that repeat stay in their dictionary until their row is taken.
-        source = pq.ParquetFile(sys.stdin.buffer, read_dictionary=columns)
+        # Values that repeat stay in their dictionary until their row is taken; lists and structs have none.
+        types = source.schema_arrow.field
+        flat = [name for name in columns if not pa.types.is_nested(types(name).type)]
+        source = pq.ParquetFile(sys.stdin.buffer, read_dictionary=flat)
         for batch in source.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
             for place in range(batch.num_rows):
                 _say(_row(batch, place))

@@ -71,7 +71,9 @@ class _Broken(MemoryFile):
 def test_object_that_comes_short_is_unavailable(kind: type[MemoryFile], said: str) -> None:
     class Files(MemoryFileSystem):  # type: ignore[misc]
         protocol = "shortmem"
-        store: ClassVar[dict[str, Any]] = {"/a/in.jsonl": MemoryFile(None, None, b"x" * 40)}
+        store: ClassVar[dict[str, Any]] = {
+            "shortmem://a/in.jsonl": MemoryFile(None, None, b"x" * 40)
+        }
 
         def _open(self, path: str, *_: Any, **__: Any) -> MemoryFile:
             return kind(self, path, b"x" * 39)
