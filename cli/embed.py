@@ -16,6 +16,7 @@ from typer import BadParameter
 
 from cli import options, output
 from cli.commands import Group, argument, option, wants_json
+from cli.files import Draft
 from sluice.client import Embeddings
 from sluice.errors import InputInvalid
 
@@ -196,16 +197,18 @@ def _writer(out: Path | None) -> Iterator[_JsonLines | _Npy]:
     if out is None:
         yield _JsonLines(sys.stdout.buffer)
         return
-    part = out.with_name(out.name + ".part")
     try:
-        file = open(part, "wb")  # noqa: SIM115 (closed below)
+        draft = Draft(out)
     except OSError as error:
-        raise InputInvalid(f"{part}: {error.strerror}") from error
+        raise InputInvalid(f"{out}: {error.strerror}") from error
     try:
-        with file:
+        with open(draft.descriptor, "wb") as file:
+            if out.suffix == ".npy" and not file.seekable():
+                raise InputInvalid(f"{out}: .npy needs a file; write JSON lines to a pipe")
             writer = _Npy(file) if out.suffix == ".npy" else _JsonLines(file)
             yield writer
             writer.close()
-        part.replace(out)
+            file.flush()
+            draft.publish()
     finally:
-        part.unlink(missing_ok=True)
+        draft.close()

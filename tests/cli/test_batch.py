@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cli.batch_view import display, fitting, sentence
-from cli.files import NewFile
 from sluice.v1 import jobs_pb2 as pb
 from tests.cli.commands import Cli
 from tests.support.scripted_jobs import ScriptedJobs, answered, failed
@@ -182,19 +181,6 @@ async def test_an_output_that_cannot_be_written_is_told_before_the_job_is_create
     assert not jobs.created
 
 
-def test_two_commands_may_write_the_same_file(tmp_path: Path) -> None:
-    out = tmp_path / "out.txt"
-    with NewFile(out) as first:
-        with NewFile(out) as second, second.writing() as file:
-            file.write("second")
-            second.complete()
-        with first.writing() as file:
-            file.write("first")
-        first.complete()
-    assert out.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [out]
-
-
 @pytest.mark.parametrize(("known", "said"), [(False, "at least 0:01:30 left"), (True, "· 0:01:30")])
 def test_the_time_that_is_left_is_the_least_while_the_input_is_read(known: bool, said: str) -> None:
     job = pb.Job(state=pb.JOB_STATE_RUNNING)
@@ -204,20 +190,14 @@ def test_the_time_that_is_left_is_the_least_while_the_input_is_read(known: bool,
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-async def test_a_full_disk_says_where_the_results_are(
-    cli: Cli, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out.jsonl"
-    monkeypatch.setattr("cli.files.secrets.token_hex", lambda _: "name")
-    os.symlink("/dev/full", tmp_path / ".out.jsonl.name.writing")
+async def test_a_full_disk_says_where_the_results_are(cli: Cli, source: Path) -> None:
     async with ScriptedJobs(found=[answered(0, "A")]).serve() as jobs:
         ran = await cli(
-            "batch", "submit", str(source), "--out", str(out), "--address", jobs.address
+            "batch", "submit", str(source), "--out", "/dev/full", "--address", jobs.address
         )
     assert ran.code == 1
     assert "DISK_FULL" in ran.err
     assert "sluice batch results job-1 --out FILE" in ran.err
-    assert not out.exists()
 
 
 async def test_an_unknown_model_is_the_error_of_the_mesh(cli: Cli, source: Path) -> None:
