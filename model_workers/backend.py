@@ -17,6 +17,7 @@ from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
 from model_workers.parent import exit_with_parent
 from model_workers.prepared import PreparedEngine
 from model_workers.process import build_engine
+from model_workers.shared_memory import make_shared_memory_private
 from model_workers.worker import InboxFull, Worker
 from sluice.core_dumps import forbid_core_dumps
 from sluice.internal.v1 import worker_pb2
@@ -62,6 +63,7 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Builds the engine and starts the worker's threads; an exception here makes the model unavailable."""
         forbid_core_dumps()
+        make_shared_memory_private()
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )

@@ -45,6 +45,7 @@ class ChildSpec:
         stage: those of a higher one end first, those of one together.
         nice: above 0, it gives way to the other processes where they want the same core (nice(2), sched(7)).
         page: host and port of its metrics for Prometheus, if it has any.
+        folder: its working directory; None: ours.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ChildSpec:
     stage: int = 0
     nice: int = 0
     page: str | None = None
+    folder: Path | None = None
 
 
 class Child:
@@ -133,6 +135,8 @@ def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        cwd=spec.folder,
+        umask=0o077,  # files of a mesh hold prompts and keys
         # Not a session of its own: where the kernel shares cores by session (sched(7), autogroups), it would count
         # priorities of threads inside each session alone.
         process_group=0,

@@ -212,7 +212,7 @@ def render_accounts(
                 "subscribe": {"allow": allowed.subscribe},
             }
         sections[account(kind, id_)]["users"].append(entry)
-    return f"accounts: {json.dumps(sections, indent=2)}\n"
+    return f"accounts: {_quoted(sections)}\n"
 
 
 def render_tls(folder: Path) -> str:
@@ -224,7 +224,7 @@ def render_tls(folder: Path) -> str:
         "verify_and_map": True,
         "min_version": "1.2",
     }
-    return f"tls: {json.dumps(files, indent=2)}\n"
+    return f"tls: {_quoted(files)}\n"
 
 
 def _render(config: NatsConfig) -> str:
@@ -241,9 +241,14 @@ def _render(config: NatsConfig) -> str:
         f"host: {json.dumps(LOOPBACK)}\n"
         f"port: {config.port}\n"
         f"max_payload: {MAX_MESSAGE_BYTES}\n"
-        f"jetstream {{ store_dir: {json.dumps(str(config.store))}{encrypted} }}\n"
+        f"jetstream {{ store_dir: {_quoted(str(config.store))}{encrypted} }}\n"
         f"{secured}"
     )
+
+
+def _quoted(value: object) -> str:
+    """Return a value of nats-server's configuration, which is JSON but for its \\u."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 async def _wait_for_jetstream(jetstream: nats.js.JetStreamContext) -> None:

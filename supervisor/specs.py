@@ -1,6 +1,8 @@
 """How each process of a planned mesh is started."""
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -51,15 +53,28 @@ def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
 
 
 def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
-    """tritonserver; fills its runtime folder, if it needs one."""
-    runtime = config.runtime if config.program is None else None
-    if runtime is not None:
-        prepare_runtime(runtime)
+    """Return how tritonserver is started; fill its runtime folder, if it needs one.
+
+    Triton starts the process of a model through a shell, with unquoted paths. So it runs in its repository and gets
+    paths relative to that, which hold nothing of the name of the state directory.
+    """
+    if config.program is None:
+        prepare_runtime(config.runtime)
+    inside = replace(
+        config,
+        repository=Path(),
+        runtime=Path(os.path.relpath(config.runtime, config.repository)),
+        tls=config.tls and config.tls.absolute(),
+    )
+    environment = triton_environment(
+        inside.runtime if config.program is None else None, child_environment()
+    )
     return ChildSpec(
         name=config.name,
-        argv=triton_command(config),
-        env={**triton_environment(runtime, child_environment()), ENGINE_NICE: str(config.nice)},
+        argv=triton_command(inside),
+        env={**environment, ENGINE_NICE: str(config.nice)},
         log=log,
+        folder=config.repository,
         port=config.port,
         page=config.page,
         stop_s=config.exit_timeout_s + _MARGIN_S,

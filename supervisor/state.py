@@ -18,8 +18,9 @@
 
 import json
 import os
-import re
 import secrets
+import shlex
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
@@ -38,8 +39,6 @@ from sluice.local_mesh import (
 )
 
 _VERSION: Final = 3
-_STRANGE: Final = re.compile(r"[^A-Za-z0-9._/@%+,:=~-]")
-"""Triton's Python backend hands its path to a shell, and nats-server reads only ASCII escapes."""
 
 
 @dataclass(frozen=True)
@@ -151,16 +150,12 @@ class StateDir:
         return self.logs / f"{name}.log"
 
     def create(self) -> None:
-        """Makes the folders, for this user alone.
+        """Make the folders, for this user alone.
 
         Raises:
-            SetupError: the place cannot be written, or a server could not read its path.
+            SetupError: the place cannot be written, or others could replace what is in it.
         """
-        if strange := _STRANGE.search(str(self.root)):
-            raise SetupError(
-                f"state directory {self.root}: tritonserver and nats-server cannot read {strange[0]!r} in a path; "
-                f"name another one with --state-dir or {STATE_DIR_VARIABLE}"
-            )
+        self._check_name()
         try:
             for folder in (self.root, self.logs, self.nats):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -169,6 +164,30 @@ class StateDir:
                 f"state directory {self.root} cannot be made: {error.strerror}; "
                 f"name another one with --state-dir or {STATE_DIR_VARIABLE}"
             ) from error
+        self._check_owner()
+
+    def _check_name(self) -> None:
+        """Raise SetupError for a path that configuration files cannot hold."""
+        text = str(self.root)
+        if not text.isprintable():  # nor are bytes that are no UTF-8
+            raise SetupError(
+                f"state directory: {text!r} has control characters or is not UTF-8; "
+                f"name another one with --state-dir or {STATE_DIR_VARIABLE}"
+            )
+
+    def _check_owner(self) -> None:
+        """Raise SetupError when another user could replace files, some of which are run."""
+        status = self.root.stat()
+        if status.st_uid != os.geteuid():
+            raise SetupError(
+                f"state directory: {self.root} belongs to another user (uid {status.st_uid}), who could replace what "
+                "runs there; name one of your own with --state-dir"
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise SetupError(
+                f"state directory: {self.root} can be written by other users (mode {status.st_mode & 0o7777:o}); "
+                f"run: chmod go-w {shlex.quote(str(self.root))}"
+            )
 
     def lock(self) -> BinaryIO:
         """Takes the directory for a supervisor until the result is closed.

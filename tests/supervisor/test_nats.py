@@ -53,12 +53,21 @@ def test_the_server_keeps_to_an_amount_of_memory(
     assert nats_environment(config) == {"GOMEMLIMIT": "2GiB"}
 
 
-def test_the_server_accepts_the_configuration(tmp_path: Path) -> None:
-    config = NatsConfig(port=4222, store=tmp_path / 'js "odd" dir')
+@pytest.mark.parametrize(
+    "name", ['js "odd" dir', "jürgen", "日本", "a'b", "$HOME", "a;b&c", "a\\\\b", "#x"]
+)
+def test_nats_accepts_a_store_of_any_name(tmp_path: Path, name: str) -> None:
+    config = NatsConfig(port=4222, store=tmp_path / name)
     argv = nats_command(config, tmp_path / "nats.conf")
     checked = subprocess.run([*argv, "-t"], capture_output=True, text=True, timeout=60, check=False)
     assert checked.returncode == 0, checked.stderr
     assert 'host: "127.0.0.1"' in (tmp_path / "nats.conf").read_text()
+
+
+async def test_nats_keeps_its_store_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    config = NatsConfig(free_port(), tmp_path / "jü $HOME 'x'; touch y &")
+    async with running(config, tmp_path):
+        assert (config.store / "jetstream").is_dir()
 
 
 def test_a_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from sluice.errors import SetupError
 from sluice.startup import LOOPBACK, free_port
 from supervisor.child import Child, ChildSpec
 from supervisor.model_processes import stub_pids, until_lost
+from supervisor.specs import triton_spec
 from supervisor.triton import (
     TritonConfig,
     find_libpython,
@@ -295,3 +297,26 @@ async def test_a_stub_can_notice_by_itself_that_its_server_is_gone(config: Trito
 async def test_waiting_ends_at_its_bound() -> None:
     with pytest.raises(TimeoutError):
         await wait_for_triton(f"{LOOPBACK}:{free_port()}", 0.3)
+
+
+async def test_nothing_of_a_state_directory_reaches_a_shell(tmp_path: Path) -> None:
+    root = tmp_path / "a b'ü\"$HOME;touch one&touch two:`touch three`"
+    shutil.copytree(REPOSITORY, root / "models" / "w")
+    planned = TritonConfig(
+        name="triton",
+        repository=root / "models" / "w",
+        models=(MODEL,),
+        runtime=root / "triton",
+        port=free_port(),
+        secret=SECRET,
+        exit_timeout_s=2,
+        shm_prefix=f"sluice_test_{os.getpid()}_",
+    )
+    child = Child(triton_spec(planned, tmp_path / "triton.log"))
+    try:
+        await wait_for_triton(planned.address, READY_S)
+        [stub] = stub_pids(child.pid).values()
+        assert str(tmp_path) not in " ".join(psutil.Process(stub).cmdline())
+    finally:
+        await child.end(10.0)
+        remove_shared_memory(planned.shm_prefix)
