@@ -19,7 +19,7 @@ from sluice.errors import SetupError
 from sluice.settings import Settings
 from sluice.startup import LOOPBACK, is_loopback, reachable
 from sluice.tls import AUTHORITIES
-from supervisor.disk import check_room, explained
+from supervisor.disk import check_room, nats_watcher
 from supervisor.health import wait_until_reachable, wait_until_serving
 from supervisor.lifecycle import Progress
 from supervisor.model_processes import kill_when_stopped, triton_watcher
@@ -134,7 +134,9 @@ class Mesh:
         elsewhere = [model.name for model in self.settings.models if model.server is not None]
         if self._plan.nats is not None:
             self._on_progress("starting nats-server")
-            self.supervisor.start(nats_spec(self._plan.nats, self.state_dir))
+            spec = nats_spec(self._plan.nats, self.state_dir)
+            watcher = nats_watcher(self._plan.nats.store, self.state_dir.log(spec.name))
+            self.supervisor.start(spec, watcher)
             await self.supervisor.during_start(
                 wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
             )
@@ -209,10 +211,7 @@ async def running_mesh(
                 check_room(settings, plan.nats.store)
             mesh = Mesh(plan, on_progress)
             try:
-                try:
-                    await mesh.start()
-                except SetupError as error:
-                    raise explained(error, settings, state.nats) from error
+                await mesh.start()
                 yield mesh
             finally:
                 await mesh.stop()

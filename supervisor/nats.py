@@ -55,6 +55,7 @@ class NatsConfig:
         passwords: by process, where ``tls`` is None.
         input_streams: of the operator, whose messages are inputs of jobs.
         encryption_key: of the files in the store; None: they are not encrypted.
+        max_file_bytes: what streams may reserve; None: three quarters of the disk that is free when it starts.
     """
 
     port: int
@@ -65,6 +66,7 @@ class NatsConfig:
     passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
     input_streams: tuple[str, ...] = ()
     encryption_key: str | None = field(default=None, repr=False)
+    max_file_bytes: int | None = None
 
     @property
     def url(self) -> str:
@@ -234,6 +236,7 @@ def _render(config: NatsConfig) -> str:
         secured += render_accounts(config.users, config.input_streams, passwords)
     # From the environment: the configuration lies beside the files.
     encrypted = f", cipher: aes, key: ${_KEY_VARIABLE}" if config.encryption_key else ""
+    limit = "" if config.max_file_bytes is None else f", max_file_store: {config.max_file_bytes}"
     monitor = "" if config.monitor is None else f"http: {json.dumps(config.monitor)}\n"
     return (
         'server_name: "sluice"\n'
@@ -241,7 +244,7 @@ def _render(config: NatsConfig) -> str:
         f"host: {json.dumps(LOOPBACK)}\n"
         f"port: {config.port}\n"
         f"max_payload: {MAX_MESSAGE_BYTES}\n"
-        f"jetstream {{ store_dir: {_quoted(str(config.store))}{encrypted} }}\n"
+        f"jetstream {{ store_dir: {_quoted(str(config.store))}{limit}{encrypted} }}\n"
         f"{secured}"
     )
 

@@ -24,6 +24,7 @@ from sluice.settings import (
 from sluice.startup import LOOPBACK, answers, check_reach, split_address
 from sluice.wire import permissions
 from sluice.wire.subjects import ANY
+from supervisor.disk import file_limit
 from supervisor.nats import NatsConfig, find_nats_server
 from supervisor.ports import Ports
 from supervisor.state import StateDir
@@ -375,6 +376,7 @@ def _plan_nats(settings: Settings, state: StateDir, ports: Ports) -> NatsConfig 
         monitor=page,
         input_streams=streams,
         encryption_key=settings.nats.encryption_key,
+        max_file_bytes=file_limit(settings, state.root),
     )
 
 
