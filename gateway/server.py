@@ -49,6 +49,7 @@ from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings
+from sluice.startup import split_address
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.registry import MetricRegistry
@@ -57,7 +58,9 @@ from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from sluice.wire import permissions
 from sluice.wire.connection import MeshClient, connect, disconnect
+from sluice.wire.jetstream import explained
 from sluice.wire.patience import patiently
+from sluice.wire.stream_keeper import StreamKeeper
 
 _log = logging.getLogger(__name__)
 
@@ -124,6 +127,7 @@ class Gateway:
             self.usage,
             self._limiter,
         )
+        self._streams = StreamKeeper(self._restore_streams)
         self._drift = DriftMonitor(gateway_id, metric_registry)
         self._drift.use(policies.router.held_out, settings.routing.drift)
         self.reload = GatewayReload(
@@ -230,6 +234,7 @@ class Gateway:
         """Checks deadlines, stalls and readiness, and writes records, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._store.run())
+            group.create_task(self._streams.run())
             group.create_task(self.shared.run())
             group.create_task(self.authenticator.run())
             group.create_task(self.reload.run())
@@ -237,6 +242,7 @@ class Gateway:
 
     def _on_loss(self) -> None:
         self.shared.on_loss()
+        self._streams.check_soon()
         self._transport.on_reconnect()
 
     async def _tick(self) -> None:
@@ -290,7 +296,21 @@ class Gateway:
                 wait_s=_STORE_RETRY_S,
             )
         except (TimeoutError, NatsError, SluiceError) as error:
-            raise SetupError(f"JetStream does not take the gateway's streams: {error}") from error
+            raise SetupError(
+                f"JetStream does not take the gateway's streams: {explained(error)}"
+            ) from error
+
+    def _hosts(self) -> frozenset[str] | None:
+        """The names that HTTP serves beside those of this machine; None: all."""
+        http = self._settings.http
+        if self.authenticator.on or "*" in http.hosts or http.address is None:
+            return None
+        own, _ = split_address(http.address, "http.address")
+        return frozenset(map(str.lower, (*http.hosts, own)))
+
+    async def _restore_streams(self) -> None:
+        await self._store.restore()
+        await self.shared.restore()
 
     async def _open_store(self, client: MeshClient) -> None:
         await self._store.start(client)
@@ -351,6 +371,7 @@ class Gateway:
             self._jobs,
             self._checks,
             lambda: self._health.serving,
-            local_only=not (self._settings.gateway.allow_remote or self.authenticator.on),
+            lambda: self._streams.problem,
+            hosts=self._hosts(),
         )
         return HttpServer(address, app, context_of(self._settings.tls))

@@ -44,8 +44,10 @@ from sluice.wire import jetstream, permissions
 from sluice.wire.bucket import Bucket, mesh_key
 from sluice.wire.codec import request_reader
 from sluice.wire.connection import connect, disconnect
+from sluice.wire.jetstream import explained
 from sluice.wire.job_calls import is_signed
 from sluice.wire.patience import patiently
+from sluice.wire.stream_keeper import StreamKeeper
 
 _log = logging.getLogger(__name__)
 
@@ -72,13 +74,15 @@ async def serve(
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
     tls = settings.tls.mesh
-    client = await connect(settings.nats, permissions.JOBS, process, lambda: None, tls)
+    store = JobStore(settings.jobs, settings.nats.replicas)
+    streams = StreamKeeper(store.restore)
+    client = await connect(settings.nats, permissions.JOBS, process, streams.check_soon, tls)
     gateways: Gateways | None = None
     try:
         key = await _mesh_key(settings, client)
         addresses = settings.jobs.gateways or reachable(settings.gateway.address)
         gateways = Gateways(addresses, key, tls)
-        store = await _started_store(settings, client)
+        await _start_store(store, client)
         registry = registry or MetricRegistry()
         of_all = JobProcess(process, settings.jobs, store, gateways, tracer, registry)
         scheduler = Scheduler(of_all)
@@ -86,7 +90,7 @@ async def serve(
         await scheduler.start(client)
         service = JobService(of_all, partial(_read_models, gateways))
         async with _serving(settings.jobs.address, service, key, tls):
-            running = asyncio.create_task(scheduler.run())
+            running = asyncio.gather(scheduler.run(), streams.run())
             await stop.wait()
             running.cancel()
             await scheduler.close()
@@ -210,16 +214,14 @@ async def _refuse(_: Any, context: Any) -> None:
     await context.abort(*error.as_abort())
 
 
-async def _started_store(settings: Settings, client: Client) -> JobStore:
-    store = JobStore(settings.jobs, settings.nats.replicas)
+async def _start_store(store: JobStore, client: Client) -> None:
     try:
         await store.start(client)
     except (TimeoutError, NatsError, TransportUnavailable) as error:
         raise SetupError(
-            f"JetStream does not take the streams of jobs: {error}; where its disk is too small, lower "
+            f"JetStream does not take the streams of jobs: {explained(error)}; where its disk is too small, lower "
             "jobs.inputs_max_bytes and jobs.results_max_bytes"
         ) from error
-    return store
 
 
 @contextlib.asynccontextmanager

@@ -44,6 +44,7 @@ from sluice.v1.jobs_pb2 import (
 from sluice.wire import subjects
 from sluice.wire.clock import ms_of, timestamp, unix_ms
 from sluice.wire.enums import word_of
+from sluice.wire.stream_keeper import REPEAT_S
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Scheduler:
         self._show(process.registry)
         self._heard = asyncio.Event()
         self._starts: dict[str, Rate] = {}
-        self._scanned_at = self._left_at = float("-inf")
+        self._scanned_at = self._left_at = self._failed_at = float("-inf")
 
     async def start(self, client: Client) -> None:
         """Listens to changes of records."""
@@ -92,8 +93,12 @@ class Scheduler:
             self._heard.clear()
             try:
                 await self._look()
+                self._failed_at = float("-inf")
             except SluiceError as error:
-                _log.warning("jobs cannot be looked for: %s", error)
+                now = time.monotonic()
+                if now - self._failed_at >= REPEAT_S:
+                    self._failed_at = now
+                    _log.warning("job scan failed: %s", error)
                 self._scanned_at = float("-inf")  # changes may not have been heard
             except Exception:  # without this loop no job is taken any more
                 _log.exception("the scheduler failed")

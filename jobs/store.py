@@ -74,6 +74,13 @@ class JobStore:
         for config in self._streams:
             await jetstream.ensure_stream(self._jetstream, config, self._replicas)
 
+    async def restore(self) -> None:
+        """Create what NATS has lost, empty; raises as `start`."""
+        assert self._jetstream is not None, "started"
+        await self._records.restore()
+        for config in self._streams:
+            await jetstream.restore_stream(self._jetstream, config, self._replicas)
+
     # Records.
 
     async def create(self, record: JobRecord) -> bool:

@@ -7,6 +7,7 @@ A request that is refused for its content counts as a request: to find that out 
 limit, for want of capacity or because it would be late does not: its caller is told to send it again.
 """
 
+import math
 from calendar import monthrange
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -200,7 +201,7 @@ class TenantLimits:
         for name, bucket in self._rates_of(payer.tenant, limits).items():
             word, level = name.setting.partition("_")[0], max(0.0, bucket.level(now))
             headers[f"x-ratelimit-limit-{word}"] = f"{bucket.rate_per_s * _MINUTE_S:.0f}"
-            headers[f"x-ratelimit-remaining-{word}"] = f"{level:.0f}"
+            headers[f"x-ratelimit-remaining-{word}"] = str(math.floor(level))
             headers[f"x-ratelimit-reset-{word}"] = f"{bucket.wait_s(bucket.burst, now):.0f}s"
         return headers
 

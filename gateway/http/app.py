@@ -27,23 +27,28 @@ def make_app(
     jobs: JobForwarder,
     checks: CallChecks,
     serving: Callable[[], bool],
+    problem: Callable[[], str],
     *,
-    local_only: bool,
+    hosts: frozenset[str] | None,
 ) -> Starlette:
     """The application.
 
     Args:
         checks: what calls pass, over gRPC too.
         serving: whether the gateway can answer.
-        local_only: as in `Endpoint`.
+        problem: why a part of the mesh cannot be used while models answer; empty: all can.
+        hosts: as in `Endpoint`.
     """
     admission = generator.upstream.admission
     max_bytes = generator.settings.max_message_bytes
     calls, batches = ModelCalls(generator), JobCalls(jobs, checks.arriving)
 
     async def health(request: Request) -> Response:
-        ready = serving()
-        return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
+        if not serving():
+            return JSONResponse({"status": "not ready"}, 503)
+        # Load balancers read the code: models answer without JetStream.
+        degraded = {"status": "degraded", "problem": problem()}
+        return JSONResponse(degraded if problem() else {"status": "ok"})
 
     asking: dict[str, Behaviour] = {
         **dict.fromkeys(URLS, calls.complete),
@@ -72,7 +77,7 @@ def make_app(
             checks,
             admission.limit_headers,
             max_bytes,
-            local_only,
+            hosts,
             behaviour,
             roles,
             path in asking,

@@ -204,8 +204,8 @@ class Endpoint:
     """A route as an ASGI application.
 
     Attributes:
-        local_only: the header "host" must name this machine. A web page can give its own name the address of this
-            machine, and then ask us like its own server; a browser sends that name.
+        hosts: names in the header "host" that are served beside those of this machine; None: all. A web page can give
+            its own name the address of this machine, and then ask us like its own server; a browser sends that name.
         roles: who may call it.
         asks: whether it asks models, in a class: for the limits that come before all other work.
         count_refused: counts a request whose body is refused before it is one to a model.
@@ -214,7 +214,7 @@ class Endpoint:
     checks: CallChecks
     limit_headers: Callable[[Caller], Mapping[str, str]]
     max_body_bytes: int
-    local_only: bool
+    hosts: frozenset[str] | None
     behaviour: Behaviour
     roles: frozenset[str]
     asks: bool
@@ -226,16 +226,19 @@ class Endpoint:
         self.checks.limiter.turns.arrived_at = time.monotonic()
         await guarded(self._answer(call), call.fail, call.request_id)
 
+    def _serves(self, host: str) -> bool:
+        return self.hosts is None or host in self.hosts or is_loopback(host)
+
     async def _answer(self, call: HttpCall) -> None:
         headers, checks = call.metadata, self.checks
         if len(headers.get("content-type", "")) > CONTENT_TYPE_CHARS_MAX:
             raise InvalidRequest.of(
                 "content-type", f"is too long; send at most {CONTENT_TYPE_CHARS_MAX} characters"
             )
-        if self.local_only and not is_loopback(host_of(headers)):
+        if not self._serves(host_of(headers)):
             raise PermissionDenied(
-                "host: must be an address of this machine while the gateway asks for no credentials; behind a "
-                "proxy set gateway.allow_remote"
+                f"host: {host_of(headers)!r} is not served while the gateway asks for no credentials; add it to "
+                "http.hosts, or use an address of this machine"
             )
         if headers.get("host") and not host_of(headers):
             raise InvalidRequest.of("host", "is not a name or an address; send HOST or HOST:PORT")

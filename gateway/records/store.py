@@ -67,6 +67,8 @@ class RecordStore:
         self._in_force = in_force
         self._writer = BackgroundWriter(GATHER_S)
         self.audit_writer = BackgroundWriter()
+        self._streams: dict[str | None, StreamConfig] = {}
+        """By name, those that were made."""
         self._settings = settings
         self._records_share = TenantShares(
             subjects.RECORDS_STREAM,
@@ -94,14 +96,23 @@ class RecordStore:
             limits = kept.audit_max_mib * _MIB, kept.audit_max_age_h * 3600
             streams.append(jetstream.audit_stream(*limits))
         for config in streams:
-            await jetstream.ensure_stream(self._js, config, self._replicas)
+            await self._ensure(config)
         await self.ensure_outcomes(self._in_force().routing.outcomes)
 
     async def ensure_outcomes(self, settings: OutcomeSettings) -> None:
         """Outcomes can be kept as ``settings`` say; raises as `start`."""
         if settings.tenants:
             config = jetstream.outcomes_stream(settings.max_mib * _MIB, settings.max_age_h * 3600)
-            await jetstream.ensure_stream(self._js, config, self._replicas)
+            await self._ensure(config)
+
+    async def _ensure(self, config: StreamConfig) -> None:
+        await jetstream.ensure_stream(self._js, config, self._replicas)
+        self._streams[config.name] = config
+
+    async def restore(self) -> None:
+        """Create the streams that NATS has lost, empty; raises as `start`."""
+        for config in (*self._streams.values(), jetstream.DEAD_LETTERS):
+            await jetstream.restore_stream(self._js, config, self._replicas)
 
     async def run(self) -> None:
         """Writes what is queued until it is cancelled."""

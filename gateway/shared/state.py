@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
+from google.protobuf.wrappers_pb2 import StringValue
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
@@ -63,6 +64,8 @@ class SharedState:
         self.api_keys = self._bucket(jetstream.API_KEYS)
         self._secrets = self._bucket(jetstream.SECRETS)
         self.resume_key = ResumeKey(limits.resume_key or "")
+        self._kept_secrets: dict[str, str] = {}
+        """By name, what this gateway knows of the bucket of secrets."""
         keep_s = limits.replay_s if limits.replay_entries else 0.0
         self.idempotency_keys = self._bucket(jetstream.KEYS)
         self.keys = SharedKeys(registry, self.idempotency_keys, peers, keep_s)
@@ -84,11 +87,23 @@ class SharedState:
             await bucket.start(client)
         await self.usage.read()
         if self._settings.gateway.resume_key is None:
-            self.resume_key.use(await shared_secret(self._secrets, "resume_key"))
+            self._kept_secrets["resume_key"] = await shared_secret(self._secrets, "resume_key")
+            self.resume_key.use(self._kept_secrets["resume_key"])
 
     async def mesh_key(self) -> str | None:
         """What processes of the mesh show each other; None: nothing. As `open`, after it."""
-        return await mesh_key(self._settings, self._secrets)
+        key = await mesh_key(self._settings, self._secrets)
+        if key is not None and not self._settings.identity.mesh_key:
+            self._kept_secrets["mesh_key"] = key
+        return key
+
+    async def restore(self) -> None:
+        """Create the buckets that NATS has lost, with the secrets that this gateway uses; raises as `open`."""
+        for bucket in self._buckets:
+            await bucket.restore()
+        for name, secret in self._kept_secrets.items():
+            await self._secrets.write(name, StringValue(value=secret), last=0)
+        await self._secrets.write("probe", StringValue())  # a full disk refuses nothing but writes
 
     def on_loss(self) -> None:
         """Messages of other gateways may have been lost."""

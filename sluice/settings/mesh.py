@@ -101,6 +101,9 @@ class HttpSettings(Section):
     address: str | None = None
     """Unset: 127.0.0.1:8000 in `sluice up`, and no HTTP in a gateway by itself. Null: no HTTP. Of several gateways the
     first has it, the others have the ports behind it."""
+    hosts: tuple[str, ...] = ()
+    """Names in the header "host" that are served beside those of this machine where callers show no credentials; "*":
+    all. A web page can give its own name the address of the gateway, and browsers send that name."""
 
 
 class BatcherSettings(Section):

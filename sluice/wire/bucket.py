@@ -51,6 +51,10 @@ class Bucket:
         self.open(client)
         await jetstream.ensure_stream(self._js, self._config, self._replicas)
 
+    async def restore(self) -> None:
+        """Create the bucket where NATS has lost it; raises as `start`."""
+        await jetstream.restore_stream(self._js, self._config, self._replicas)
+
     def open(self, client: Client) -> None:
         """Uses a bucket that another process creates; it is empty until then, and cannot be written."""
         self._jetstream = client.jetstream(timeout=ANSWER_S)

@@ -21,6 +21,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from sluice.settings import NatsSettings
 from sluice.tls import AUTHORITIES, CERTIFICATE, ClientContext
 from sluice.wire import jetstream, permissions, subjects
+from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.patience import patiently
 
 _log = logging.getLogger(__name__)
@@ -236,6 +237,7 @@ async def connect(
     try:
         async with asyncio.timeout(settings.connect_s) as made.starting:
             await made.open(kind, process)
+            _check_payload(made.client, settings.url)
             if kind in (permissions.GATEWAY, permissions.OPERATOR):
                 await _ensure_streams(made.client, settings)
         made.starting = None
@@ -351,6 +353,15 @@ def check_encrypted(client: Client, url: str) -> None:
     """nats-py asks for TLS only when the server demands it: then everything would go unencrypted."""
     if not client._server_info.get("tls_required"):
         raise NatsUnreachable(f"NATS at {shown(url)} offers no TLS, and tls.mesh is set")
+
+
+def _check_payload(client: Client, url: str) -> None:
+    """Raise NatsUnreachable when the server does not take the largest messages of a mesh."""
+    if client.max_payload < MAX_MESSAGE_BYTES:
+        raise NatsUnreachable(
+            f"NATS at {shown(url)}: max_payload is {client.max_payload}, and messages of a mesh have up to "
+            f"{MAX_MESSAGE_BYTES} bytes; set max_payload: {MAX_MESSAGE_BYTES} in its configuration"
+        )
 
 
 def secured(context: ClientContext | None) -> dict[str, Any]:

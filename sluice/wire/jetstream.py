@@ -19,7 +19,7 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import APIError
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from sluice.errors import RETRY_AFTER_S, TransportUnavailable
 from sluice.settings import JobsSettings
@@ -121,6 +121,22 @@ async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: in
         if error.err_code != _OTHER_CONFIGURATION:
             raise
         await js.update_stream(config)
+
+
+async def restore_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:
+    """Create a stream that a server has lost; one that exists keeps its limits. Raises as `ensure_stream`."""
+    try:
+        await js.add_stream(config.evolve(num_replicas=replicas))
+    except APIError as error:
+        if error.err_code != _OTHER_CONFIGURATION:
+            raise
+
+
+def explained(error: Exception) -> str:
+    """Return an error of JetStream in words; of a server without JetStream with what to do."""
+    if isinstance(error, ServiceUnavailableError) and not error.err_code:
+        return "the server runs without JetStream: start it with -js, or add jetstream {} to its configuration"
+    return str(error) or type(error).__name__
 
 
 @contextmanager

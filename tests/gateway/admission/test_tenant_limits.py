@@ -377,6 +377,16 @@ def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
     }
 
 
+def test_headers_of_a_refused_request_say_that_none_remains() -> None:
+    world = World({"requests_per_minute": 60})
+    for _ in range(10):
+        world.core.enter(world.given, ACME)
+    world.now += 0.97
+    with pytest.raises(LimitReached):
+        world.core.enter(world.given, ACME)
+    assert world.core.headers(world.given, ACME)["x-ratelimit-remaining-requests"] == "0"
+
+
 def test_headers_for_http() -> None:
     world = World({"requests_per_minute": 60, "tokens_per_minute": 600})
     world.core.enter(world.given, ACME)

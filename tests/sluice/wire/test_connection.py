@@ -56,6 +56,18 @@ async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:
         await connect(NatsSettings(url=url, connect_s=0.2), OPERATOR, "test", nothing)
 
 
+async def test_connect_refuses_a_server_with_a_small_max_payload(tmp_path: Path) -> None:
+    port, config = free_port(), tmp_path / "nats.conf"
+    config.write_text(f'host: "127.0.0.1"\nport: {port}\nmax_payload: 65536\njetstream {{}}\n')
+    command = str(find_nats_server()), "--config", str(config), "-sd", str(tmp_path / "store")
+    url = f"nats://127.0.0.1:{port}"
+    with (
+        nats_process_of(command, tmp_path),
+        pytest.raises(NatsUnreachable, match=r"max_payload is 65536, .*set max_payload: 1048576"),
+    ):
+        await connect(NatsSettings(url=url, connect_s=BOUND_S), OPERATOR, "test", nothing)
+
+
 @pytest.mark.parametrize("user", ["", "sluice:wrong-password@"])
 async def test_credentials_that_are_refused_are_told_at_once_without_the_password(
     tmp_path: Path, user: str
