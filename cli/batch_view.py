@@ -73,22 +73,24 @@ def show(job: pb.Job) -> None:
     for number, stage in enumerate(job.progress.stages):
         at_work = " *" * (number == job.progress.stage and job.state not in OVER)
         done = stage.succeeded + stage.dead
-        print(f"stage {stage.name}: {done} of {stage.total}, {stage.dead} failed{at_work}")
+        output.write_line(
+            f"stage {stage.name}: {done} of {stage.total}, {stage.dead} failed{at_work}"
+        )
     progress = job.progress
     if progress.saved_tokens:
-        print(
+        output.write_line(
             f"{progress.deduplicated} items were identical to others: {progress.saved_tokens} tokens saved"
         )
     if progress.cached_prompt_tokens:
         share = progress.cached_prompt_tokens / progress.prompt_tokens
-        print(f"{share:.0%} of the tokens of prompts were found in the prefix cache")
+        output.write_line(f"{share:.0%} of the tokens of prompts were found in the prefix cache")
     if job.HasField("report"):
         for line in _shares(job.report):
-            print(line)
+            output.write_line(line)
     if job.nats_last_sequence:
-        print(f"the last message read has the sequence {job.nats_last_sequence}")
+        output.write_line(f"the last message read has the sequence {job.nats_last_sequence}")
     if job.reason:
-        print(f"{job.reason_code}: {job.reason}")
+        output.write_line(f"{job.reason_code}: {job.reason}")
 
 
 def _shares(report: pb.JobReport) -> Iterator[str]:

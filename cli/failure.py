@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import typer
 
+from cli.escaping import printable
+
 UNEXPECTED: Final = "INTERNAL"
 
 
@@ -34,7 +36,8 @@ def report(error: Exception, as_json: bool) -> int:
         print(json.dumps({**done, "error": described}), flush=True)
     if not (as_json and sys.stdout.isatty() and sys.stderr.isatty()):
         message = _printed(described["message"], keep_lines=described["reason"] == "SETUP")
-        print(f"sluice: {described['reason']}: {message}", file=sys.stderr, flush=True)
+        text = printable(f"sluice: {described['reason']}: {message}")
+        print(text, file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, typer.TyperException) else 1
 
 

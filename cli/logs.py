@@ -14,6 +14,7 @@ from typer import BadParameter
 
 from cli import failure, options, output
 from cli.commands import argument, option, wants_json
+from cli.escaping import printable
 from sluice.telemetry.logs import LEVELS, Level, LogLine, parse
 
 _TAIL_BYTES: Final = 1 << 20
@@ -138,4 +139,5 @@ def _write(lines: Iterable[LogLine]) -> None:
         about = f"  [{line.request_id}]" if line.request_id else ""
         text = f"{when} {line.process:15} {line.level:7} {line.message}{about}"
         colour = _COLOURS.get(line.level)
+        text = printable(text)
         print(output.styled(text, colour, sys.stdout) if colour else text, flush=True)

@@ -14,6 +14,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
 from cli.commands import wants_json
+from cli.escaping import printable
 from cli.failure import CommandFailed
 from sluice.client import AnswerStream
 from sluice.client.answer import Answer, AnswerBuilder, Delta, Event
@@ -37,9 +38,14 @@ _MAY_BE_LEFT_OUT: Final = frozenset(
 """Of what an answer has."""
 
 
+def write_line(text: str = "") -> None:
+    """Write a line for people."""
+    print(printable(text))
+
+
 def write_json(value: Any) -> None:
-    """One JSON value on one line of stdout."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    """Write one JSON value on one line of stdout."""
+    print(printable(json.dumps(value, ensure_ascii=False)), flush=True)
 
 
 def show(
@@ -52,10 +58,11 @@ def show(
     Raises:
         CommandFailed: not all was done that was asked: ``failed`` is the reason and the message.
     """
-    if callable(text) and not wants_json():
-        text()
+    if callable(text):
+        if not wants_json():
+            text()
     elif text and not wants_json():
-        print(text)
+        write_line(text)
     if failed:
         raise CommandFailed(*failed, described)
     if wants_json():
@@ -118,7 +125,7 @@ def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
 def note(text: str) -> None:
     """Write a note for people: on stderr, and only when stderr is a terminal."""
     if sys.stderr.isatty():
-        print(styled(text, DIM, sys.stderr), file=sys.stderr, flush=True)
+        print(styled(printable(text), DIM, sys.stderr), file=sys.stderr, flush=True)
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
@@ -218,7 +225,7 @@ def aligned(
         units: a second line below the headers; left out where all are empty.
     """
     heads = [headers, units] if any(units) else [headers]
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["-" if cell is None else _cell(cell) for cell in row] for row in rows]
     right = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
     widths = [max(map(len, column)) for column in zip(*heads, *cells, strict=True)]
     return [
@@ -228,6 +235,10 @@ def aligned(
         ).rstrip()
         for line in (*heads, *cells)
     ]
+
+
+def _cell(value: object) -> str:
+    return printable(str(value).replace("\n", "\\n"))
 
 
 def answer_object(answer: Answer) -> dict[str, Any]:

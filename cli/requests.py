@@ -36,7 +36,7 @@ def requests(
             header = ("request", "tenant", "class", "model", "state", "age", "tokens", "gateway")
             output.write_table(header, [_row(one) for one in listed.requests])
         some = f", the oldest {shown} are shown" if shown < total else ""
-        print(f"{total} requests run{some}")
+        output.write_line(f"{total} requests run{some}")
         _tell_silent(listed.silent_gateways, "their requests are missing here")
 
     described = {
@@ -72,8 +72,8 @@ def cancel(
 
     def write() -> None:
         for name in done.request_ids:
-            print(name)
-        print(f"{len(done.request_ids)} requests cancelled")
+            output.write_line(name)
+        output.write_line(f"{len(done.request_ids)} requests cancelled")
         _tell_silent(done.silent_gateways, "their requests may go on")
 
     failed = ("REQUEST_UNKNOWN", f"{', '.join(missing)}: not running") if missing else None
@@ -132,7 +132,7 @@ def rows_in(found: admin_pb2.ReadMetricsResponse, model: str, worker: str) -> in
 
 def _tell_silent(gateways: Sequence[str], what: str) -> None:
     if gateways:
-        print(f"no answer from {', '.join(gateways)}: {what}")
+        output.write_line(f"no answer from {', '.join(gateways)}: {what}")
 
 
 def _row(one: admin_pb2.RunningRequest) -> tuple[object, ...]:

@@ -49,7 +49,7 @@ def dry_run(client: options.OperatorClient) -> None:
         if counted.moves:
             output.write_table(_MOVE, ([move[key] for key in _MOVE] for move in described["moves"]))
         changed = f"{counted.changed} of {counted.texts} texts"
-        print(f"{changed} would change under policy {counted.policy}")
+        output.write_line(f"{changed} would change under policy {counted.policy}")
 
     output.show(described, write)
 
@@ -63,11 +63,13 @@ def _show(text: str, checked: CheckTextResponse, findings: Sequence[Mapping[str,
         ]
         output.write_table(("rule", "severity", "action", "place", "text"), rows)
     else:
-        print("nothing found")
+        output.write_line("nothing found")
     route = f" to {checked.model}" if checked.model else ""
-    print(f"{'blocked' if checked.blocked else 'passes' + route} by policy {checked.policy}")
+    output.write_line(
+        f"{'blocked' if checked.blocked else 'passes' + route} by policy {checked.policy}"
+    )
     if not checked.blocked and checked.text != text:
-        print("the model would see:")
+        output.write_line("the model would see:")
         output.write_text(checked.text + "\n")
 
 

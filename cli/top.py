@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from cli import options, output
 from cli.commands import option, wants_json
+from cli.escaping import printable
 from cli.keyboard import keys
 from sluice.client.blocking import Client
 from sluice.errors import SluiceError
@@ -97,7 +98,7 @@ def top(
                 except SluiceError as error:
                     shown = [f"sluice top  {client.address}", f"no answer: {error.message}"]
                 # Each line is erased behind its text, so nothing flickers.
-                print("\x1b[H" + "\x1b[K\n".join(shown), end="\x1b[J", flush=True)
+                print("\x1b[H" + "\x1b[K\n".join(map(printable, shown)), end="\x1b[J", flush=True)
                 if "q" in pressed(interval):
                     print()
                     return

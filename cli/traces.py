@@ -182,13 +182,15 @@ def _print(verdicts: Sequence[Verdict], counts: Counter[str]) -> None:
     for verdict in verdicts:
         if verdict.word == "whole":
             continue
-        print(f"{verdict.trace_id}  {verdict.word}")
+        output.write_line(f"{verdict.trace_id}  {verdict.word}")
         if verdict.marked:
-            print(f"  spans may be missing: lost with a {', '.join(verdict.marked)}")
+            output.write_line(f"  spans may be missing: lost with a {', '.join(verdict.marked)}")
         for fault in verdict.faults[:SHOWN]:
-            print(f"  {fault}")
+            output.write_line(f"  {fault}")
         if len(verdict.faults) > SHOWN:
-            print(f"  and {len(verdict.faults) - SHOWN} more; --json has all")
+            output.write_line(f"  and {len(verdict.faults) - SHOWN} more; --json has all")
     words = ("whole", "incomplete", "faulty")
     noun = "trace" if len(verdicts) == 1 else "traces"
-    print(f"{len(verdicts)} {noun}: " + ", ".join(f"{counts[word]} {word}" for word in words))
+    output.write_line(
+        f"{len(verdicts)} {noun}: " + ", ".join(f"{counts[word]} {word}" for word in words)
+    )
