@@ -44,6 +44,7 @@ _ONE_THREAD: Final[Mapping[str, str]] = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
+    "GRPC_VERBOSITY": "NONE",  # of Triton too
 }
 
 

@@ -9,7 +9,9 @@ Rules:
 """
 
 import asyncio
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import textwrap
@@ -22,8 +24,12 @@ from typing import BinaryIO, Final
 
 from supervisor.orphans import dying_with_us
 
+_logger = logging.getLogger(__name__)
+
 LOG_MAX_BYTES: Final = 16 * 1024 * 1024
-"""A log that is larger when its process starts moves to NAME.log.1."""
+"""A larger log moves to NAME.log.1, in place of an older one."""
+ROTATE_S: Final = 5.0
+"""How often the size of a log is looked at, in seconds."""
 
 _TAIL_BYTES: Final = 65_536
 _LINES_READ: Final = 20
@@ -146,9 +152,29 @@ def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:
 def _open_log(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
     if path is None:
         return nullcontext()
-    if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
-        path.replace(path.with_name(f"{path.name}.1"))
+    if path.exists():
+        rotate_log(path)
     return path.open("ab")
+
+
+async def keep_log_small(path: Path) -> None:
+    """Move what is in a log aside whenever it is larger than `LOG_MAX_BYTES`, until it is cancelled."""
+    while True:
+        await asyncio.sleep(ROTATE_S)
+        try:
+            rotate_log(path)
+        except OSError as error:
+            _logger.warning("rotation of %s failed: %s", path, error.strerror)
+
+
+def rotate_log(path: Path) -> None:
+    """Move what is in a large log to NAME.log.1, also while a process writes to it. Raises OSError.
+
+    The process appends to the same file, so the file is copied and emptied. A line that comes between is lost.
+    """
+    if path.stat().st_size > LOG_MAX_BYTES:
+        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+        os.truncate(path, 0)
 
 
 def describe_exit(code: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sluice.core_dumps import forbid_core_dumps
 from sluice.errors import SetupError
-from supervisor.child import Child, ChildSpec, describe_exit, log_tail
+from supervisor.child import Child, ChildSpec, describe_exit, keep_log_small, log_tail
 from supervisor.lifecycle import Lifecycle
 from supervisor.orphans import OrphanReaper
 from supervisor.state import ProcessState
@@ -125,19 +125,22 @@ class SupervisedProcess:
 
     async def _run(self, child: Child) -> int:
         """Waits for the end of ``child``, with the watcher running."""
-        watching = self._start_watcher(child)
+        watching = self._start_watchers(child)
         code = await child.exited
-        if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         if not self.failed_start.done() and (code >= 0 or self.life.restarts):
             self.failed_start.set_result(code)
         return code
 
-    def _start_watcher(self, child: Child) -> asyncio.Task[None] | None:
-        if self._watcher is None:
-            return None
-        return asyncio.create_task(self._watch(self._watcher, child))
+    def _start_watchers(self, child: Child) -> list[asyncio.Task[None]]:
+        tasks = []
+        if self._watcher is not None:
+            tasks.append(asyncio.create_task(self._watch(self._watcher, child)))
+        if self.spec.log is not None:
+            tasks.append(asyncio.create_task(keep_log_small(self.spec.log)))
+        return tasks
 
     async def _watch(self, watcher: Watcher, child: Child) -> None:
         try:

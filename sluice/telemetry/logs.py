@@ -9,6 +9,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,6 +19,12 @@ LogFormat = Literal["text", "json"]
 
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
+BURST: Final = 5
+"""Lines of one cause that may come at once: several processes can end in the same second."""
+REPEAT_S: Final = 1.0
+"""Interval between lines of one cause that goes on, in seconds."""
+CAUSES_MAX: Final = 1000
+"""Bound of the causes that are known: messages of libraries may have no arguments."""
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
 """Request and trace of what runs now."""
@@ -31,8 +38,63 @@ def about_request(request_id: str, trace_id: str) -> None:
 def log_to_stderr(level: str, form: LogFormat = "text") -> None:
     """Starts the log of a process."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(RepeatFilter())
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class RepeatFilter(logging.Filter):
+    """Leave out warnings and errors that repeat: what a stranger can cause again and again must not fill a disk.
+
+    1. The cause of a line is its logger and its message without arguments.
+    2. A cause may have `BURST` lines at once, then one each `REPEAT_S`.
+    3. The next line of the cause says how many were left out.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._causes: dict[tuple[str, str], _Cause] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether to write a record, which gets the number of those left out before it."""
+        if record.levelno < logging.WARNING:
+            return True
+        now, key = self._clock(), (record.name, str(record.msg))
+        if len(self._causes) >= CAUSES_MAX and key not in self._causes:
+            self._causes.clear()
+        cause = self._causes.setdefault(key, _Cause(now))
+        if not cause.takes(now):
+            return False
+        if cause.left_out:
+            record.msg = f"{record.getMessage()} ({cause.left_out} more were left out)"
+            record.args, cause.left_out = (), 0
+        return True
+
+
+@dataclass
+class _Cause:
+    """What is known of the lines of one cause.
+
+    Attributes:
+        refilled_at: when `tokens` was right.
+        tokens: lines that it may have now.
+        left_out: lines since the last one that was written.
+    """
+
+    refilled_at: float
+    tokens: float = BURST
+    left_out: int = 0
+
+    def takes(self, now: float) -> bool:
+        """Take a line if there is one; else count it as left out."""
+        self.tokens = min(BURST, self.tokens + (now - self.refilled_at) / REPEAT_S)
+        self.refilled_at = now
+        if self.tokens < 1:
+            self.left_out += 1
+            return False
+        self.tokens -= 1
+        return True
 
 
 class _TextFormatter(logging.Formatter):

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from sluice.telemetry.logs import LogFormat, about_request, log_to_stderr, parse
+from sluice.telemetry.logs import (
+    BURST,
+    CAUSES_MAX,
+    LogFormat,
+    RepeatFilter,
+    about_request,
+    log_to_stderr,
+    parse,
+)
 
 TRACE = "ab" * 16
 
@@ -97,3 +105,47 @@ def test_what_each_start_and_stop_brings_is_no_error(text: str) -> None:
     assert line is not None
     assert line.level == "info"
     assert "(harmless: " in line.message
+
+
+def record_of(message: str, *args: object, level: int = logging.ERROR) -> logging.LogRecord:
+    return logging.LogRecord("gateway", level, "", 0, message, args, None)
+
+
+def test_repeats_of_a_cause_are_left_out_and_counted() -> None:
+    now = 0.0
+    repeats = RepeatFilter(lambda: now)
+    passed = [repeats.filter(record_of("frames are dropped: %s", number)) for number in range(1000)]
+    assert sum(passed) == BURST
+    now = 1.0
+    next_one = record_of("frames are dropped: %s", "more")
+    assert repeats.filter(next_one)
+    assert next_one.getMessage() == f"frames are dropped: more ({1000 - BURST} more were left out)"
+    assert not repeats.filter(record_of("frames are dropped: %s", "again"))
+    now = 60.0
+    later = record_of("frames are dropped: %s", "later")
+    assert repeats.filter(later)
+    assert later.getMessage() == "frames are dropped: later (1 more were left out)"
+
+
+def test_a_cause_does_not_silence_others() -> None:
+    repeats = RepeatFilter(lambda: 0.0)
+    for _ in range(BURST + 1):
+        repeats.filter(record_of("one"))
+    assert not repeats.filter(record_of("one"))
+    assert repeats.filter(record_of("two"))
+    assert all(repeats.filter(record_of("one", level=logging.INFO)) for _ in range(100))
+
+
+def test_causes_are_bounded() -> None:
+    repeats = RepeatFilter(lambda: 0.0)
+    for number in range(3 * CAUSES_MAX):
+        repeats.filter(record_of(f"cause {number}"))
+    assert len(repeats._causes) <= CAUSES_MAX
+
+
+def test_the_log_of_a_process_leaves_out_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    def log() -> None:
+        for number in range(100):
+            logging.getLogger("gateway").warning("attempt %d", number)
+
+    assert len(written(monkeypatch, "text", log)) == BURST
