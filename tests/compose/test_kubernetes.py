@@ -55,6 +55,7 @@ CERTIFICATE_KEYS = {
 CLUSTER_ALONE = {
     *("SLUICE_NATS__URL", "SLUICE_NATS__REPLICAS"),
     *("SLUICE_GATEWAY__DRAIN_S", "SLUICE_BATCHER__DRAIN_S"),
+    "SLUICE_HTTP__HOSTS",
 }
 """Variables that say something else than in compose, which has one of each process."""
 
