@@ -27,7 +27,7 @@ from jobs.spec import (
     check_spec,
 )
 from jobs.stages import check_stages
-from jobs.store import job_unknown
+from jobs.store import job_unknown, upload_unknown
 from jobs.threads import Places
 from jobs.totals import reached_stage, stages_of
 from jobs.uploads import NewUpload
@@ -388,7 +388,7 @@ class JobService(JobServiceServicer):
         """A complete upload of ``tenant``; None: of any."""
         upload = await self._store.upload(upload_id)
         if tenant not in (None, upload.tenant):
-            raise UploadUnknown(f"there is no complete upload {upload_id!r}")
+            raise upload_unknown(upload_id)
         return upload
 
     async def _check(self, tenant: str, spec: pb.JobSpec) -> set[str]:

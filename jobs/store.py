@@ -156,7 +156,7 @@ class JobStore:
         found = await self._records.read_payload(key) if subjects.is_token(upload) else None
         record = None if found is None else read_record(UploadRecord, key, found[0])
         if record is None or not record.complete_unix_ms:
-            raise UploadUnknown(f"there is no complete upload {upload!r}: send the file again")
+            raise upload_unknown(upload)
         return record
 
     async def write_upload(self, upload: str, record: UploadRecord) -> None:
@@ -309,6 +309,11 @@ def read_record(kind: type[_Record], key: str, payload: bytes) -> _Record | None
 def job_unknown(job: str) -> JobUnknown:
     """The error of a job that is not there, and of another tenant's."""
     return JobUnknown(f"there is no job {job!r}")
+
+
+def upload_unknown(upload: str) -> UploadUnknown:
+    """Return the error of an upload that is not there, and of another tenant's."""
+    return UploadUnknown(f"there is no complete upload {upload!r}: send the file again")
 
 
 def new_upload_id() -> str:

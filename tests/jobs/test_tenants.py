@@ -73,7 +73,10 @@ async def test_jobs_and_dead_letters_of_another_tenant_are_unknown(processes: Pr
     refused = await error(stub.CreateJob(theirs, metadata=other))
     assert isinstance(refused, errors.UploadUnknown)
     upload = pb.DeleteUploadRequest(upload_id=job.spec.input.upload_id)
-    assert isinstance(await error(stub.DeleteUpload(upload, metadata=other)), errors.UploadUnknown)
+    foreign = await error(stub.DeleteUpload(upload, metadata=other))
+    unknown = await error(stub.DeleteUpload(pb.DeleteUploadRequest(upload_id="upload-none")))
+    assert isinstance(foreign, errors.UploadUnknown)
+    assert foreign.message == unknown.message.replace("upload-none", upload.upload_id)
     assert not (await stub.ListUploads(pb.ListUploadsRequest(), metadata=other)).uploads
     (kept,) = (await stub.ListUploads(pb.ListUploadsRequest())).uploads
     assert kept.upload_id == upload.upload_id
