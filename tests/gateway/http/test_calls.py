@@ -167,7 +167,7 @@ async def test_host_that_is_no_name_is_refused(http: Wire, host: str) -> None:
 async def test_host_that_is_no_name_is_refused_behind_a_proxy(
     nats_url: str, model_folder: Path
 ) -> None:
-    async with open_wire(nats_url, model_folder, http="127.0.0.1:0", allow_remote=True) as wire:
+    async with open_wire(nats_url, model_folder, http="127.0.0.1:0", http_hosts=["*"]) as wire:
         for host, status in (("evil/x", 400), ("llm_1.example:8000", 200), ("[::1]:80", 200)):
             reply = await ask(wire.http, "/v1/models", method="GET", host=host)
             assert reply.status == status, host

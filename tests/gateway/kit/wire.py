@@ -66,6 +66,7 @@ def settings_for(
     more_models: Sequence[ModelSettings] = (),
     identity: IdentitySettings | None = None,
     tenants: dict[str, Any] | None = None,
+    http_hosts: Sequence[str] = (),
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
@@ -73,7 +74,7 @@ def settings_for(
     return Settings(
         models=(*models, *more_models),
         gateway=GatewaySettings(**values),
-        http=HttpSettings(address=http),
+        http=HttpSettings(address=http, hosts=tuple(http_hosts)),
         identity=identity or IdentitySettings(),
         tenants=tenants or {},
         nats=NatsSettings(url=url),
