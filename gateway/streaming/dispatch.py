@@ -67,7 +67,7 @@ MS_MAX: Final = 2**32 - 1
 """Of a time in a task."""
 QUERY_ROWS_MAX: Final = 4096
 """Rows in one question, and in one cancel."""
-CANCELS_MAX: Final = 8192
+CANCELS_MAX: Final = 16_384
 """Rows that a batcher is told about at a time that nobody waits for."""
 ROW_ID_CHARS_MAX: Final = 128
 """A longer id is of no row of any gateway."""

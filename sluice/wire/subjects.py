@@ -191,8 +191,8 @@ def bucket_prefix(stream: str) -> str:
 
 
 def record(request: str, trace: str, tenant: str) -> str:
-    """Return the subject of the record of one request in a trace ("": it has none); each may be `ANY`."""
-    about = _token_or_any(trace or NO_TRACE), _token_or_any(tenant)
+    """Return the subject of the record of one request in a trace ("" for what it has not); each may be `ANY`."""
+    about = _token_or_any(trace or NO_TRACE), _token_or_any(tenant or NO_TRACE)
     return f"{RECORDS}.{_token_or_any(request)}.request.{'.'.join(about)}"
 
 

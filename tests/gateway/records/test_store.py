@@ -182,18 +182,18 @@ async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
         ) -> None:
             if not self.failed:
                 self.failed = True
-                kept.write_record(RequestRecord(request_id="req-1", tenant="newest"))
+                kept.write_record(RequestRecord(request_id="req-1", policy="newest"))
                 raise TimeoutError
             self.stored.append(payload)
 
     js: Any = Js()
     kept._client = js
-    for tenant in ("old", "newer"):
-        kept.write_record(RequestRecord(request_id="req-1", tenant=tenant))
+    for policy in ("old", "newer"):
+        kept.write_record(RequestRecord(request_id="req-1", policy=policy))
     running = asyncio.ensure_future(kept.run())
     await kept.flush(BOUND_S)
     running.cancel()
-    assert [RequestRecord.FromString(one).tenant for one in js.stored] == ["newest"]
+    assert [RequestRecord.FromString(one).policy for one in js.stored] == ["newest"]
 
 
 async def test_new_limits_are_taken_over(nats_url: str) -> None:
