@@ -12,6 +12,7 @@ import ssl
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import uvicorn
@@ -152,6 +153,17 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
+class _Dropped(list[tuple[bytes, bytes]]):
+    """Drop the headers that uvicorn appends behind a head."""
+
+    @override
+    def append(self, header: tuple[bytes, bytes]) -> None:
+        pass
+
+
+_TRAILERS: Final = _Dropped()
+
+
 class Connection(HttpToolsProtocol):
     """Limit what a connection sends, in bytes and time, and let a call cut it.
 
@@ -167,8 +179,6 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._useless_bytes = 0
-        self._head_left = limits.head_bytes
-        self._in_head = False
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -199,26 +209,17 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope[CERTIFICATE_NAMES] = self._names  # type: ignore[typeddict-unknown-key]
-        self._in_head, self._head_left = True, self._limits.head_bytes
         if self._is_idle:
             self._useless_bytes = 0
         self._await_head()
 
-    @override
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:
-            return  # a trailer
-        self._head_left -= len(name) + len(value) + _HEADER_COST
-        if self._head_left < 0:
-            raise ValueError("the head is too large")
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """End the head of a request, and call the application."""
-        self._in_head = False
         self._end_timer()
-        if len(self.url) > self._head_left:
+        values = sum(map(len, chain.from_iterable(self.headers)))
+        if len(self.url) + values + _HEADER_COST * len(self.headers) > self._limits.head_bytes:
             raise ValueError("the head is too large")
+        self.headers = _TRAILERS
         super().on_headers_complete()
         if len(self.pipeline) > self._limits.pipelined:
             raise ValueError("too many requests wait for an answer")

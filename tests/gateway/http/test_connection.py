@@ -162,6 +162,16 @@ async def test_large_bodies_pass_in_any_form() -> None:
         connection.close()
 
 
+async def test_many_requests_pass_on_one_connection() -> None:
+    """More bytes of heads together than one head may have."""
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        for _ in range(12):
+            await connection.send(NOW, b"", method="GET", content_length="", x="y" * 8000)
+            assert (await connection.reply()).status == 200
+        connection.close()
+
+
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with served() as (app, address):
         connection = await Connection.to(address)
