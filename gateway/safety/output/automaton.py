@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final
 
-from gateway.safety.output.view import APART_CHARS, KINDS, Reader, seen_as
+from gateway.safety.output.view import APART_CHARS, KINDS, TextReader, seen_as
 from gateway.safety.patterns import (
     NOWHERE,
     Links,
@@ -340,7 +340,7 @@ class _Place:
 class _Further(_Place):
     """A reading that differs from the view; ``reader`` says what of it is read."""
 
-    reader: Reader
+    reader: TextReader
 
     def agrees_with(self, view: _Place) -> bool:
         """Return whether both go on alike, whatever follows."""
@@ -421,7 +421,7 @@ class StreamWatch:
         state, starts = self._view.state, self._view.starts
         for kind in KINDS if self._automaton.patterns else ():
             if kind not in known and (kind.decodes or char != "\\"):
-                self._further.append(_Further(state, [*starts], Reader(kind)))
+                self._further.append(_Further(state, [*starts], TextReader(kind)))
 
     def _follow(self, place: _Place, char: str, width: int = 1) -> None:
         """Follow ``char`` in one reading, where it was made from the last ``width`` characters."""

@@ -6,8 +6,8 @@ read alike: it is left out, becomes one ASCII character, or stays.
 
 Whoever reads an answer may see its control characters, drop them (a log viewer), drop whole terminal sequences with
 them (a terminal), and decode the escapes of JSON (``\\u0034``) before. A value that any of them sees must be found, so
-a text with control characters or backslashes has further `readings`, each made by a `Reader`, which takes a stream and
-a whole text alike.
+a text with control characters or backslashes has further `readings`. A `TextReader` makes each of a stream and of a
+whole text alike.
 """
 
 import re
@@ -86,10 +86,10 @@ def readings(text: str) -> Iterator[Reading]:
     controls = any(map(is_control, text))
     for kind in KINDS:
         if "\\" in text if kind.decodes else controls:
-            yield _reading(text, Reader(kind))
+            yield _reading(text, TextReader(kind))
 
 
-def _reading(text: str, reader: "Reader") -> Reading:
+def _reading(text: str, reader: "TextReader") -> Reading:
     chars, starts, ends = [], [], []
     for index, char in enumerate(text):
         taken, width = reader.take(char)
@@ -101,7 +101,7 @@ def _reading(text: str, reader: "Reader") -> Reading:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ReadingKind:
     """A way to read.
 
     Attributes:
@@ -113,21 +113,26 @@ class Kind:
     sequences: bool
 
 
-KINDS: Final = (Kind(False, False), Kind(False, True), Kind(True, False), Kind(True, True))
+KINDS: Final = (
+    ReadingKind(False, False),
+    ReadingKind(False, True),
+    ReadingKind(True, False),
+    ReadingKind(True, True),
+)
 
 _ESCAPED: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _HEX: Final = frozenset(string.hexdigits)
 _ESCAPE_CHARS: Final = len(r"\u0000")
 
 
-class Reader:
+class TextReader:
     """Reads one text, character by character.
 
     Attributes:
         kind: how.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: ReadingKind) -> None:
         self.kind = kind
         self._escape = ""
         """An escape of JSON that has begun."""
