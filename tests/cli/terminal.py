@@ -5,6 +5,8 @@ import os
 import pty
 import sys
 
+import psutil
+
 from tests.cli.commands import BOUND_S, COMMAND
 
 ON_TERMINAL = (
@@ -58,6 +60,15 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._main, text.encode())
+
+    async def interrupt(self) -> None:
+        """Types Ctrl-C once the command waits for input: Python's `input()` misses a signal that comes between its
+        prompt and its wait."""
+        process = psutil.Process(self.process.pid)
+        async with asyncio.timeout(BOUND_S):
+            while process.status() != psutil.STATUS_SLEEPING:  # noqa: ASYNC110  a state has no event
+                await asyncio.sleep(0.01)
+        self.type("\x03")
 
     async def expect(self, text: str) -> None:
         """Waits for `text`, and forgets what came up to its end."""

@@ -119,14 +119,14 @@ async def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
     async with ScriptedService.serve([WHOLE]) as service:
         terminal = await Terminal.of(service.address, "chat")
         await terminal.expect("> ")
-        terminal.type("\x03")
+        await terminal.interrupt()
         await terminal.expect("to leave: /exit, Ctrl-D, or Ctrl-C again")
         await terminal.expect("> ")
         terminal.type("one\n")
         await terminal.expect("abc")
         for _ in range(2):
             await terminal.expect("> ")
-            terminal.type("\x03")
+            await terminal.interrupt()
         assert await terminal.end() == 130
 
 
