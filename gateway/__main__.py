@@ -9,11 +9,8 @@ import sluice.quick_start  # noqa: F401
 # isort: split
 import asyncio
 import logging
-import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from gateway.config.policies import load_all
 from gateway.server import Gateway
@@ -21,12 +18,6 @@ from sluice.process import Process, Program
 from sluice.settings import Settings, SettingsError
 from sluice.startup import check_reach, freeze_heap
 from sluice.wire.reload import reloading
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """As of `Program`. A reload is not needed before the configuration has been read."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return _PROGRAM.main(arguments)
 
 
 async def _serve(process: Process) -> None:
@@ -51,13 +42,7 @@ def _check(settings: Settings, path: Path) -> None:
         check_reach(settings, "http.address", settings.http.address)
 
 
-_PROGRAM: Final = Program(
-    "gateway",
-    __doc__,
-    "gw",
-    _serve,
-    has_callers=True,
-)
+main = Program("gateway", __doc__, "gw", _serve, has_callers=True, reloads=True).main
 
 if __name__ == "__main__":
     sys.exit(main())

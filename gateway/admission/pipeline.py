@@ -178,7 +178,7 @@ class Admission:
         self.threads = TextThreads("encoding", turns)
         self._constraints = ConstraintChecks()
 
-    def counted_check(self, payer: Caller) -> AbstractContextManager[None]:
+    def counted_check(self, payer: Caller) -> AbstractContextManager[object]:
         """Count a request that a model does not see, such as one to count tokens, as `TenantLimits.counted` does."""
         return self._usage.limits.counted(self.in_force.policies.settings, payer, computes=False)
 
@@ -224,8 +224,9 @@ class Admission:
         request, policies = incoming.request, self.in_force.policies
         incoming.policies, incoming.rules = policies, policies.overload
         # Before any work is done for it: a refusal must be quick when most requests are refused.
-        with self._usage.limits.counted(policies.settings, request.caller):
+        with self._usage.limits.counted(policies.settings, request.caller) as take_back:
             await self._decide(incoming, rows_of)
+        incoming.reservation.take_back = take_back
 
     async def _decide(self, incoming: AdmittedRequest, rows_of: RowsOf | None) -> None:
         """Decide about a request that its limits let in; raise as `admit`."""

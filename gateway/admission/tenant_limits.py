@@ -4,7 +4,8 @@ A request takes one of each rate of requests when it comes, and its prompt with 
 each rate of tokens before it is sent. At its end what it has used takes the place of what it reserved.
 
 A request that is refused for its content counts as a request: to find that out is work. One that is refused for a
-limit, for want of capacity or because it would be late does not: its caller is told to send it again.
+limit, for want of capacity or because it would be late does not: its caller is told to send it again. Nor does one that
+was let in and ends like that before a batcher has it.
 """
 
 import math
@@ -18,7 +19,7 @@ from typing import Final, NamedTuple
 
 from gateway.admission.token_bucket import TokenBucket
 from gateway.identity.caller import Caller
-from gateway.routing.budget import STALE_S, Elsewhere, Spending
+from gateway.routing.budget import STALE_S, Elsewhere, Settle, Spending
 from sluice.errors import LimitReached, SluiceError
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
@@ -30,7 +31,8 @@ _MINUTE_S: Final = 60.0
 _REQUESTS: Final = "requests_per_minute"
 _TOKENS: Final = "tokens_per_minute"
 _COME_AGAIN: Final = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"})
-"""Codes of limits, capacity and lateness: a request that ends with one of them before it is sent does not count."""
+"""Codes of limits, capacity and lateness: a request that ends with one of them before a batcher has it does not
+count."""
 
 
 class RateName(NamedTuple):
@@ -64,6 +66,8 @@ class RateName(NamedTuple):
         return cls(*fields) if len(fields) == len(cls._fields) else None
 
 
+TakeBack = Callable[[BaseException], None]
+"""Takes back that a request was counted, where the error that it ends with asks for another try."""
 Taken = tuple[RateName, float]
 """Of which bucket something is taken, and since when (`TokenBucket.full_at`)."""
 
@@ -100,10 +104,8 @@ class TenantLimits:
         others = self.calls_elsewhere.sum(tenant, now), self.bulk_elsewhere.sum(tenant, now)
         return calls + int(others[0]), bulk + int(others[1])
 
-    def enter(
-        self, settings: Settings, payer: Caller, *, computes: bool = True
-    ) -> Callable[[], None]:
-        """Count a request of ``payer``; return what takes that back.
+    def enter(self, settings: Settings, payer: Caller, *, computes: bool = True) -> TakeBack:
+        """Count a request of ``payer``.
 
         Args:
             computes: Whether it goes to a model, so that tokens and costs must be left too.
@@ -115,20 +117,25 @@ class TenantLimits:
         if computes:
             self._check_left(payer, limits, now)
         taken = self._take(self._rates(payer, limits, _REQUESTS), 1.0, now)
-        return partial(self._settle, taken, 0.0)
+        return partial(self._take_back, taken)
 
     @contextmanager
     def counted(
         self, settings: Settings, payer: Caller, *, computes: bool = True
-    ) -> Iterator[None]:
+    ) -> Iterator[TakeBack]:
         """As `enter`, and take it back when the block ends with an error that asks for another try."""
         take_back = self.enter(settings, payer, computes=computes)
         try:
-            yield
+            yield take_back
         except SluiceError as error:
-            if error.code.name in _COME_AGAIN:
-                take_back()
+            take_back(error)
             raise
+
+    def _take_back(
+        self, taken: Sequence[tuple[TokenBucket, float]], error: BaseException | None
+    ) -> None:
+        if isinstance(error, SluiceError) and error.code.name in _COME_AGAIN:
+            self._settle(taken, 0.0)
 
     def _check_left(self, payer: Caller, limits: LimitSettings, now: float) -> None:
         """Raise LimitReached unless costs and tokens of ``payer`` are left."""
@@ -140,21 +147,26 @@ class TenantLimits:
                 raise _reached(f"tenant {payer.tenant}", cost.name, cost.limit, wait_s)
         _check(self._rates(payer, limits, _TOKENS), 1.0, now)
 
-    def reserve(
-        self, settings: Settings, payer: Caller, model: str, tokens: float
-    ) -> Callable[[float], None]:
-        """A request that goes to ``model`` may take so many tokens; raises LimitReached.
+    def reserve(self, settings: Settings, payer: Caller, model: str, tokens: float) -> Settle:
+        """Reserve so many tokens for a request that goes to ``model``, and count it for the limits of the model.
 
-        What is returned is called when it has ended, with the tokens that it used.
+        Raises:
+            LimitReached: It may not take so many.
         """
         limits, now = settings.limits_of(payer.tenant), self._clock()
-        buckets = self._rates(payer, limits, _TOKENS)
+        buckets, counted = self._rates(payer, limits, _TOKENS), list[tuple[TokenBucket, float]]()
         if (rates := limits.models.get(model)) is not None:
             of_model = partial(self._rate, rates, limits, "tenant", payer.tenant, model)
             buckets |= of_model(_TOKENS)
             _check(buckets, tokens, now)  # one that is refused takes nothing
-            self._take(of_model(_REQUESTS), 1.0, now)
-        return partial(self._settle, self._take(buckets, tokens, now))
+            counted = self._take(of_model(_REQUESTS), 1.0, now)
+        held = self._take(buckets, tokens, now)
+
+        def end(used: float, refusal: BaseException | None = None) -> None:
+            self._settle(held, used)
+            self._take_back(counted, refusal)
+
+        return end
 
     def _settle(self, taken: Sequence[tuple[TokenBucket, float]], used: float) -> None:
         now = self._clock()

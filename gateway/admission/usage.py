@@ -88,7 +88,8 @@ class UsageAccounting:
             length = len(one.prompt_token_ids), one.sampling.max_tokens
             reservation.cost += one.model.settings.cost(*length)
             tokens += sum(length)
-        reservation.settle = self.limits.reserve(settings, payer, rows[0].model.name, tokens)
+        model = rows[0].model.name
+        reservation.settle = self.limits.reserve(settings, payer, model, tokens)
 
     def record_result(
         self, request: SchedulingParams, attempt: Row, error: SluiceError | None, now: float

@@ -28,6 +28,7 @@ from gateway.validation.requests import (
     validate_rerank,
     validate_score,
 )
+from sluice.errors import SluiceError
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
 from sluice.v1 import inference_pb2 as pb
@@ -156,13 +157,13 @@ class _TextsCall(RunningCall):
                 else await compute(incoming.rows)
             )
         except BaseException as error:
-            self._ended(incoming, self.error_of(error, request).reason)
+            self._ended(incoming, self.error_of(error, request))
             raise
         facts = {
             "request_id": incoming.request_id,
             "trace_id": self._log.trace_id,
             "model": incoming.plan.model,
-            "usage": self._ended(incoming, ""),
+            "usage": self._ended(incoming),
         }
         if self._texts is EMBED:
             self._log.describe({names.GEN_AI_DIMENSIONS: len(values[0]) // 4})
@@ -188,18 +189,20 @@ class _TextsCall(RunningCall):
             await InternalRow.answer(*self._rows)
         return [one.attempt.final.values for one in self._rows if one.attempt.final]
 
-    def _ended(self, admitted: AdmittedRequest, error: str) -> pb.Usage:
+    def _ended(self, admitted: AdmittedRequest, error: SluiceError | None = None) -> pb.Usage:
         """All rows have ended, or one has failed the call with ``error``; returns what was computed."""
         now, rows = time.monotonic(), [row.attempt for row in self._rows]
         record_stream = self._upstream.usage.record_stream
         used = sum(record_stream(admitted, row.result, now) for row in self._rows)
-        admitted.reservation.release(used)
+        is_taken = any(row.taken for row in rows)
+        admitted.reservation.release(used, None if is_taken else error)
         usage = pb.Usage(
             prompt_tokens=sum(len(row.prompt_token_ids) for row in admitted.rows),
             cached_prompt_tokens=sum(row.usage.cached_prompt_tokens for row in rows),
-            cached=not rows and not error,
+            cached=not rows and error is None,
         )
-        self._log.rows_ended(admitted.plan, rows, usage, error, now)
+        reason = "" if error is None else error.reason
+        self._log.rows_ended(admitted.plan, rows, usage, reason, now)
         self._shared.ended(self._log)
         return usage
 

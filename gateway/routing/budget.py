@@ -6,7 +6,7 @@ their costs of each period and their reservations, so that a budget holds for al
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 MINUTE_S: Final = 60.0
 HOUR_PERIODS: Final = 60
@@ -37,34 +37,50 @@ class Elsewhere:
         return sum([numbers.get(tenant, 0) for numbers in live])
 
 
+class Settle(Protocol):
+    """Gives back what a request has reserved of its limits, less what it has used."""
+
+    def __call__(self, used: float, refusal: BaseException | None = None) -> None:
+        """Settle a request that used so many tokens, or that ``refusal`` ended before a batcher had it."""
+
+
 @dataclass(eq=False)
 class Reservation:
     """What one running request of ``tenant`` may cost at most.
 
     Attributes:
         running: the reservations of all tenants.
-        settle: gives back what it has reserved of its limits, less what it has used.
+        settle: settles its limits; None: none is reserved.
+        take_back: takes back that the request was counted, where the error asks for another try.
     """
 
     tenant: str
     cost: float
     running: dict[str, set["Reservation"]]
-    settle: Callable[[float], None] | None = None
+    settle: Settle | None = None
+    take_back: Callable[[BaseException], None] | None = None
 
     def __enter__(self) -> None:
         """An error in the block ends the request."""
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.release()
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if error is not None:
+            self.release(refusal=error)
 
-    def release(self, tokens: int = 0) -> None:
-        """The request has ended, and used so many tokens; a second call has no effect."""
+    def release(self, tokens: int = 0, refusal: BaseException | None = None) -> None:
+        """End the reservation; a second call has no effect.
+
+        Args:
+            tokens: What the request used.
+            refusal: The error that ended it before a batcher had it.
+        """
         own = self.running.get(self.tenant, set())
         if self not in own:
             return
         if self.settle is not None:
-            self.settle(tokens)
+            self.settle(tokens, refusal)
+        if refusal is not None and self.take_back is not None:
+            self.take_back(refusal)
         own.remove(self)
         if not own:
             del self.running[self.tenant]

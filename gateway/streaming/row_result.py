@@ -82,6 +82,11 @@ class RowResult:
         return self.state in ENDED
 
     @property
+    def taken(self) -> bool:
+        """Whether a batcher had any of its rows: only then was something computed."""
+        return any(row.taken for row in self.attempts)
+
+    @property
     def row_ended(self) -> bool:
         """Whether no row is computed for it any more."""
         return self.ended or self.state is StreamState.CHECKING

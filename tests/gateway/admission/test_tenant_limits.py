@@ -442,3 +442,14 @@ def test_refusals_that_ask_for_another_try_do_not_count(error: SluiceError, coun
             world.core.enter(world.given, ACME)
     else:
         world.core.enter(world.given, ACME)
+
+
+@pytest.mark.parametrize("refusal", [None, ModelUnavailable("away"), SafetyBlocked("blocked")])
+def test_settle_takes_back_what_asks_for_another_try(refusal: SluiceError | None) -> None:
+    world = World({"models": {"small": RateLimits(requests_per_minute=1)}, "burst_s": 60})
+    world.core.reserve(world.given, ACME, "small", 10)(0, refusal)
+    if isinstance(refusal, ModelUnavailable):
+        world.core.reserve(world.given, ACME, "small", 10)
+    else:
+        with pytest.raises(LimitReached):
+            world.core.reserve(world.given, ACME, "small", 10)

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from google.rpc import error_details_pb2, status_pb2
@@ -10,7 +10,8 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from cli.main import run
-from sluice.errors import LimitReached
+from sluice.errors import LimitReached, ModelUnavailable
+from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import Settings, TenantSettings
 from sluice.settings.limits import LimitSettings
 from sluice.v1 import admin_pb2
@@ -18,12 +19,17 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2 import CheckTextRequest
+from sluice.wire.codec import unpack
 from tests.gateway.kit.batcher import last
 from tests.gateway.kit.http import CHAT, Connection, ask
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
+from tests.gateway.kit.wire import Wire, error_of, events_of, is_served, open_wire, prompt
 
 ACME = (("sluice-tenant", "acme"),)
 ONE = {"acme": {"limits": {"requests_per_minute": 1, "burst_s": 60}}}
+REQUESTS: Final[dict[str, Any]] = {
+    "Generate": prompt(),
+    "Score": pb.ScoreRequest(prompt="hello", answers=["you"], model="small"),
+}
 BODY = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -232,11 +238,42 @@ async def test_requests_refused_for_want_of_capacity_do_not_count(
     limits = {"requests_per_minute": 1, "burst_s": 60}
     async with open_wire(nats_url, model_folder, tenants={"acme": {"limits": limits}}) as wire:
         await wire.batcher.report("large")
+        await wire.until(lambda: not is_served(wire.gateway, "small"))
         for _ in range(3):
             with pytest.raises(AioRpcError) as refused:
                 await wire.stub.GenerateText(prompt(model="small"), metadata=ACME)
             assert refused.value.code() is StatusCode.UNAVAILABLE
         assert (await listed(wire))["requests_per_minute"] == 0
+
+
+async def fails_without(wire: Wire, method: str, *, is_taken: bool) -> None:
+    """A request of acme fails for want of a batcher, before or after one had it."""
+    call = getattr(InferenceServiceStub(wire.channel), method)(REQUESTS[method], metadata=ACME)
+    task = unpack(Task, (await wire.batcher.arrived()).data)
+    if is_taken:
+        await wire.batcher.hold(task)
+        await wire.until(lambda: wire.has_batcher(task))
+    wire.gateway.registry.row_failed(task.request_id, ModelUnavailable("no batcher"))
+    assert (await error_of(call))[0] is StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_request_counts_once_a_batcher_has_it(
+    nats_url: str, model_folder: Path, method: str, is_taken: bool
+) -> None:
+    rate = {"requests_per_minute": 2}
+    tenants = {"acme": {"limits": {**rate, "burst_s": 60, "models": {"small": rate}}}}
+    async with open_wire(nats_url, model_folder, tenants=tenants) as wire:
+        for _ in range(2):
+            await fails_without(wire, method, is_taken=is_taken)
+        used = (await listed(wire))["requests_per_minute"]
+        assert used == pytest.approx(2.0 if is_taken else 0.0, abs=0.2)
+        if is_taken:
+            _, error = await error_of(wire.stub.Generate(prompt(), metadata=ACME))
+            assert isinstance(error, LimitReached)
+        else:
+            await answered(wire)
 
 
 async def test_requests_refused_by_another_limit_do_not_count(

@@ -65,10 +65,14 @@ class WireBatcher:
         return unpack(Task, (await self.message(model, priority_class)).data)
 
     async def message(self, model: str = "small", priority_class: str = "interactive") -> Msg:
-        async with asyncio.timeout(BOUND_S):
-            message = await self._tasks[model, priority_class].get()
+        message = await self.arrived(model, priority_class)
         await self.hold(unpack(Task, message.data))
         return message
+
+    async def arrived(self, model: str = "small", priority_class: str = "interactive") -> Msg:
+        """The next task; its gateway is not told that it is here."""
+        async with asyncio.timeout(BOUND_S):
+            return await self._tasks[model, priority_class].get()
 
     async def hold(self, task: Task) -> None:
         """Says that it has a row."""

@@ -151,6 +151,11 @@ class Wire:
         """Whether the gateway waits for the row of ``task``."""
         return task.request_id in self.gateway.registry.dispatch
 
+    def has_batcher(self, task: Task) -> bool:
+        """Whether the gateway knows that a batcher has the row of ``task``."""
+        rows = (row for result in self.gateway.registry for row in result.attempts)
+        return any(row.row_id == task.request_id and row.taken for row in rows)
+
     async def forgotten(self, task: Task) -> None:
         """Waits until the gateway does not need the row any more."""
         await self.until(lambda: not self.waits_for(task))
