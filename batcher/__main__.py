@@ -22,7 +22,7 @@ async def _serve(process: Process) -> None:
     )
 
 
-main = Program("batcher", __doc__, "b", _serve).main
+main = Program("batcher", __doc__, "b", _serve, reloads=True).main
 
 if __name__ == "__main__":
     sys.exit(main())

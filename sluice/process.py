@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import secrets
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -58,10 +59,14 @@ class Program:
     serve: Callable[[Process], Awaitable[None]]
     has_callers: bool = False
     """Whether the trace contexts that it gets were made outside of the mesh."""
+    reloads: bool = False
+    """Whether SIGHUP reloads its settings (`sluice.wire.reload`): before it can, and while it drains, it is ignored."""
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Runs the process; exit code 0 after a clean end, 1 when it cannot start."""
         given = self._parse(arguments)
+        if self.reloads:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             name = given.id or f"{self.prefix}-{secrets.token_hex(4)}"
             if not is_token(name):

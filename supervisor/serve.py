@@ -59,15 +59,17 @@ async def serve(
 
 
 async def until_signal(body: Awaitable[None]) -> None:
-    """Runs ``body``; the first of `SIGNALS` cancels it, so does each later one, and then this returns."""
+    """Run ``body`` until it ends or one of `SIGNALS` cancels it, as each later one does; SIGHUP not under nohup."""
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(body)
-    for number in SIGNALS:
+    is_immune = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = [one for one in SIGNALS if one is not signal.SIGHUP or not is_immune]
+    for number in handled:
         loop.add_signal_handler(number, running.cancel)
     try:
         await asyncio.wait([running])
     finally:
-        for number in SIGNALS:
+        for number in handled:
             loop.remove_signal_handler(number)
     if not running.cancelled():
         running.result()

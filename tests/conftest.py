@@ -31,9 +31,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SLUICE_TEST_MODEL_CACHE", os.environ.get("SLUICE_MODEL_CACHE", ""))
 os.environ["SLUICE_MODEL_CACHE"] = "/nonexistent/sluice"
 
-# A shell that runs the suite in the background makes it ignore Ctrl-C, and processes inherit that;
-# those that tests start must not.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def reset_signals() -> None:
+    """Handle signals as a command in a terminal does: processes that tests start inherit what is ignored or blocked.
+
+    A shell that runs the suite in the background makes it ignore Ctrl-C, nohup makes it ignore SIGHUP, and so does a
+    gateway or batcher that a test runs in this process.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+reset_signals()
 
 # How long an example takes says more about the machine than about the code. A default run makes the same examples each
 # time; scripts/test --all makes new and more ones (--hypothesis-profile=search).
@@ -152,7 +163,8 @@ def mesh() -> "RunningMesh":
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """A mesh that nobody asks would go on to compute beside the other tests."""
+    """Leave nothing to the next test that it did not ask for: a mesh that computes beside it, or ignored signals."""
+    reset_signals()
     if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
         running_mesh.close()
 

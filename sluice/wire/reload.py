@@ -38,16 +38,18 @@ _ANSWERS_MAX: Final = 16
 
 @asynccontextmanager
 async def reloading(path: Path, apply: Apply, client: Client) -> AsyncIterator[None]:
-    """While inside, SIGHUP or a question loads ``path`` and hands it to ``apply``, on the running loop."""
+    """Load ``path`` at SIGHUP or a question, and hand it to ``apply``, on the running loop; afterwards SIGHUP does what
+    it did before."""
     loop = asyncio.get_running_loop()
     reloads = _Reloads(path, apply, client)
+    before = signal.getsignal(signal.SIGHUP)
     loop.add_signal_handler(signal.SIGHUP, reloads.ask, "")
     subscription = await client.subscribe(subjects.RELOAD, cb=reloads.on_question)
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it must not end a process that drains
+        signal.signal(signal.SIGHUP, before)
         with suppress(NatsError):
             await subscription.unsubscribe()
         reloads.close()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import nats
@@ -21,9 +21,9 @@ LIMIT_S = 60
 
 
 @pytest.fixture(autouse=True)
-def _default_hangup() -> Iterator[None]:
-    yield
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _ignored_hangup() -> None:
+    """What processes that reload do."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @pytest.fixture
@@ -173,6 +173,16 @@ async def test_after_the_block_a_hangup_does_nothing(config: Path, nats_client: 
         pass
     hang_up_with(config, "")
     assert applied.begun.empty()
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+async def test_reloading_leaves_hangup_as_it_was(
+    config: Path, nats_client: Client, before: signal.Handlers
+) -> None:
+    signal.signal(signal.SIGHUP, before)
+    async with reloading(config, Applied(), nats_client):
+        pass
+    assert signal.getsignal(signal.SIGHUP) is before
 
 
 def write(config: Path, text: str) -> None:
