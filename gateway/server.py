@@ -27,7 +27,7 @@ from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.server import SERVICE, GatewayHealth, GrpcServer, add_reflection
 from gateway.http.app import make_app
-from gateway.http.server import HttpServer, context_of
+from gateway.http.server import HttpServer, Limits, context_of
 from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.store import RecordStore
@@ -265,6 +265,8 @@ class Gateway:
         """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""
         self._health.leave()
         self._limiter.draining = True
+        if self.http is not None:
+            self.http.drain()
         _log.info("draining: %d calls run", self._limiter.active)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.gateway.drain_s):
@@ -373,5 +375,7 @@ class Gateway:
             lambda: self._health.serving,
             lambda: self._streams.problem,
             hosts=self._hosts(),
+            ping_s=self._settings.http.stream_ping_s,
         )
-        return HttpServer(address, app, context_of(self._settings.tls))
+        limits = Limits(idle_s=self._settings.http.keep_alive_s)
+        return HttpServer(address, app, context_of(self._settings.tls), limits)

@@ -131,13 +131,21 @@ class Generator:
             raise DeadlinePassed("the deadline passed before the request arrived")
         return min(remaining_s, settings.max_timeout_s)
 
-    async def answer(self, request: GenerateRequest, call: AnyCall, write: Write) -> RequestLog:
+    async def answer(
+        self, request: GenerateRequest, call: AnyCall, write: Write, request_id: str | None = None
+    ) -> RequestLog:
         """Pass all messages of the answer to ``write``, which may keep and change them, and return its log.
+
+        Args:
+            request: what is asked.
+            call: who asks.
+            write: takes the messages.
+            request_id: see `RequestLog`.
 
         Raises:
             SluiceError: the call ends with it.
         """
-        with RequestLog(self.tracer, GENERATE.span, call.metadata) as log:
+        with RequestLog(self.tracer, GENERATE.span, call.metadata, request_id=request_id) as log:
             log.asked(request, call.caller.tenant)
             with self.upstream.admission.refusals_counted(call.caller):
                 valid = validate(
@@ -174,7 +182,12 @@ class Generator:
                 async with turn:
                     await write(response)
 
-            own = RequestLog(self.tracer, GENERATE.span, headers_of(log.server))
+            own = RequestLog(
+                self.tracer,
+                GENERATE.span,
+                headers_of(log.server),
+                request_id=None if one.answer_index else log.request_id,
+            )
             further = self.limiter.call(one.priority_class, one.tenant)
             with own, further if one.answer_index else nullcontext():
                 own.asked(wire, one.tenant)

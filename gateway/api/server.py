@@ -9,11 +9,13 @@ Reflection (https://github.com/grpc/grpc/blob/master/doc/server-reflection.md) i
 as v1alpha alone. Both versions have the same messages, so one servicer answers both.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import grpc
-from google.protobuf.descriptor import FileDescriptor
+from google.protobuf import text_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as _V1ALPHA
@@ -29,6 +31,7 @@ from sluice.settings import Settings
 from sluice.startup import listening_at
 from sluice.tls import AUTHORITIES, server_credentials
 
+_T = TypeVar("_T")
 KEY: Final = "gateway.address"
 SERVICE: Final = "sluice.v1.InferenceService"
 _V1: Final = "grpc.reflection.v1.ServerReflection"
@@ -149,33 +152,58 @@ class GatewayHealth:
         self.servicer.leave()
 
 
-class _MethodPool:
-    """The default descriptor pool, which also finds methods by their full name: ghz asks for them."""
+def _reflection_v1() -> FileDescriptorProto:
+    """Return the file of reflection v1: that of v1alpha under another name, as gRPC defines it."""
+    text = FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
+    old, new = _V1ALPHA.rpartition(".")[0], _V1.rpartition(".")[0]
+    renamed = str(text).replace(old, new).replace(old.replace(".", "/"), new.replace(".", "/"))
+    return text_format.Parse(renamed, FileDescriptorProto())
 
-    def __init__(self, pool: DescriptorPool) -> None:
-        self._pool = pool
+
+class _ReflectedPool:
+    """The default descriptor pool with reflection v1, which also finds methods by their full name: ghz asks so."""
+
+    def __init__(self) -> None:
+        own = DescriptorPool()
+        own.Add(_reflection_v1())
+        self._pools = Default(), own
+
+    def FindFileByName(self, name: str) -> FileDescriptor:
+        """Return the file; raises KeyError where there is none."""
+        return self._first(lambda pool: pool.FindFileByName(name))
 
     def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
-        """Raises KeyError for a symbol that no file declares."""
+        """Return the file that declares ``symbol``; raises KeyError where none does."""
         try:
-            return self._pool.FindFileContainingSymbol(symbol)
+            return self._first(lambda pool: pool.FindFileContainingSymbol(symbol))
         except KeyError:
             service, _, method = symbol.rpartition(".")
-            return (
-                self._pool.FindServiceByName(service)
-                .methods_by_name[method]
-                .containing_service.file
-            )
+            found = self._first(lambda pool: pool.FindServiceByName(service))
+            return found.methods_by_name[method].containing_service.file
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
+    def FindMessageTypeByName(self, name: str) -> Descriptor:
+        """Return the message; raises KeyError where there is none."""
+        return self._first(lambda pool: pool.FindMessageTypeByName(name))
+
+    def FindExtensionByNumber(self, message: Descriptor, number: int) -> FieldDescriptor:
+        """Return the extension; raises KeyError where there is none."""
+        return self._pools[0].FindExtensionByNumber(message, number)
+
+    def FindAllExtensions(self, message: Descriptor) -> list[FieldDescriptor]:
+        """Return the extensions of ``message``."""
+        return self._pools[0].FindAllExtensions(message)
+
+    def _first(self, find: Callable[[DescriptorPool], _T]) -> _T:
+        default, own = self._pools
+        try:
+            return find(default)
+        except KeyError:
+            return find(own)
 
 
 def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
     """Lets clients of ``server`` ask for the descriptors of ``services``, full names."""
-    servicer = reflection_aio.ReflectionServicer(
-        (*services, _V1, _V1ALPHA), pool=_MethodPool(Default())
-    )
+    servicer = reflection_aio.ReflectionServicer((*services, _V1, _V1ALPHA), pool=_ReflectedPool())
 
     # A coroutine that writes, as all methods are that the interceptor takes.
     async def answer(requests: Any, call: Any) -> None:

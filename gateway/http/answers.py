@@ -15,6 +15,10 @@ from sluice.openai.errors import error_body, http_status
 from sluice.v1 import inference_pb2 as pb
 
 DONE: Final = b"data: [DONE]\n\n"
+_LINE_ENDS: Final = tuple(
+    (chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)
+)
+"""Characters that JSON may hold as they are and that some clients take for the end of a line; with their escapes."""
 EndTokens = Callable[[str], Collection[int]]
 """Of a model by name, the tokens that end its answers and have no text in them."""
 _WAIT_S_MAX: Final = 60.0
@@ -28,8 +32,14 @@ def encode(value: Mapping[str, Any]) -> bytes:
 
 
 def sse(value: Mapping[str, Any]) -> bytes:
-    """A server-sent event."""
-    return b"data: " + encode(value) + b"\n\n"
+    """Return a server-sent event.
+
+    Clients that split a stream with `str.splitlines`, as httpx does, end a line at U+0085, U+2028 and U+2029 too.
+    """
+    data = encode(value)
+    for raw, escaped in _LINE_ENDS:
+        data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 class HttpAnswer:

@@ -30,6 +30,7 @@ def make_app(
     problem: Callable[[], str],
     *,
     hosts: frozenset[str] | None,
+    ping_s: float,
 ) -> Starlette:
     """The application.
 
@@ -38,10 +39,11 @@ def make_app(
         serving: whether the gateway can answer.
         problem: why a part of the mesh cannot be used while models answer; empty: all can.
         hosts: as in `Endpoint`.
+        ping_s: the setting `http.stream_ping_s`.
     """
     admission = generator.upstream.admission
     max_bytes = generator.settings.max_message_bytes
-    calls, batches = ModelCalls(generator), JobCalls(jobs, checks.arriving)
+    calls, batches = ModelCalls(generator, ping_s), JobCalls(jobs, checks.arriving)
 
     async def health(request: Request) -> Response:
         if not serving():

@@ -39,6 +39,8 @@ CERTIFICATE_NAMES: Final = "sluice.certificate_names"
 CONTENT_TYPE_CHARS_MAX: Final = 1024
 """Its parameters are parsed in quadratic time."""
 _JSON: Final = "application/json"
+PING: Final = b": waiting\n\n"
+"""A comment of a stream that has nothing to send, which clients drop and load balancers count as traffic."""
 SSE: Final = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -87,6 +89,8 @@ class HttpCall(Request):
         self.named: Callable[[str], str] = field_name
         self.failing: Callable[[Mapping[str, Any]], bytes] = sse
         self._max_body_bytes = max_body_bytes
+        self._written_at = 0.0
+        self._ping: asyncio.Future[None] | None = None
 
     async def object(self) -> dict[str, Any]:
         """The body, a JSON object.
@@ -134,6 +138,14 @@ class HttpCall(Request):
             headers: sent before the first part; without a type in them it is JSON.
             more: another part follows.
         """
+        if self._ping is not None:
+            await self._ping
+        await self._write(data, headers, status, more)
+
+    async def _write(
+        self, data: bytes, headers: Mapping[str, str], status: int, more: bool
+    ) -> None:
+        self._written_at = time.monotonic()
         if self.sent is None:
             length = {} if more else {"content-length": str(len(data))}
             own = {"x-request-id": self.request_id, "content-type": _JSON}
@@ -182,6 +194,28 @@ class HttpCall(Request):
             raise
         finally:
             watching.cancel()
+
+    @contextmanager
+    def pinged(self, every_s: float, headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+        """Send a `PING` whenever the stream has sent nothing for ``every_s`` seconds.
+
+        ``headers``: of the answer, whose head the first one brings.
+        """
+        loop, self._written_at = asyncio.get_running_loop(), time.monotonic()
+        timer: asyncio.TimerHandle
+
+        def check() -> None:
+            nonlocal timer
+            wait_s = self._written_at + every_s - time.monotonic()
+            if wait_s <= 0 and (self._ping is None or self._ping.done()):
+                self._ping = asyncio.ensure_future(self._write(PING, headers(), 200, True))
+            timer = loop.call_later(wait_s if wait_s > 0 else every_s, check)
+
+        timer = loop.call_later(every_s, check)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _too_large(self, size: str) -> MessageTooLarge:
         return MessageTooLarge(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from gateway.api.generate import Generator
@@ -34,8 +35,10 @@ RESPONSES: Final = "/v1/responses"
 class ModelCalls:
     """Answers the calls, each method those of its URL."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, ping_s: float) -> None:
+        """``ping_s``: the setting `http.stream_ping_s`."""
         self._generator = generator
+        self._ping_s = ping_s
         self._created = int(time.time())
 
     async def complete(self, call: HttpCall) -> None:
@@ -103,16 +106,20 @@ class ModelCalls:
         streams = head is SSE
         call.remaining_s = add_headers(call.metadata, request, streams=streams)
 
-        # The head is sent with the first text: an error before it has a status of its own.
+        def headers() -> dict[str, str]:
+            return {**head, **degraded_header(answer)}
+
+        # The head is sent with the first text or ping: an error before it has a status of its own.
         async def write(response: pb.GenerateResponse) -> None:
             if (sent := answer.take(response)) and streams:
                 call.request_id = answer.request_id
-                await call.write(sent, {**head, **degraded_header(answer)}, more=True)
+                await call.write(sent, headers(), more=True)
 
-        with call.while_connected():
-            await self._generator.answer(request, call, write)
+        pings = call.pinged(self._ping_s, headers) if streams else nullcontext()
+        with call.while_connected(), pings:
+            await self._generator.answer(request, call, write, call.request_id)
             call.request_id = answer.request_id
-            await call.write(answer.end(), {**head, **degraded_header(answer)})
+            await call.write(answer.end(), headers())
 
     async def _texts(self, call: HttpCall, kind: TextsKind[Any, R], request: Any) -> R:
         """The response to a call about texts."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +46,7 @@ _NO_REQUEST: Final = "the request is not valid HTTP/1.1, or its head is above 64
 
 @dataclass(frozen=True)
 class Limits:
-    """What a connection may take, whoever opened it. Tests change it; there is no setting.
+    """What a connection may take, whoever opened it. `idle_s` is a setting; tests change the others.
 
     Attributes:
         head_s: until the head of a request is complete, seconds.
@@ -59,7 +60,7 @@ class Limits:
 
     head_s: float = 20.0
     head_bytes: int = 64 * 1024
-    idle_s: int = 60
+    idle_s: float = 75.0
     leftover_s: float = 10.0
     pipelined: int = 16
     handshake_s: float = HANDSHAKE_S
@@ -81,9 +82,11 @@ class HttpServer:
     ) -> None:
         """Make the server; with ``context`` calls are encrypted."""
         self.address = address
+        self._is_draining = False
+        make = partial(Connection, limits, lambda: self._is_draining)
         config = uvicorn.Config(
             app,
-            http=partial(Connection, limits),  # type: ignore[arg-type]
+            http=make,  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -91,7 +94,7 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=limits.idle_s,
+            timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # it is passed to call_later
             timeout_graceful_shutdown=1,
             backlog=_BACKLOG,
         )
@@ -103,8 +106,8 @@ class HttpServer:
         self._listener: TlsListener | None = None
         if context is not None:
             state = self._server.server_state
-            make = partial(Connection, limits, config=config, server_state=state, app_state={})
-            self._listener = TlsListener(make, context, limits.handshake_s)
+            accept = partial(make, config=config, server_state=state, app_state={})
+            self._listener = TlsListener(accept, context, limits.handshake_s)
 
     def bind(self) -> None:
         """Open the port.
@@ -126,6 +129,13 @@ class HttpServer:
         self._serving = asyncio.ensure_future(self._server.serve(served))
         if self._listener is not None:
             self._listener.start(self._socket)
+
+    def drain(self) -> None:
+        """Close connections behind the answer that is under way, or the next one, so that clients go elsewhere."""
+        self._is_draining = True
+        for connection in self._server.server_state.connections:
+            assert isinstance(connection, Connection), "it accepts no others"
+            connection.drain()
 
     async def close(self) -> None:
         """Close the port; calls that still run get a second."""
@@ -164,6 +174,24 @@ class _Dropped(list[tuple[bytes, bytes]]):
 _TRAILERS: Final = _Dropped()
 
 
+class _AnyLength(int):
+    """How much of a body without a stated length is still to come: it may end anywhere."""
+
+    @override
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    @override
+    def __sub__(self, other: int) -> "_AnyLength":
+        return self
+
+    @override
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
 class Connection(HttpToolsProtocol):
     """Limit what a connection sends, in bytes and time, and let a call cut it.
 
@@ -172,11 +200,14 @@ class Connection(HttpToolsProtocol):
     2. Bytes are counted from the last thing that was of use: the beginning of a request, or a piece of a body that is
        read. Requests behind one that is not answered yet count on.
     3. Trailers are dropped. An exception in a callback ends the parser, and with it the connection.
+    4. To a client of HTTP/1.0, which knows no chunks, a body without a length ends with the connection. While the
+       server drains, each connection ends with its answer.
     """
 
-    def __init__(self, limits: Limits, **of_uvicorn: Any) -> None:
+    def __init__(self, limits: Limits, is_draining: Callable[[], bool], **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._limits = limits
+        self._is_draining = is_draining
         self._timer: asyncio.TimerHandle | None = None
         self._useless_bytes = 0
 
@@ -221,6 +252,11 @@ class Connection(HttpToolsProtocol):
             raise ValueError("the head is too large")
         self.headers = _TRAILERS
         super().on_headers_complete()
+        if self.scope["http_version"] != "1.1":
+            self.cycle.keep_alive = self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _AnyLength()
+        if self._is_draining():
+            self.cycle.keep_alive = False
         if len(self.pipeline) > self._limits.pipelined:
             raise ValueError("too many requests wait for an answer")
 
@@ -229,6 +265,11 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
         if not self.pipeline:
             self._useless_bytes = 0
+
+    def drain(self) -> None:
+        """Close the connection behind the answer that is under way."""
+        if not self._is_idle:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """End a request."""

@@ -123,10 +123,23 @@ class RequestLog:
     _hop = ""
 
     def __init__(
-        self, tracer: Tracer, span: str, metadata: Mapping[str, str], operation: str = ""
+        self,
+        tracer: Tracer,
+        span: str,
+        metadata: Mapping[str, str],
+        operation: str = "",
+        request_id: str | None = None,
     ) -> None:
-        """A call has come; ``metadata`` has its trace context."""
-        self.request_id = new_request_id()
+        """Begin the log of a call that has come.
+
+        Args:
+            tracer: makes its spans.
+            span: the name of its span.
+            metadata: has its trace context.
+            operation: see the class.
+            request_id: by which the caller knows the request already; None: a new one.
+        """
+        self.request_id = request_id or new_request_id()
         self.operation = operation
         self.arrived_at = time.monotonic()
         self.arrived_unix_ms = unix_ms()

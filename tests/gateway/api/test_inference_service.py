@@ -101,7 +101,7 @@ async def test_reflection_lists_the_services(wire: Wire, version: str) -> None:
         "grpc.health.v1.Health",
         f"grpc.reflection.{version}.ServerReflection",
     } <= listed
-    for symbol in (SERVICE, f"{SERVICE}.Generate", "sluice.v1.GenerateRequest"):
+    for symbol in (*listed, f"{SERVICE}.Generate", "sluice.v1.GenerateRequest"):
         await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
         assert (await call.read()).file_descriptor_response.file_descriptor_proto, symbol
     for symbol in (f"{SERVICE}.Nothing", "Nothing"):

@@ -10,12 +10,13 @@ from typing import Any, Final
 import pytest
 
 from gateway.http.server import HttpServer, Limits
+from sluice.settings import HttpSettings
 from sluice.tls import server_context
 from supervisor.certificates import Authority
 from tests.gateway.kit.http import Connection, Reply, ask
 
 BOUND_S: Final = 60.0
-NOW, READ, WAIT = "/now", "/read", "/wait"
+NOW, READ, WAIT, STREAM = "/now", "/read", "/wait", "/stream"
 CHUNKED: Final = {"content_length": "", "transfer_encoding": "chunked"}
 LONG: Final = Limits(head_s=3600, leftover_s=3600, handshake_s=3600)
 """No time passes in a test that is about bytes."""
@@ -23,6 +24,8 @@ LONG: Final = Limits(head_s=3600, leftover_s=3600, handshake_s=3600)
 
 class App:
     """Answers at once, when it has read the body, or when `may_end` is set; with the headers and the bytes it got."""
+
+    server: HttpServer
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -40,10 +43,20 @@ class App:
             read, more = read + len(message["body"]), message["more_body"]
         if scope["path"] == WAIT:
             await self.may_end.wait()
+        if scope["path"] == STREAM:
+            await self._stream(send)
+            return
         body = f"{len(scope['headers'])} {read}".encode()
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        await self.may_end.wait()
+        await send({"type": "http.response.body", "body": b"two", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 @asynccontextmanager
@@ -51,7 +64,7 @@ async def served(
     limits: Limits = LONG, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[App, str]]:
     app = App()
-    server = HttpServer("127.0.0.1:0", app, context, limits)
+    app.server = server = HttpServer("127.0.0.1:0", app, context, limits)
     server.bind()
     await server.start()
     try:
@@ -224,6 +237,58 @@ async def test_line_ends_keep_no_connection_open() -> None:
         assert (await get(connection)).status == 200
         connection.writer.write(b"\r\n")
         assert await cut(connection) == b""
+
+
+async def test_http_1_0_gets_streams_without_chunks() -> None:
+    """Piece by piece; the end of the connection ends the body."""
+    async with served() as (app, address):
+        connection = await Connection.to(address)
+        connection.writer.write(b"GET /stream HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+        status, headers = await connection.head()
+        assert (status, "transfer-encoding" in headers) == (200, False)
+        assert headers["connection"] == "close"
+        async with asyncio.timeout(BOUND_S):
+            assert await connection.reader.readexactly(4) == b"one "
+        app.may_end.set()
+        assert await cut(connection) == b"two"
+
+
+async def test_http_1_0_gets_whole_answers_with_their_length() -> None:
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        connection.writer.write(b"POST /read HTTP/1.0\r\ncontent-length: 2\r\n\r\nab")
+        assert (await connection.reply()).body == b"1 2"
+        assert await cut(connection) == b""
+
+
+async def test_idle_connection_is_closed_after_its_time() -> None:
+    async with served(Limits(idle_s=0.2)) as (_, address):
+        connection = await Connection.to(address)
+        assert (await get(connection)).status == 200
+        assert await cut(connection) == b""
+
+
+async def test_idle_time_is_above_that_of_load_balancers() -> None:
+    assert HttpSettings().keep_alive_s > 60
+
+
+async def test_drain_ends_connections_with_their_answer() -> None:
+    async with served() as (app, address):
+        idle, busy, streamed = [await Connection.to(address) for _ in range(3)]
+        assert "connection" not in (await get(idle)).headers
+        await streamed.send(STREAM, b"", method="GET", content_length="")
+        await streamed.head()
+        app.begun.clear()
+        await busy.send(WAIT, b"", method="GET", content_length="")
+        await asyncio.wait_for(app.begun.wait(), BOUND_S)
+        app.server.drain()
+        for connection in (idle, await Connection.to(address)):
+            assert (await get(connection)).headers["connection"] == "close"
+            assert await cut(connection) == b""
+        app.may_end.set()
+        assert (await busy.reply()).headers["connection"] == "close"
+        assert await cut(busy) == b""
+        assert (await cut(streamed)).endswith(b"0\r\n\r\n")
 
 
 async def test_what_is_no_request_is_told_so() -> None:

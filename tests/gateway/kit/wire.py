@@ -67,6 +67,7 @@ def settings_for(
     identity: IdentitySettings | None = None,
     tenants: dict[str, Any] | None = None,
     http_hosts: Sequence[str] = (),
+    http_ping_s: float = 5.0,
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
@@ -74,7 +75,7 @@ def settings_for(
     return Settings(
         models=(*models, *more_models),
         gateway=GatewaySettings(**values),
-        http=HttpSettings(address=http, hosts=tuple(http_hosts)),
+        http=HttpSettings(address=http, hosts=tuple(http_hosts), stream_ping_s=http_ping_s),
         identity=identity or IdentitySettings(),
         tenants=tenants or {},
         nats=NatsSettings(url=url),
