@@ -14,16 +14,16 @@ from gateway.admission.text_work import TextThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
-from gateway.models.tools import grammar_of
+from gateway.models.tools import ToolUse, grammar_of
 from gateway.safety.output.filter import OutputFilter
 from gateway.validation.conversation import Conversation, ValidAudio, function_of, messages_of
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
-from sluice.internal.v1.task_pb2 import Audio, Sampling, Values
+from sluice.internal.v1.task_pb2 import Audio, Sampling, ServerOptions, Values
 from sluice.settings.remote import ServerSettings
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, ScoreRequest
 
-SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n"})
+SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n", "response_format"})
 """Sampling parameters that the gateway itself sees to."""
 NEUTRAL: Final[Mapping[str, float]] = {"top_p": 1.0, "repetition_penalty": 1.0}
 """Values that ask for nothing, where that is not 0."""
@@ -149,10 +149,11 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
         raise InvalidRequest.of(
             "tools", f"the chat template of {model.name} takes no tools that we know"
         )
+    says_strict = model.settings.takes_messages
+    tools = [function_of(one, says_strict=says_strict) for one in conversation.tools]
     try:
         return tokenizer.encode_chat(
-            messages_of(conversation.turns, form),
-            tools=[function_of(one) for one in conversation.tools],
+            messages_of(conversation.turns, form), conversation.variables, tools
         )
     except TemplateRefused as refused:
         raise InvalidRequest.of(
@@ -198,10 +199,25 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
     form, tools = model.tokenizer.tool_format, request.tools
-    constrained = tools is not None and tools.constrained and model.settings.server is None
-    if form is not None and tools is not None and constrained:
+    if model.settings.takes_messages:
+        fitted.server.CopyFrom(_server_options(request))
+    elif form is not None and tools is not None and tools.constrained:
         fitted.grammar = grammar_of(form, tools, model.tokenizer.special_id(form.opening))
     return fitted
+
+
+def _server_options(request: ValidRequest) -> ServerOptions:
+    """Return what the server of a model is asked beside prompt and sampling parameters."""
+    sampling, tools = request.sampling, request.tools
+    options = ServerOptions(
+        response_format=sampling.response_format,
+        reasoning_effort=sampling.reasoning_effort,
+        chat_template_kwargs=sampling.chat_template_kwargs,
+    )
+    if tools is not None:
+        options.function, options.call_required = tools.only, tools.required
+        options.one_call = not tools.parallel
+    return options
 
 
 def _too_long(message: str, tokens: int, room: int, field: str = "input") -> PromptTooLong:
@@ -247,6 +263,9 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
         )
     if model.settings.server is not None:
         _check_server(request, model.name, model.settings.server)
+    elif sampling.reasoning_effort:
+        problem = f"{model.name} does not take it; leave it out"
+        raise InvalidRequest.of("sampling.reasoning_effort", problem)
     constraint = sampling.WhichOneof("constraint")
     field = f"sampling.{constraint}" if constraint else ""
     if request.tools is not None and request.tools.constrained:
@@ -257,20 +276,29 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
 
 def _check_server(request: ValidRequest, name: str, server: ServerSettings) -> None:
     """The checks for a model of ``engine: openai``: whether its server can be asked for all that is wanted."""
+    served = SERVED_HERE if server.api == "chat" else SERVED_HERE | {"chat_template_kwargs"}
     for field, value in request.sampling.ListFields():
         asks = field.name in ASKING or value != NEUTRAL.get(field.name, 0)
-        if asks and field.name not in SERVED_HERE and field.name not in server.names:
-            raise InvalidRequest.of(
-                f"sampling.{field.name}", f"the server of {name} does not take it; leave it out"
-            )
-    if request.tools is not None and request.tools.forced:
-        raise InvalidRequest.of(
-            "tool_choice", f"the server of {name} cannot be held to a call; let it choose"
-        )
-    if server.api != "chat" and request.tools and request.tools.schema:
-        raise InvalidRequest.of(
-            "sampling.json_schema", f"the server of {name} takes none beside tools"
-        )
+        if asks and field.name not in served and field.name not in server.names:
+            raise _not_taken(f"sampling.{field.name}", name, "leave it out")
+    if request.tools is not None:
+        _check_server_tools(request.tools, name, server)
+
+
+def _check_server_tools(tools: ToolUse, name: str, server: ServerSettings) -> None:
+    """Check that the server can be asked to call tools as the request wants it."""
+    chats, names = server.api == "chat", server.names
+    if tools.forced and ("tool_choice" if chats else "grammar") not in names:
+        raise _not_taken("tool_choice", name, "let the model choose")
+    strict = next((at for at, tool in enumerate(tools.tools) if tool.strict), None)
+    if strict is not None and ("strict" if chats else "grammar") not in names:
+        raise _not_taken(f"tools[{strict}].strict", name, "leave it out")
+    if not chats and tools.schema and "grammar" not in names:
+        raise _not_taken("sampling.json_schema", name, "leave it or the tools out")
+
+
+def _not_taken(field: str, name: str, remedy: str) -> InvalidRequest:
+    return InvalidRequest.of(field, f"the server of {name} does not take it; {remedy}")
 
 
 def embed_rows(

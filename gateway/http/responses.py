@@ -22,6 +22,7 @@ response_field_name: Final = namer(
     ("^max_tokens$", "max_output_tokens"),
     (r"^response_format(\.json_schema)?$", "text.format"),
     (r"\.function\.", "."),
+    ("^reasoning_effort$", "reasoning.effort"),
 )
 """Of /v1/responses; the path may be a field of the chat that asks the same."""
 
@@ -88,7 +89,7 @@ def chat_of(body: Mapping[str, Any]) -> Json:
     check_entries("include", included, list)
     if _INCLUDED in included:
         raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
-    _check_reasoning(said.pop("reasoning", {}))
+    effort = _effort_of(said.pop("reasoning", {}))
     chat: Json = {"messages": _messages(said.pop("instructions", None), said.pop("input", None))}
     for name, value in said.items():
         if name in _SAME:
@@ -98,15 +99,18 @@ def chat_of(body: Mapping[str, Any]) -> Json:
             chat[own_name] = change(value)
         elif value not in _NO_EFFECT.get(name, ()):
             raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served')}")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
     return chat
 
 
-def _check_reasoning(wanted: Any) -> None:
-    """How an answer tells of its reasoning changes nothing: there is one form. How much it reasons would."""
+def _effort_of(wanted: Any) -> Any:
+    """Return how much the model is to reason. How an answer tells of it changes nothing: there is one form."""
     check_kind("reasoning", wanted, dict)
     for name, value in wanted.items():
-        if value is not None and name not in ("summary", "generate_summary"):
+        if value is not None and name not in ("effort", "summary", "generate_summary"):
             raise BadField(f"reasoning.{name}: is not served; leave it out")
+    return wanted.get("effort")
 
 
 def _messages(instructions: Any, given: Any) -> list[Json]:

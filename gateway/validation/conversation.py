@@ -6,7 +6,7 @@ Chat templates take it by the convention of transformers (https://huggingface.co
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -152,6 +152,7 @@ class Conversation:
         query: what the documents are ranked for.
         documents: texts that are embedded or ranked.
         answers: to the turns; each is scored.
+        variables: of the chat template.
     """
 
     turns: tuple[Turn, ...]
@@ -160,6 +161,7 @@ class Conversation:
     query: str = ""
     documents: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def texts(self) -> list[str]:
@@ -259,7 +261,7 @@ def is_outdated(request: Message) -> bool:
         earlier.MergeFromString(request.SerializeToString())
     except DecodeError:
         return False
-    return any(field.number not in known for field, _ in earlier.ListFields())
+    return any(given.number not in known for given, _ in earlier.ListFields())
 
 
 def _chat(messages: Sequence[pb.ChatMessage], found: FieldViolations) -> Conversation:
@@ -367,10 +369,10 @@ def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViola
     found.check(not request.raw_prompt, "tools", "need the chat template, and no raw prompt")
     constraint = sampling.WhichOneof("constraint")
     found.check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
-    for field in ("min_tokens", "stop_token_ids"):
+    for name in ("min_tokens", "stop_token_ids"):
         found.check(
-            not (use.constrained and getattr(sampling, field)),
-            f"sampling.{field}",
+            not (use.constrained and getattr(sampling, name)),
+            f"sampling.{name}",
             "cannot be combined with strict tools or a demanded call, which determine where the answer ends",
         )
 
@@ -425,10 +427,16 @@ def _fits(value: Any, levels: int) -> bool:
     return levels > 0 and all(_fits(one, levels - 1) for one in inner)
 
 
-def function_of(tool: Tool) -> Mapping[str, Any]:
-    """A tool as chat templates take it."""
+def function_of(tool: Tool, *, says_strict: bool = False) -> Mapping[str, Any]:
+    """Return a tool as chat templates take it; ``says_strict``: with ``strict`` where it is, for a server."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
-    described = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    described: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": parameters,
+    }
+    if says_strict and tool.strict:
+        described["strict"] = True
     return {"type": "function", "function": described}
 
 

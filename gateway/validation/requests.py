@@ -21,6 +21,7 @@ from gateway.validation.conversation import (
     tool_use_of,
     tools_of,
 )
+from gateway.validation.options import check_options
 from sluice.defaults import (
     AUTO,
     LABEL_KEY_CHARS_MAX,
@@ -151,8 +152,10 @@ def validate(
     found = FieldViolations()
     conversation = conversation_of(request, found)
     tools = tool_use_of(request, found)
-    if tools is not None:
-        conversation = replace(conversation, tools=tools.tools)
+    variables = check_options(request, found)
+    if tools is not None or variables:
+        offered = () if tools is None else tools.tools
+        conversation = replace(conversation, tools=offered, variables=variables)
     sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
     check_priority_and_labels(request, found)
     found.check(

@@ -29,6 +29,8 @@ _ROLES: Final = {
     "tool": pb.ROLE_TOOL,
 }
 _SAMPLING: Final[Mapping[str, FieldDescriptor]] = pb.SamplingParams.DESCRIPTOR.fields_by_name
+_OBJECTS: Final = ("json_schema", "chat_template_kwargs")
+"""Fields of `SamplingParams` with a JSON object as text."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "best_of": (1,),
@@ -59,8 +61,6 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "function_call": "is not served; send tool_choice",
     "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
     "verbosity": "is not served; say in the prompt how long the answer is to be",
-    "reasoning_effort": "is not served; leave it out",
-    "chat_template_kwargs": "is not served; leave it out",
     "guided_json": "is not served; send response_format",
     "guided_regex": "is not served; send regex",
     "structured_outputs": "is not served; send response_format, or regex",
@@ -102,6 +102,8 @@ def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.Gen
             set_field(request, name, value)
         elif name == "labels":
             _set_labels(request, value)
+        elif name == "response_format":
+            _set_shape(request.sampling, value)
         elif name in _SAMPLING:
             _set_sampling(request.sampling, name, value)
         else:
@@ -193,8 +195,6 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
         plain["stop"] = [plain["stop"]]
     if "logprobs" in plain or "top_logprobs" in plain:
         plain["logprobs"] = _logprobs_of(plain)
-    if (shape := plain.pop("response_format", None)) is not None:
-        plain["json_schema"] = _schema_of(shape)
     plain["labels"] = _labels_of(plain)
     return plain
 
@@ -227,7 +227,20 @@ def _labels_of(plain: dict[str, Any]) -> Any:
     return {**metadata, **labels, **user}
 
 
-def _schema_of(shape: Any) -> Any:
+def _set_shape(sampling: pb.SamplingParams, shape: Any) -> None:
+    """Set the schema that ``shape`` asks for, and beside it the shape as it came."""
+    schema = schema_of(shape)
+    if schema is not None:
+        sampling.json_schema = json.dumps(schema)
+        sampling.response_format = json.dumps(shape)
+
+
+def schema_of(shape: Any) -> dict[str, Any] | None:
+    """Return the JSON schema that a ``response_format`` asks for; None where it asks for text.
+
+    Raises:
+        BadField: it is none of the known kinds.
+    """
     match shape:
         case {"type": "text"}:
             return None
@@ -327,7 +340,9 @@ def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
 
 
 def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
-    if name == "json_schema" and isinstance(value, dict):
+    if name == "chat_template_kwargs":
+        check_kind(name, value, dict)
+    if name in _OBJECTS and isinstance(value, dict):
         value = json.dumps(value)
     if name == "seed" and type(value) is int and -(1 << 63) <= value < 0:
         value += 1 << 64  # OpenAI's seeds have a sign, ours have none

@@ -44,7 +44,7 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (chat(store="yes"), "store", "true or false"),
     (chat(verbosity="low"), "verbosity", "prompt"),
     (chat(reasoning_effort="high"), "reasoning_effort", "leave it out"),
-    (chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs", "leave it out"),
+    (chat(chat_template_kwargs={"messages": 1}), "chat_template_kwargs", "reserved"),
     (chat(functions=[]), "functions", "tools"),
     (chat(service_tier="flex"), "service_tier", "x-sluice-priority"),
     (chat(min_tokens=1, regex="a"), "min_tokens", "a regular expression"),
