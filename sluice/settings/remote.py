@@ -44,9 +44,9 @@ _OF_CHATS: Final[tuple[Parameter, ...]] = (
 _ASKED_FOR: Final[frozenset[Parameter]] = frozenset({"priority"})
 """What servers refuse unless they were started for it."""
 _DEFAULTS: Final[Mapping[str, tuple[Parameter, ...]]] = {
-    "tokens": tuple(one for one in get_args(Parameter) if one not in {*_OF_CHATS[1:], *_ASKED_FOR}),
+    "tokens": tuple(one for one in get_args(Parameter) if one not in {*_OF_CHATS, *_ASKED_FOR}),
     "completions": _OF_OPENAI,
-    "chat": (*_OF_OPENAI, *_OF_CHATS),
+    "chat": (*_OF_OPENAI, "logprobs", *_OF_CHATS),
 }
 """What servers of each api take, unless the settings say otherwise."""
 _ELSEWHERE: Final[Mapping[Parameter, str]] = {
