@@ -36,6 +36,9 @@ from sluice.settings import SettingsError
 # Part of the placeholders. It never leaves the process, so no content can contain it.
 _NONCE: Final = secrets.token_hex(8)
 _PLACE: Final = re.compile(f"\ue000{_NONCE}(\\d+)\ue001")
+DEFAULT: Final = "default"
+TOOL_USE: Final = "tool_use"
+"""Names of templates, as transformers chooses by them."""
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
@@ -54,23 +57,25 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One model's template."""
+    """One model's template, or its templates by name: `DEFAULT`, and `TOOL_USE` for requests with tools."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime],
     ) -> None:
         """``special_tokens`` are the variables such as ``bos_token``; ``now``: the local time, which templates may ask.
 
         Raises:
-            SettingsError: the template is not valid.
+            SettingsError: a template is not valid.
         """
         self._special_tokens = special_tokens
-        try:
-            self._template = _environment(now).from_string(source)
-        except jinja2.TemplateError as error:
-            raise SettingsError(f"the chat template is not valid: {error}") from error
-        # Each rendering copies them, and of jinja2's ChainMap name by name.
-        self._template.globals = dict(self._template.globals)
+        environment = _environment(now)
+        self._templates = {
+            name: _compiled(environment, name, text)
+            for name, text in ({DEFAULT: source} if isinstance(source, str) else source).items()
+        }
 
     def render(
         self,
@@ -86,7 +91,7 @@ class ChatTemplate:
             TemplateRefused: the template does not take this order of roles, or fails on it.
         """
         try:
-            return self._template.render(
+            return self._template_for(tools).render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
                 tools=list(tools) or None,
@@ -95,6 +100,27 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateRefused(str(error)) from error
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> jinja2.Template:
+        named = self._templates
+        found = (named.get(TOOL_USE) if tools else None) or named.get(DEFAULT)
+        if found is None:
+            raise TemplateRefused(
+                f"the model has templates for {', '.join(named)} alone; call it with tools, or ask its operator for a "
+                "template called default"
+            )
+        return found
+
+
+def _compiled(environment: ImmutableSandboxedEnvironment, name: str, text: str) -> jinja2.Template:
+    try:
+        template = environment.from_string(text)
+    except jinja2.TemplateError as error:
+        which = "" if name == DEFAULT else f" {name}"
+        raise SettingsError(f"the chat template{which} is not valid: {error}") from error
+    # Each rendering copies them, and of jinja2's ChainMap name by name.
+    template.globals = dict(template.globals)
+    return template
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
