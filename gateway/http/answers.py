@@ -8,8 +8,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.api.whole import add_events
-from gateway.http.requests import field_name
-from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
+from gateway.http.names import plain_names
+from sluice.errors import PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, calls_of, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
 from sluice.v1 import inference_pb2 as pb
@@ -205,7 +205,7 @@ def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
 
 
 def error_answer(
-    error: SluiceError, named: Callable[[str], str] = field_name
+    error: SluiceError, named: Callable[[str], str] = plain_names
 ) -> tuple[int, dict[str, str], dict[str, Any]]:
     """Status, headers and body of an answer that is an error; ``named``: what its API calls the field at a path."""
     status = http_status(error.code.value[0], error.reason)
@@ -227,12 +227,14 @@ def _described(error: SluiceError, named: Callable[[str], str]) -> tuple[str, st
     """Message and field, with OpenAI's names."""
     if isinstance(error, UnknownModel):
         return error.message, "model"
+    violations = [(named(one.field), one.description) for one in error.violations]
+    message, param = error.message, violations[0][0] if violations else None
+    if violations:
+        message = "; ".join(f"{field}: {description}" for field, description in violations)
     if isinstance(error, PromptTooLong):
-        # OpenAI's words, by which clients know the error whatever its code says.
-        limit = error.metadata["context_tokens"]
-        return f"this model's maximum context length is {limit} tokens: {error.message}", None
-    if not isinstance(error, InvalidRequest) or not error.violations:
-        return error.message, None
-    said = [(named(one.field), one.description) for one in error.violations]
-    message = "; ".join(f"{field}: {description}" for field, description in said)
-    return message, said[0][0]
+        # OpenAI's words, by which clients know the error whatever its code says. A worker does not say its limit.
+        context = "exceeded"
+        if "context_tokens" in error.metadata:
+            context = f"{error.metadata['context_tokens']} tokens"
+        message = f"this model's maximum context length is {context}: {message}"
+    return message, param

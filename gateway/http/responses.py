@@ -10,22 +10,13 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.http.answers import HttpAnswer, encode, sse
-from gateway.http.requests import RULES, generate_request, namer
+from gateway.http.requests import generate_request
 from sluice.openai.fields import BadField, check_entries, check_kind
-from sluice.openai.requests import CHAT, text_of
+from sluice.openai.messages import text_of
+from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2 as pb
 
 Json = dict[str, Any]
-response_field_name: Final = namer(
-    *RULES,
-    ("^messages.*", "input"),  # whose items may be parts of one message
-    ("^max_tokens$", "max_output_tokens"),
-    (r"^response_format(\.json_schema)?$", "text.format"),
-    (r"\.function\.", "."),
-    ("^reasoning_effort$", "reasoning.effort"),
-)
-"""Of /v1/responses; the path may be a field of the chat that asks the same."""
-
 _SAME: Final = (
     *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "stream"),
     *("seed", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
@@ -57,7 +48,6 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "top_logprobs": "are not served; /v1/chat/completions has them",
 }
 _STATELESS: Final = "answers are not stored: send the whole conversation in input"
-_TEXTS: Final = ("input_text", "output_text", "text")
 _OF_ITEMS: Final = (
     *("id", "status", "type", "annotations", "logprobs", "phase", "name"),
     *("caller", "created_by", "namespace", "provider_data", "async", "async_"),
@@ -65,16 +55,20 @@ _OF_ITEMS: Final = (
 """Fields of items of earlier answers that say nothing to a model. The name of a function is looked up apart."""
 
 
-def response_request(body: Mapping[str, Any]) -> tuple[pb.GenerateRequest, bool | None]:
-    """What a body of /v1/responses asks for; as `generate_request`."""
+def response_request(
+    body: Mapping[str, Any], places: dict[str, str]
+) -> tuple[pb.GenerateRequest, bool | None]:
+    """Return what a body of /v1/responses asks for; as `generate_request`. ``places``: see `chat_of`."""
     asked = dict(body)
     if (asked.pop("stream_options", None) or {}) not in ({}, {"include_obfuscation": False}):
         raise BadField("stream_options: only include_obfuscation: false is served")
-    return generate_request(CHAT, chat_of(asked))
+    return generate_request(CHAT, chat_of(asked, places))
 
 
-def chat_of(body: Mapping[str, Any]) -> Json:
-    """The body of a chat that asks the same as ``body``.
+def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
+    """Return the body of a chat that asks the same as ``body``.
+
+    Put into ``places`` what each message and call of it is in ``body``, by its path in the chat.
 
     Raises:
         BadField: a field is not served.
@@ -90,7 +84,8 @@ def chat_of(body: Mapping[str, Any]) -> Json:
     if _INCLUDED in included:
         raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
     effort = _effort_of(said.pop("reasoning", {}))
-    chat: Json = {"messages": _messages(said.pop("instructions", None), said.pop("input", None))}
+    instructions, given = said.pop("instructions", None), said.pop("input", None)
+    chat: Json = {"messages": _messages(instructions, given, places)}
     for name, value in said.items():
         if name in _SAME:
             chat[name] = value
@@ -113,7 +108,7 @@ def _effort_of(wanted: Any) -> Any:
     return wanted.get("effort")
 
 
-def _messages(instructions: Any, given: Any) -> list[Json]:
+def _messages(instructions: Any, given: Any, places: dict[str, str]) -> list[Json]:
     if given is None:
         raise BadField("input: must be there")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -121,17 +116,20 @@ def _messages(instructions: Any, given: Any) -> list[Json]:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadField("input: is neither text nor a list of objects")
     messages: list[Json] = []
+    if instructions is not None:
+        check_kind("instructions", instructions, str)
+        messages.append({"role": "system", "content": instructions})
+        places["messages[0]"] = "instructions"
     for at, item in enumerate(items):
-        _add(messages, item, f"input[{at}]")
-    if instructions is None:
-        return messages
-    if not isinstance(instructions, str):
-        raise BadField("instructions: is not text")
-    return [{"role": "system", "content": instructions}, *messages]
+        path = f"input[{at}]"
+        if place := _add(messages, item, path):
+            output = ".output" if item.get("type") == "function_call_output" else ""
+            places[place] = "input" if isinstance(given, str) else path + output
+    return messages
 
 
-def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
-    """Adds an item of the input: a message, a call, or what a call returned."""
+def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> str:
+    """Add an item of the input: a message, a call, or what a call returned. Return what it became; empty: nothing."""
     said = {name: value for name, value in item.items() if value is not None}
     match said.get("type", "message"), {name: said[name] for name in said if name not in _OF_ITEMS}:
         case "message", {"role": role, "content": content, **more} if not more:
@@ -142,19 +140,21 @@ def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
                 messages.append({"role": "assistant", "content": ""})
             calls = messages[-1].setdefault("tool_calls", [])
             calls.append({"id": call_id, "type": "function", "function": function})
+            return f"messages[{len(messages) - 1}].tool_calls[{len(calls) - 1}]"
         case "function_call_output", {"call_id": call_id, "output": output, **more} if not more:
             content = _text(output, f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-        case "reasoning", _:
-            pass  # of an answer before; models get it neither from their own templates
+        case "reasoning", _:  # of an answer before; models get it neither from their own templates
+            return ""
         case _:
             raise BadField(
                 f"{path}: is none of a message with role and content, function_call, function_call_output"
             )
+    return f"messages[{len(messages) - 1}]"
 
 
 def _text(content: Any, path: str) -> str:
-    text = text_of(content, path, _TEXTS)
+    text = text_of(content, path)
     if not isinstance(text, str):
         raise BadField(f"{path}: is neither text nor a list of parts")
     return text

@@ -11,8 +11,10 @@ conventions are those of transformers' chat templating documentation: blocks are
 """
 
 import json
+import logging
 import re
 import secrets
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -33,17 +35,28 @@ from gateway.models.speech import SpeechTokens
 from gateway.models.tools import ToolFormat, map_texts
 from sluice.settings import SettingsError
 
+_log = logging.getLogger(__name__)
+
 # Part of the placeholders. It never leaves the process, so no content can contain it.
 _NONCE: Final = secrets.token_hex(8)
 _PLACE: Final = re.compile(f"\ue000{_NONCE}(\\d+)\ue001")
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
 """Names of templates, as transformers chooses by them."""
+_FAULTS: Final = (
+    *(jinja2.TemplateError, TypeError, ValueError),
+    *(ArithmeticError, AttributeError, LookupError, RecursionError),
+)
+"""What a template ends with that does not fit a conversation."""
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class TemplateRefused(Exception):
-    """The template does not take this conversation; the message is the template's own."""
+    """The template does not take this conversation; the message is the template's own, if it has one."""
+
+
+class _RaisedByTemplate(jinja2.TemplateError):
+    """The template called ``raise_exception``."""
 
 
 class _Generation(Extension):
@@ -98,8 +111,17 @@ class ChatTemplate:
                 documents=None,
                 **{**self._special_tokens, **variables},
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except _RaisedByTemplate as error:
             raise TemplateRefused(str(error)) from error
+        except _FAULTS as error:
+            # Its text may quote the prompt.
+            line = traceback.extract_tb(error.__traceback__)[-1].lineno
+            _log.info(
+                "chat template failed on a conversation: %s (line %s)", type(error).__name__, line
+            )
+            raise TemplateRefused(
+                "it fails on this order of roles, or on what they hold"
+            ) from error
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> jinja2.Template:
         named = self._templates
@@ -140,7 +162,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise _RaisedByTemplate(message)
 
 
 @dataclass(frozen=True, slots=True)

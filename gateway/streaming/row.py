@@ -316,6 +316,8 @@ def error_of(final: frame_pb2.Final) -> SluiceError:
     if final.error.field:  # the caller's fault
         return errors.InvalidRequest.of(final.error.field, message)
     kind = errors.BY_REASON.get(final.error.reason)
+    if kind is errors.PromptTooLong:
+        return kind(message, violations=[errors.FieldViolation("input", message)])
     if kind is None:
         refused = final.end == frame_pb2.ROW_END_REFUSED
         kind = errors.Overloaded if refused else errors.EngineFailed

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from gateway.validation.conversation import FieldViolations
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
-from sluice.openai.fields import BadField, load_json
+from sluice.openai.fields import BadField, BadJson, load_json
 from sluice.openai.requests import schema_of
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.subjects import is_token
@@ -18,6 +18,9 @@ _OF_RENDERING: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"}
 )
 """Variables that a gateway or a server sets itself."""
+NO_EFFORT: Final = "none"
+"""A reasoning_effort that every model takes: templates of models that reason say so in `_THINKS_NOT`."""
+_THINKS_NOT: Final[Mapping[str, Any]] = {"enable_thinking": False}
 _WORD: Final = "a word of up to 64 letters, digits, '-' and '_'"
 
 
@@ -31,11 +34,12 @@ def check_options(request: pb.GenerateRequest, found: FieldViolations) -> Mappin
     found.check(not effort or is_token(effort), "sampling.reasoning_effort", f"must be {_WORD}")
     if sampling.response_format:
         _check_shape(sampling, found)
+    variables = _THINKS_NOT if effort == NO_EFFORT else {}
     if not sampling.chat_template_kwargs:
-        return {}
+        return variables
     field = "sampling.chat_template_kwargs"
     found.check(not request.raw_prompt, field, "needs the chat template, and no raw prompt")
-    return _variables(sampling.chat_template_kwargs, field, found)
+    return {**variables, **_variables(sampling.chat_template_kwargs, field, found)}
 
 
 def _variables(text: str, field: str, found: FieldViolations) -> Mapping[str, Any]:
@@ -73,6 +77,6 @@ def _object(text: str) -> dict[str, Any] | None:
     """Return the JSON object in ``text``; None where it is none, or too long."""
     try:
         value = load_json(text) if len(text) <= SHAPE_MAX_BYTES else None
-    except (ValueError, RecursionError):
+    except BadJson:
         return None
     return value if isinstance(value, dict) else None

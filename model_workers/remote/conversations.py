@@ -41,5 +41,7 @@ def _message_for(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_for(call: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):  # a text stands for one that is no JSON object
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**call["function"], "arguments": arguments}}

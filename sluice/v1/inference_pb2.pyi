@@ -373,7 +373,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Free labels for routing rules and accounting; at most 32, keys up to 64 and values up to 256 characters."""
+        """Free labels for routing rules and accounting; at most 32, keys up to 64 and values up to 512 characters."""
 
     @_builtins.property
     def resume(self) -> Global___Resume:
@@ -684,7 +684,7 @@ class SamplingParams(_message.Message):
     temperature: _builtins.float
     """0 is greedy; at most 2. Unset: 0."""
     top_p: _builtins.float
-    """Nucleus sampling: the smallest set of tokens whose probabilities reach top_p; in (0, 1]. Unset: 1."""
+    """Nucleus sampling: the smallest set of tokens whose probabilities reach top_p; in [0, 1]. Unset: 1."""
     top_k: _builtins.int
     """Only the top_k most probable tokens; 0 means no such limit."""
     seed: _builtins.int
@@ -694,7 +694,7 @@ class SamplingParams(_message.Message):
     repetition_penalty: _builtins.float
     """Divides the logits of tokens that already occurred; in [0.5, 2]. Unset: 1, no effect (Keskar et al., 2019)."""
     logprobs: _builtins.int
-    """How many alternatives to return per token beside the drawn one's log-probability; at most 8. Unset: no logprobs."""
+    """How many alternatives to return per token beside the drawn one's log-probability; at most 20. Unset: no logprobs."""
     min_p: _builtins.float
     """Only tokens whose probability is at least min_p times that of the most probable one; in [0, 1]. Unset: 0, no limit
     (Nguyen et al., 2024).

@@ -314,7 +314,7 @@ NOT_IN_RESPONSES = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"store": 1}, "store"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"input": [{"role": "robot", "content": "x"}]}, "input"),
+    ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
