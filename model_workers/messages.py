@@ -34,9 +34,7 @@ _SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_
 """Fields that are taken as they are."""
 
 
-def row_spec(
-    row: worker_pb2.Row, owner: str, now: float, batch: str = "", traceparent: str = ""
-) -> RowSpec:
+def row_spec(row: worker_pb2.Row, owner: str, now: float, batch: str = "") -> RowSpec:
     """The row, its deadline counted from ``now`` (monotonic seconds, the arrival).
 
     Raises:
@@ -64,7 +62,6 @@ def row_spec(
         tenant=task.tenant,
         last_try=task.last_try,
         batch=batch,
-        traceparent=traceparent,
     )
 
 
@@ -108,7 +105,6 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
         top_logprobs=sampling.top_logprobs if sampling.logprobs else 0,
         stop_token_ids=frozenset(sampling.stop_token_ids),
         logit_bias=tuple(sampling.logit_bias.items()),
-        server=sampling.server if sampling.HasField("server") else None,
     )
 
 
