@@ -21,6 +21,7 @@ from typer import Option
 from cli import failure
 from cli.commands import HELP, CommandGroup, expanded
 from sluice import __version__
+from sluice.proxies import bypass_loopback
 
 COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "up": ("mesh", "up", "mesh"),
@@ -157,6 +158,7 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Entry point of the `sluice` script."""
     _open_closed_streams()
+    bypass_loopback()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # Answers hold any character; a terminal that lacks one shows a replacement.

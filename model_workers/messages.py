@@ -34,7 +34,9 @@ _SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_
 """Fields that are taken as they are."""
 
 
-def row_spec(row: worker_pb2.Row, owner: str, now: float, batch: str = "") -> RowSpec:
+def row_spec(
+    row: worker_pb2.Row, owner: str, now: float, batch: str = "", traceparent: str = ""
+) -> RowSpec:
     """The row, its deadline counted from ``now`` (monotonic seconds, the arrival).
 
     Raises:
@@ -62,6 +64,7 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float, batch: str = "") -> Ro
         tenant=task.tenant,
         last_try=task.last_try,
         batch=batch,
+        traceparent=traceparent,
     )
 
 
@@ -105,6 +108,7 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
         top_logprobs=sampling.top_logprobs if sampling.logprobs else 0,
         stop_token_ids=frozenset(sampling.stop_token_ids),
         logit_bias=tuple(sampling.logit_bias.items()),
+        server=sampling.server if sampling.HasField("server") else None,
     )
 
 

@@ -393,7 +393,8 @@ def _checked(
     for row in batch.rows:
         try:
             parents = Parents(row.traceparent or traceparent, row.origin)
-            rows.append((row_spec(row, batch.batcher, now, batch.batch_id), parents))
+            spec = row_spec(row, batch.batcher, now, batch.batch_id, parents.batch)
+            rows.append((spec, parents))
         except Refused as refusal:
             refused.append(messages.refusal(row.task.request_id, refusal))
     return batch, rows, refused, now

@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Final
 
 from sluice.errors import SettingsError, SetupError
+from sluice.proxies import bypass_loopback
 from sluice.settings import Settings
 
 LOOPBACK: Final = "127.0.0.1"
@@ -172,6 +173,7 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
         key: value for key, value in os.environ.items() if keep_settings or not _is_setting(key)
     }
     environment = {**_ONE_THREAD, **kept}
+    bypass_loopback(environment)
     root = str(Path(__file__).resolve().parents[1])
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         # A source tree that is not installed.

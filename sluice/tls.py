@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import grpc
 
 from sluice.errors import SettingsError
+from sluice.proxies import DIRECT
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -85,7 +86,8 @@ def channel_credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
 def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, Any]]
 ) -> grpc.aio.Channel:
-    """To one address; encrypted with ``credentials``."""
+    """Open a channel between processes of a mesh, which uses no HTTP proxy; encrypted with ``credentials``."""
+    options = (*options, DIRECT)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)

@@ -447,20 +447,35 @@ class CallChecks:
 
 
 async def guarded(
-    work: Awaitable[_Message], fail: Callable[[SluiceError], Awaitable[None]], name: str
+    work: Awaitable[_Message], fail: Callable[[SluiceError], Awaitable[None]], name: object
 ) -> _Message | None:
-    """What ``work`` gives; the error that it ends with goes to ``fail``. ``name``: of the call, for the log."""
+    """Return what ``work`` gives; send the error that it ends with by ``fail``.
+
+    ``name``: Its text names the call in the log, when that is written.
+    """
     try:
         return await work
     except SluiceError as error:
         # Without its frames, which have the request: a client that does not read would keep it in memory.
-        await fail(error.with_traceback(None))
+        failed = error.with_traceback(None)
     except (grpc.aio.AbortError, grpc.aio.UsageError):
         raise
     except Exception:  # the text of an exception is not for the caller
         _log.exception("a call failed: %s", name)
-        await fail(InternalError("the gateway failed; its log has the reason"))
+        failed = gateway_failed()
+    try:
+        await fail(failed)
+    except (grpc.aio.AbortError, grpc.aio.UsageError):
+        raise
+    except Exception:
+        _log.exception("failed to send the error %s of a call: %s", failed.reason, name)
+        await fail(gateway_failed())
     return None
+
+
+def gateway_failed() -> InternalError:
+    """Return the error of a call that ran into a fault of the gateway."""
+    return InternalError("the gateway failed; its log has the reason")
 
 
 def places(limit: int, share: float) -> int:

@@ -235,7 +235,8 @@ class Admission:
         self._overload.refuse_hopeless(models, incoming, time.monotonic())
         if rows_of is None:
             check_length(request.conversation.texts, [catalog[model] for model in models])
-        if request.tools is not None or request.sampling.WhichOneof("constraint"):
+        # Servers that get messages compile the constraints themselves, and know other keywords.
+        if not all(catalog[model].settings.takes_messages for model in models):
             await self._check_constraints(request)
         log = incoming.log
         await self._inspect(incoming, log.hop(names.SPAN_SAFETY))
@@ -334,7 +335,7 @@ class Admission:
         return FoundEntities(by_text, failed), tuple(decided for _, decided in readings)
 
     async def _check_constraints(self, request: ValidRequest) -> None:
-        """Raises InvalidRequest for a constraint that no worker could enforce."""
+        """Raise InvalidRequest for a constraint that no worker could enforce."""
         for field, kind, text in _constraints_of(request):
             problem = await self._constraints.problem(kind, text, request.tenant)
             if problem is not None:

@@ -8,23 +8,26 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from gateway.admission.text_work import TextThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
-from gateway.models.tools import grammar_of
+from gateway.models.tools import ToolUse, grammar_of
 from gateway.safety.output.filter import OutputFilter
 from gateway.validation.conversation import Conversation, ValidAudio, function_of, messages_of
+from gateway.validation.options import NO_EFFORT
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
-from sluice.internal.v1.task_pb2 import Audio, Sampling, Values
+from sluice.internal.v1.task_pb2 import Audio, Sampling, ServerOptions, Values
 from sluice.settings.remote import ServerSettings
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, ScoreRequest
 
-SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n"})
+SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n", "response_format"})
 """Sampling parameters that the gateway itself sees to."""
+TOP_P_MIN: Final = 1e-6
+"""What stands for a top_p of 0: the most probable token is drawn, and servers take it, which take no 0."""
 NEUTRAL: Final[Mapping[str, float]] = {"top_p": 1.0, "repetition_penalty": 1.0}
 """Values that ask for nothing, where that is not 0."""
 ASKING: Final = frozenset({"seed", "logprobs"})
@@ -149,15 +152,30 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
         raise InvalidRequest.of(
             "tools", f"the chat template of {model.name} takes no tools that we know"
         )
+    says_strict = model.settings.takes_messages
+    tools = [function_of(one, says_strict=says_strict) for one in conversation.tools]
     try:
-        return tokenizer.encode_chat(
-            messages_of(conversation.turns, form),
-            tools=[function_of(one) for one in conversation.tools],
-        )
+        return _encode_chat(conversation, model, tools)
     except TemplateRefused as refused:
         raise InvalidRequest.of(
             "chat.messages", f"the chat template of {model.name} refuses them: {refused}"
         ) from refused
+
+
+def _encode_chat(
+    conversation: Conversation, model: ServedModel, tools: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    """Return the tokens of a conversation in the chat template of ``model``; raise as `ModelTokenizer.encode_chat`."""
+    tokenizer, turns, variables = model.tokenizer, conversation.turns, conversation.variables
+    try:
+        return tokenizer.encode_chat(messages_of(turns, tokenizer.tool_format), variables, tools)
+    except TemplateRefused:
+        arguments = [call.arguments for turn in turns for call in turn.calls]
+        if not any(isinstance(one, str) for one in arguments):
+            raise
+    # Some templates name each argument, so they fail on a text.
+    wrapped = messages_of(turns, tokenizer.tool_format, wrapped=True)
+    return tokenizer.encode_chat(wrapped, variables, tools)
 
 
 def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampling:
@@ -182,7 +200,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     fitted = Sampling(
         max_tokens=max_tokens,
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        top_p=sampling.top_p or TOP_P_MIN,
         top_k=sampling.top_k,
         seed=secrets.randbits(63) if seed is None else seed,
         repetition_penalty=sampling.repetition_penalty,
@@ -198,35 +216,51 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
     form, tools = model.tokenizer.tool_format, request.tools
-    constrained = tools is not None and tools.constrained and model.settings.server is None
-    if form is not None and tools is not None and constrained:
+    if model.settings.takes_messages:
+        fitted.server.CopyFrom(_server_options(request))
+    elif form is not None and tools is not None and tools.constrained:
         fitted.grammar = grammar_of(form, tools, model.tokenizer.special_id(form.opening))
     return fitted
 
 
-def _too_long(message: str, tokens: int, room: int, field: str = "input") -> PromptTooLong:
-    return PromptTooLong(
-        message,
-        metadata={"prompt_tokens": str(tokens), "context_tokens": str(room)},
-        violations=[FieldViolation(field, message)],
+def _server_options(request: ValidRequest) -> ServerOptions:
+    """Return what the server of a model is asked beside prompt and sampling parameters."""
+    sampling, tools = request.sampling, request.tools
+    options = ServerOptions(
+        response_format=sampling.response_format,
+        reasoning_effort=sampling.reasoning_effort,
+        chat_template_kwargs=sampling.chat_template_kwargs,
     )
+    if tools is not None:
+        options.function, options.call_required = tools.only, tools.required
+        options.one_call = not tools.parallel
+    return options
 
 
 def prompt_too_long(model: ServedModel, size: str, tokens: int) -> PromptTooLong:
     """Return the error for a prompt of ``tokens`` tokens, said as ``size``, which ``model`` has no room for."""
-    room = model.context_tokens
     message = (
-        f"the prompt has {size} tokens, the context of {model.name} has {room}, answer included"
+        f"the prompt has {size} tokens, the context of {model.name} has {model.context_tokens}, answer included; "
+        "shorten it"
     )
-    return _too_long(message, tokens, room)
+    return _too_long(model, tokens, message, FieldViolation("input", message))
 
 
-def _text_too_long(model: str, field: str, tokens: int, room: int) -> PromptTooLong:
-    """One text of several does not fit."""
-    message = (
-        f"{field}: has {tokens} tokens, {model} has room for {room}; shorten it, or set truncate"
+def _text_too_long(model: ServedModel, field: str, tokens: int, room: int) -> PromptTooLong:
+    """Return the error for one text of several that does not fit."""
+    context = model.context_tokens
+    problem = (
+        f"has {tokens} tokens, {model.name} has room for {max(room, 0)} beside {context - room} others in its "
+        f"context of {context}; shorten it, or set truncate"
     )
-    return _too_long(message, tokens, room, field)
+    return _too_long(model, tokens, f"{field}: {problem}", FieldViolation(field, problem))
+
+
+def _too_long(
+    model: ServedModel, tokens: int, message: str, violation: FieldViolation
+) -> PromptTooLong:
+    limits = {"prompt_tokens": str(tokens), "context_tokens": str(model.context_tokens)}
+    return PromptTooLong(message, metadata=limits, violations=[violation])
 
 
 def _check_model(request: ValidRequest, model: ServedModel) -> None:
@@ -247,6 +281,9 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
         )
     if model.settings.server is not None:
         _check_server(request, model.name, model.settings.server)
+    elif sampling.reasoning_effort not in ("", NO_EFFORT):
+        problem = f'{model.name} takes "{NO_EFFORT}" alone; leave it out'
+        raise InvalidRequest.of("sampling.reasoning_effort", problem)
     constraint = sampling.WhichOneof("constraint")
     field = f"sampling.{constraint}" if constraint else ""
     if request.tools is not None and request.tools.constrained:
@@ -257,20 +294,29 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
 
 def _check_server(request: ValidRequest, name: str, server: ServerSettings) -> None:
     """The checks for a model of ``engine: openai``: whether its server can be asked for all that is wanted."""
+    served = SERVED_HERE if server.api == "chat" else SERVED_HERE | {"chat_template_kwargs"}
     for field, value in request.sampling.ListFields():
         asks = field.name in ASKING or value != NEUTRAL.get(field.name, 0)
-        if asks and field.name not in SERVED_HERE and field.name not in server.names:
-            raise InvalidRequest.of(
-                f"sampling.{field.name}", f"the server of {name} does not take it; leave it out"
-            )
-    if request.tools is not None and request.tools.forced:
-        raise InvalidRequest.of(
-            "tool_choice", f"the server of {name} cannot be held to a call; let it choose"
-        )
-    if server.api != "chat" and request.tools and request.tools.schema:
-        raise InvalidRequest.of(
-            "sampling.json_schema", f"the server of {name} takes none beside tools"
-        )
+        if asks and field.name not in served and field.name not in server.names:
+            raise _not_taken(f"sampling.{field.name}", name, "leave it out")
+    if request.tools is not None:
+        _check_server_tools(request.tools, name, server)
+
+
+def _check_server_tools(tools: ToolUse, name: str, server: ServerSettings) -> None:
+    """Check that the server can be asked to call tools as the request wants it."""
+    chats, names = server.api == "chat", server.names
+    if tools.forced and ("tool_choice" if chats else "grammar") not in names:
+        raise _not_taken("tool_choice", name, "let the model choose")
+    strict = next((at for at, tool in enumerate(tools.tools) if tool.strict), None)
+    if strict is not None and ("strict" if chats else "grammar") not in names:
+        raise _not_taken(f"tools[{strict}].strict", name, "leave it out")
+    if not chats and tools.schema and "grammar" not in names:
+        raise _not_taken("sampling.json_schema", name, "leave it or the tools out")
+
+
+def _not_taken(field: str, name: str, remedy: str) -> InvalidRequest:
+    return InvalidRequest.of(field, f"the server of {name} does not take it; {remedy}")
 
 
 def embed_rows(
@@ -306,7 +352,7 @@ def rerank_rows(
     asked = _tokens(model, conversation.query)
     room = model.context_tokens - tokenizer.added(2) - len(asked)
     if room < 1:
-        raise _text_too_long(model.name, "query", len(asked), model.context_tokens)
+        raise _text_too_long(model, "query", len(asked), room + len(asked))
     rows = []
     for place, document in enumerate(conversation.documents):
         token_ids = _tokens(model, document)
@@ -345,5 +391,5 @@ def _tokens(model: ServedModel, text: str) -> list[int]:
 def _cut(model: ServedModel, field: str, tokens: int, room: int, truncate: bool) -> bool:
     """Whether a text must be cut to fit."""
     if tokens > room and not truncate:
-        raise _text_too_long(model.name, field, tokens, room)
+        raise _text_too_long(model, field, tokens, room)
     return tokens > room

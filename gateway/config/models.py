@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.models.sentence_pieces import PieceTokenizer, marian_tokenizers
 from gateway.models.speech import SpeechTokens, speech_tokens
-from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
+from gateway.models.tokenizer import DEFAULT, TOOL_USE, ChatTemplate, ModelTokenizer
 from gateway.models.tools import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 from sluice.settings.models import (
@@ -40,7 +40,9 @@ _FILES: Final = [
     "tokenizer_config.json",
     "config.json",
     "generation_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
     # Of Marian models, which have no tokenizer.json.
     "source.spm",
     "vocab.json",
@@ -59,7 +61,8 @@ SETTLED_S: Final = 2.0
 """How long ago a file must have changed before its hash is kept, seconds."""
 _THREADS: Final = 4
 _HUB_BLOB: Final = re.compile(r"/models--[^/]+/blobs/[0-9a-f]{64}$")
-_TOKEN_KEYS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+_TEMPLATES: Final = "additional_chat_templates"
+"""The folder of templates beside chat_template.jinja, each called by its name."""
 
 
 def load_catalog(settings: Settings, before: Catalog | None = None) -> Catalog:
@@ -135,7 +138,12 @@ class ModelFolder:
     def _files(self) -> Iterable[Path]:
         """In order; those of the modules behind a transformer lie in folders of their own."""
         modules = () if self.sentence is None else self.sentence.modules
-        folders = {self.path, self._inner, *(module.folder for module in modules)}
+        folders = {
+            self.path,
+            self._inner,
+            self._inner / _TEMPLATES,
+            *(module.folder for module in modules),
+        }
         found = (file for one in folders if one.is_dir() for file in one.iterdir())
         return sorted(file for file in found if file.is_file())
 
@@ -166,18 +174,20 @@ class ModelFolder:
         if model.server is not None and model.server.api == "chat":
             return self._conversation_tokenizer()
         tokenizer_config = read_json(self._inner / "tokenizer_config.json")
-        tokens = _special_tokens(tokenizer_config)
+        tokens = _special_tokens(
+            tokenizer_config, read_json(self._inner / "special_tokens_map.json")
+        )
         tokenizer, pieces = self._tokenizers(tokenizer_config, tokens)
-        template = _template_source(self._inner, tokenizer_config)
+        templates = _templates(self._inner, tokenizer_config)
         speech = speech_tokens(config, self._generation, tokenizer) if hears(config) else None
         return ModelTokenizer(
             tokenizer=tokenizer,
-            template=ChatTemplate(template, tokens, datetime.now) if template else None,
+            template=ChatTemplate(templates, tokens, datetime.now) if templates else None,
             context_tokens=self._context_tokens(),
             vocab_size=language_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
             stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, self._generation)),
             labels=self.labels,
-            tool_format=_tool_format(model, template),
+            tool_format=_tool_format(model, templates.get(TOOL_USE, templates.get(DEFAULT, ""))),
             pieces=pieces,
             speech=speech,
         )
@@ -233,14 +243,18 @@ def _tokenizer(file: Path) -> Tokenizer:
     return tokenizer
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Values are strings, or objects of an AddedToken."""
+def _special_tokens(config: Mapping[str, Any], special: Mapping[str, Any]) -> dict[str, str]:
+    """Return tokens such as ``bos_token`` by name; values are strings, or objects of an AddedToken.
+
+    Like transformers: special_tokens_map.json replaces what an old tokenizer_config.json says; a newer one, which lists
+    its added tokens, has them all, and the map fills in what is missing.
+    """
+    merged = {**special, **config} if "added_tokens_decoder" in config else {**config, **special}
     tokens = {}
-    for key in _TOKEN_KEYS:
-        value = config.get(key)
+    for key, value in merged.items():
         content = value.get("content") if isinstance(value, dict) else value
-        if content:
-            tokens[key] = str(content)
+        if key.endswith("_token") and isinstance(content, str) and content:
+            tokens[key] = content
     return tokens
 
 
@@ -254,14 +268,49 @@ def _tool_format(model: ModelSettings, template: str) -> ToolFormat | None:
     return FORMATS[model.tool_format]
 
 
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
-    """The chat template; empty: there is none. Of several the one for tools is taken, which does without them too."""
-    file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several by name
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("tool_use", named.get("default"))
-    return source or ""
+def _templates(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the chat templates by name, empty without any; those in files replace those of the configuration.
+
+    A single one is the default, whatever its name is.
+
+    Raises:
+        SettingsError: a file is no text, or the list has entries of another form.
+    """
+    files = {file.stem: file for file in sorted((folder / _TEMPLATES).glob("*.jinja"))}
+    if (file := folder / "chat_template.jinja").is_file():
+        files[DEFAULT] = file
+    named: Mapping[str, str] = {name: _text_of(file) for name, file in files.items()}
+    named = named or _configured_templates(folder / "tokenizer_config.json", config)
+    if len(named) == 1:
+        (text,) = named.values()
+        return {DEFAULT: text}
+    return named
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"{file}: cannot be read: {error}; write a template in UTF-8"
+        ) from error
+
+
+def _configured_templates(file: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
+    source = config.get("chat_template") or {}
+    if isinstance(source, str):
+        return {DEFAULT: source}
+    try:
+        named = (
+            {one["name"]: one["template"] for one in source} if isinstance(source, list) else source
+        )
+        if all(isinstance(text, str) for text in (*named, *named.values())):
+            return dict(named)
+    except (TypeError, KeyError, AttributeError):
+        pass
+    raise SettingsError(
+        f"{file}: chat_template: has no templates by name; write a text, or a list of {{name, template}}"
+    )
 
 
 def _stop_token_ids(

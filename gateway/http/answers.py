@@ -2,24 +2,15 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from typing_extensions import override
 
 from gateway.api.whole import add_events
-from gateway.http.logprobs import TextLogprobs
-from gateway.http.requests import field_name
-from sluice.errors import InvalidRequest, PromptTooLong, SluiceError, UnknownModel
-from sluice.openai.answers import (
-    Shape,
-    calls_of,
-    choice,
-    finish_reason,
-    in_text,
-    usage_of,
-    whole_answer,
-)
+from gateway.http.names import plain_names
+from sluice.errors import PromptTooLong, SluiceError, UnknownModel
+from sluice.openai.answers import Shape, calls_of, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
 from sluice.v1 import inference_pb2 as pb
 
@@ -28,6 +19,8 @@ _LINE_ENDS: Final = tuple(
     (chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)
 )
 """Characters that JSON may hold as they are and that some clients take for the end of a line; with their escapes."""
+EndTokens = Callable[[str], Collection[int]]
+"""Of a model by name, the tokens that end its answers and have no text in them."""
 _WAIT_S_MAX: Final = 60.0
 _RETRIED: Final = (409, 429)
 """Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
@@ -100,10 +93,10 @@ class HttpAnswer:
 class WholeBody(HttpAnswer):
     """The body of answers that are not streamed."""
 
-    def __init__(self, shape: Shape, created: int, *, may_call: bool) -> None:
-        """``created``: in seconds since 1970; ``may_call``: tools."""
+    def __init__(self, shape: Shape, created: int, ends: EndTokens) -> None:
+        """``created``: in seconds since 1970."""
         super().__init__()
-        self._shape, self._created, self._may_call = shape, created, may_call
+        self._shape, self._created, self._ends = shape, created, ends
         self._answers = defaultdict[int, pb.GenerateTextResponse](pb.GenerateTextResponse)
 
     @override
@@ -117,11 +110,8 @@ class WholeBody(HttpAnswer):
     def end(self) -> bytes:
         choices, usage, shape = [], pb.Usage(), self._shape
         for index, one in sorted(self._answers.items()):
-            entries: Sequence[pb.TokenLogprobs] = one.logprobs
-            if self._may_call and entries:
-                known = TextLogprobs()
-                entries = [*known.push(entries, one.text), *known.flush()]
-            parts = shape.message(one.text, entries, one.tool_calls, one.reasoning)
+            logprobs = _with_text(one, self._ends(one.finished.model))
+            parts = shape.message(one.text, logprobs, one.tool_calls, one.reasoning)
             choices.append(choice(index, parts, finish_reason(one.finished.reason)))
             _add_usage(usage, one.finished.usage)
         model = self._answers[0].finished.model
@@ -132,12 +122,10 @@ class WholeBody(HttpAnswer):
 class Chunks(HttpAnswer):
     """The chunks of one stream."""
 
-    def __init__(self, shape: Shape, created: int, with_usage: bool, *, may_call: bool) -> None:
-        """``created``: in seconds since 1970; ``may_call``: tools."""
+    def __init__(self, shape: Shape, created: int, ends: EndTokens, with_usage: bool) -> None:
+        """``created``: in seconds since 1970."""
         super().__init__()
-        self._shape, self._created, self._may_call = shape, created, may_call
-        self._logprobs = defaultdict[int, TextLogprobs](TextLogprobs)
-        """Of answers that may call tools."""
+        self._shape, self._created, self._ends = shape, created, ends
         self._with_usage = with_usage
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
@@ -147,7 +135,7 @@ class Chunks(HttpAnswer):
 
     @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        logprobs = self._of_text(index, delta)
+        logprobs = _with_text(delta, self._ends(self.model))
         if not (delta.text or logprobs or delta.tool_calls or delta.reasoning):
             return b""
         chunks, shape = self._begin(index), self._shape
@@ -165,23 +153,15 @@ class Chunks(HttpAnswer):
 
     @override
     def finish(self, index: int, finished: pb.Finished) -> bytes:
-        chunks = self._begin(index)
-        if rest := self._logprobs[index].flush():
-            chunks += self._chunk(index, self._shape.delta("", rest))
+        first = self._begin(index)
         _add_usage(self._usage, finished.usage)
-        return chunks + self._chunk(index, self._shape.delta(), finish_reason(finished.reason))
+        return first + self._chunk(index, self._shape.delta(), finish_reason(finished.reason))
 
     @override
     def end(self) -> bytes:
         if not self._with_usage:
             return DONE
         return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
-
-    def _of_text(self, index: int, delta: pb.Delta) -> list[pb.TokenLogprobs]:
-        """Return the log-probabilities of what has been sent, as far as they are known now."""
-        if self._may_call and (delta.logprobs or index in self._logprobs):
-            return self._logprobs[index].push(delta.logprobs, delta.text)
-        return list(filter(in_text, delta.logprobs))
 
     def _begin(self, index: int) -> bytes:
         if index in self._offsets:
@@ -208,6 +188,16 @@ class Chunks(HttpAnswer):
         }
 
 
+def _with_text(
+    piece: pb.Delta | pb.GenerateTextResponse, ends: Collection[int]
+) -> Sequence[pb.TokenLogprobs]:
+    """The log-probabilities of the tokens that the text was made of: OpenAI has no others."""
+    if not piece.logprobs:
+        return ()
+    pairs = zip(piece.token_ids, piece.logprobs, strict=True)
+    return [entry for token_id, entry in pairs if token_id not in ends]
+
+
 def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
     total.prompt_tokens += usage.prompt_tokens  # counted once, with the first answer
     total.cached_prompt_tokens += usage.cached_prompt_tokens
@@ -215,7 +205,7 @@ def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
 
 
 def error_answer(
-    error: SluiceError, named: Callable[[str], str] = field_name
+    error: SluiceError, named: Callable[[str], str] = plain_names
 ) -> tuple[int, dict[str, str], dict[str, Any]]:
     """Status, headers and body of an answer that is an error; ``named``: what its API calls the field at a path."""
     status = http_status(error.code.value[0], error.reason)
@@ -237,12 +227,14 @@ def _described(error: SluiceError, named: Callable[[str], str]) -> tuple[str, st
     """Message and field, with OpenAI's names."""
     if isinstance(error, UnknownModel):
         return error.message, "model"
+    violations = [(named(one.field), one.description) for one in error.violations]
+    message, param = error.message, violations[0][0] if violations else None
+    if violations:
+        message = "; ".join(f"{field}: {description}" for field, description in violations)
     if isinstance(error, PromptTooLong):
-        # OpenAI's words, by which clients know the error whatever its code says.
-        limit = error.metadata["context_tokens"]
-        return f"this model's maximum context length is {limit} tokens: {error.message}", None
-    if not isinstance(error, InvalidRequest) or not error.violations:
-        return error.message, None
-    said = [(named(one.field), one.description) for one in error.violations]
-    message = "; ".join(f"{field}: {description}" for field, description in said)
-    return message, said[0][0]
+        # OpenAI's words, by which clients know the error whatever its code says. A worker does not say its limit.
+        context = "exceeded"
+        if "context_tokens" in error.metadata:
+            context = f"{error.metadata['context_tokens']} tokens"
+        message = f"this model's maximum context length is {context}: {message}"
+    return message, param

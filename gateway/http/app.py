@@ -1,5 +1,6 @@
 """The routes of the HTTP API."""
 
+import logging
 from collections.abc import Callable
 
 from starlette.applications import Starlette
@@ -8,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.admission.calls import CallChecks
+from gateway.admission.calls import CallChecks, gateway_failed
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
+from gateway.http.answers import error_answer
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
 from gateway.http.call import Behaviour, Endpoint
@@ -20,6 +22,8 @@ from gateway.telemetry.request_log import new_request_id
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
 from sluice.openai.errors import error_body
 from sluice.openai.requests import URLS
+
+_log = logging.getLogger(__name__)
 
 
 def make_app(
@@ -86,7 +90,8 @@ def make_app(
             admission.count_refused,
         )
         routes.append(Route(path, endpoint, methods=[method]))
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+    handlers = {HTTPException: _no_route, Exception: _failed}
+    app = Starlette(routes=routes, exception_handlers=handlers)
     # Its redirects go to the host that the caller names, before that is checked.
     app.router.redirect_slashes = False
     return app
@@ -99,3 +104,13 @@ async def _no_route(request: Request, error: Exception) -> Response:
     body = error_body(error.status_code, "unknown_url", message)
     headers = {"x-request-id": new_request_id(), **(error.headers or {})}
     return JSONResponse(body, error.status_code, headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer a call that ended with a fault of the gateway, where no other code could."""
+    request_id = new_request_id()
+    _log.error(
+        "HTTP call %s failed: %s %s", request_id, request.method, request.url.path, exc_info=error
+    )
+    status, headers, body = error_answer(gateway_failed())
+    return JSONResponse(body, status, {"x-request-id": request_id, **headers})

@@ -19,11 +19,12 @@ from gateway.admission.tenant_threads import TenantSlots
 from gateway.api.job_forwarder import JobForwarder, errors_of_jobs
 from gateway.http.call import HttpCall
 from gateway.http.multipart import FileForm
-from gateway.http.requests import IDEMPOTENCY_KEY, PRIORITY, class_of, labels_of
+from gateway.http.names import BATCH_RULES, IDEMPOTENCY_KEY, FieldNames
+from gateway.http.requests import PRIORITY, class_of, labels_of
 from sluice.client.openai_lines import encoded_line
 from sluice.errors import InvalidRequest, JobUnknown, SluiceError, UploadUnknown
 from sluice.openai.embeddings import EMBEDDINGS
-from sluice.openai.requests import URLS
+from sluice.openai.requests import URLS, labels_of_metadata
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import ms_of, timestamp, unix_ms
@@ -151,7 +152,9 @@ class JobCalls:
 
     async def create(self, call: HttpCall) -> Json:
         """A new batch."""
-        request = create_request(await call.object(), call.metadata, unix_ms())
+        body = await call.object()
+        call.named = FieldNames(BATCH_RULES, body)
+        request = create_request(body, call.metadata, unix_ms())
         return await self._batch(call, "CreateJob", request)
 
     async def batch(self, call: HttpCall) -> Json:
@@ -343,9 +346,7 @@ def create_request(
     window = _WINDOW.fullmatch(_text(given, "completion_window"))
     if window is None:
         raise InvalidRequest.of("completion_window", 'must be a number of hours, such as "24h"')
-    labels = given.pop("metadata", {})
-    if not isinstance(labels, dict) or not all(isinstance(one, str) for one in labels.values()):
-        raise InvalidRequest.of("metadata", "must be an object of strings")
+    labels = labels_of_metadata(given.pop("metadata", {}))
     expiry = given.pop("output_expires_after", None)
     if given:
         raise InvalidRequest.of(min(given), "is not served")

@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.calls import RECEIVE_S, Arriving, CallChecks, guarded, in_time
 from gateway.http.answers import encode, error_answer, sse
-from gateway.http.requests import class_of, field_name, host_of, is_foreign_page, parse_json
+from gateway.http.names import plain_names
+from gateway.http.requests import class_of, host_of, is_foreign_page, parse_json
 from gateway.identity.authenticator import AUTHORIZATION
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import new_request_id
@@ -86,11 +87,15 @@ class HttpCall(Request):
         self.remaining_s: float | None = None
         self.sent: Mapping[str, str] | None = None
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
-        self.named: Callable[[str], str] = field_name
+        self.named: Callable[[str], str] = plain_names
         self.failing: Callable[[Mapping[str, Any]], bytes] = sse
         self._max_body_bytes = max_body_bytes
         self._written_at = 0.0
         self._ping: asyncio.Future[None] | None = None
+
+    def __str__(self) -> str:
+        """Return the id that the client knows the call by."""
+        return self.request_id
 
     async def object(self) -> dict[str, Any]:
         """The body, a JSON object.
@@ -258,7 +263,7 @@ class Endpoint:
         """Answers one call."""
         call = HttpCall(scope, receive, send, self.max_body_bytes)
         self.checks.limiter.turns.arrived_at = time.monotonic()
-        await guarded(self._answer(call), call.fail, call.request_id)
+        await guarded(self._answer(call), call.fail, call)
 
     def _serves(self, host: str) -> bool:
         return self.hosts is None or host in self.hosts or is_loopback(host)

@@ -1,7 +1,7 @@
 """The URLs that models answer, and those that list the models."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
@@ -10,8 +10,9 @@ from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
 from gateway.http.answers import Chunks, HttpAnswer, WholeBody
 from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
-from gateway.http.requests import add_headers, chat_field_name, generate_request
-from gateway.http.responses import ResponseEvents, response_field_name, response_request
+from gateway.http.names import CHAT_RULES, COMPLETION_RULES, RESPONSE_RULES, TEXTS_RULES, FieldNames
+from gateway.http.requests import add_headers, generate_request
+from gateway.http.responses import ResponseEvents, response_request
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
 from sluice.openai.answers import SHAPES
@@ -43,23 +44,20 @@ class ModelCalls:
 
     async def complete(self, call: HttpCall) -> None:
         """/v1/chat/completions and /v1/completions."""
-        url = call.scope["path"]
-        if url == CHAT:
-            call.named = chat_field_name
-        request, with_usage = generate_request(url, await call.object())
-        about = SHAPES[url], int(time.time())
-        may_call = bool(request.tools)
+        url, body = call.scope["path"], await call.object()
+        call.named = FieldNames(CHAT_RULES if url == CHAT else COMPLETION_RULES, body)
+        request, with_usage = generate_request(url, body)
+        about = SHAPES[url], int(time.time()), self._ends
         if with_usage is None:
-            await self._generate(call, request, WholeBody(*about, may_call=may_call))
+            await self._generate(call, request, WholeBody(*about))
         else:
-            chunks = Chunks(*about, with_usage, may_call=may_call)
-            await self._generate(call, request, chunks, SSE)
+            await self._generate(call, request, Chunks(*about, with_usage), SSE)
 
     async def respond(self, call: HttpCall) -> None:
         """/v1/responses, without state: answers are not stored, and each request has its whole conversation."""
-        call.named = response_field_name
-        body = await call.object()
-        request, options = response_request(body)
+        body, places = await call.object(), dict[str, str]()
+        call.named = FieldNames(RESPONSE_RULES, body, places)
+        request, options = response_request(body, places)
         events = ResponseEvents(body, int(time.time()))
         call.failing = events.fail
         await self._generate(call, request, events, {} if options is None else SSE)
@@ -75,13 +73,16 @@ class ModelCalls:
     async def embed(self, call: HttpCall) -> Json:
         """/v1/embeddings."""
         body = await call.object()
+        call.named = FieldNames(TEXTS_RULES, body)
         request = embed_request(body)
         response = await self._texts(call, EMBED, request)
         return embeddings_object(response, format_of(body))
 
     async def rerank(self, call: HttpCall) -> Json:
         """/v1/rerank."""
-        request, returned = rerank_request(await call.object())
+        body = await call.object()
+        call.named = FieldNames(TEXTS_RULES, body)
+        request, returned = rerank_request(body)
         response = await self._texts(call, RERANK, request)
         return rerank_object(response, request.documents, returned=returned)
 
@@ -130,6 +131,9 @@ class ModelCalls:
             response = await answer_texts(self._generator, kind, request, call)
         call.request_id = response.request_id
         return response
+
+    def _ends(self, model: str) -> Collection[int]:
+        return self._generator.catalog[model].tokenizer.stop_token_ids
 
     def _model(self, name: str) -> Json:
         named = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}

@@ -6,12 +6,13 @@ and the trace context are read from them as from a gRPC call's metadata: `sluice
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from gateway.http.names import IDEMPOTENCY_KEY, LABEL
 from sluice.errors import InvalidRequest
-from sluice.openai.fields import BadField, check_kind, load_json
+from sluice.openai.fields import BadField, BadJson, check_kind, load_json
 from sluice.openai.requests import request_of_body
 from sluice.startup import is_loopback
 from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest, Priority, RerankRequest
@@ -19,9 +20,7 @@ from sluice.wire.enums import value_of
 from sluice.wire.subjects import CLASSES
 
 PRIORITY: Final = "x-sluice-priority"
-LABEL: Final = "x-sluice-label-"
 TIMEOUT: Final = "x-sluice-timeout"
-IDEMPOTENCY_KEY: Final = "idempotency-key"
 _OURS: Final = "x-sluice-"
 ALLOW_DEGRADED: Final = "x-sluice-allow-degraded"
 """Whether a fallback may answer, where the body does not say it."""
@@ -29,31 +28,6 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 """What stands in `host`; browsers send nothing else, and `localhost/x` reads as localhost."""
 _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
 """How long OpenAI's clients wait for a response, seconds."""
-
-
-def namer(*rules: tuple[str, str]) -> Callable[[str], str]:
-    """What an API calls the field at a path of the proto; ``rules``: patterns in it, and what stands in their place."""
-
-    def named(path: str) -> str:
-        for pattern, name in rules:
-            path = re.sub(pattern, name, path)
-        return path
-
-    return named
-
-
-RULES: Final = (
-    ("^sampling.json_schema$", "response_format"),
-    ("^idempotency_key$", IDEMPOTENCY_KEY),
-    ("^raw_prompt$", "prompt"),
-    ("^chat$", "messages"),
-    ("^texts", "input"),
-    ("^audio.data$", "file"),
-    (r"^(audio|sampling|chat|metadata)\.", ""),
-    (r"^(tools\[\d+\])\.(?!function)", r"\1.function."),
-)
-field_name: Final = namer(*RULES)
-chat_field_name: Final = namer(("^sampling.logprobs$", "top_logprobs"), *RULES)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -66,8 +40,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
         value = load_json(body.decode())
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from None
+    except BadJson as error:
+        raise InvalidRequest(f"the body {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest("the body is no JSON object")
     return value

@@ -3,36 +3,25 @@
 What is not served is an error that names the field.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from typing_extensions import override
 
 from gateway.http.answers import HttpAnswer, encode, sse
-from gateway.http.logprobs import TextLogprobs
-from gateway.http.requests import RULES, generate_request, namer
-from sluice.openai.answers import chat_logprobs
+from gateway.http.requests import generate_request
 from sluice.openai.fields import BadField, check_entries, check_kind
-from sluice.openai.requests import CHAT, text_of
+from sluice.openai.messages import text_of
+from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2 as pb
 
 Json = dict[str, Any]
-response_field_name: Final = namer(
-    *RULES,
-    ("^messages.*", "input"),  # whose items may be parts of one message
-    ("^max_tokens$", "max_output_tokens"),
-    ("^(sampling.)?logprobs$", "top_logprobs"),
-    (r"^response_format(\.json_schema)?$", "text.format"),
-    (r"\.function\.", "."),
-)
-"""Of /v1/responses; the path may be a field of the chat that asks the same."""
-
 _SAME: Final = (
     *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "stream"),
     *("seed", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "regex"),
-    *("allow_degraded", "top_logprobs"),
+    "allow_degraded",
     *(
         "store",
         "prompt_cache_key",
@@ -46,18 +35,19 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
+    "top_logprobs": (0,),
 }
 """Fields that may stand there with a value that changes nothing."""
-_LOGPROBS: Final = "message.output_text.logprobs"
-"""What ``include`` may ask for; all else is of items that answers here do not have."""
+_INCLUDED: Final = "message.output_text.logprobs"
+"""What ``include`` cannot ask for; all else is of items that answers here do not have."""
 _INSTEAD: Final[Mapping[str, str]] = {
     "truncation": 'must be "disabled": a conversation that does not fit is refused',
     "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
     "background": "must be false; send a batch to /v1/batches",
     "prompt": "is not served; send instructions and input",
+    "top_logprobs": "are not served; /v1/chat/completions has them",
 }
 _STATELESS: Final = "answers are not stored: send the whole conversation in input"
-_TEXTS: Final = ("input_text", "output_text", "text")
 _OF_ITEMS: Final = (
     *("id", "status", "type", "annotations", "logprobs", "phase", "name"),
     *("caller", "created_by", "namespace", "provider_data", "async", "async_"),
@@ -65,16 +55,20 @@ _OF_ITEMS: Final = (
 """Fields of items of earlier answers that say nothing to a model. The name of a function is looked up apart."""
 
 
-def response_request(body: Mapping[str, Any]) -> tuple[pb.GenerateRequest, bool | None]:
-    """What a body of /v1/responses asks for; as `generate_request`."""
+def response_request(
+    body: Mapping[str, Any], places: dict[str, str]
+) -> tuple[pb.GenerateRequest, bool | None]:
+    """Return what a body of /v1/responses asks for; as `generate_request`. ``places``: see `chat_of`."""
     asked = dict(body)
     if (asked.pop("stream_options", None) or {}) not in ({}, {"include_obfuscation": False}):
         raise BadField("stream_options: only include_obfuscation: false is served")
-    return generate_request(CHAT, chat_of(asked))
+    return generate_request(CHAT, chat_of(asked, places))
 
 
-def chat_of(body: Mapping[str, Any]) -> Json:
-    """The body of a chat that asks the same as ``body``.
+def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
+    """Return the body of a chat that asks the same as ``body``.
+
+    Put into ``places`` what each message and call of it is in ``body``, by its path in the chat.
 
     Raises:
         BadField: a field is not served.
@@ -87,10 +81,11 @@ def chat_of(body: Mapping[str, Any]) -> Json:
         check_kind("max_tool_calls", said.pop("max_tool_calls"), int)
     included = said.pop("include", [])
     check_entries("include", included, list)
-    _check_reasoning(said.pop("reasoning", {}))
-    chat: Json = {"messages": _messages(said.pop("instructions", None), said.pop("input", None))}
-    if _LOGPROBS in included or said.get("top_logprobs"):
-        chat["logprobs"] = True
+    if _INCLUDED in included:
+        raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
+    effort = _effort_of(said.pop("reasoning", {}))
+    instructions, given = said.pop("instructions", None), said.pop("input", None)
+    chat: Json = {"messages": _messages(instructions, given, places)}
     for name, value in said.items():
         if name in _SAME:
             chat[name] = value
@@ -99,18 +94,21 @@ def chat_of(body: Mapping[str, Any]) -> Json:
             chat[own_name] = change(value)
         elif value not in _NO_EFFECT.get(name, ()):
             raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served')}")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
     return chat
 
 
-def _check_reasoning(wanted: Any) -> None:
-    """How an answer tells of its reasoning changes nothing: there is one form. How much it reasons would."""
+def _effort_of(wanted: Any) -> Any:
+    """Return how much the model is to reason. How an answer tells of it changes nothing: there is one form."""
     check_kind("reasoning", wanted, dict)
     for name, value in wanted.items():
-        if value is not None and name not in ("summary", "generate_summary"):
+        if value is not None and name not in ("effort", "summary", "generate_summary"):
             raise BadField(f"reasoning.{name}: is not served; leave it out")
+    return wanted.get("effort")
 
 
-def _messages(instructions: Any, given: Any) -> list[Json]:
+def _messages(instructions: Any, given: Any, places: dict[str, str]) -> list[Json]:
     if given is None:
         raise BadField("input: must be there")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -118,17 +116,20 @@ def _messages(instructions: Any, given: Any) -> list[Json]:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadField("input: is neither text nor a list of objects")
     messages: list[Json] = []
+    if instructions is not None:
+        check_kind("instructions", instructions, str)
+        messages.append({"role": "system", "content": instructions})
+        places["messages[0]"] = "instructions"
     for at, item in enumerate(items):
-        _add(messages, item, f"input[{at}]")
-    if instructions is None:
-        return messages
-    if not isinstance(instructions, str):
-        raise BadField("instructions: is not text")
-    return [{"role": "system", "content": instructions}, *messages]
+        path = f"input[{at}]"
+        if place := _add(messages, item, path):
+            output = ".output" if item.get("type") == "function_call_output" else ""
+            places[place] = "input" if isinstance(given, str) else path + output
+    return messages
 
 
-def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
-    """Adds an item of the input: a message, a call, or what a call returned."""
+def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> str:
+    """Add an item of the input: a message, a call, or what a call returned. Return what it became; empty: nothing."""
     said = {name: value for name, value in item.items() if value is not None}
     match said.get("type", "message"), {name: said[name] for name in said if name not in _OF_ITEMS}:
         case "message", {"role": role, "content": content, **more} if not more:
@@ -139,19 +140,21 @@ def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
                 messages.append({"role": "assistant", "content": ""})
             calls = messages[-1].setdefault("tool_calls", [])
             calls.append({"id": call_id, "type": "function", "function": function})
+            return f"messages[{len(messages) - 1}].tool_calls[{len(calls) - 1}]"
         case "function_call_output", {"call_id": call_id, "output": output, **more} if not more:
             content = _text(output, f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-        case "reasoning", _:
-            pass  # of an answer before; models get it neither from their own templates
+        case "reasoning", _:  # of an answer before; models get it neither from their own templates
+            return ""
         case _:
             raise BadField(
                 f"{path}: is none of a message with role and content, function_call, function_call_output"
             )
+    return f"messages[{len(messages) - 1}]"
 
 
 def _text(content: Any, path: str) -> str:
-    text = text_of(content, path, _TEXTS)
+    text = text_of(content, path)
     if not isinstance(text, str):
         raise BadField(f"{path}: is neither text nor a list of parts")
     return text
@@ -249,9 +252,6 @@ class ResponseEvents(HttpAnswer):
         """Of the last item of the output, in events."""
         self._text: list[str] = []
         """Of the last item of the output, while it grows."""
-        self._logprobs = TextLogprobs()
-        self._logged: list[Json] = []
-        """Log-probabilities of that item."""
         self._open: _TextItem | None = None
         """What that item is."""
         self._number = 0
@@ -259,11 +259,9 @@ class ResponseEvents(HttpAnswer):
 
     @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        if delta.reasoning:
-            self._add_text(delta.reasoning, _REASONING)
-        logged = _logged(self._logprobs.push(delta.logprobs, delta.text))
-        if delta.text:
-            self._add_text(delta.text, _MESSAGE, logged)
+        for text, kind in ((delta.reasoning, _REASONING), (delta.text, _MESSAGE)):
+            if text:
+                self._add_text(text, kind)
         for call in delta.tool_calls:
             self._add_call(call)
         return self._said()
@@ -313,7 +311,7 @@ class ResponseEvents(HttpAnswer):
         index = self._place["output_index"]
         self._say("response.output_item.done", output_index=index, item=item)
 
-    def _add_text(self, text: str, kind: "_TextItem", logged: Sequence[Json] = ()) -> None:
+    def _add_text(self, text: str, kind: "_TextItem") -> None:
         if self._open is not kind:
             self._end_text()
             self._open = kind
@@ -321,18 +319,16 @@ class ResponseEvents(HttpAnswer):
             self._place["content_index"] = 0
             self._say("response.content_part.added", **self._place, part=kind.part(""))
         self._text.append(text)
-        self._logged += logged
-        self._say(f"response.{kind.text}.delta", **self._place, delta=text, **kind.extra(logged))
+        self._say(f"response.{kind.text}.delta", **self._place, delta=text, **kind.extra)
 
     def _end_text(self, status: str = "completed") -> None:
         if (kind := self._open) is None:
             return
-        text, logged = "".join(self._text), self._logged
-        self._text, self._open, self._logged = [], None, []
-        part = kind.part(text, logged)
-        self._say(f"response.{kind.text}.done", **self._place, text=text, **kind.extra(logged))
-        self._say("response.content_part.done", **self._place, part=part)
-        self._end_item(status, content=[part])
+        text = "".join(self._text)
+        self._text, self._open = [], None
+        self._say(f"response.{kind.text}.done", **self._place, text=text, **kind.extra)
+        self._say("response.content_part.done", **self._place, part=kind.part(text))
+        self._end_item(status, content=[kind.part(text)])
 
     def _add_call(self, call: pb.ToolCall) -> None:
         self._end_text()
@@ -348,7 +344,6 @@ class ResponseEvents(HttpAnswer):
         reason = _INCOMPLETE.get(finished.reason)
         status = "completed" if reason is None else "incomplete"
         self._begin()
-        self._logged += _logged(self._logprobs.flush())
         self._end_text(status)
         self.model = finished.model or self.model
         self._response |= {
@@ -369,40 +364,28 @@ class _TextItem:
         prefix: of its id.
         item: its fields, beside those that all have.
         text: the type of its part.
-        of_part: the part's fields beside type, text and log-probabilities.
-        has_logprobs: whether its part and the events of its text have them.
+        of_part: the part's fields beside type and text.
+        extra: of the events of its text.
     """
 
     prefix: str
     item: Mapping[str, Any]
     text: str
     of_part: Mapping[str, Any]
-    has_logprobs: bool
+    extra: Mapping[str, Any]
 
-    def part(self, text: str, logged: Sequence[Json] = ()) -> Json:
-        return {"type": self.text, "text": text, **self.of_part, **self.extra(logged)}
-
-    def extra(self, logged: Sequence[Json]) -> Json:
-        """Return the fields of the events of its text beside that."""
-        return {"logprobs": list(logged)} if self.has_logprobs else {}
+    def part(self, text: str) -> Json:
+        return {"type": self.text, "text": text, **self.of_part}
 
 
 _MESSAGE: Final = _TextItem(
     "msg",
     {"type": "message", "role": "assistant"},
     "output_text",
-    of_part={"annotations": []},
-    has_logprobs=True,
+    of_part={"annotations": [], "logprobs": []},
+    extra={"logprobs": []},
 )
-_REASONING: Final = _TextItem(
-    "rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, has_logprobs=False
-)
-
-
-def _logged(entries: Sequence[pb.TokenLogprobs]) -> list[Json]:
-    """Return log-probabilities as they stand in the parts of a message."""
-    logprobs = chat_logprobs(entries)
-    return [] if logprobs is None else list(logprobs["content"])
+_REASONING: Final = _TextItem("rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, {})
 
 
 def _usage(usage: pb.Usage) -> Json:

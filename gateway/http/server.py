@@ -24,12 +24,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.http.answers import encode
 from gateway.http.call import ABORT, CERTIFICATE_NAMES
 from gateway.http.handshakes import TlsListener
+from gateway.telemetry.request_log import new_request_id
 from sluice.errors import Overloaded
 from sluice.grpc_server import HANDSHAKE_S, connections_max
 from sluice.openai.errors import error_body
 from sluice.settings import TlsSettings
 from sluice.startup import listening_at
 from sluice.tls import server_context
+
+_log = logging.getLogger(__name__)
 
 KEY: Final = "http.address"
 UNREAD_MS: Final = 60_000
@@ -39,7 +42,7 @@ _HEADER_COST: Final = 256
 """What a header counts in addition to its bytes: the memory of its objects."""
 _CLOSING: Final = (
     b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n%b\r\n%b"
+    b"x-request-id: %b\r\ncontent-length: %d\r\n%b\r\n%b"
 )
 _NO_REQUEST: Final = "the request is not valid HTTP/1.1, or its head is above 64 KiB (a header counts 256 bytes more)"
 
@@ -302,8 +305,9 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _refuse(self, status: bytes, error: Any, headers: bytes = b"") -> None:
-        body = encode(error)
-        self.transport.write(_CLOSING % (status, len(body), headers, body))
+        request_id, body = new_request_id(), encode(error)
+        _log.info("refused HTTP connection %s: %s (%s)", request_id, status.decode(), self.client)
+        self.transport.write(_CLOSING % (status, request_id.encode(), len(body), headers, body))
         self.transport.close()
 
     def _await_head(self) -> None:

@@ -11,8 +11,10 @@ conventions are those of transformers' chat templating documentation: blocks are
 """
 
 import json
+import logging
 import re
 import secrets
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -33,22 +35,28 @@ from gateway.models.speech import SpeechTokens
 from gateway.models.tools import ToolFormat, map_texts
 from sluice.settings import SettingsError
 
+_log = logging.getLogger(__name__)
+
 # Part of the placeholders. It never leaves the process, so no content can contain it.
 _NONCE: Final = secrets.token_hex(8)
 _PLACE: Final = re.compile(f"\ue000{_NONCE}(\\d+)\ue001")
+DEFAULT: Final = "default"
+TOOL_USE: Final = "tool_use"
+"""Names of templates, as transformers chooses by them."""
+_FAULTS: Final = (
+    *(jinja2.TemplateError, TypeError, ValueError),
+    *(ArithmeticError, AttributeError, LookupError, RecursionError),
+)
+"""What a template ends with that does not fit a conversation."""
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
-_PRINTED: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
-"""Bytes that byte-level vocabularies write as the character of the same number; the others as 256, 257 and so on."""
-_BYTE_LEVEL: Final[Mapping[str, int]] = {
-    **{chr(byte): byte for byte in _PRINTED},
-    **{chr(256 + at): byte for at, byte in enumerate(sorted({*range(256)}.difference(_PRINTED)))},
-}
-_BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
-"""A token of SentencePiece for one byte of a character that is not in the vocabulary."""
 
 
 class TemplateRefused(Exception):
-    """The template does not take this conversation; the message is the template's own."""
+    """The template does not take this conversation; the message is the template's own, if it has one."""
+
+
+class _RaisedByTemplate(jinja2.TemplateError):
+    """The template called ``raise_exception``."""
 
 
 class _Generation(Extension):
@@ -62,23 +70,25 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One model's template."""
+    """One model's template, or its templates by name: `DEFAULT`, and `TOOL_USE` for requests with tools."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime],
     ) -> None:
         """``special_tokens`` are the variables such as ``bos_token``; ``now``: the local time, which templates may ask.
 
         Raises:
-            SettingsError: the template is not valid.
+            SettingsError: a template is not valid.
         """
         self._special_tokens = special_tokens
-        try:
-            self._template = _environment(now).from_string(source)
-        except jinja2.TemplateError as error:
-            raise SettingsError(f"the chat template is not valid: {error}") from error
-        # Each rendering copies them, and of jinja2's ChainMap name by name.
-        self._template.globals = dict(self._template.globals)
+        environment = _environment(now)
+        self._templates = {
+            name: _compiled(environment, name, text)
+            for name, text in ({DEFAULT: source} if isinstance(source, str) else source).items()
+        }
 
     def render(
         self,
@@ -94,15 +104,45 @@ class ChatTemplate:
             TemplateRefused: the template does not take this order of roles, or fails on it.
         """
         try:
-            return self._template.render(
+            return self._template_for(tools).render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
                 tools=list(tools) or None,
                 documents=None,
                 **{**self._special_tokens, **variables},
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except _RaisedByTemplate as error:
             raise TemplateRefused(str(error)) from error
+        except _FAULTS as error:
+            # Its text may quote the prompt.
+            line = traceback.extract_tb(error.__traceback__)[-1].lineno
+            _log.info(
+                "chat template failed on a conversation: %s (line %s)", type(error).__name__, line
+            )
+            raise TemplateRefused(
+                "it fails on this order of roles, or on what they hold"
+            ) from error
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> jinja2.Template:
+        named = self._templates
+        found = (named.get(TOOL_USE) if tools else None) or named.get(DEFAULT)
+        if found is None:
+            raise TemplateRefused(
+                f"the model has templates for {', '.join(named)} alone; call it with tools, or ask its operator for a "
+                "template called default"
+            )
+        return found
+
+
+def _compiled(environment: ImmutableSandboxedEnvironment, name: str, text: str) -> jinja2.Template:
+    try:
+        template = environment.from_string(text)
+    except jinja2.TemplateError as error:
+        which = "" if name == DEFAULT else f" {name}"
+        raise SettingsError(f"the chat template{which} is not valid: {error}") from error
+    # Each rendering copies them, and of jinja2's ChainMap name by name.
+    template.globals = dict(template.globals)
+    return template
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
@@ -122,7 +162,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise _RaisedByTemplate(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +188,6 @@ class Segment:
     token_ids: list[int]
     lead: int
     tokens: Sequence[PlacedToken]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a token is.
-
-    Attributes:
-        text: of it; U+FFFD where it is not whole characters.
-        data: its bytes.
-    """
-
-    text: str
-    data: bytes
 
 
 @dataclass
@@ -191,20 +218,12 @@ class ModelTokenizer:
     _frames: dict[int, tuple[tuple[int, ...], ...]] = field(init=False, default_factory=dict)
     _texts: dict[int, str] | None = field(init=False, default=None)
     """For detokenizers; None: the text of a token depends on those before it."""
-    _pieces: dict[tuple[int, bool], Piece] = field(init=False, default_factory=dict)
-    _decoders: str = field(init=False)
-    """The names of the decoders, among other text."""
-    _neutral_id: int = field(init=False)
-    """A token of text, which a decoder does not take for the beginning of a text."""
 
     def __post_init__(self) -> None:
         self._plain = PlainTextEncoder(self.tokenizer)
         if isinstance(self.tokenizer.decoder, ByteLevel) and self.speech is None:
             self._texts = {}
-        vocabulary = self.tokenizer.get_vocab()
-        self.token_chars_max = max(map(len, vocabulary), default=1)
-        self._decoders = repr(self.tokenizer.decoder)
-        self._neutral_id = next((vocabulary[name] for name in "a." if name in vocabulary), 0)
+        self.token_chars_max = max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def encode_chat(
         self,
@@ -311,36 +330,9 @@ class ModelTokenizer:
         added = {} if token_id is None else self.tokenizer.get_added_tokens_decoder()
         return token_id if token_id in added and added[token_id].special else None
 
-    def piece(self, token_id: int, is_first: bool = False) -> Piece:
-        """Return what a token is: at the beginning of a text, or behind other text."""
-        known = self._pieces.get((token_id, is_first))
-        if known is None:
-            known = self._pieces[token_id, is_first] = self._piece(token_id, is_first)
-        return known
-
-    def _piece(self, token_id: int, is_first: bool) -> Piece:
-        added, name = (
-            self.tokenizer.get_added_tokens_decoder(),
-            self.tokenizer.id_to_token(token_id),
-        )
-        if token_id in added or name is None:
-            text = added[token_id].content if token_id in added else ""
-            return Piece(text, text.encode())
-        data = self._bytes_of(name)
-        if data is not None:
-            return Piece(data.decode(errors="replace"), data)
-        before = [] if is_first else [self._neutral_id]
-        known = self.tokenizer.decode(before, skip_special_tokens=False)
-        text = self.tokenizer.decode([*before, token_id], skip_special_tokens=False)[len(known) :]
-        return Piece(text, text.encode())
-
-    def _bytes_of(self, name: str) -> bytes | None:
-        """Return the bytes that the vocabulary writes as ``name``; None: it writes text."""
-        if "ByteLevel" in self._decoders and _BYTE_LEVEL.keys() >= set(name):
-            return bytes(_BYTE_LEVEL[char] for char in name)
-        if "ByteFallback" in self._decoders and (byte := _BYTE.fullmatch(name)):
-            return bytes.fromhex(byte[1])
-        return None
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone; U+FFFD where it is not whole characters."""
+        return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
 
     def _encode(self, text: str) -> list[int]:
         # Without the places of the tokens in the text, which nobody asks for, in four fifths of the time.

@@ -37,11 +37,16 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call in an earlier turn of a conversation."""
+    """A call in an earlier turn of a conversation.
+
+    Attributes:
+        arguments: The JSON object, or the text that stands in its place where it is none: a call that was cut off
+            stays in its conversation.
+    """
 
     id: str
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] | str
 
 
 @dataclass(frozen=True)

@@ -170,11 +170,15 @@ class Row:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of prompt and answer."""
-        cached = min(self.prompt_tokens, self.final.cached_prompt_tokens) if self.final else 0
-        completion_tokens = self.completion_tokens
+        """Tokens of prompt and answer, as the server that computed them counts where there is one that says it."""
+        prompt_tokens, completion_tokens = self.prompt_tokens, self.completion_tokens
+        if (counted := self.server_tokens) is not None:
+            # Of several answers to a prompt only one counts it.
+            prompt_tokens = counted.prompt_tokens if prompt_tokens else 0
+            completion_tokens = counted.completion_tokens
+        cached = min(prompt_tokens, self.final.cached_prompt_tokens) if self.final else 0
         return Usage(
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             cached_prompt_tokens=cached,
             resumed_tokens=min(self.resumed, completion_tokens),
@@ -312,6 +316,8 @@ def error_of(final: frame_pb2.Final) -> SluiceError:
     if final.error.field:  # the caller's fault
         return errors.InvalidRequest.of(final.error.field, message)
     kind = errors.BY_REASON.get(final.error.reason)
+    if kind is errors.PromptTooLong:
+        return kind(message, violations=[errors.FieldViolation("input", message)])
     if kind is None:
         refused = final.end == frame_pb2.ROW_END_REFUSED
         kind = errors.Overloaded if refused else errors.EngineFailed

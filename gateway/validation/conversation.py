@@ -6,7 +6,7 @@ Chat templates take it by the convention of transformers (https://huggingface.co
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from sluice.constraints import JSON_SCHEMA_MAX_BYTES
 from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
 from sluice.internal.v1.gateway_pb2 import EarlierInput
-from sluice.openai.fields import load_json, values_in
+from sluice.openai.fields import BadJson, load_json, values_in
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import word_of
 from sluice.wire.subjects import is_token
@@ -50,10 +50,16 @@ _OUTDATED: Final = (
     "generate its stubs again, or update the SDK; CHANGELOG.md says what changed in GenerateResponse"
 )
 _NAME_EDITED: Final = (
-    "the safety policy removes a part of the name of a tool or call, or of the id of a call; "
+    "the safety policy removes a part of the name of a tool or call; "
     "choose a name that holds no such value"
 )
-_CALL_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+CALL_ID_CHARS_MAX: Final = 512
+"""Characters of the id of a call; some servers put a signature of their reasoning into it."""
+CALL_NAME_CHARS_MAX: Final = 256
+"""Characters of the name in a call of an earlier turn: models name tools that do not exist, too."""
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{0,64}")
+"""Ids that a model may see as they are. A hash stands for any other one: neither does the safety policy edit it, nor
+does its text reach the prompt."""
 
 
 class FieldViolations:
@@ -152,6 +158,7 @@ class Conversation:
         query: what the documents are ranked for.
         documents: texts that are embedded or ranked.
         answers: to the turns; each is scored.
+        variables: of the chat template.
     """
 
     turns: tuple[Turn, ...]
@@ -160,12 +167,13 @@ class Conversation:
     query: str = ""
     documents: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def texts(self) -> list[str]:
         """All text that callers wrote: of the turns in order, inside the calls and tools, then all else.
 
-        Names and ids are one text, a line each.
+        Names are one text, a line each, and so are ids.
         """
         texts = [turn.content for turn in self.turns]
         for turn in self.turns:
@@ -173,21 +181,29 @@ class Conversation:
                 texts += texts_in(call.arguments)
         for tool in self.tools:
             texts += [tool.description, *texts_in(tool.parameters)]
-        texts += filter(None, (self._names, self.query))
+        texts += filter(None, (self._names, self._ids, self.query))
         return [*texts, *self.documents, *self.answers]
+
+    @property
+    def _calls(self) -> Iterator[ToolCall]:
+        return (call for turn in self.turns for call in turn.calls)
 
     @cached_property
     def _names(self) -> str:
-        """The names of tools and calls, and the ids of calls, each once."""
-        calls = [call for turn in self.turns for call in turn.calls]
-        names = [name for call in calls for name in (call.id, call.name)]
-        return "\n".join(dict.fromkeys([*(tool.name for tool in self.tools), *names]))
+        """The names of tools and calls, each once."""
+        names = [*(tool.name for tool in self.tools), *(call.name for call in self._calls)]
+        return "\n".join(dict.fromkeys(names))
+
+    @cached_property
+    def _ids(self) -> str:
+        """The ids of calls, each once."""
+        return "\n".join(dict.fromkeys(call.id for call in self._calls))
 
     def with_texts(self, texts: Sequence[str]) -> "Conversation":
-        """Return the same with other `texts`.
+        """Return the same with other `texts`; where one of the ids would change, others stand for all of them.
 
         Raises:
-            InvalidRequest: a name or an id would change, by which tools, calls and results refer to one another.
+            InvalidRequest: a name would change, by which tools and calls refer to one another.
         """
         left = iter(texts)
         contents = [next(left) for _ in self.turns]
@@ -204,7 +220,9 @@ class Conversation:
             for tool in self.tools
         )
         if self._names and next(left) != self._names:
-            raise InvalidRequest.of("tools", _NAME_EDITED)
+            raise InvalidRequest.of("tools" if self.tools else "chat.messages", _NAME_EDITED)
+        if self._ids and next(left) != self._ids:
+            turns = tuple(map(_withopaque_ids, turns))
         return replace(
             self,
             turns=turns,
@@ -259,7 +277,7 @@ def is_outdated(request: Message) -> bool:
         earlier.MergeFromString(request.SerializeToString())
     except DecodeError:
         return False
-    return any(field.number not in known for field, _ in earlier.ListFields())
+    return any(given.number not in known for given, _ in earlier.ListFields())
 
 
 def _chat(messages: Sequence[pb.ChatMessage], found: FieldViolations) -> Conversation:
@@ -298,7 +316,7 @@ def _turn(message: pb.ChatMessage, at: str, known: set[str], found: FieldViolati
     calls = [
         _call(call, f"{at}.tool_calls[{i}]", found) for i, call in enumerate(message.tool_calls)
     ]
-    role, call_id = word_of(pb.Role, message.role), message.tool_call_id
+    role, call_id = word_of(pb.Role, message.role), _call_id(message.tool_call_id)
     known_role = role in (SYSTEM, USER, ASSISTANT, TOOL)
     found.check(known_role, f"{at}.role", "must be system, user, assistant or tool")
     found.check(role == ASSISTANT or not calls, f"{at}.tool_calls", "only the assistant has calls")
@@ -310,8 +328,48 @@ def _turn(message: pb.ChatMessage, at: str, known: set[str], found: FieldViolati
     return Turn(role, message.content, tuple(calls), call_id)
 
 
+def _withopaque_ids(turn: Turn) -> Turn:
+    calls = tuple(replace(call, id=opaque_id(call.id)) for call in turn.calls)
+    return replace(turn, calls=calls, call_id=turn.call_id and opaque_id(turn.call_id))
+
+
 def _changed(call: ToolCall, texts: Iterator[str]) -> ToolCall:
     return replace(call, arguments=map_texts(call.arguments, lambda _: next(texts)))
+
+
+def _call(call: pb.ToolCall, at: str, found: FieldViolations) -> ToolCall:
+    found.check(
+        len(call.id) <= CALL_ID_CHARS_MAX and call.id.isprintable(),
+        f"{at}.id",
+        f"must have at most {CALL_ID_CHARS_MAX} printable characters",
+    )
+    found.check(
+        1 <= len(call.name) <= CALL_NAME_CHARS_MAX and call.name.isprintable(),
+        f"{at}.name",
+        f"must have 1 to {CALL_NAME_CHARS_MAX} printable characters",
+    )
+    return ToolCall(_call_id(call.id), call.name, _arguments(call.arguments))
+
+
+def _call_id(given: str) -> str:
+    """Return the id of a call as a model sees it."""
+    return given if _PLAIN_ID.fullmatch(given) else opaque_id(given)
+
+
+def opaque_id(call_id: str) -> str:
+    """Return an id that stands for ``call_id``, with nothing of its text."""
+    return "call_" + hashlib.sha256(call_id.encode()).hexdigest()[:24]
+
+
+def _arguments(text: str) -> Mapping[str, Any] | str:
+    """Return the object in ``text``, or ``text`` where it is none, or deeper than `DEPTH_MAX`."""
+    try:
+        value = load_json(text or "null", strict=False)
+    except BadJson:
+        return text
+    if value is None:  # a call without arguments
+        return {}
+    return value if isinstance(value, dict) and _fits(value, DEPTH_MAX) else text
 
 
 def tools_of(tools: Sequence[pb.Tool], found: FieldViolations) -> tuple[Tool, ...]:
@@ -367,10 +425,10 @@ def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViola
     found.check(not request.raw_prompt, "tools", "need the chat template, and no raw prompt")
     constraint = sampling.WhichOneof("constraint")
     found.check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
-    for field in ("min_tokens", "stop_token_ids"):
+    for name in ("min_tokens", "stop_token_ids"):
         found.check(
-            not (use.constrained and getattr(sampling, field)),
-            f"sampling.{field}",
+            not (use.constrained and getattr(sampling, name)),
+            f"sampling.{name}",
             "cannot be combined with strict tools or a demanded call, which determine where the answer ends",
         )
 
@@ -394,21 +452,11 @@ def _tool(tool: pb.Tool, at: str, found: FieldViolations) -> Tool:
     return Tool(tool.name, tool.description, parameters, tool.strict)
 
 
-def _call(call: pb.ToolCall, at: str, found: FieldViolations) -> ToolCall:
-    found.check(
-        _CALL_ID.fullmatch(call.id) is not None,
-        f"{at}.id",
-        "must be 1 to 64 letters, digits, '_', '-', '.' and ':'",
-    )
-    found.check(is_token(call.name), f"{at}.name", "must be the name of a tool")
-    return ToolCall(call.id, call.name, _object(call.arguments or "{}", f"{at}.arguments", found))
-
-
 def _object(text: str, field: str, found: FieldViolations) -> dict[str, Any]:
     """The JSON object in ``text``; empty when it is none."""
     try:
         value = load_json(text)
-    except (ValueError, RecursionError):
+    except BadJson:
         value = None
     if not isinstance(value, dict):
         found.add(field, "must be a JSON object")
@@ -425,24 +473,38 @@ def _fits(value: Any, levels: int) -> bool:
     return levels > 0 and all(_fits(one, levels - 1) for one in inner)
 
 
-def function_of(tool: Tool) -> Mapping[str, Any]:
-    """A tool as chat templates take it."""
+def function_of(tool: Tool, *, says_strict: bool = False) -> Mapping[str, Any]:
+    """Return a tool as chat templates take it; ``says_strict``: with ``strict`` where it is, for a server."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
-    described = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    described: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": parameters,
+    }
+    if says_strict and tool.strict:
+        described["strict"] = True
     return {"type": "function", "function": described}
 
 
-def messages_of(turns: Sequence[Turn], form: ToolFormat | None) -> list[Mapping[str, Any]]:
-    """The turns as the chat template of a model takes them whose calls have ``form``."""
+def messages_of(
+    turns: Sequence[Turn], form: ToolFormat | None, *, wrapped: bool = False
+) -> list[Mapping[str, Any]]:
+    """Return the turns as the chat template of a model takes them whose calls have ``form``.
+
+    ``wrapped``: arguments that are no object are put into one, for templates that take nothing else.
+    """
     messages, names = list[Mapping[str, Any]](), dict[str, str]()
     for turn in turns:
         message: dict[str, Any] = {"role": turn.role, "content": turn.content}
         for call in turn.calls:
             names[call.id] = call.name
-            function = {"name": call.name, "arguments": call.arguments}
+            arguments = call.arguments
+            if wrapped and isinstance(arguments, str):
+                arguments = {"arguments": arguments}
+            function = {"name": call.name, "arguments": arguments}
             made = {"id": _id(call.id, form), "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(made)
-        if turn.call_id:
+        if turn.role == TOOL and turn.call_id in names:
             message |= {"tool_call_id": _id(turn.call_id, form), "name": names[turn.call_id]}
         messages.append(message)
     return messages

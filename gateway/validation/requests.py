@@ -21,6 +21,7 @@ from gateway.validation.conversation import (
     tool_use_of,
     tools_of,
 )
+from gateway.validation.options import check_options
 from sluice.defaults import (
     AUTO,
     LABEL_KEY_CHARS_MAX,
@@ -48,12 +49,13 @@ MAX_BIAS: Final = 100
 MAX_ANSWERS: Final = 16
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 2),
+    "top_p": (0, 1),
     "min_p": (0, 1),
     "repetition_penalty": (0.5, 2),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "top_k": (0, 1 << 20),
-    "logprobs": (0, 8),
+    "logprobs": (0, 20),
     "n": (1, MAX_ANSWERS),
 }
 """What sampling parameters may be, where they are set."""
@@ -151,8 +153,10 @@ def validate(
     found = FieldViolations()
     conversation = conversation_of(request, found)
     tools = tool_use_of(request, found)
-    if tools is not None:
-        conversation = replace(conversation, tools=tools.tools)
+    variables = check_options(request, found)
+    if tools is not None or variables:
+        offered = () if tools is None else tools.tools
+        conversation = replace(conversation, tools=offered, variables=variables)
     sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
     check_priority_and_labels(request, found)
     found.check(
@@ -253,14 +257,18 @@ def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
     if len(labels) > LABELS_MAX:
         found.add("labels", f"has more than {LABELS_MAX} entries")
         return
-    found.check(
-        all(
-            1 <= len(key) <= LABEL_KEY_CHARS_MAX and len(value) <= LABEL_VALUE_CHARS_MAX
-            for key, value in labels.items()
-        ),
-        "labels",
-        f"keys must have 1 to {LABEL_KEY_CHARS_MAX} characters, values at most {LABEL_VALUE_CHARS_MAX}",
-    )
+    for key, value in labels.items():
+        field = f"labels.{key[:LABEL_KEY_CHARS_MAX]}"
+        found.check(
+            1 <= len(key) <= LABEL_KEY_CHARS_MAX,
+            field,
+            f"the key has {len(key)} characters; send 1 to {LABEL_KEY_CHARS_MAX}",
+        )
+        found.check(
+            len(value) <= LABEL_VALUE_CHARS_MAX,
+            field,
+            f"has {len(value)} characters; send at most {LABEL_VALUE_CHARS_MAX}",
+        )
     size = labels_bytes(labels)
     found.check(
         size <= LABELS_BYTES_MAX,
@@ -295,7 +303,6 @@ def _check_numbers(s: pb.SamplingParams, max_answer_tokens: int, found: FieldVio
         bounds = ranges.get(given.name)
         if bounds is not None and not bounds[0] <= value <= bounds[1]:
             found.add(f"sampling.{given.name}", f"must be in [{bounds[0]}, {bounds[1]}]")
-    found.check(0 < s.top_p <= 1, "sampling.top_p", "must be above 0 and at most 1")
     biases = s.logit_bias.values()
     if biases and not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases):
         found.add("sampling.logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]")

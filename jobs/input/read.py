@@ -16,7 +16,7 @@ from jobs.items import BadLine, Item, Request
 from jobs.threads import Stop
 from sluice.errors import InputInvalid
 from sluice.openai import embeddings, requests
-from sluice.openai.fields import BadField, load_json
+from sluice.openai.fields import BadField, BadJson, load_json
 from sluice.v1 import inference_pb2 as pb
 
 LINE_BYTES_MAX: Final = 1 << 20
@@ -160,8 +160,8 @@ class ItemParser:
             value = load_json(line.decode("utf-8-sig"))
         except UnicodeDecodeError:
             return BadLine(number, None, "is not valid UTF-8")
-        except (ValueError, RecursionError) as error:
-            return BadLine(number, None, f"is not JSON: {error}")
+        except BadJson as error:
+            return BadLine(number, None, str(error))
         if not isinstance(value, dict):
             return BadLine(number, None, "is no JSON object")
         return self.of_row(number, value, self.template)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import ClassVar, Final, Protocol
 
-from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings import SettingsError
 
 ENGINE_FAILED: Final = "ENGINE_FAILED"
@@ -51,6 +51,7 @@ class Sampling:
     regex: str | None = None
     grammar: str | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    server: task_pb2.ServerOptions | None = None
 
     @property
     def constrained(self) -> bool:
@@ -118,6 +119,8 @@ class RowSpec:
     """Whether the worker computes no other row with it."""
     batch: str = ""
     """The batcher's batch that it came in: an engine that computes whole batches keeps its rows together."""
+    traceparent: str = ""
+    """W3C trace context that work on the row elsewhere belongs to; empty: none."""
 
     def wait_s(self, index: int, end: RowEnd | None) -> float:
         """How long what a step brings, from token ``index`` of the answer on, may wait for more of the row, seconds.

@@ -57,7 +57,7 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
     tokens, context = find_text_tokens(model), find_context(model)
     engine: RemoteEngine
     url = urls[number % len(urls)]
-    api = ServerApi(model.server, tokens, context)
+    api = ServerApi(model.server, tokens, context, model.prefix_cache)
     async with ServerClient(api, url, lambda: engine.gate_changed()) as client:
         alone = len(model.triton_urls or model.triton_models) == 1
         limits = RowLimits.of(model, context)

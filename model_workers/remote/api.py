@@ -1,9 +1,6 @@
-"""OpenAI's API as a worker speaks it: the body of a request, and what the events of its stream say.
+"""OpenAI's API as a worker speaks it: the body of a request, and what the events of its stream say."""
 
-A server gives calls of tools in fields of their own; in the mesh an answer is text. So calls are written as Hermes
-does, which the gateway reads again: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` for each.
-"""
-
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +9,12 @@ from typing import Any, Final
 
 from model_workers.engine.protocol import RowEnd, RowSpec, Sampling, TokenLogprobs
 from model_workers.model_folder import CONFIG, TOKENIZER
+from model_workers.remote.conversations import conversation_of
 from model_workers.remote.faults import Retry, ServerFault, fault_in_stream
-from sluice.errors import InvalidRequest, SafetyBlocked
+from sluice.errors import SafetyBlocked
+from sluice.internal.v1.task_pb2 import ServerOptions
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
-from sluice.settings.models import context_tokens_of
+from sluice.settings.models import PrefixCache, context_tokens_of
 from sluice.settings.remote import ServerSettings
 from sluice.wire.text_tokens import TextTokens, load_text_tokens
 
@@ -24,8 +23,6 @@ EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 SEED_MAX: Final = 2**31
 """Some servers keep seeds in 32 bits."""
 DONE: Final = "[DONE]"
-BEGIN: Final = "<tool_call>"
-END: Final = "</tool_call>"
 CONTEXT_MAX: Final = 1 << 24
 """Where nothing says how long the context is; gateways refuse such a model."""
 TOKEN_CHARS_MAX: Final = 256
@@ -110,11 +107,13 @@ class ServerApi:
     Attributes:
         tokens: of text; None: the server takes and gives token ids.
         context_tokens: prompt and answer together.
+        prefix_cache: which requests may share the server's cache, where it takes a `cache_salt`.
     """
 
     settings: ServerSettings
     tokens: TextTokens | None
     context_tokens: int
+    prefix_cache: PrefixCache = "tenant"
 
     @property
     def path(self) -> str:
@@ -146,7 +145,7 @@ class ServerApi:
             body["prompt"] = [*spec.prompt, *spec.produced]
         if self.settings.api == "tokens":
             body["return_token_ids"] = True
-        return body | self._sampling(spec)
+        return {**self.settings.extra_body, **body, **self._sampling(spec), **_tool_use(spec)}
 
     def chunk(self, data: str) -> Chunk:
         """What one event says.
@@ -182,8 +181,12 @@ class ServerApi:
             "logprobs": self._alternatives(sampling),
             "min_tokens": max(0, sampling.min_tokens - produced) or None,
             "stop_token_ids": sorted(sampling.stop_token_ids) or None,
-            "json_schema": _response_format(sampling.json_schema),
+            "json_schema": _response_format(sampling),
             "regex": sampling.regex and {"regex": sampling.regex},
+            "grammar": sampling.grammar and {"grammar": sampling.grammar},
+            "priority": spec.rank,
+            "cache_salt": self._cache_salt(spec),
+            **_options(sampling),
             **{name: _unless_neutral(sampling, name) for name in _PLAIN},
         }
         asked = {key: value for key, value in values.items() if value is not None}
@@ -192,6 +195,12 @@ class ServerApi:
             of_api = {"top_logprobs": sampling.top_logprobs}
             body |= of_api if self.settings.api == "chat" else {"return_tokens_as_token_ids": True}
         return body
+
+    def _cache_salt(self, spec: RowSpec) -> str | None:
+        """Return what a server puts before a prompt to find its cached blocks: equal where they may be shared."""
+        shared = {"mesh": None, "tenant": f"tenant {spec.tenant}", "off": spec.request_id}
+        sharing = shared[self.prefix_cache]
+        return None if sharing is None else hashlib.sha256(sharing.encode()).hexdigest()
 
     def _alternatives(self, sampling: Sampling) -> int | None:
         """The value of ``logprobs``: in a chat whether there are alternatives, their number has a field of its own."""
@@ -224,33 +233,39 @@ class ServerApi:
         return Chunk(reasoning, said, delta.get("tool_calls") or (), server_tokens=tokens)
 
 
-def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]:
-    """Messages and tools of a conversation; a prompt that is none is a message of the user.
-
-    Raises:
-        ServerFault: it was cut or made otherwise than by the gateway.
-    """
-    text = tokens.decode(prompt)
-    if prompt[0] != tokens.conversation:
-        return {"messages": [{"role": "user", "content": text}]}
-    try:
-        messages, *tools = json.loads(text)
-        conversation = {"messages": messages_for(messages)}
-        return conversation | ({"tools": tools[0]} if tools else {})
-    except (ValueError, LookupError, TypeError) as error:
-        raise ServerFault("the prompt is no conversation", InvalidRequest, Retry.NEVER) from error
-
-
 def _unless_neutral(sampling: Sampling, name: str) -> float | None:
     value: float = getattr(sampling, name)
     return None if value == getattr(_NEUTRAL, name) else value
 
 
-def _response_format(schema: str | None) -> dict[str, Any] | None:
-    if schema is None:
+def _response_format(sampling: Sampling) -> dict[str, Any] | None:
+    """Return the caller's own, else one that asks for the schema."""
+    if sampling.server is not None and sampling.server.response_format:
+        shape: dict[str, Any] = json.loads(sampling.server.response_format)
+        return shape
+    if sampling.json_schema is None:
         return None
-    named = {"name": "answer", "schema": json.loads(schema), "strict": True}
+    named = {"name": "answer", "schema": json.loads(sampling.json_schema), "strict": True}
     return {"type": "json_schema", "json_schema": named}
+
+
+def _options(sampling: Sampling) -> dict[str, Any]:
+    """Return what is asked of a server alone, by our names."""
+    options = sampling.server or ServerOptions()
+    choice: Any = "required" if options.call_required else None
+    if options.function:
+        choice = {"type": "function", "function": {"name": options.function}}
+    variables = options.chat_template_kwargs
+    return {
+        "tool_choice": choice,
+        "reasoning_effort": options.reasoning_effort or None,
+        "chat_template_kwargs": json.loads(variables) if variables else None,
+    }
+
+
+def _tool_use(spec: RowSpec) -> dict[str, Any]:
+    options = spec.sampling.server
+    return {"parallel_tool_calls": False} if options is not None and options.one_call else {}
 
 
 def _text(value: Any) -> str:
@@ -311,54 +326,6 @@ def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:
         )
         for logprob, top in zip(said["token_logprobs"], alternatives, strict=True)
     )
-
-
-class CallText:
-    """The calls of one answer as text, while their pieces arrive."""
-
-    def __init__(self) -> None:
-        self._open: int | None = None
-        self._has_arguments = False
-
-    def push(self, pieces: Sequence[Mapping[str, Any]]) -> str:
-        """The text of the next pieces."""
-        return "".join(map(self._piece, pieces))
-
-    def close(self) -> str:
-        """The end of the call that is open, if one is."""
-        if self._open is None:
-            return ""
-        self._open = None
-        return ("}" if self._has_arguments else "{}}") + END
-
-    def _piece(self, piece: Mapping[str, Any]) -> str:
-        function, text = piece.get("function") or {}, ""
-        index = piece.get("index") or 0
-        if self._open != index:
-            text = f'{self.close()}{BEGIN}{{"name": {json.dumps(function["name"])}, "arguments": '
-            self._open, self._has_arguments = index, False
-        arguments = function.get("arguments") or ""
-        self._has_arguments |= bool(arguments)
-        return text + arguments
-
-
-def messages_for(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them in the form of the API: arguments are JSON, a tool's answer has no name."""
-    return [_message_for(message) for message in messages]
-
-
-def _message_for(message: Mapping[str, Any]) -> dict[str, Any]:
-    kept = dict(message)
-    if kept["role"] == "tool":
-        kept.pop("name", None)
-    if "tool_calls" in kept:
-        kept["tool_calls"] = [_call_for(call) for call in kept["tool_calls"]]
-    return kept
-
-
-def _call_for(call: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def find_text_tokens(model: ModelSettings) -> TextTokens | None:

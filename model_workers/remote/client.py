@@ -21,18 +21,19 @@ from model_workers.engine.protocol import RowEnd, RowSpec, TokenLogprobs
 from model_workers.remote.api import (
     DONE,
     TOKEN_CHARS_MAX,
-    CallText,
     Chunk,
     EventReader,
     ServerApi,
     ServerToken,
     ServerUsage,
 )
+from model_workers.remote.calls import CallText
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from model_workers.remote.health import ServerHealth
 from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
 from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded
+from sluice.telemetry.tracing import TRACEPARENT
 from sluice.wire.text_tokens import REASONING, REASONING_END, TextTokens, without_marks
 
 log = logging.getLogger(__name__)
@@ -175,7 +176,7 @@ class ServerClient:
     async def _ask(self, spec: RowSpec, reading: "_Reading") -> Answered:
         body = self._api.body(spec)
         async with (
-            self._response("POST", self._api.path, body) as response,
+            self._response("POST", self._api.path, body, spec.traceparent) as response,
             aclosing(_events(response.content)) as events,
         ):
             async for data in events:
@@ -184,15 +185,15 @@ class ServerClient:
 
     @asynccontextmanager
     async def _response(
-        self, method: str, path: str, body: object = None
+        self, method: str, path: str, body: object = None, traceparent: str = ""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to one request; what breaks while the block reads it is a `ServerFault` too."""
+        """Ask, and yield the answer; what breaks while the block reads it is a `ServerFault` too."""
         try:
             async with self._session.request(
                 method,
                 self.url + path,
                 json=body,
-                headers=self._headers(),
+                headers=self._headers(traceparent),
                 proxy=self._proxy,
                 allow_redirects=False,  # the key and the prompt go where the settings say
             ) as response:
@@ -214,9 +215,10 @@ class ServerClient:
             kind = type(error).__name__
             raise ServerFault(f"the connection to the server broke ({kind})") from error
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, traceparent: str) -> dict[str, str]:
         key = read_key(self._settings)
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return headers | {TRACEPARENT: traceparent} if traceparent else headers
 
 
 def _proxy_of(url: str) -> str | None:
@@ -320,11 +322,14 @@ class _Reading:
         return self._end, self._usage
 
     def _text(self, chunk: Chunk) -> str:
-        try:
-            calls = self._calls.push(chunk.calls)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ServerFault("the server sent a tool call without a name") from error
-        calls += self._calls.close() if chunk.end is not None else ""
+        calls = ""
+        if chunk.calls:
+            try:
+                calls = self._calls.push(chunk.calls)
+            except (TypeError, AttributeError) as error:
+                raise ServerFault("the server sent a tool call that is none of its API") from error
+        if chunk.end is not None:
+            calls += self._calls.close()
         return self._marked(without_marks(chunk.reasoning), without_marks(chunk.text + calls))
 
     def _marked(self, reasoning: str, text: str) -> str:

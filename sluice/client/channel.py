@@ -19,6 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from sluice import errors
 from sluice.defaults import DEFAULT_ADDRESS, TENANT_METADATA
 from sluice.errors import InvalidRequest, SluiceError
+from sluice.proxies import DIRECT
 
 if TYPE_CHECKING:
     AioChannel = grpc.aio.Channel
@@ -155,12 +156,23 @@ def _options_of(address: str, reconnect_ms_max: int) -> tuple[tuple[str, str | i
         ("grpc.max_reconnect_backoff_ms", reconnect_ms_max),
     ]
     first, *others = [part.strip() for part in address.split(",") if part.strip()] or [address]
+    if all(map(_is_here, (first, *others))):
+        options.append(DIRECT)
     if others:
         options.append(("grpc.default_authority", first))  # what each certificate must name
     if has_several(address):
         # To one gateway gRPC's default policy connects again with the next call, without a wait.
         options.append(_SPREAD)
     return tuple(options)
+
+
+def _is_here(address: str) -> bool:
+    """Tell whether HOST:PORT is on this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _is_one(host: str) -> bool:

@@ -6,12 +6,13 @@ not served is an error that names it: an option that silently does nothing would
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from sluice.openai.fields import BadField, check_entries, check_kind, set_field
+from sluice.openai.fields import BadField, add_value, check_entries, check_kind, set_field
+from sluice.openai.messages import function_of, json_of, set_messages
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import value_of
 
@@ -21,14 +22,9 @@ COMPLETION_TOKENS: Final = 16
 URLS: Final = (CHAT, COMPLETIONS)
 
 _INPUTS: Final = ("prompt", "messages")
-_ROLES: Final = {
-    "system": pb.ROLE_SYSTEM,
-    "developer": pb.ROLE_SYSTEM,
-    "user": pb.ROLE_USER,
-    "assistant": pb.ROLE_ASSISTANT,
-    "tool": pb.ROLE_TOOL,
-}
 _SAMPLING: Final[Mapping[str, FieldDescriptor]] = pb.SamplingParams.DESCRIPTOR.fields_by_name
+_OBJECTS: Final = ("json_schema", "chat_template_kwargs")
+"""Fields of `SamplingParams` with a JSON object as text."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "best_of": (1,),
@@ -36,7 +32,7 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "echo": (False,),
     "logit_bias": ({},),
     "tools": ([],),
-    "stop": ([],),
+    "stop": ([], ""),
     "suffix": ("",),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
@@ -59,25 +55,10 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "function_call": "is not served; send tool_choice",
     "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
     "verbosity": "is not served; say in the prompt how long the answer is to be",
-    "reasoning_effort": "is not served; leave it out",
-    "chat_template_kwargs": "is not served; leave it out",
     "guided_json": "is not served; send response_format",
     "guided_regex": "is not served; send regex",
     "structured_outputs": "is not served; send response_format, or regex",
 }
-_OF_MESSAGES: Final = frozenset({"name", "cache_control", "provider_specific_fields"})
-"""Fields of messages that clients send back and that chat templates have no place for."""
-_OF_ANSWERS: Final = _OF_MESSAGES | {
-    "annotations",
-    "reasoning",
-    "reasoning_content",
-    "reasoning_details",
-    "reasoning_items",
-    "thinking_blocks",
-}
-"""The same of the assistant: what an answer had beside its text. Templates leave its reasoning out too."""
-_MAY_BE_NULL: Final = (pb.ROLE_ASSISTANT, pb.ROLE_TOOL)
-"""Whose messages may have null for a content."""
 
 
 def request_of_plain(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -102,6 +83,8 @@ def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.Gen
             set_field(request, name, value)
         elif name == "labels":
             _set_labels(request, value)
+        elif name == "response_format":
+            _set_shape(request.sampling, value)
         elif name in _SAMPLING:
             _set_sampling(request.sampling, name, value)
         else:
@@ -189,12 +172,12 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
         raise BadField("max_completion_tokens: differs from max_tokens; leave that out")
     if plain.pop("ignore_eos", None) is not None:
         plain["min_tokens"] = _whole_length(body, plain)
-    if isinstance(plain.get("stop"), str):
-        plain["stop"] = [plain["stop"]]
+    if isinstance(stop := plain.get("stop"), str):
+        plain["stop"] = [stop]
+    elif isinstance(stop, list) and not any(one != "" for one in stop):
+        del plain["stop"]
     if "logprobs" in plain or "top_logprobs" in plain:
         plain["logprobs"] = _logprobs_of(plain)
-    if (shape := plain.pop("response_format", None)) is not None:
-        plain["json_schema"] = _schema_of(shape)
     plain["labels"] = _labels_of(plain)
     return plain
 
@@ -219,15 +202,49 @@ def _logprobs_of(plain: dict[str, Any]) -> Any:
 
 
 def _labels_of(plain: dict[str, Any]) -> Any:
+    """Return the labels that ``metadata``, ``labels`` and ``user`` make; take these out of ``plain``."""
     labels = plain.pop("labels", {})
-    metadata = plain.pop("metadata", {})
-    if not isinstance(metadata, dict) or not isinstance(labels, dict):
-        raise BadField("metadata: is no object")
-    user = {"user": plain.pop("user")} if "user" in plain else {}
-    return {**metadata, **labels, **user}
+    check_entries("labels", labels, dict)
+    made = {**labels_of_metadata(plain.pop("metadata", {})), **labels}
+    if "user" in plain:
+        check_kind("user", plain["user"], str)
+        made["user"] = plain.pop("user")
+    return made
 
 
-def _schema_of(shape: Any) -> Any:
+def labels_of_metadata(metadata: Any) -> dict[str, str]:
+    """Return the labels that OpenAI's ``metadata`` are, without those that are null.
+
+    Numbers and truth values become text as JSON has them.
+
+    Raises:
+        BadField: it is no object, or has a value of another kind.
+    """
+    check_entries("metadata", metadata, dict)
+    labels = {}
+    for key, value in metadata.items():
+        if isinstance(value, bool | int | float):
+            labels[key] = json.dumps(value)
+        elif value is not None:
+            check_kind(f"metadata.{key}", value, str)
+            labels[key] = value
+    return labels
+
+
+def _set_shape(sampling: pb.SamplingParams, shape: Any) -> None:
+    """Set the schema that ``shape`` asks for, and beside it the shape as it came."""
+    schema = schema_of(shape)
+    if schema is not None:
+        sampling.json_schema = json_of(schema, "response_format")
+        sampling.response_format = json_of(shape, "response_format")
+
+
+def schema_of(shape: Any) -> dict[str, Any] | None:
+    """Return the JSON schema that a ``response_format`` asks for; None where it asks for text.
+
+    Raises:
+        BadField: it is none of the known kinds.
+    """
     match shape:
         case {"type": "text"}:
             return None
@@ -255,65 +272,11 @@ def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
     system = list(request.chat.messages)  # of the defaults
     request.ClearField("input")
     if turns is not None:
-        _set_turns(request.chat, turns, system)
+        set_messages(request.chat, turns, system)
     elif system and not line.get("raw_prompt"):
-        _set_turns(request.chat, [{"role": "user", "content": prompt}], system)
+        set_messages(request.chat, [{"role": "user", "content": prompt}], system)
     else:
         set_field(request, "prompt", prompt)
-
-
-def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> None:
-    check_entries("messages", turns)
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise BadField("messages: is no list of objects")
-    if not (turns and _ROLES.get(str(turns[0].get("role"))) == pb.ROLE_SYSTEM):
-        chat.messages.extend(system)
-    for at, turn in enumerate(turns):
-        _set_turn(chat.messages.add(), turn, f"messages[{at}]")
-
-
-def _set_turn(message: pb.ChatMessage, turn: Mapping[str, Any], path: str) -> None:
-    role = turn.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise BadField(f"{path}.role: {role!r} is none of {', '.join(_ROLES)}")
-    message.role = _ROLES[role]
-    said = {key for key, value in turn.items() if value not in (None, [])}
-    said -= _OF_ANSWERS if message.role == pb.ROLE_ASSISTANT else _OF_MESSAGES
-    own = {
-        pb.ROLE_ASSISTANT: {"tool_calls", "refusal"},
-        pb.ROLE_TOOL: {"tool_call_id"},
-    }.get(message.role, set())
-    if unknown := said - {"role", "content"} - own:
-        raise BadField(f"{path}.{min(unknown)}: is not served")
-    if "tool_calls" in said:
-        set_calls(message, turn["tool_calls"], f"{path}.tool_calls")
-    if message.role == pb.ROLE_TOOL:
-        set_field(message, "tool_call_id", turn.get("tool_call_id"), f"{path}.")
-    content = turn["content"] if "content" in said else turn.get("refusal")
-    if content is None and (message.role in _MAY_BE_NULL or turn.get("content") == []):
-        content = ""
-    set_field(message, "content", text_of(content, f"{path}.content"), f"{path}.")
-
-
-def text_of(content: Any, path: str, kinds: Collection[str] = ("text",)) -> Any:
-    """A content as text: OpenAI has lists of parts too, of ``kinds``. What is no list is returned as it is.
-
-    Raises:
-        BadField: a part is something else.
-    """
-    if not isinstance(content, list):
-        return content
-    check_entries(path, content)
-    return "".join(_part(part, path, kinds) for part in content)
-
-
-def _part(part: Any, path: str, kinds: Collection[str]) -> str:
-    match part:
-        case {"type": "refusal", "refusal": str(text)}:
-            return text
-        case {"type": kind, "text": str(text)} if kind in kinds:
-            return text
-    raise BadField(f"{path}: has a part that is no text")
 
 
 def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
@@ -327,8 +290,10 @@ def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
 
 
 def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
-    if name == "json_schema" and isinstance(value, dict):
-        value = json.dumps(value)
+    if name == "chat_template_kwargs":
+        check_kind(name, value, dict)
+    if name in _OBJECTS and isinstance(value, dict):
+        value = json_of(value, name)
     if name == "seed" and type(value) is int and -(1 << 63) <= value < 0:
         value += 1 << 64  # OpenAI's seeds have a sign, ours have none
     if name == "top_k" and value == -1:
@@ -342,20 +307,21 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
         return
     check_entries(name, value, list)
     sampling.ClearField(name)  # type: ignore[arg-type]
-    try:
-        getattr(sampling, name).extend(value)
-    except (TypeError, ValueError) as error:
-        raise BadField(f"{name}: {error}") from error
+    for at, one in enumerate(value):
+        add_value(getattr(sampling, name), one, field, f"{name}[{at}]")
 
 
 def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
     check_entries("logit_bias", biases, dict)
     sampling.ClearField("logit_bias")
     for token_id, bias in biases.items():
+        check_kind(f"logit_bias.{token_id}", bias, float)
         try:
             sampling.logit_bias[int(token_id)] = bias
-        except (TypeError, ValueError) as error:
-            raise BadField(f"logit_bias.{token_id}: {error}") from error
+        except (ValueError, OverflowError):
+            raise BadField(
+                f"logit_bias.{token_id}: is no token id with a bias from -100 to 100"
+            ) from None
 
 
 _TOOL_FIELDS: Final[Sequence[str]] = ("tools", "tool_choice", "parallel_tool_calls")
@@ -378,50 +344,6 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
         _set_tool(request.tools.add(), described, f"tools[{at}].function")
 
 
-_OF_CALLS: Final = frozenset(
-    {"index", "cache_control", "provider_specific_fields", "extra_content"}
-)
-"""Fields of tools and calls that clients send back and that say nothing to a model."""
-
-
-def function_of(value: Any, path: str) -> Mapping[str, Any]:
-    """What is under "function" in an object of type function.
-
-    Raises:
-        BadField: it is of another type, or has other fields.
-    """
-    match _said(value):
-        case {"type": "function", "function": dict(function)} as said if len(said) == 2:
-            return dict(_said(function))
-    raise BadField(
-        f'{path}: must be {{"type": "function", "function": {{...}}}}; no other is served'
-    )
-
-
-def set_calls(message: pb.ChatMessage, calls: Any, path: str) -> None:
-    """The calls that an assistant's turn made.
-
-    Raises:
-        BadField: one does not fit.
-    """
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise BadField(f"{path}: is no list of objects")
-    for at, call in enumerate(calls):
-        where, rest = f"{path}[{at}]", _said(call)
-        call_id, rest = rest.pop("id", None), {"type": "function", **rest}
-        function, made = function_of(rest, where), message.tool_calls.add()
-        set_field(made, "id", call_id, f"{where}.")
-        for name in ("name", "arguments"):
-            set_field(made, name, function.get(name), f"{where}.function.")
-
-
-def _said(value: Any) -> Any:
-    """An object less what is null or says nothing; anything else as it is."""
-    if not isinstance(value, dict):
-        return value
-    return {name: one for name, one in value.items() if one is not None and name not in _OF_CALLS}
-
-
 def _set_choice(choice: pb.ToolChoice, given: Any) -> None:
     if given in ("none", "auto", "required"):
         choice.mode = value_of(pb.ToolChoiceMode, given)
@@ -436,7 +358,5 @@ def _set_tool(tool: pb.Tool, given: Mapping[str, Any], path: str) -> None:
     set_field(tool, "strict", given.get("strict", False), f"{path}.")
     for name in ("name", "description"):
         set_field(tool, name, given.get(name, "" if name == "description" else None), f"{path}.")
-    parameters = given.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise BadField(f"{path}.parameters: is no object")
-    set_field(tool, "parameters", json.dumps(parameters) if parameters else "", f"{path}.")
+    parameters = json_of(given.get("parameters", {}), f"{path}.parameters")
+    set_field(tool, "parameters", "" if parameters == "{}" else parameters, f"{path}.")

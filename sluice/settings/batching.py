@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
-from sluice.settings.base import Count, NotNegative, Positive, Section, Whole
+from sluice.settings.base import Count, NotNegative, Positive, PositiveOrInfinite, Section, Whole
 from sluice.settings.schedule import ScheduleEntry
 
 PolicyName = Literal["fixed", "window", "adaptive", "priority", "length", "continuous"]
@@ -59,7 +59,7 @@ STATIC_ONLY: Final = (
 class ClassPolicy(Section):
     """The objectives of one class."""
 
-    aging_s: Positive = math.inf
+    aging_s: PositiveOrInfinite = math.inf
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
     wait_s: float | None = Field(None, ge=0, le=3600)
     """Longest wait for more requests of a batch; unset: the policy's ``wait_s``."""
@@ -110,7 +110,7 @@ class Policy(Section):
     # The size of a batch.
     max_rows: int = Field(32, ge=1, le=1024)
     """Most rows of a batch."""
-    batch_tokens_max: Positive = math.inf
+    batch_tokens_max: PositiveOrInfinite = math.inf
     """Most tokens to prefill in a batch, padding included where padding is limited."""
     padding_max: float = Field(1.0, ge=0, le=1)
     """Largest part of a batch that may be padding; 1: the engine does not pad, lengths make no difference."""
@@ -129,7 +129,7 @@ class Policy(Section):
     batches_running_max: Count | None = None
     """Batches of which a worker still computes a sequence, those of all batchers; unset: no limit. Interactive and
     returned requests are exempt."""
-    waiting_tokens_max: Positive = 4096
+    waiting_tokens_max: PositiveOrInfinite = 4096
     """Prompt tokens that may wait inside a worker: a longer backlog stays here, where it can be ordered."""
     output_quantile: float = Field(0.9, gt=0, lt=1)
     """Cache room is reserved for this quantile of the observed answer lengths of the tenant's workload."""

@@ -6,27 +6,32 @@ and so does a file of that name in the folder SLUICE_SECRETS. Errors name the ke
 
 import os
 from collections import Counter
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
 from pydantic import (
     Field,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
-from sluice.errors import SettingsError
 from sluice.settings.base import (
+    BYTES_MAX,
     NAME_MAX,
+    NUMBER_MAX,
     Count,
+    Mebibytes,
     Name,
     NotNegative,
     Port,
@@ -34,8 +39,10 @@ from sluice.settings.base import (
     Section,
     Share,
     Whole,
+    check_meaning,
 )
 from sluice.settings.batching import PRESETS, Policy
+from sluice.settings.environment import DELIMITER, PREFIX, VariableSource, read_variables
 from sluice.settings.identity import IdentitySettings
 from sluice.settings.limits import LimitSettings
 from sluice.settings.models import ModelSettings
@@ -88,7 +95,7 @@ class GatewaySettings(Section):
     replay_s: NotNegative = 120.0
     """How many finished answers with an idempotency key are kept for a replay, and how long."""
     drain_s: NotNegative = 10.0
-    connection_age_s: float = Field(30.0, ge=1)
+    connection_age_s: float = Field(30.0, ge=1, le=NUMBER_MAX)
     """After this long a client is told to connect again, so that added gateways get their share; streams go on."""
     replicas: int = Field(1, ge=1, le=64)
     """Gateways that `sluice up` starts; the first has ``address``, the others the ports behind it.
@@ -123,7 +130,7 @@ class BatcherSettings(Section):
     room_rows: int = Field(1024, ge=1, le=65536)
     """Rows of a class and model of one gateway that may wait in a batcher; others wait in the gateway. Interactive ones
     never do."""
-    room_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
+    room_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024, le=BYTES_MAX)
     """Bytes of the tasks of a model that a batcher holds; gateways and classes share them."""
     heartbeat_ms: int = Field(250, ge=50, le=10_000)
     """How often a worker reports at least while it has rows; while it has none every 2 × `stall_s`."""
@@ -182,13 +189,13 @@ class RecordsSettings(Section):
     """Retention of request records (`sluice explain`) and of safety decisions (audit); both in JetStream."""
 
     enabled: bool = True
-    max_mib: Count = 256
+    max_mib: Mebibytes = 256
     max_age_h: Positive = 72.0
     tenant_share: Share = 0.5
     """Of ``max_mib``: what the records of one tenant take; of more the oldest are deleted. 1: all of it, so that one
     tenant may push out the records of others."""
     audit_enabled: bool = True
-    audit_max_mib: Count = 1024
+    audit_max_mib: Mebibytes = 1024
     audit_max_age_h: Positive = 24.0 * 365
     audit_tenant_share: Share = 0.5
     """Of ``audit_max_mib``: what the entries of one tenant take; of more the oldest are deleted. 1: all of it, so that
@@ -208,7 +215,7 @@ class CacheSettings(Section):
     across_tenants: bool = False
     """A tenant may get what another one's request computed; how fast an answer comes then tells that it was asked."""
     max_age_s: float = Field(3600.0, ge=1, le=30 * 24 * 3600)
-    max_mib: Count = 256
+    max_mib: Mebibytes = 256
     """Of all answers in JetStream; the oldest make room."""
 
 
@@ -226,9 +233,9 @@ class JobsSettings(Section):
     """Items that a process has in flight at the same time, of all its jobs."""
     running_max: int = Field(16, ge=1, le=256)
     """Jobs that a process runs at the same time."""
-    inputs_max_bytes: int = Field(1024**3, ge=1024**2)
+    inputs_max_bytes: int = Field(1024**3, ge=1024**2, le=BYTES_MAX)
     """Bytes of all inputs in JetStream, kept until their jobs are deleted. JetStream reserves them on its disk."""
-    results_max_bytes: int = Field(1024**3, ge=1024**2)
+    results_max_bytes: int = Field(1024**3, ge=1024**2, le=BYTES_MAX)
     """Bytes of all results in JetStream, kept until their jobs are deleted; reserved too."""
     tenant_share: Share = 0.5
     """Of ``running_max``, ``inputs_max_bytes`` and ``results_max_bytes``: what one tenant may have."""
@@ -304,30 +311,15 @@ class TlsSettings(Section):
         return self.callers or self.mesh
 
 
-class _SecretFiles(EnvSettingsSource):
-    """Variables as containers mount secrets: a file each, in the folder SLUICE_SECRETS."""
-
-    def _load_env_vars(self) -> dict[str, str | None]:
-        folder = os.environ.get("SLUICE_SECRETS")
-        if not folder:
-            return {}
-        try:
-            files = [file for file in Path(folder).iterdir() if file.name.startswith("SLUICE_")]
-            return {file.name.lower(): file.read_text(errors="replace").strip() for file in files}
-        except OSError as error:
-            raise SettingsError(
-                f"SLUICE_SECRETS: {error.filename}: cannot be read: {error.strerror}"
-            ) from error
-
-
 class Settings(BaseSettings):
     """The whole file."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
         frozen=True,
-        env_prefix="SLUICE_",
-        env_nested_delimiter="__",
+        allow_inf_nan=False,
+        env_prefix=PREFIX,
+        env_nested_delimiter=DELIMITER,
         ser_json_inf_nan="constants",
     )
 
@@ -365,8 +357,14 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment wins over secrets, and both over the file, which arrives as arguments."""
-        return env_settings, _SecretFiles(settings_cls), init_settings
+        """Let variables win over the file, which arrives as arguments."""
+        return VariableSource(settings_cls, read_variables()), init_settings
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        check_meaning(value, cls.model_fields[str(info.field_name)])
+        return value
 
     @model_validator(mode="after")
     def _default_is_there(self) -> Self:
@@ -378,63 +376,63 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _names_agree(self) -> Self:
-        names = [model.name for model in self.models]
-        if not names:
+    def _sections_agree(self) -> Self:
+        """Refuse sections that contradict each other; the message has a line for each."""
+        if not self.models:
             raise ValueError("models: name at least one model")
-        if len(set(names)) != len(names):
-            raise ValueError("models: two models have the same name")
-        tasks = Counter(model.task_name for model in self.served)
-        for name, count in tasks.items():
-            if count > 1 or len(name) > NAME_MAX:
-                raise ValueError(f"models: {name}: choose another name or generation")
-        for model in self.models:
-            if not model.answers and model.draft is not None:
-                raise ValueError(
-                    f"models: {model.name}: draft: engine {model.engine} draws no tokens"
-                )
-        if AUTO in names:
-            raise ValueError(f'models: "{AUTO}" is reserved for routing')
-        others = {model.name: model.engine for model in self.models if not model.answers}
-        prompts = len(others) < len(self.models) or self.routing != SPECIALIST_ROUTING
-        for key, target in self.routing.all_models() if prompts else ():
-            if target in others:
-                raise ValueError(
-                    f"routing.{key}: {target!r} has engine {others[target]} and answers no prompts"
-                )
-            if target not in names:
-                raise ValueError(f"routing.{key}: no model {target!r}; known: {', '.join(names)}")
+        found = [*self._name_problems(), *self._routing_problems(), *self._policy_problems()]
+        if found:
+            raise ValueError("\n".join(found))
         return self
 
-    @model_validator(mode="after")
-    def _cascades_can_judge(self) -> Self:
+    def _name_problems(self) -> Iterator[str]:
+        names = Counter(model.name for model in self.models)
+        for name, count in names.items():
+            if count > 1:
+                yield f"models: {count} models have the same name, {name}; choose another one"
+        tasks = Counter(model.task_name for model in self.served)
+        for name, count in tasks.items():
+            if (count > 1 and name not in names) or len(name) > NAME_MAX:
+                yield f"models: {name}: choose another name or generation"
+        for number, model in enumerate(self.models):
+            if not model.answers and model.draft is not None:
+                yield f"models.{number}.draft: engine {model.engine} draws no tokens; leave it out"
+            if model.name == AUTO:
+                yield f'models.{number}.name: "{AUTO}" is reserved for routing; choose another name'
+
+    def _routing_problems(self) -> Iterator[str]:
+        names = {model.name for model in self.models}
+        others = {model.name: model.engine for model in self.models if not model.answers}
         silent = {model.name for model in self.models if not model.gives_logprobs}
+        if len(others) == len(self.models) and self.routing == SPECIALIST_ROUTING:
+            return  # nothing is routed, and nobody has set it
         for key, target in self.routing.all_models():
+            if target in others:
+                yield f"routing.{key}: {target!r} has engine {others[target]} and answers no prompts"
+            elif target not in names:
+                yield f"routing.{key}: no model {target!r}; {_meant(target, names)}"
             if target in silent and key.endswith("cascade.first"):
-                raise ValueError(
+                yield (
                     f"routing.{key}: the server of {target!r} gives no log-probabilities of tokens, "
                     "by which a first answer is judged; only server.api tokens does"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _policies_can_work(self) -> Self:
-        unknown = self.batcher.policies.keys() - {model.name for model in self.models}
-        if unknown:
-            raise ValueError(f"batcher.policies.{min(unknown)}: there is no such model")
+    def _policy_problems(self) -> Iterator[str]:
+        names = {model.name for model in self.models}
+        for name in sorted(self.batcher.policies.keys() - names):
+            yield f"batcher.policies.{name}: there is no such model; {_meant(name, names)}"
         for model in self.models:
             for policy in self.policy_of(model).variants():
-                self._check_budget(model, policy)
-        return self
+                yield from self._budget_problems(model, policy)
 
-    def _check_budget(self, model: ModelSettings, policy: Policy) -> None:
-        """Refuse a budget of tokens that somebody has set, and that one prompt may exceed."""
+    def _budget_problems(self, model: ModelSettings, policy: Policy) -> Iterator[str]:
+        """Name a budget of tokens that somebody has set, and that one prompt may exceed."""
         budget, own = policy.batch_tokens_max, model.name in self.batcher.policies
         if policy.is_continuous or budget == PRESETS[policy.name or ""].get("batch_tokens_max"):
             return
         if model.context_tokens is not None and budget < model.context_tokens:
             key = f"batcher.policies.{model.name}" if own else "batcher.policy"
-            raise ValueError(
+            yield (
                 f"{key}.batch_tokens_max: {budget:g} is less than one prompt of model"
                 f" {model.name!r} may have, {model.context_tokens}"
             )
@@ -472,6 +470,12 @@ class Settings(BaseSettings):
         """The file that loads as these settings, but for the key of NATS's files: it must not lie beside them."""
         values = self.model_dump(mode="json", exclude={"nats": {"encryption_key"}})
         return yaml.safe_dump(values, sort_keys=False)
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """Say which of the known names may be meant."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
 def otlp_http_endpoint(settings: Settings) -> str | None:

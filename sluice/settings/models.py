@@ -203,6 +203,11 @@ class ModelSettings(Section):
         return (self.triton_url,) if isinstance(self.triton_url, str) else self.triton_url
 
     @property
+    def takes_messages(self) -> bool:
+        """Whether it is a server that gets conversations as messages; others get token ids."""
+        return self.server is not None and self.server.api == "chat"
+
+    @property
     def gives_logprobs(self) -> bool:
         """Whether each of its tokens can have a log-probability: tokens of chats are not ours."""
         if self.server is None:

@@ -1,8 +1,8 @@
 """Word what is wrong in a configuration: every problem, by key and line, with what to do about it."""
 
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, get_args
 
@@ -13,8 +13,6 @@ Place = tuple[str | int, ...]
 """Keys and positions from the top of the configuration down to a value."""
 Lines = Mapping[Place, int]
 """Where a file has each value, line numbers from 1."""
-ENV_PREFIX: Final = "SLUICE_"
-ENV_DELIMITER: Final = "__"
 _SHOWN_CHARS: Final = 60
 _KEYS_SHOWN: Final = 20
 
@@ -40,16 +38,28 @@ _REMOVED: Final[Mapping[str, str]] = {
 }
 """What replaces settings of the release before this one, by the end of the key."""
 
+PLACEHOLDER: Final = re.compile(r"\{\{-?[\w\s.$|\"'()-]+\}\}|\{%.*?%\}|\$\{\w+(?::?-[^}]*)?\}")
+"""What templates of Helm, Jinja, Ansible and shells look like before somebody fills them in."""
+
+_NO_SECTION: Final = "{input} is not a section; write keys below it"
+_NO_LIST: Final = "{input} is not a list; write [...] or lines that begin with a dash"
+_OF_VARIABLES: Final[Mapping[str, str]] = {
+    _NO_SECTION: "{input} is not a section; write it as JSON, or set its keys by variables of their own, such as "
+    "SLUICE_NATS__URL",
+    _NO_LIST: """{input} is not a list; write it as JSON, such as '["a", "b"]'""",
+}
+"""What is said instead where the value came from a variable."""
+
 _WORDS: Final[Mapping[str, str]] = {
     "missing": "is missing",
-    "int_parsing": "{input} is not a whole number",
-    "int_type": "{input} is not a whole number",
-    "int_from_float": "{input} is not a whole number",
-    "float_parsing": "{input} is not a number",
-    "float_type": "{input} is not a number",
-    "finite_number": "{input} is not a finite number",
-    "bool_parsing": "{input} is neither true nor false",
-    "bool_type": "{input} is neither true nor false",
+    "int_parsing": "{input} is not a whole number; write digits alone",
+    "int_type": "{input} is not a whole number; write digits alone",
+    "int_from_float": "{input} is not a whole number; write digits alone",
+    "float_parsing": "{input} is not a number; write one such as 2.5",
+    "float_type": "{input} is not a number; write one such as 2.5",
+    "finite_number": "{input} is not a finite number; write a number",
+    "bool_parsing": "{input} is neither true nor false; write one of them",
+    "bool_type": "{input} is neither true nor false; write one of them",
     "string_type": "{input} is not a text; put it in quotes",
     "path_type": "{input} is not a path",
     "literal_error": "{input} is not one of {expected}",
@@ -63,54 +73,88 @@ _WORDS: Final[Mapping[str, str]] = {
     "string_too_long": "{input} is too long; use at most {max_length} characters",
     "too_short": "has too few entries; name at least {min_length}",
     "too_long": "has too many entries; name at most {max_length}",
-    "model_type": "{input} is not a section; write keys below it",
-    "model_attributes_type": "{input} is not a section; write keys below it",
-    "dict_type": "{input} is not a section; write keys below it",
+    "model_type": _NO_SECTION,
+    "model_attributes_type": _NO_SECTION,
+    "dict_type": _NO_SECTION,
     "tuple_type": "{input} is not a list; write [...] or lines that begin with a dash",
     "list_type": "{input} is not a list; write [...] or lines that begin with a dash",
 }
 """By the type of pydantic's error; of others pydantic's own words are used."""
 
 
-def problems(
-    error: ValidationError, model: type[BaseModel], *above: str, lines: Lines | None = None
-) -> list[str]:
-    """Describe each problem in one line: where it is, what is wrong, what to do.
+@dataclass(frozen=True)
+class Problem:
+    """A value that cannot work.
+
+    Attributes:
+        place: where it is; empty: nowhere in particular.
+        text: what is wrong with it, and what to do.
+        origin: the variable that it came from; empty: the file has it, or nothing.
+    """
+
+    place: Place
+    text: str
+    origin: str = ""
+
+    @property
+    def line(self) -> str:
+        """The problem in one line, after the key."""
+        return ": ".join(filter(None, (".".join(map(str, self.place)), self.text)))
+
+
+Origin = Callable[[Place], str]
+"""Gives the variable that a value came from; empty without one."""
+
+
+def problems(error: ValidationError, model: type[BaseModel], *above: str) -> list[str]:
+    """Describe each problem of ``model``, which is below the keys ``above``, in one line."""
+    found = problems_of(error, model)
+    return [Problem((*above, *one.place), one.text).line for one in found]
+
+
+def problems_of(
+    error: ValidationError, model: type[BaseModel], origin_of: Origin = lambda _: ""
+) -> list[Problem]:
+    """Return what is wrong with the values of ``model``, each problem once."""
+    found: dict[Problem, None] = {}
+    for details in error.errors():
+        # pydantic's "[key]" stands for a key of a mapping that is wrong itself.
+        place = tuple(part for part in details["loc"] if part != "[key]")
+        origin = origin_of(place[:-1] if details["type"] == "missing" else place)
+        for text in _text(details, model, is_variable=bool(origin)).splitlines():
+            key, words = _key_in(text, model, place)
+            found[Problem((*place, *key), words, origin)] = None
+    return list(found)
+
+
+def _key_in(text: str, model: type[BaseModel], place: Place) -> tuple[Place, str]:
+    """Take the key off a text that begins with one: checks of a whole section say which of its values is wrong."""
+    key, colon, words = text.partition(": ")
+    parts = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    inside = _found(model, (*place, str(parts[0])))[0]
+    is_key = colon and any(str(parts[0]) in one.model_fields for one in inside)
+    return (parts, words) if is_key else ((), text)
+
+
+def joined(found: Sequence[Problem], where: str, lines: Lines) -> str:
+    """Return one message: one line for one problem, else a line for each, in the order of the file.
 
     Args:
-        model: what was validated.
-        above: keys above it.
-        lines: where the file has its values.
+        where: what to call the file.
+        lines: where it has its values.
     """
-    found: dict[str, int] = {}
-    for problem in error.errors():
-        place = _place(problem["loc"], above)
-        key = f"{'.'.join(map(str, place))}: " if place else ""
-        variable, line = _variable(place), _line(place, lines or {})
-        where = f"{variable}: " if variable else f"line {line}: " if line else ""
-        found.setdefault(f"{where}{key}{_text(problem, model)}", line)
-    return sorted(found, key=found.__getitem__)
+    ordered = sorted(found, key=lambda one: 0 if one.origin else _line(one.place, lines))
+    if len(ordered) == 1:
+        return f"{ordered[0].origin or where}: {_located(ordered[0], lines)}"
+    places = [where] if not all(one.origin for one in ordered) else []
+    places += ["environment"] if any(one.origin for one in ordered) else []
+    each = (f"  {f'{one.origin}: ' if one.origin else ''}{_located(one, lines)}" for one in ordered)
+    return "\n".join([f"{' and '.join(places)}: {len(ordered)} problems", *each])
 
 
-def joined(found: Sequence[str], where: str) -> str:
-    """Return one message about ``where``: one line for one problem, else a line for each."""
-    if len(found) == 1:
-        return f"{where}: {found[0]}"
-    return "\n".join([f"{where}: {len(found)} problems", *(f"  {one}" for one in found)])
-
-
-def _place(location: Sequence[str | int], above: Sequence[str]) -> Place:
-    # pydantic's "[key]" stands for a key of a mapping that is wrong itself.
-    return (*above, *(part for part in location if part != "[key]"))
-
-
-def _variable(place: Place) -> str:
-    """Return the environment variable that the value came from; empty without one."""
-    names = {
-        (ENV_PREFIX + ENV_DELIMITER.join(map(str, place[:end]))).upper()
-        for end in range(1, len(place) + 1)
-    }
-    return next((one for one in os.environ if one.upper() in names), "")
+def _located(problem: Problem, lines: Lines) -> str:
+    line = 0 if problem.origin else _line(problem.place, lines)
+    return f"line {line}: {problem.line}" if line else problem.line
 
 
 def _line(place: Place, lines: Lines) -> int:
@@ -118,7 +162,7 @@ def _line(place: Place, lines: Lines) -> int:
     return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 0)
 
 
-def _text(problem: Any, model: type[BaseModel]) -> str:
+def _text(problem: Any, model: type[BaseModel], *, is_variable: bool = False) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     models, field = _found(model, problem["loc"])
     if problem["type"] == "extra_forbidden":
@@ -127,6 +171,10 @@ def _text(problem: Any, model: type[BaseModel]) -> str:
     words = _WORDS.get(problem["type"])
     if words is None:
         return str(problem["msg"]).removeprefix("Value error, ")
+    if is_variable:
+        words = _OF_VARIABLES.get(words, words)
+    if problem["input"] is None and words in (_NO_SECTION, _NO_LIST):
+        return "is empty; write what belongs below it, or leave it out"
     hidden = field is not None and not field.repr
     return words.format(input="this" if hidden else shown(problem["input"]), **_limits(problem))
 
@@ -143,6 +191,8 @@ def _limits(problem: Any) -> dict[str, Any]:
 def shown(value: Any) -> str:
     """Return a value as a file has it, without passwords in addresses."""
     text = repr(value) if isinstance(value, str) else str(value)
+    if value is None:
+        text = "null"
     if isinstance(value, bool):
         text = text.lower()
     text = re.sub(r"//[^/@]*@", "//...@", text)

@@ -1,7 +1,7 @@
 """Settings of a model that somebody else's server computes (``engine: openai``); shared by gateway and worker."""
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -24,24 +24,42 @@ Parameter = Literal[
     "logprobs",
     "json_schema",
     "regex",
+    "grammar",
     "stream_options",
+    "tool_choice",
+    "strict",
+    "reasoning_effort",
+    "chat_template_kwargs",
+    "priority",
+    "cache_salt",
 ]
 
 _OF_OPENAI: Final[tuple[Parameter, ...]] = (
     *("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"),
     *("json_schema", "stream_options"),
 )
+_OF_CHATS: Final[tuple[Parameter, ...]] = (
+    *("tool_choice", "strict", "reasoning_effort", "chat_template_kwargs"),
+)
+_ASKED_FOR: Final[frozenset[Parameter]] = frozenset({"priority"})
+"""What servers refuse unless they were started for it."""
 _DEFAULTS: Final[Mapping[str, tuple[Parameter, ...]]] = {
-    "tokens": get_args(Parameter),
+    "tokens": tuple(one for one in get_args(Parameter) if one not in {*_OF_CHATS, *_ASKED_FOR}),
     "completions": _OF_OPENAI,
-    "chat": (*_OF_OPENAI, "logprobs"),
+    "chat": (*_OF_OPENAI, "logprobs", *_OF_CHATS),
 }
 """What servers of each api take, unless the settings say otherwise."""
 _ELSEWHERE: Final[Mapping[Parameter, str]] = {
     "json_schema": "response_format",
     "regex": "structured_outputs",
+    "grammar": "structured_outputs",
 }
 """What servers call it where that is another name."""
+_OWN_FIELDS: Final = frozenset(
+    {"model", "messages", "prompt", "tools", "parallel_tool_calls", "stream", "n", "stop"}
+    | {"return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
+)
+"""Fields of a request that are not sampling parameters."""
 
 
 class ServerSettings(Section):
@@ -62,6 +80,8 @@ class ServerSettings(Section):
     """A server that sends nothing for this long has failed."""
     parameters: Mapping[Parameter, str | None] = Field(default_factory=dict)
     """What the server calls sampling parameters; null: it does not take it. Others keep the names of the API."""
+    extra_body: Mapping[str, Any] = Field(default_factory=dict)
+    """Fields of every request to the server beside those that the worker sets."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -88,7 +108,12 @@ class ServerSettings(Section):
             raise ValueError("api_key_file: leave it out, or api_key_env")
         if self.api == "completions" and self.parameters.get("logprobs"):
             raise ValueError("parameters.logprobs: only the api tokens and chat have them")
-        for parameter in ("stop_token_ids", "logit_bias"):
+        named = {name for name, value in self.parameters.items() if value is not None}
+        if self.api != "chat" and (chats := named & {*_OF_CHATS}):
+            raise ValueError(f"parameters.{min(chats)}: only the api chat has it")
+        if taken := self.extra_body.keys() & {*_OWN_FIELDS, *self.names.values()}:
+            raise ValueError(f"extra_body.{min(taken)}: requests set it; leave it out")
+        for parameter in ("stop_token_ids", "logit_bias", "grammar"):
             if self.api == "chat" and self.parameters.get(parameter):
                 raise ValueError(f"parameters.{parameter}: the api chat has no token ids")
         return self

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sluice.settings.base import Count, Name, Positive, Section, Share
+from sluice.settings.base import Count, Mebibytes, Name, Positive, Section, Share
 
 
 class RouteRule(Section):
@@ -209,7 +209,7 @@ class OutcomeSettings(Section):
     weak: Name | None = None
     strong: Name | None = None
     """The two models that are compared, in policies without ``learned`` and ``cascade``."""
-    max_mib: Count = 256
+    max_mib: Mebibytes = 256
     max_age_h: Positive = 24.0 * 30
 
     @property

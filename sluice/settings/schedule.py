@@ -52,14 +52,6 @@ class ScheduleEntry(Section):
             return DAYS[day] in self.days
         return minute < end and DAYS[day - 1] in self.days
 
-    @field_validator("start", "end", mode="before")
-    @classmethod
-    def _read_minutes(cls, value: Any) -> Any:
-        """Read 22:00 without quotes, which YAML takes for the number 1320, as a time."""
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= DAY_MINUTES:
-            return f"{value // 60:02}:{value % 60:02}"
-        return value
-
     @field_validator("start", "end")
     @classmethod
     def _check_time(cls, value: str) -> str:

@@ -373,7 +373,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Free labels for routing rules and accounting; at most 32, keys up to 64 and values up to 256 characters."""
+        """Free labels for routing rules and accounting; at most 32, keys up to 64 and values up to 512 characters."""
 
     @_builtins.property
     def resume(self) -> Global___Resume:
@@ -676,12 +676,15 @@ class SamplingParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Largest number of tokens to produce, at least 1; unset: what the context has room for, at most the model's limit."""
     temperature: _builtins.float
     """0 is greedy; at most 2. Unset: 0."""
     top_p: _builtins.float
-    """Nucleus sampling: the smallest set of tokens whose probabilities reach top_p; in (0, 1]. Unset: 1."""
+    """Nucleus sampling: the smallest set of tokens whose probabilities reach top_p; in [0, 1]. Unset: 1."""
     top_k: _builtins.int
     """Only the top_k most probable tokens; 0 means no such limit."""
     seed: _builtins.int
@@ -691,7 +694,7 @@ class SamplingParams(_message.Message):
     repetition_penalty: _builtins.float
     """Divides the logits of tokens that already occurred; in [0.5, 2]. Unset: 1, no effect (Keskar et al., 2019)."""
     logprobs: _builtins.int
-    """How many alternatives to return per token beside the drawn one's log-probability; at most 8. Unset: no logprobs."""
+    """How many alternatives to return per token beside the drawn one's log-probability; at most 20. Unset: no logprobs."""
     min_p: _builtins.float
     """Only tokens whose probability is at least min_p times that of the most probable one; in [0, 1]. Unset: 0, no limit
     (Nguyen et al., 2024).
@@ -709,6 +712,18 @@ class SamplingParams(_message.Message):
     n: _builtins.int
     """How many answers to draw; each event names its answer. At most 16. Unset: 1. More than 1 only of Generate, and not
     together with resume. The first answer has the request's seed, the others seeds that are derived from it.
+    """
+    reasoning_effort: _builtins.str
+    """How much the model reasons before it answers, in the words of its server: "low", "medium", "high" for many. Only for
+    models of `engine: openai` whose server takes it. At most 64 letters, digits, "-" and "_".
+    """
+    chat_template_kwargs: _builtins.str
+    """A JSON object: variables of the chat template, such as {"enable_thinking": false}. Values are true, false, null,
+    numbers, or words of up to 64 letters, digits, "-" and "_". At most 32.
+    """
+    response_format: _builtins.str
+    """OpenAI's response_format as the caller wrote it: a JSON object that says the same as json_schema. Models of
+    `engine: openai` get it as it is, all others are constrained by json_schema. At most 72 KiB.
     """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -746,10 +761,13 @@ class SamplingParams(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         n: _builtins.int | None = ...,
+        reasoning_effort: _builtins.str = ...,
+        chat_template_kwargs: _builtins.str = ...,
+        response_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "chat_template_kwargs", b"chat_template_kwargs", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "reasoning_effort", b"reasoning_effort", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -1238,9 +1256,7 @@ class Delta(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """One entry per token of token_ids when logprobs were asked for; blank for a token that is not in the text: hidden, or of
-        a stop string. A token waits for its text then.
-        """
+        """One entry per token of token_ids when logprobs were asked for."""
 
     @_builtins.property
     def hidden_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1281,18 +1297,13 @@ class TokenLogprobs(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
-    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
     """Of the drawn token."""
     text: _builtins.str
-    """What the token adds to the text: the texts of all entries, joined, are the text of the answer, where the safety
-    policy replaces nothing. Of tokens that make up a character together the last one has it; a token in which a stop
-    string begins has what stands before that. Empty for the token that ends the answer. Of somebody else's server whose
-    tokens are not those of token_ids: of the server's token, with the last of token_ids in it; the entries of the others
-    are blank.
+    """Text of the drawn token, replacement characters where it is not whole characters. Of somebody else's server whose
+    tokens are not those of token_ids: of the server's token, with the last of token_ids in it; empty with the others,
+    whose logprob is 0.
     """
-    token_bytes: _builtins.bytes
-    """Its UTF-8 bytes. Of tokens that make up a character together each has its own."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """The most probable tokens, most probable first."""
@@ -1303,11 +1314,10 @@ class TokenLogprobs(_message.Message):
         logprob: _builtins.float = ...,
         top: _abc.Iterable[Global___TokenLogprob] | None = ...,
         text: _builtins.str = ...,
-        token_bytes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_bytes", b"token_bytes", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1322,26 +1332,22 @@ class TokenLogprob(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
-    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token; 0 of a server whose tokens are not those of token_ids."""
     text: _builtins.str
     """Its text, replacement characters where it is not whole characters."""
     logprob: _builtins.float
     """Its log-probability."""
-    token_bytes: _builtins.bytes
-    """Its bytes; empty where somebody else's server does not tell them."""
     def __init__(
         self,
         *,
         token_id: _builtins.int = ...,
         text: _builtins.str = ...,
         logprob: _builtins.float = ...,
-        token_bytes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_bytes", b"token_bytes", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

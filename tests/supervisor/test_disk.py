@@ -20,7 +20,7 @@ from supervisor.disk import check_room, file_limit, nats_watcher, reserved
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
 from supervisor.supervisor import Supervisor
 
-HUGE = Settings(jobs={"inputs_max_bytes": 1 << 60})
+HUGE = Settings(jobs={"inputs_max_bytes": 1 << 56})
 BOUND_S = 60.0
 
 
@@ -50,16 +50,16 @@ def test_reserved_leaves_out_what_is_switched_off() -> None:
 
 
 def test_file_limit_has_room_for_streams_that_a_reload_adds(tmp_path: Path) -> None:
-    assert file_limit(HUGE, tmp_path / "not" / "there") > 1 << 60
-    outcomes = Settings(routing={"outcomes": {"max_mib": 1 << 40}})
-    assert file_limit(outcomes, tmp_path) > 1 << 60
+    assert file_limit(HUGE, tmp_path / "not" / "there") > 1 << 56
+    outcomes = Settings(routing={"outcomes": {"max_mib": 1 << 36}})
+    assert file_limit(outcomes, tmp_path) > 1 << 56
 
 
 def test_check_room_warns_of_a_disk_that_streams_can_fill(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     check_room(HUGE, tmp_path)
-    assert "jobs.inputs_max_bytes (1073741824.0 GiB)" in caplog.text
+    assert "jobs.inputs_max_bytes (67108864.0 GiB)" in caplog.text
     caplog.clear()
     check_room(Settings(jobs={"inputs_max_bytes": 1 << 20}), tmp_path)
     assert not caplog.records

@@ -70,7 +70,7 @@ class OpenAIServer:
         model: its only one.
         faults: of the next requests, one each; None: that one is answered.
         requests: their bodies.
-        authorizations: headers of the same.
+        authorizations, traceparents: headers of the same.
         headers: of answers.
         key: that requests for the list must show; empty: none.
         list_status: of the list of models.
@@ -84,6 +84,7 @@ class OpenAIServer:
     faults: deque[Fault | None] = field(default_factory=deque)
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str] = field(default_factory=list)
+    traceparents: list[str] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     key: str = ""
     list_status: int = 200
@@ -111,6 +112,7 @@ class OpenAIServer:
         body = await request.json()
         self.requests.append(body)
         self.authorizations.append(request.headers.get("Authorization", ""))
+        self.traceparents.append(request.headers.get("traceparent", ""))
         fault = self.faults.popleft() if self.faults else None
         self.active += 1
         self.most = max(self.most, self.active)

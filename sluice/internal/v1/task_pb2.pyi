@@ -241,6 +241,7 @@ class Sampling(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Tokens of the whole answer, produced ones included."""
     temperature: _builtins.float
@@ -279,6 +280,10 @@ class Sampling(_message.Message):
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of tokens before all else; in [-100, 100]."""
 
+    @_builtins.property
+    def server(self) -> Global___ServerOptions:
+        """What only a server of OpenAI's API can be asked; set for models of `engine: openai` alone."""
+
     def __init__(
         self,
         *,
@@ -299,13 +304,56 @@ class Sampling(_message.Message):
         regex: _builtins.str = ...,
         grammar: _builtins.str = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        server: Global___ServerOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex", "server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "server", b"server", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class ServerOptions(_message.Message):
+    """Fields of a request to a server of OpenAI's API, beside its prompt and sampling parameters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    CALL_REQUIRED_FIELD_NUMBER: _builtins.int
+    ONE_CALL_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    function: _builtins.str
+    """The tool that the answer must call; empty: any."""
+    call_required: _builtins.bool
+    """The answer must have a call."""
+    one_call: _builtins.bool
+    """The answer has one call at most."""
+    response_format: _builtins.str
+    """The caller's response_format, a JSON object; empty: the constraint says it."""
+    reasoning_effort: _builtins.str
+    """As in the public SamplingParams."""
+    chat_template_kwargs: _builtins.str
+    """The same: a JSON object."""
+    def __init__(
+        self,
+        *,
+        function: _builtins.str = ...,
+        call_required: _builtins.bool = ...,
+        one_call: _builtins.bool = ...,
+        response_format: _builtins.str = ...,
+        reasoning_effort: _builtins.str = ...,
+        chat_template_kwargs: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_required", b"call_required", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "one_call", b"one_call", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerOptions: _TypeAlias = ServerOptions  # noqa: Y015

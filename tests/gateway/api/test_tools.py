@@ -268,26 +268,19 @@ BAD_TURNS = [
     (pb.ChatMessage(role=pb.ROLE_TOOL, content="x", tool_call_id="other"), "tool_call_id"),
     (pb.ChatMessage(role=pb.ROLE_USER, content="x", tool_call_id="call_1"), "tool_call_id"),
     (pb.ChatMessage(role=pb.ROLE_USER, content="x", tool_calls=[ONE]), "tool_calls"),
-    (
-        pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="f", arguments="{}")]),
-        "tool_calls[0].id",
-    ),
-    (
-        pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1" * 65, name="f")]),
-        "tool_calls[0].id",
-    ),
-    (
-        pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name="f" * 65)]),
-        "tool_calls[0].name",
+    *(
+        (
+            pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id=call_id, name="f")]),
+            "tool_calls[0].id",
+        )
+        for call_id in ("1" * 513, "a\nb", "\u200b")
     ),
     *(
         (
-            pb.ChatMessage(
-                role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name="f", arguments=text)]
-            ),
-            "tool_calls[0].arguments",
+            pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(id="1", name=name)]),
+            "tool_calls[0].name",
         )
-        for text in ("no", '{"a": NaN}', '{"a": "\\ud800"}', '{"a": ' * 64 + "1" + "}" * 64)
+        for name in ("", "f" * 257, "f\n")
     ),
 ]
 

@@ -114,7 +114,7 @@ WRONG = [
     ("embeddings", {"input": ["a", " "]}, r"input\[1\]: must not be empty"),
     ("embeddings", {"input": "a", "dimensions": 99}, "dimensions: must be at most 32"),
     ("embeddings", {"input": "a", "input_type": "x"}, "input_type: is none of query"),
-    ("embeddings", {"input": "w1 " * 99}, r"texts\[0\]: has 99 tokens"),
+    ("embeddings", {"input": "w1 " * 99}, r"context length is \d+ tokens: input: has 99 tokens"),
     ("rerank", {"query": "a", "documents": "b", "rank_fields": []}, "rank_fields: is not"),
     ("rerank", {"documents": ["b"]}, "query: must not be empty"),
 ]

@@ -1,9 +1,11 @@
 """Templates as Hugging Face renders them; a caller's text never becomes a control token."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 import hypothesis.strategies as st
 import pytest
@@ -226,16 +228,110 @@ def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     assert template.render(user("hi")) == "file"
 
 
-def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m")
-    config = {
-        "chat_template": [{"name": "default", "template": "this"}],
-        "eos_token": {"content": END},
-    }
+def write_templates(folder: Path, templates: object, files: Mapping[str, str]) -> None:
+    config = {"eos_token": {"content": END}, "chat_template": templates}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+
+
+NAMED: Final = [
+    {"name": "default", "template": "plain"},
+    {"name": "tool_use", "template": "{{ tools[0].function.name }}"},
+    {"name": "rag", "template": "rag"},
+]
+EXTRA: Final = "additional_chat_templates"
+
+
+@pytest.mark.parametrize(
+    ("templates", "files", "plain", "with_tools"),
+    [
+        (NAMED, {}, "plain", "weather"),
+        ({"default": "plain", "tool_use": "used"}, {}, "plain", "used"),
+        ([NAMED[0]], {}, "plain", "plain"),
+        ([NAMED[2]], {}, "rag", "rag"),
+        ([NAMED[0], NAMED[2]], {}, "plain", "plain"),
+        (NAMED, {"chat_template.jinja": "file"}, "file", "file"),
+        ("own", {"chat_template.jinja": "file", f"{EXTRA}/tool_use.jinja": "used"}, "file", "used"),
+        (None, {f"{EXTRA}/default.jinja": "file", f"{EXTRA}/rag.jinja": "rag"}, "file", "file"),
+    ],
+)
+def test_templates_are_chosen_as_hugging_face_does(
+    tmp_path: Path, templates: object, files: dict[str, str], plain: str, with_tools: str
+) -> None:
+    folder = write_model(tmp_path / "m")
+    write_templates(folder, templates, files)
     template = load(folder).template
     assert template is not None
-    assert template.render(user("hi")) == "this"
+    assert template.render(user("hi")) == plain
+    assert template.render(user("hi"), tools=[TOOL]) == with_tools
+
+
+def test_without_a_default_chats_without_tools_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    write_templates(folder, NAMED[1:], {})
+    template = load(folder).template
+    assert template is not None
+    assert template.render(user("hi"), tools=[TOOL]) == "weather"
+    with pytest.raises(TemplateRefused, match="templates for tool_use, rag alone; call it with"):
+        template.render(user("hi"))
+
+
+@pytest.mark.parametrize("templates", [["text"], [{"name": "default"}], {"default": 1}, 7])
+def test_templates_of_another_form_are_refused(tmp_path: Path, templates: object) -> None:
+    folder = write_model(tmp_path / "m")
+    write_templates(folder, templates, {})
+    with pytest.raises(SettingsError, match=r"tokenizer_config\.json: chat_template: has no templ"):
+        load(folder)
+
+
+def test_a_broken_template_is_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    write_templates(folder, [NAMED[0], {"name": "tool_use", "template": "{% for %}"}], {})
+    with pytest.raises(SettingsError, match="the chat template tool_use is not valid"):
+        load(folder)
+
+
+def test_tools_are_written_as_the_template_for_tools_shows(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    named = [NAMED[0], {"name": "tool_use", "template": TOOLS_TEMPLATE}]
+    write_templates(folder, named, {})
+    assert load(folder).tool_format is not None
+
+
+def test_a_template_beside_the_others_changes_the_version(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    model = ModelSettings(name="small", path=str(folder))
+    before = ModelFolder(model).version(kept=False)
+    write_templates(folder, None, {f"{EXTRA}/tool_use.jinja": "used"})
+    assert ModelFolder(model).version(kept=False) != before
+
+
+@pytest.mark.parametrize(
+    ("config", "special", "bos"),
+    [
+        ({}, {"bos_token": BOS}, BOS),
+        ({}, {"bos_token": {"content": BOS, "lstrip": False}}, BOS),
+        ({"bos_token": "old"}, {"bos_token": BOS}, BOS),
+        ({"bos_token": BOS, "added_tokens_decoder": {}}, {"bos_token": "old"}, BOS),
+        ({"added_tokens_decoder": {}}, {"bos_token": BOS}, BOS),
+        ({"bos_token": None, "add_bos_token": True}, {}, ""),
+    ],
+)
+def test_tokens_of_templates_come_from_both_files(
+    tmp_path: Path, config: dict[str, object], special: dict[str, object], bos: str
+) -> None:
+    folder = write_model(tmp_path / "m")
+    config = {**config, "chat_template": "{{ bos_token }}|{{ eos_token }}|{{ add_bos_token }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "special_tokens_map.json").write_text(json.dumps({**special, "eos_token": END}))
+    (folder / "generation_config.json").unlink()
+    loaded = load(folder)
+    assert loaded.template is not None
+    assert loaded.template.render(user("hi")) == f"{bos}|{END}|"
+    assert loaded.stop_token_ids == {loaded.tokenizer.token_to_id(END)}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
 from gateway.models.tools import Tool, ToolCall
-from gateway.validation.conversation import MESSAGES_MAX, NAMED_MAX, Conversation, Turn
+from gateway.validation.conversation import (
+    MESSAGES_MAX,
+    NAMED_MAX,
+    Conversation,
+    Turn,
+    messages_of,
+    opaque_id,
+)
 from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
 from sluice.errors import InvalidRequest, PromptTooLong, UnknownModel
 from sluice.v1.inference_pb2 import (
@@ -22,6 +29,7 @@ from sluice.v1.inference_pb2 import (
     Resume,
     SamplingParams,
 )
+from sluice.v1.inference_pb2 import ToolCall as PbToolCall
 from tests.gateway.kit.tokenizer import CONTEXT
 from tests.gateway.kit.wire import RESUME_KEY, resumed
 
@@ -58,14 +66,14 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": math.nan}, "temperature"),
     ({"temperature": math.inf}, "temperature"),
-    ({"top_p": 0.0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_p": math.nan}, "top_p"),
     ({"top_k": 1 << 21}, "top_k"),
     ({"repetition_penalty": 0.4}, "repetition_penalty"),
     ({"repetition_penalty": math.inf}, "repetition_penalty"),
     ({"repetition_penalty": math.nan}, "repetition_penalty"),
-    ({"logprobs": 9}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
     ({"stop": ["x"] * 9}, "stop"),
     ({"stop": ["ok", ""]}, "stop[1]"),
     ({"stop": ["x" * 65]}, "stop[0]"),
@@ -98,9 +106,9 @@ INPUTS: list[tuple[dict[str, Any], list[str]]] = [
     ({"chat": chat(("user", "hi")), "raw_prompt": True}, ["raw_prompt"]),
     ({"priority": 17}, ["priority"]),
     ({"labels": {str(i): "" for i in range(33)}}, ["labels"]),
-    ({"labels": {"k" * 65: ""}}, ["labels"]),
-    ({"labels": {"k": "v" * 257}}, ["labels"]),
-    ({"labels": {"": "v"}}, ["labels"]),
+    ({"labels": {"k" * 65: ""}}, ["labels." + "k" * 64]),
+    ({"labels": {"k": "v" * 513}}, ["labels.k"]),
+    ({"labels": {"": "v"}}, ["labels."]),
     ({"idempotency_key": "k" * 129}, ["idempotency_key"]),
     ({"resume": Resume(token_ids=[1 << 20])}, ["resume.token_ids"]),
     (
@@ -140,7 +148,7 @@ def test_no_input_at_all(catalog: Catalog) -> None:
 
 
 def test_all_violations_come_in_one_error(catalog: Catalog) -> None:
-    params = SamplingParams(max_tokens=0, temperature=3, top_p=0)
+    params = SamplingParams(max_tokens=0, temperature=3, top_p=2)
     assert violations(catalog, prompt="", sampling=params, model="nobody") == [
         "prompt",
         "sampling.max_tokens",
@@ -384,7 +392,7 @@ def test_numbers_names_and_ids_of_calls_are_texts() -> None:
     turn = Turn("assistant", "", (ToolCall("id-1", "pay", arguments),))
     conversation = Conversation((turn,), False, tools=(tool,))
     card = "4111111111111111"
-    assert conversation.texts == ["", "card", card, "as", card, "Pays.", card, "pay\nid-1"]
+    assert conversation.texts == ["", "card", card, "as", card, "Pays.", card, "pay", "id-1"]
     assert conversation.with_texts(conversation.texts) == conversation
     changed = conversation.with_texts([one.replace(card, "<C>") for one in conversation.texts])
     assert changed.turns[0].calls[0].arguments == {"card": "<C>", "as": ["<C>", 12, 0.5, True]}
@@ -394,5 +402,64 @@ def test_numbers_names_and_ids_of_calls_are_texts() -> None:
 def test_a_name_that_the_policy_would_edit_is_refused() -> None:
     turn = Turn("assistant", "", (ToolCall("id-1", "pay", {}),))
     conversation = Conversation((turn,), False)
-    with pytest.raises(InvalidRequest, match="tools: the safety policy removes"):
-        conversation.with_texts([one.replace("id", "<ID>") for one in conversation.texts])
+    with pytest.raises(InvalidRequest, match=r"chat\.messages: the safety policy removes"):
+        conversation.with_texts([one.replace("pay", "<PAY>") for one in conversation.texts])
+
+
+def test_ids_that_the_policy_would_edit_get_others() -> None:
+    turns = (Turn("assistant", "", (ToolCall("id-1", "pay", {}),)), Turn("tool", "x", (), "id-1"))
+    conversation = Conversation(turns, False)
+    changed = conversation.with_texts([one.replace("id-1", "<ID>") for one in conversation.texts])
+    assert changed.turns[0].calls[0].id == changed.turns[1].call_id == opaque_id("id-1")
+
+
+CUT = ('{"value": ', '{"a": 1}{"b": 2}', "[1]", '{"a": NaN}', '{"a": ' * 64 + "1" + "}" * 64)
+
+
+@pytest.mark.parametrize("text", CUT)
+def test_arguments_that_are_no_object_stay_as_text(catalog: Catalog, text: str) -> None:
+    assert arguments_in(catalog, text) == text
+
+
+@pytest.mark.parametrize("text", ["", "null", "{}"])
+def test_a_call_without_arguments_has_an_empty_object(catalog: Catalog, text: str) -> None:
+    assert arguments_in(catalog, text) == {}
+
+
+def test_arguments_may_have_control_characters(catalog: Catalog) -> None:
+    assert arguments_in(catalog, '{"text": "a\tb"}') == {"text": "a\tb"}
+
+
+def arguments_in(catalog: Catalog, text: str) -> Any:
+    """Return the arguments of a call of an earlier turn that the client sends as ``text``."""
+    [call] = history(catalog, "call_1", arguments=text)[0].calls
+    return call.arguments
+
+
+IDS = ("call_1", "", "toolu/01==", "a b", "é" * 512, "call_x__thought__" + "Q" * 490)
+
+
+@pytest.mark.parametrize("call_id", IDS)
+def test_calls_have_ids_of_any_form(catalog: Catalog, call_id: str) -> None:
+    assistant, tool = history(catalog, call_id)
+    assert assistant.calls[0].id == tool.call_id
+    assert tool.call_id == call_id or tool.call_id == opaque_id(call_id)
+    assert messages_of((assistant, tool), None)[1]["name"] == "look_up"
+
+
+def history(catalog: Catalog, call_id: str, arguments: str = "{}") -> tuple[Turn, ...]:
+    call = PbToolCall(id=call_id, name="look_up", arguments=arguments)
+    turns = [
+        ChatMessage(role="ROLE_ASSISTANT", tool_calls=[call]),
+        ChatMessage(role="ROLE_TOOL", tool_call_id=call_id, content="x"),
+    ]
+    turned: tuple[Turn, ...] = check(
+        catalog, GenerateRequest(chat=ChatInput(messages=turns))
+    ).conversation.turns
+    return turned
+
+
+def test_top_p_of_0_draws_the_most_probable_token(catalog: Catalog) -> None:
+    request = check(catalog, GenerateRequest(prompt="hello", sampling=SamplingParams(top_p=0)))
+    fitted = fit(request, catalog["small"], 1)
+    assert 0 < fitted.top_p < 1e-5

@@ -1,7 +1,7 @@
 """What is asked of a server, and what its events say."""
 
 import json
-import re
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ import pytest
 
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from model_workers.engine.protocol import RowEnd, Sampling
-from model_workers.remote.api import EVENT_BYTES_MAX, CallText, EventReader, ServerApi, ServerToken
+from model_workers.remote.api import EVENT_BYTES_MAX, EventReader, ServerApi, ServerToken
 from model_workers.remote.client import pieces_of
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from sluice.errors import InvalidRequest, ModelUnavailable, Overloaded
+from sluice.internal.v1.task_pb2 import ServerOptions
 from sluice.settings import resolve_model_path
 from sluice.settings.remote import ServerSettings
 from sluice.wire.text_tokens import TEMPLATE, load_text_tokens
-from tests.support.openai_server import CALL_PIECES, call_piece
 from tests.support.rows import row_spec
 
 TOKENS = load_text_tokens(Path(resolve_model_path("builtin:small"), "tokenizer.json"))
@@ -228,6 +228,94 @@ def test_sampling_parameters_have_the_names_of_the_server() -> None:
     assert not {"seed", "max_tokens", "stop_token_ids"} & renamed.keys()
 
 
+def options(**given: Any) -> Sampling:
+    return Sampling(max_tokens=9, server=ServerOptions(**given), json_schema=given.get("schema"))
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "sent"),
+    [
+        ({"call_required": True}, "tool_choice", "required"),
+        (
+            {"function": "f", "call_required": False},
+            "tool_choice",
+            {"type": "function", "function": {"name": "f"}},
+        ),
+        ({"one_call": True}, "parallel_tool_calls", False),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "low"),
+        ({"chat_template_kwargs": '{"a": false}'}, "chat_template_kwargs", {"a": False}),
+        ({"response_format": '{"type": "x"}'}, "response_format", {"type": "x"}),
+    ],
+)
+def test_options_of_a_request_reach_its_server(given: Any, field: str, sent: Any) -> None:
+    prompt = [TOKENS.encode("hi")[0]]
+    assert api("chat").body(row_spec("r", prompt, options(**given)))[field] == sent
+    plain = api("chat").body(row_spec("r", prompt, Sampling(max_tokens=9)))
+    assert field not in plain
+    assert field not in api("chat").body(row_spec("r", prompt, options()))
+
+
+def test_a_schema_alone_is_asked_for_strictly() -> None:
+    sampling = Sampling(max_tokens=9, json_schema='{"type": "array"}', server=ServerOptions())
+    (token,) = TOKENS.encode("x")
+    asked = api("chat").body(row_spec("r", [token], sampling))["response_format"]["json_schema"]
+    assert (asked["schema"], asked["strict"]) == ({"type": "array"}, True)
+
+
+def test_a_grammar_of_calls_is_a_structured_output() -> None:
+    sampling = Sampling(max_tokens=9, grammar="start: X")
+    assert api("tokens").body(row_spec("r", [1], sampling))["structured_outputs"] == {
+        "grammar": "start: X"
+    }
+
+
+def test_priority_is_sent_where_settings_name_it() -> None:
+    spec = row_spec("r", [1], rank=2)
+    assert "priority" not in api("tokens").body(spec)
+    for kind in ("tokens", "chat"):
+        named = {"priority": "priority"}
+        one = row_spec("r", [TOKENS.encode("x")[0]], rank=2)
+        assert api(kind, parameters=named).body(one)["priority"] == 2
+
+
+def salts(prefix_cache: Any, **settings: Any) -> list[str | None]:
+    spoken = replace(api("tokens", **settings), prefix_cache=prefix_cache)
+    rows = [("r", "a"), ("s", "a"), ("t", "b")]
+    specs = [replace(row_spec(name, [1]), tenant=tenant) for name, tenant in rows]
+    return [spoken.body(spec).get("cache_salt") for spec in specs]
+
+
+def test_tenants_have_salts_of_their_own() -> None:
+    first, again, other = salts("tenant")
+    assert first == again != other
+    assert first is not None
+    assert len(first) == 64
+    assert salts("mesh") == [None] * 3
+    assert len({*salts("off")}) == 3
+    assert salts("tenant", parameters={"cache_salt": None}) == [None] * 3
+    assert "cache_salt" not in api("chat").body(row_spec("r", [TOKENS.encode("x")[0]]))
+
+
+def test_extra_fields_are_in_every_request() -> None:
+    extra = {"service_tier": "flex", "provider": {"order": ["a"]}}
+    for kind in ("tokens", "chat", "completions"):
+        body = api(kind, extra_body=extra).body(row_spec("r", [TOKENS.encode("x")[0]]))
+        assert {name: body[name] for name in extra} == extra
+
+
+@pytest.mark.parametrize("name", ["stream", "model", "messages", "tools", "temperature", "stop"])
+def test_extra_fields_replace_none_of_ours(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"extra_body\.{name}: requests set it; leave it out"):
+        api("chat", extra_body={name: 1, "other": 2})
+
+
+@pytest.mark.parametrize("name", ["strict", "tool_choice", "chat_template_kwargs"])
+def test_options_of_chats_are_refused_for_others(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"parameters\.{name}: only the api chat has it"):
+        api("completions", parameters={name: name})
+    api("completions", parameters={name: None})
+
+
 def test_an_answer_up_to_the_end_of_the_context_is_left_to_the_server() -> None:
     spec = row_spec("r", [5] * 990, Sampling(max_tokens=10))
     assert "max_tokens" not in api("completions").body(spec)
@@ -273,14 +361,3 @@ def test_tools_and_calls_reach_the_server_in_the_form_of_the_api() -> None:
     assert body["tools"] == tools
     assert body["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"x": "é"}'
     assert body["messages"][2] == {"role": "tool", "content": "42", "tool_call_id": "c1"}
-
-
-def test_calls_are_written_as_text() -> None:
-    text, pieces = CallText(), [call_piece(one)["delta"]["tool_calls"] for one in CALL_PIECES]
-    written = "".join(map(text.push, pieces)) + text.close()
-    assert re.findall("<tool_call>(.*?)</tool_call>", written) == [
-        '{"name": "look_up", "arguments": {"city": "Köln"}}',
-        '{"name": "look_up", "arguments": {"city": "Rome"}}',
-        '{"name": "now", "arguments": {}}',
-    ]
-    assert text.close() == ""

@@ -168,6 +168,16 @@ async def test_token_ids_both_ways(server: OpenAIServer) -> None:
         assert channel.tokens("again") == answer_tokens(PROMPT, 12)[5:]
 
 
+async def test_the_server_gets_the_trace_context_of_the_row(server: OpenAIServer) -> None:
+    traceparent = f"00-{'1' * 32}-{'2' * 16}-00"
+    async with running(server) as channel:
+        await channel.ask("r", traceparent=traceparent)
+        await channel.ended()
+        await channel.ask("s")
+        await channel.ended("s")
+        assert server.traceparents == [traceparent, ""]
+
+
 @pytest.mark.parametrize("api", ["chat", "completions"])
 async def test_text_comes_back_as_the_server_sent_it(server: OpenAIServer, api: str) -> None:
     async with running(server, api) as channel:

@@ -30,8 +30,8 @@ def plain(body: dict[str, Any]) -> pb.GenerateRequest:
         (plain, {"messages": [{"role": "user", "content": MANY}]}, "messages[0].content"),
         (embed_request, {"input": MANY}, "input"),
         (rerank_request, {"query": "a", "documents": MANY}, "documents"),
-        (chat_of, {"input": MANY}, "input"),
-        (chat_of, {"input": "a", "tools": MANY}, "tools"),
+        (partial(chat_of, places={}), {"input": MANY}, "input"),
+        (partial(chat_of, places={}), {"input": "a", "tools": MANY}, "tools"),
     ],
 )
 def test_it_is_refused(

@@ -1,12 +1,13 @@
 """Schedules of a policy: when an entry is in force, over midnight and daylight saving too, and what is refused."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import ValidationError
 
-from sluice.settings import SettingsError, parse
+from sluice.settings import SettingsError, load, parse
 from sluice.settings.batching import Policy
 
 BERLIN = "Europe/Berlin"
@@ -40,9 +41,11 @@ def test_schedule_covers_whole_days() -> None:
     assert len(hours(entry, datetime(2026, 5, 4, tzinfo=UTC), 7 * 24 * 60)) == 2 * 96
 
 
-def test_schedule_reads_times_that_yaml_takes_for_numbers() -> None:
-    entry = policy(**{"from": 22 * 60, "to": 22 * 60 + 30}).schedule[0]
-    assert (entry.start, entry.end) == ("22:00", "22:30")
+def test_schedule_reads_times_without_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text("batcher: {policy: {schedule: [{from: 22:00, to: 06:30, wait_s: 1}]}}")
+    entry = load(path).batcher.policy.schedule[0]
+    assert (entry.start, entry.end) == ("22:00", "06:30")
 
 
 @pytest.mark.parametrize(

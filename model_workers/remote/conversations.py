@@ -1,0 +1,47 @@
+"""Conversations as a server of OpenAI's API takes them; in the mesh they are the JSON text of a prompt."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from model_workers.remote.faults import Retry, ServerFault
+from sluice.errors import InvalidRequest
+from sluice.wire.text_tokens import TextTokens
+
+
+def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]:
+    """Messages and tools of a conversation; a prompt that is none is a message of the user.
+
+    Raises:
+        ServerFault: it was cut or made otherwise than by the gateway.
+    """
+    text = tokens.decode(prompt)
+    if prompt[0] != tokens.conversation:
+        return {"messages": [{"role": "user", "content": text}]}
+    try:
+        messages, *tools = json.loads(text)
+        conversation = {"messages": messages_for(messages)}
+        return conversation | ({"tools": tools[0]} if tools else {})
+    except (ValueError, LookupError, TypeError) as error:
+        raise ServerFault("the prompt is no conversation", InvalidRequest, Retry.NEVER) from error
+
+
+def messages_for(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them in the form of the API: arguments are JSON, a tool's answer has no name."""
+    return [_message_for(message) for message in messages]
+
+
+def _message_for(message: Mapping[str, Any]) -> dict[str, Any]:
+    kept = dict(message)
+    if kept["role"] == "tool":
+        kept.pop("name", None)
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_call_for(call) for call in kept["tool_calls"]]
+    return kept
+
+
+def _call_for(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):  # a text stands for one that is no JSON object
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}

@@ -1,0 +1,77 @@
+"""Every error leaves as OpenAI's JSON with an id of the request, and what is a fault of ours stands in the log."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.http.answers import error_answer
+from gateway.http.names import CHAT_RULES, FieldNames
+from sluice.errors import InvalidRequest, PromptTooLong
+from sluice.internal.v1.frame_pb2 import ROW_END_REFUSED, RowError
+from tests.gateway.kit.batcher import frame
+from tests.gateway.kit.http import Connection, ask, chat
+from tests.gateway.kit.wire import Wire
+
+
+async def test_a_prompt_that_a_worker_finds_too_long(http: Wire) -> None:
+    asking = asyncio.ensure_future(ask(http.http, body=chat()))
+    task = await http.batcher.task()
+    error = RowError(
+        reason="PROMPT_TOO_LONG", message="the prompt has 9 tokens, the engine reads 8"
+    )
+    await http.batcher.send(task, frame(0, end=ROW_END_REFUSED, error=error))
+    reply = await asking
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert reply.error["param"] == "messages"
+    assert "this model's maximum context length is exceeded: messages: " in reply.error["message"]
+    assert reply.headers["x-request-id"] == task.request_id
+
+
+def test_the_context_of_the_model_is_named() -> None:
+    error = PromptTooLong("x", metadata={"context_tokens": "64"})
+    _, _, body = error_answer(error, FieldNames(CHAT_RULES))
+    assert body["error"]["message"] == "this model's maximum context length is 64 tokens: x"
+
+
+async def test_a_fault_in_a_route_is_json(http: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    http.gateway._streams = None  # type: ignore[assignment]
+    await http.until(lambda: http.gateway._health.serving)
+    reply = await ask(http.http, "/health", method="GET")
+    assert (reply.status, reply.error["code"]) == (500, "internal")
+    assert "NoneType" not in reply.error["message"]
+    assert f"HTTP call {reply.headers['x-request-id']} failed: GET /health" in caplog.text
+
+
+async def test_a_fault_in_the_error_path_is_json(
+    http: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(error: Any, named: Any) -> Any:
+        if isinstance(error, InvalidRequest):
+            raise KeyError("context_tokens")
+        return error_answer(error, named)
+
+    monkeypatch.setattr("gateway.http.call.error_answer", fail)
+    reply = await ask(http.http, body=chat(temperature=3))
+    assert (reply.status, reply.error["code"]) == (500, "internal")
+    assert f"of a call: {reply.headers['x-request-id']}" in caplog.text
+
+
+NO_REQUESTS = [
+    b"GET / HTTP/9\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\r\n\r\n",
+    b"CONNECT a:1 HTTP/1.1\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", NO_REQUESTS)
+async def test_what_is_no_request_is_answered_with_json(
+    http: Wire, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    connection = await Connection.to(http.http)
+    connection.writer.write(sent)
+    reply = await connection.reply()
+    assert (reply.status, reply.error["code"]) == (400, "request_invalid")
+    assert f"refused HTTP connection {reply.headers['x-request-id']}: 400" in caplog.text
+    connection.close()

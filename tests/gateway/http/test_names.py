@@ -1,0 +1,131 @@
+"""An error names the field that the client sent, in the words of its API."""
+
+from typing import Any
+
+import pytest
+
+from gateway.http.names import (
+    BATCH_RULES,
+    CHAT_RULES,
+    COMPLETION_RULES,
+    RESPONSE_RULES,
+    TEXTS_RULES,
+    FieldNames,
+)
+from gateway.http.responses import chat_of
+from tests.gateway.kit.http import CHAT, ask, chat
+from tests.gateway.kit.wire import Wire
+
+RESPONSES = "/v1/responses"
+PATHS = [
+    (CHAT_RULES, "input", "messages"),
+    (CHAT_RULES, "chat.messages[3].tool_calls[0].arguments", "messages[3].tool_calls[0].function.arguments"),
+    (CHAT_RULES, "chat.messages[3].tool_call_id", "messages[3].tool_call_id"),
+    (CHAT_RULES, "sampling.logprobs", "top_logprobs"),
+    (CHAT_RULES, "tools[1].parameters", "tools[1].function.parameters"),
+    (CHAT_RULES, "tool_choice.function", "tool_choice.function.name"),
+    (CHAT_RULES, "idempotency_key", "idempotency-key"),
+    (CHAT_RULES, "metadata.sluice-tenant", "sluice-tenant"),
+    (COMPLETION_RULES, "input", "prompt"),
+    (COMPLETION_RULES, "sampling.logprobs", "logprobs"),
+    (TEXTS_RULES, "texts[1]", "input[1]"),
+    (RESPONSE_RULES, "input", "input"),
+    (RESPONSE_RULES, "sampling.max_tokens", "max_output_tokens"),
+    (RESPONSE_RULES, "sampling.json_schema", "text.format"),
+    (RESPONSE_RULES, "tools[1].parameters", "tools[1].parameters"),
+    (RESPONSE_RULES, "tool_choice.function", "tool_choice.name"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rules", "path", "name"), PATHS)
+def test_paths_become_names(rules: Any, path: str, name: str) -> None:
+    assert FieldNames(rules)(path) == name
+
+
+SENT = [
+    ({"metadata": {"a": "x"}}, "labels.a", "metadata.a"),
+    ({"metadata": {"a": "x"}}, "labels", "metadata"),
+    ({"metadata": {"a": "x"}}, "labels.b", "x-sluice-label-b"),
+    ({"user": "u", "metadata": {}}, "labels.user", "user"),
+    ({"max_completion_tokens": 0}, "sampling.max_tokens", "max_completion_tokens"),
+    ({"max_tokens": 0}, "sampling.max_tokens", "max_tokens"),
+    ({"stop": "x"}, "sampling.stop[0]", "stop"),
+    ({"stop": ["x"]}, "sampling.stop[0]", "stop[0]"),
+]
+
+
+@pytest.mark.parametrize(("body", "path", "name"), SENT)
+def test_names_depend_on_what_was_sent(body: dict[str, Any], path: str, name: str) -> None:
+    assert FieldNames(CHAT_RULES, body)(path) == name
+
+
+def test_labels_of_a_batch_are_its_metadata() -> None:
+    names = FieldNames(BATCH_RULES, {"metadata": {"a": "x"}})
+    assert (names("spec.labels.a"), names("spec.labels")) == ("metadata.a", "metadata")
+
+
+def test_a_text_that_is_alone_is_the_input() -> None:
+    assert FieldNames(TEXTS_RULES, {"input": "w"})("texts[0]") == "input"
+
+
+def test_items_of_responses_have_their_own_places() -> None:
+    items = [
+        {"role": "user", "content": "u"},
+        {"type": "reasoning", "summary": []},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "b", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "b", "output": "x"},
+    ]
+    places = dict[str, str]()
+    chat_of({"instructions": "i", "input": items}, places)
+    names = FieldNames(RESPONSE_RULES, {}, places)
+    expected = {
+        "messages[0].content": "instructions",
+        "messages[1].content": "input[0].content",
+        "messages[2].tool_calls[0].arguments": "input[2].arguments",
+        "messages[2].tool_calls[1].id": "input[3].call_id",
+        "messages[3].content": "input[4].output",
+        "messages[3].tool_call_id": "input[4].call_id",
+        "messages": "input",
+    }
+    assert {path: names(f"chat.{path}") for path in expected} == expected
+
+
+def turned(role: str, **fields: Any) -> dict[str, Any]:
+    return chat(messages=[{"role": "user", "content": "u"}, {"role": role, **fields}])
+
+
+CALLED: Any = {"id": "c", "type": "function", "function": {"name": "f" * 257, "arguments": "{}"}}
+WRONG: list[tuple[str, Any, str]] = [
+    (CHAT, turned("tool", content="x", tool_call_id="c"), "messages[1].tool_call_id"),
+    (CHAT, turned("assistant", tool_calls=[CALLED]), "messages[1].tool_calls[0].function.name"),
+    (CHAT, chat(metadata={"trace": "v" * 513}), "metadata.trace"),
+    (CHAT, chat(metadata={str(n): "v" for n in range(33)}), "metadata"),
+    (CHAT, chat(user="v" * 513), "user"),
+    (CHAT, chat(max_completion_tokens=0), "max_completion_tokens"),
+    (CHAT, chat("hello " * 500), "messages"),
+    ("/v1/completions", {"model": "small", "prompt": "hello " * 500}, "prompt"),
+    (RESPONSES, {"model": "small", "input": "hello " * 500}, "input"),
+    (RESPONSES, {"model": "small", "input": [{"role": "user", "content": 5}]}, "input[0].content"),
+    (
+        RESPONSES,
+        {
+            "model": "small",
+            "input": [
+                {"role": "user", "content": "u"},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ],
+        },
+        "input[1].call_id",
+    ),
+]
+
+
+async def test_errors_name_the_field_of_the_client(http: Wire) -> None:
+    for path, body, param in WRONG:
+        reply = await ask(http.http, path, body)
+        assert (reply.status, reply.error["param"]) == (400, param), reply.error
+        assert param in reply.error["message"]
+    headers = {f"x_sluice_label_{n}": "v" for n in range(33)}
+    reply = await ask(http.http, body=chat(), **headers)
+    assert (reply.status, reply.error["param"]) == (400, "x-sluice-label-NAME")
