@@ -1,13 +1,15 @@
 """The routes of the HTTP API."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission.calls import CallChecks, gateway_failed
 from gateway.api.generate import Generator
@@ -26,6 +28,27 @@ from sluice.openai.requests import URLS
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Application:
+    """The HTTP API.
+
+    Starlette's middleware and its search for a route take 40 us of a request. Endpoints need neither: they turn their
+    errors into answers themselves.
+
+    Attributes:
+        fixed: endpoints by method and path, of paths without parameters.
+        others: serves the other paths, and says of unknown ones that they are.
+    """
+
+    fixed: Mapping[tuple[str, str], ASGIApp]
+    others: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        route = scope["method"], scope["path"]
+        await self.fixed.get(route, self.others)(scope, receive, send)
+
+
 def make_app(
     generator: Generator,
     jobs: JobForwarder,
@@ -35,8 +58,8 @@ def make_app(
     *,
     hosts: frozenset[str] | None,
     ping_s: float,
-) -> Starlette:
-    """The application.
+) -> Application:
+    """Make the application.
 
     Args:
         checks: what calls pass, over gRPC too.
@@ -77,7 +100,7 @@ def make_app(
         ("GET", "/v1/batches/{id}", batches.batch, ANY),
         ("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),
     ]
-    routes = [Route("/health", health)]
+    routes, fixed = [Route("/health", health)], dict[tuple[str, str], ASGIApp]()
     for method, path, behaviour, roles in table:
         endpoint = Endpoint(
             checks,
@@ -90,11 +113,13 @@ def make_app(
             admission.count_refused,
         )
         routes.append(Route(path, endpoint, methods=[method]))
+        if "{" not in path:
+            fixed[method, path] = endpoint
     handlers = {HTTPException: _no_route, Exception: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
     # Its redirects go to the host that the caller names, before that is checked.
     app.router.redirect_slashes = False
-    return app
+    return Application(fixed, app)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -35,6 +35,8 @@ FAIL_S: Final = 5.0
 """How long a client that does not read may keep the last event of its stream, seconds."""
 ABORT: Final = "sluice.abort"
 """In the scope: closes the connection at once, whatever has not been sent."""
+AUTHENTICATED: Final = "sluice.authenticated"
+"""In the scope of the first calls of a connection: call it when the caller is known."""
 CERTIFICATE_NAMES: Final = "sluice.certificate_names"
 """In the scope: subject alternative names of the client's certificate, if it has shown one."""
 CONTENT_TYPE_CHARS_MAX: Final = 1024
@@ -288,6 +290,8 @@ class Endpoint:
             )
         names, path = call.scope.get(CERTIFICATE_NAMES, ()), call.scope["path"]
         call.caller = caller = await checks.authenticator.caller_of(headers, names)
+        if AUTHENTICATED in call.scope:
+            call.scope[AUTHENTICATED]()
         caller.require(self.roles, path)
         call.limit_headers = partial(self.limit_headers, caller)
         call.arriving = checks.arriving

@@ -7,6 +7,7 @@ and the trace context are read from them as from a gRPC call's metadata: `sluice
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -80,7 +81,11 @@ def _take_stream_options(body: dict[str, Any]) -> bool | None:
 
 def host_of(headers: Mapping[str, str]) -> str:
     """Return the host that the client wanted to reach, without a port; empty if it names none, or no valid one."""
-    host = headers.get("host", "")
+    return _name_in(headers.get("host", ""))
+
+
+@lru_cache(maxsize=256)
+def _name_in(host: str) -> str:
     return _host(f"//{host}") if _HOST.fullmatch(host) else ""
 
 

@@ -22,7 +22,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.answers import encode
-from gateway.http.call import ABORT, CERTIFICATE_NAMES
+from gateway.http.call import ABORT, AUTHENTICATED, CERTIFICATE_NAMES
 from gateway.http.handshakes import TlsListener
 from gateway.telemetry.request_log import new_request_id
 from sluice.errors import Overloaded
@@ -37,6 +37,11 @@ _log = logging.getLogger(__name__)
 KEY: Final = "http.address"
 UNREAD_MS: Final = 60_000
 """A client that takes nothing for this long is disconnected by the kernel, milliseconds."""
+STRANGER_BYTES: Final = 4 * 1024
+"""Receive buffer of an encrypted connection, in bytes, until a call on it is authenticated: uvloop reads what is there
+in one piece, and keeps it encrypted, decrypted and as a body."""
+CALLER_BYTES: Final = 1024 * 1024
+"""The same once a call is authenticated, in bytes; the kernel cuts it to `net.core.rmem_max`."""
 _BACKLOG: Final = 2048
 _HEADER_COST: Final = 256
 """What a header counts in addition to its bytes: the memory of its objects."""
@@ -123,6 +128,8 @@ class HttpServer:
         self._socket = opened = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+        if self._listener is not None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STRANGER_BYTES)
         self.address = f"{self.address.rpartition(':')[0]}:{opened.getsockname()[1]}"
 
     async def start(self) -> None:
@@ -212,7 +219,9 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._is_draining = is_draining
         self._timer: asyncio.TimerHandle | None = None
+        self._reads_head = False
         self._useless_bytes = 0
+        self._is_narrow = False
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -225,7 +234,8 @@ class Connection(HttpToolsProtocol):
             )
         shown = transport.get_extra_info("peercert") or {}
         self._names = [name for _, name in shown.get("subjectAltName", ())]
-        self._await_head()
+        self._is_narrow = self.scheme == "https"
+        self._start_timer(self._limits.head_s)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -233,22 +243,24 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._useless_bytes > self._limits.head_bytes:
             self.transport.abort()
-        elif (
-            self._is_idle
-        ):  # a line end in front of a request ends uvicorn's idle time, and begins no request
-            self._await_head()
+        elif self._timer is None and (self._reads_head or self._is_idle):
+            # Idle: a line end in front of a request ends uvicorn's idle time, and begins no request.
+            self._start_timer(self._limits.head_s)
 
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
         self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope[CERTIFICATE_NAMES] = self._names  # type: ignore[typeddict-unknown-key]
+        if self._is_narrow:
+            self.scope[AUTHENTICATED] = self._widen  # type: ignore[typeddict-unknown-key]
+        self._reads_head = True
         if self._is_idle:
             self._useless_bytes = 0
-        self._await_head()
 
     def on_headers_complete(self) -> None:
         """End the head of a request, and call the application."""
+        self._reads_head = False
         self._end_timer()
         values = sum(map(len, chain.from_iterable(self.headers)))
         if len(self.url) + values + _HEADER_COST * len(self.headers) > self._limits.head_bytes:
@@ -283,7 +295,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_idle:
-            self.cycle.body = bytearray()
+            if self.cycle.body:  # kept until the next request otherwise
+                self.cycle.body = bytearray()
             if self.cycle.more_body:
                 self._start_timer(self._limits.leftover_s)
 
@@ -304,15 +317,20 @@ class Connection(HttpToolsProtocol):
         """Whether no request waits for its answer."""
         return self.cycle is None or self.cycle.response_complete
 
+    def _widen(self) -> None:
+        """Let the kernel receive more at a time."""
+        self._is_narrow = False
+        if self.transport.is_closing():
+            return
+        opened = self.transport.get_extra_info("socket")
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CALLER_BYTES)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, CALLER_BYTES)
+
     def _refuse(self, status: bytes, error: Any, headers: bytes = b"") -> None:
         request_id, body = new_request_id(), encode(error)
         _log.info("refused HTTP connection %s: %s (%s)", request_id, status.decode(), self.client)
         self.transport.write(_CLOSING % (status, request_id.encode(), len(body), headers, body))
         self.transport.close()
-
-    def _await_head(self) -> None:
-        if self._timer is None:
-            self._start_timer(self._limits.head_s)
 
     def _start_timer(self, seconds: float) -> None:
         self._end_timer()

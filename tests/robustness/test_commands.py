@@ -33,7 +33,7 @@ def test_a_command_that_is_none_names_those_that_are() -> None:
         ["scripts/robustness", "quake"], cwd=ROOT, capture_output=True, text=True, timeout=20
     )
     assert result.returncode == 2
-    assert "chaos|fuzz|abuse|soak|jobs|fairness" in result.stderr
+    assert "chaos|fuzz|abuse|soak|jobs|fairness|connections" in result.stderr
 
 
 @pytest.mark.long
@@ -95,3 +95,11 @@ async def test_a_tenant_beside_one_that_floods_two_gateways_has_its_share() -> N
     assert found["also"]["ended"] == 4_400, found  # type: ignore[index]
     assert found["also"]["failed"] == 0, found  # type: ignore[index]
     assert found["ours"] < 0.1, found  # type: ignore[operator]
+
+
+@pytest.mark.long
+async def test_connections_without_credentials_are_small() -> None:
+    figures = await asyncio.to_thread(lines, "connections", "--count", "200")
+    memory = {one["figure"]: one["ours"] for one in figures if one["unit"] == "KiB"}
+    assert len(memory) == 8
+    assert all(kib <= 64 for kib in memory.values()), memory  # type: ignore[operator]

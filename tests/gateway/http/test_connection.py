@@ -1,6 +1,7 @@
 """What a connection may send, and for how long, whoever opened it; a trivial application answers."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -9,21 +10,25 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.http.server import HttpServer, Limits
+from gateway.http.call import ABORT, AUTHENTICATED
+from gateway.http.server import STRANGER_BYTES, HttpServer, Limits
 from sluice.settings import HttpSettings
 from sluice.tls import server_context
 from supervisor.certificates import Authority
 from tests.gateway.kit.http import Connection, Reply, ask
 
 BOUND_S: Final = 60.0
-NOW, READ, WAIT, STREAM = "/now", "/read", "/wait", "/stream"
+NOW, READ, WAIT, STREAM, KNOWN = "/now", "/read", "/wait", "/stream", "/known"
 CHUNKED: Final = {"content_length": "", "transfer_encoding": "chunked"}
 LONG: Final = Limits(head_s=3600, leftover_s=3600, handshake_s=3600)
 """No time passes in a test that is about bytes."""
 
 
 class App:
-    """Answers at once, when it has read the body, or when `may_end` is set; with the headers and the bytes it got."""
+    """Answers at once, when it has read the body, or when `may_end` is set; with the headers and the bytes it got.
+
+    It knows callers of `KNOWN`.
+    """
 
     server: HttpServer
 
@@ -31,9 +36,15 @@ class App:
         self.may_end = asyncio.Event()
         self.begun = asyncio.Event()
         self.calls = 0
+        self.receive_bytes: list[int] = []
+        """Of the kernel's buffer, at each call."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.calls += 1
+        opened = scope[ABORT].__self__.get_extra_info("socket")
+        self.receive_bytes.append(opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+        if scope["path"] == KNOWN and AUTHENTICATED in scope:
+            scope[AUTHENTICATED]()
         self.begun.set()
         read, more = 0, scope["path"] == READ
         while more:
@@ -372,6 +383,25 @@ async def test_large_answer_and_body_are_encrypted(encrypted: Encrypted) -> None
             await connection.send(READ, bytes(3 << 20))
             assert (await connection.reply()).body.split()[1] == str(3 << 20).encode()
         connection.close()
+
+
+async def test_known_callers_have_a_larger_buffer(encrypted: Encrypted) -> None:
+    async with served(LONG, encrypted.server) as (app, address):
+        connection = await encrypted.connection(address)
+        for path in (NOW, KNOWN, KNOWN):
+            await get(connection, path)
+        connection.close()
+    stranger, first, known = app.receive_bytes
+    assert stranger == first == 2 * STRANGER_BYTES  # the kernel counts its own part too
+    assert known > 8 * STRANGER_BYTES
+
+
+async def test_plain_connections_have_the_kernels_buffer() -> None:
+    async with served() as (app, address):
+        connection = await Connection.to(address)
+        await get(connection, KNOWN)
+        connection.close()
+    assert app.receive_bytes[0] > 2 * STRANGER_BYTES
 
 
 async def test_close_ends_handshakes(encrypted: Encrypted) -> None:
