@@ -1,15 +1,21 @@
 """Tasks, a busy worker and the next batch, for tests of what is handed out."""
 
+import math
 from itertools import count
+from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import Batch, QueuedTask
+from batcher.core.scheduler.task import Batch, BatchLimit, QueuedTask
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS
 
 NUMBERS = count()
+PRESSING: Final = ("came back", "deadline", "overdue")
+"""Why a task presses."""
+BULK_AGING_S: Final = 0.3
+"""After this time a bulk task of `press` is overdue, seconds."""
 
 
 def order_key(order: Order, policy: Policy, task: QueuedTask, now: float) -> tuple[float, ...]:
@@ -65,6 +71,43 @@ def come_back(queue: Queue, row: QueuedTask, produced: int, now: float) -> Queue
     )
     queue.add(again, now)
     return again
+
+
+def return_bulk(queue: Queue, now: float) -> QueuedTask:
+    """Hand out a bulk task, and let it come back."""
+    fill(queue, 5, priority_class="bulk")
+    (row,) = batch_of(queue, now, Capacity("w", 8)).rows
+    return come_back(queue, row, 1, now)
+
+
+def press(queue: Queue, why: str) -> float:
+    """Let a bulk task press, for one of `PRESSING`; return the time from which it does."""
+    if why == "came back":
+        return_bulk(queue, 0.0)
+        return 0.0
+    learn(queue, "bulk", 1.0)
+    due = 2.9 if why == "deadline" else math.inf
+    fill(queue, 5, priority_class="bulk", now=1.0, deadline=due)
+    return 1.0 if why == "deadline" else 1.0 + BULK_AGING_S
+
+
+def learn(queue: Queue, priority_class: str, service_s: float) -> None:
+    """Let an answer of the class take so long."""
+    fill(queue, 5, priority_class=priority_class, now=-100.0)
+    (row,) = batch_of(queue, -90.0, Capacity("w", 8)).rows
+    queue.finish(row.request_id, 5, service_s - 90.0)
+
+
+def limited_batch(policy: Policy, worker: Capacity) -> tuple[int, BatchLimit]:
+    """The rows of the batch out of five tasks of 10 tokens, with as long answers, and why it is not larger."""
+    queue = Queue(policy)
+    fill(queue, *[10] * 5)
+    batch = batch_of(queue, 1.0, worker)
+    return len(batch.rows), batch.limit
+
+
+def policy(name: str = "window", **values: object) -> Policy:
+    return Policy.model_validate({"name": name, **values})
 
 
 def busy(free_rows: int = 8, **values: object) -> Capacity:

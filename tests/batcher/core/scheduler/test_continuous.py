@@ -1,14 +1,21 @@
 """Which worker gets the first row, which rows go with it, and why no more."""
 
-import math
-
 import pytest
 
 from batcher.core.scheduler.capacity import Capacity, Room
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import BatchCause, BatchLimit
 from sluice.settings.batching import ClassPolicies, ClassPolicy, Policy
-from tests.batcher.core.scheduler.kit import batch_of, busy, come_back, fill
+from tests.batcher.core.scheduler.kit import (
+    BULK_AGING_S,
+    PRESSING,
+    batch_of,
+    busy,
+    fill,
+    limited_batch,
+    policy,
+    press,
+)
 
 
 def test_a_free_slot_is_enough() -> None:
@@ -104,26 +111,13 @@ def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
 def test_a_batch_says_why_it_is_not_larger(
     values: dict[str, object], worker: Capacity, rows: int, limit: BatchLimit
 ) -> None:
-    queue = Queue(Policy.model_validate(values))
-    fill(queue, *[10] * 5)  # Each with an answer of up to 10 tokens.
-    batch = batch_of(queue, 1.0, worker)
-    assert (len(batch.rows), batch.limit) == (rows, limit)
+    assert limited_batch(policy("continuous", **values), worker) == (rows, limit)
 
 
-@pytest.mark.parametrize("why", ["came back", "deadline", "overdue"])
+@pytest.mark.parametrize("why", PRESSING)
 def test_what_presses_is_said_to_be_urgent(why: str) -> None:
-    bulk = ClassPolicy(aging_s=0.3)
-    queue = Queue(Policy(classes=ClassPolicies(bulk=bulk)))
-    fill(queue, 5, priority_class="bulk")
-    (row,) = batch_of(queue, 0.0, Capacity("w", 8)).rows
-    if why == "came back":
-        come_back(queue, row, 1, 0.0)
-    else:
-        queue.finish(row.request_id, 5, 1.0)  # An answer takes 1 s.
-        due = 2.9 if why == "deadline" else math.inf
-        fill(queue, 5, priority_class="bulk", now=1.0, deadline=due)
-    at = 1.3 if why == "overdue" else 1.0
-    assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
+    queue = Queue(policy("continuous", classes={"bulk": {"aging_s": BULK_AGING_S}}))
+    assert batch_of(queue, press(queue, why), busy()).cause is BatchCause.URGENT
 
 
 # The worker.

@@ -9,12 +9,19 @@ from batcher.core.scheduler.capacity import Capacity, Room
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import BatchCause, BatchLimit
 from sluice.settings.batching import PRESETS, Policy
-from tests.batcher.core.scheduler.kit import batch_of, busy, come_back, fill
-
-
-def policy(name: str = "window", **values: object) -> Policy:
-    return Policy.model_validate({"name": name, **values})
-
+from tests.batcher.core.scheduler.kit import (
+    BULK_AGING_S,
+    PRESSING,
+    batch_of,
+    busy,
+    come_back,
+    fill,
+    learn,
+    limited_batch,
+    policy,
+    press,
+    return_bulk,
+)
 
 # When.
 
@@ -35,19 +42,10 @@ def test_a_busy_worker_gets_a_batch_when_the_window_is_over() -> None:
     assert (batch.cause, batch.limit) == (BatchCause.WINDOW_OVER, BatchLimit.ALL_WAITING)
 
 
-@pytest.mark.parametrize("why", ["came back", "deadline", "overdue"])
+@pytest.mark.parametrize("why", PRESSING)
 def test_what_presses_does_not_wait(why: str) -> None:
-    queue = Queue(policy("length", wait_s=0.4, classes={"bulk": {"aging_s": 0.3}}))
-    fill(queue, 5, priority_class="bulk")
-    (row,) = batch_of(queue, 0.0, Capacity("w", 8)).rows
-    if why == "came back":
-        come_back(queue, row, 1, 0.0)
-    else:
-        queue.finish(row.request_id, 5, 1.0)  # An answer takes 1 s.
-        due = 2.9 if why == "deadline" else math.inf
-        fill(queue, 5, priority_class="bulk", now=1.0, deadline=due)
-    at = 1.3 if why == "overdue" else 1.0
-    assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
+    queue = Queue(policy("length", wait_s=0.4, classes={"bulk": {"aging_s": BULK_AGING_S}}))
+    assert batch_of(queue, press(queue, why), busy()).cause is BatchCause.URGENT
 
 
 @pytest.mark.parametrize(
@@ -57,9 +55,7 @@ def test_what_presses_does_not_wait(why: str) -> None:
 def test_running_batches_hold_back_only_what_can_wait(task: str, goes: bool) -> None:
     queue = Queue(policy(batches_running_max=1))
     if task == "returned":
-        fill(queue, 5, priority_class="bulk")
-        (row,) = batch_of(queue, 1.0, busy()).rows
-        come_back(queue, row, 1, 1.0)
+        return_bulk(queue, 1.0)
     else:
         fill(queue, 5, priority_class=task)
     assert (queue.next_batch(2.0, [busy(batches_running=1)]).batch is not None) == goes
@@ -86,9 +82,7 @@ def test_running_batches_let_returned_ones_pass_standard() -> None:
 
 def test_running_batches_leave_the_order_of_unlimited_ones() -> None:
     queue = Queue(policy(batches_running_max=1, classes={"bulk": {"aging_s": 2.0}}))
-    fill(queue, 5, priority_class="bulk")
-    (row,) = batch_of(queue, 1.0, busy()).rows
-    again = come_back(queue, row, 1, 1.0)
+    again = return_bulk(queue, 1.0)
     fill(queue, 5, now=1.0)
     rows = batch_of(queue, 3.0, busy(batches_running=1)).rows
     assert [r.priority_class for r in rows] == ["bulk", "interactive"], "bulk is overdue"
@@ -155,13 +149,6 @@ def test_rest_of_a_batch_ends_with_its_tasks() -> None:
 
 
 # Windows.
-
-
-def learn(queue: Queue, priority_class: str, service_s: float) -> None:
-    """Answers of the class take so long."""
-    fill(queue, 5, priority_class=priority_class, now=-100.0)
-    (row,) = batch_of(queue, -90.0, Capacity("w", 8)).rows
-    queue.finish(row.request_id, 5, service_s - 90.0)
 
 
 @pytest.mark.parametrize("order", ["fair", "class", "arrival"])
@@ -316,10 +303,7 @@ def test_adaptive_size_ignores_what_was_cancelled() -> None:
 def test_a_batch_says_why_it_is_not_larger(
     values: dict[str, object], worker: Capacity, rows: int, limit: BatchLimit
 ) -> None:
-    queue = Queue(policy(**values))
-    fill(queue, *[10] * 5)  # Each with an answer of up to 10 tokens.
-    batch = batch_of(queue, 1.0, worker)
-    assert (len(batch.rows), batch.limit) == (rows, limit)
+    assert limited_batch(policy(**values), worker) == (rows, limit)
 
 
 def test_a_row_beyond_the_budget_goes_alone() -> None:
