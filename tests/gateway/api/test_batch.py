@@ -19,7 +19,7 @@ from sluice.errors import (
 )
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
-from tests.gateway.kit.batcher import last
+from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.wire import Wire, error_of, open_wire, prompt
 
@@ -108,21 +108,34 @@ async def test_batch_has_bounds(wire: Wire) -> None:
     assert isinstance(error, MessageTooLarge)
 
 
-async def test_batch_keeps_answers_that_came_before_the_deadline(wire: Wire) -> None:
-    call = wire.stub.GenerateBatch(batch_of("one", "two"), timeout=3.0)
-    tasks = await take(wire, 2)
-    late = tasks.pop("two")
+async def test_batch_requests_end_before_their_call(wire: Wire) -> None:
+    call = wire.stub.GenerateBatch(batch_of("one"), timeout=BOUND_S)
+    tasks = await take(wire, 1)
+    assert tasks["one"].timeout_ms <= 1000 * (BOUND_S - batch.RETURN_S)
     await finish(wire, tasks)
-    await wire.batcher.cancelled(late)
-    response = await call
-    assert outcomes(response) == ["re one", DeadlinePassed.reason]
+    await call
+
+
+async def test_batch_keeps_answers_that_came_before_the_deadline(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, max_timeout_s=3.0) as wire:
+        call = wire.stub.GenerateBatch(batch_of("one", "two"), timeout=BOUND_S)
+        tasks = await take(wire, 2)
+        late = tasks.pop("two")
+        await finish(wire, tasks)
+        await wire.batcher.cancelled(late)
+        response = await call
+        assert outcomes(response) == ["re one", DeadlinePassed.reason]
 
 
 async def test_batch_returns_when_most_requests_never_began(
     nats_url: str, model_folder: Path
 ) -> None:
-    async with open_wire(nats_url, model_folder, max_concurrent_requests=8) as wire:
-        call = wire.stub.GenerateBatch(batch_of(*["one"] * batch.REQUESTS_MAX), timeout=2.0)
+    limits = {"max_concurrent_requests": 8, "max_timeout_s": 1.0}
+    async with open_wire(nats_url, model_folder, **limits) as wire:
+        requests = batch_of(*["one"] * batch.REQUESTS_MAX)
+        call = wire.stub.GenerateBatch(requests, timeout=BOUND_S)
         (first, *_) = (await take(wire, 1)).values()
         await wire.batcher.cancelled(first)
         assert set(outcomes(await call)) == {DeadlinePassed.reason}
