@@ -22,7 +22,7 @@ ECHO = ModelSettings(
     path="none",
     engine="echo",
     # So that what a test calls long takes long on any machine.
-    echo_step_ms=0.5,
+    echo_step_ms=2.0,
     slots=8,
     max_waiting_rows=8,
     context_tokens=10_000_000,

@@ -20,7 +20,7 @@ from tests.batcher.tritons import MortalTriton
 from tests.batcher.worker_double import SLOTS, WorkerDouble
 from tests.support.nats import running_nats
 
-LONG = 2_000
+LONG = 500
 """Tokens of an answer that has only begun when its first ones come."""
 MANY, FEW = 1200, 60
 """Tasks of two tenants."""

@@ -14,7 +14,7 @@ from tests.batcher.gateway_double import GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
 from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
 
-LONG = 1_000
+LONG = 300
 SLOW = ECHO.model_copy(update={"echo_step_ms": 2.0})
 
 

@@ -9,9 +9,10 @@ from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
 
-LONG = 5_000
+LONG = 1_500
 
 
+@pytest.mark.long
 async def test_rows_survive_the_death_of_the_stub_and_of_the_server(
     nats_url: str, gateway: GatewayDouble, tmp_path: Path
 ) -> None:
