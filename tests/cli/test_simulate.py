@@ -25,7 +25,7 @@ async def test_policies_are_compared_in_one_run(cli: Cli) -> None:
 
 
 async def test_all_policies_are_compared_on_both_engines(cli: Cli) -> None:
-    ran = await cli("simulate", "--policies", "all", "--seconds", "4")
+    ran = await cli("simulate", "--policies", "all", "--seconds", "2")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert max(map(len, lines)) <= 100
@@ -36,7 +36,7 @@ async def test_all_policies_are_compared_on_both_engines(cli: Cli) -> None:
     assert list(shares) == [*names, *(f"continuous/{name}" for name in PRESETS)]
     assert {shares[name] for name in shares if name.startswith("continuous")} == {"0.0%"}
     assert float(shares["generate/length"][:-1]) < float(shares["generate/window"][:-1]) / 2
-    again = await cli("simulate", "--policies", "all", "--seconds", "4")
+    again = await cli("simulate", "--policies", "all", "--seconds", "2")
     assert again.out == ran.out, "the trace is seeded"
 
 
@@ -142,11 +142,15 @@ async def test_a_plan_for_a_trace(cli: Cli) -> None:
     assert plan["workers"] > 1
     assert plan["summary"]["classes"][0]["within_slo"] >= 0.99
     assert plan["one_less"]["classes"][0]["within_slo"] < 0.99
-    ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3")
-    assert f"{plan['workers']} workers meet the SLOs" in ran.out
     ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3", "--workers-max", "1")
     assert ran.code == 1
     assert "1 workers do not meet the SLOs" in ran.err
+
+
+async def test_a_plan_says_how_many_workers_suffice(cli: Cli) -> None:
+    load = ("--arrivals", "poisson:rate=20,class=interactive,lengths=desk", "--seconds", "1")
+    ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3")
+    assert "1 workers meet the SLOs" in ran.out
 
 
 async def test_a_plan_for_a_job(cli: Cli) -> None:

@@ -289,7 +289,13 @@ async def test_a_damaged_record_is_left_out(
     await client.close()
 
 
-@pytest.mark.parametrize("names", ["1234", "1111"], ids=["others", "the-same-started-again"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param("1234", id="others", marks=pytest.mark.long),
+        pytest.param("1111", id="the-same-started-again"),
+    ],
+)
 async def test_a_job_is_given_up_after_three_lost_processes(
     processes: Processes, gateway: GatewayDouble, names: str
 ) -> None:

@@ -22,7 +22,7 @@ from tests.mesh.test_streams import TIMEOUT_S, Progress, ask
 from tests.support.generating_models import END, save, tiny
 from tests.support.mesh import stubs_of
 
-pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 TOKENS = 12
 LONG = 200

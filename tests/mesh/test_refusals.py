@@ -9,7 +9,7 @@ import pytest
 from sluice.settings import Settings
 from supervisor.mesh import running_mesh
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.long]
 
 SLOTS: Final = 2
 STEP_S: Final = 0.01

@@ -303,7 +303,7 @@ def test_the_cache_keeps_the_newest_grammars(grammars: ConstraintCompiler) -> No
 def test_the_cache_is_bounded_by_bytes(grammars: ConstraintCompiler) -> None:
     limit = 16 << 20
     few = ConstraintCompiler(grammars._tokenizer, cache_bytes=limit)
-    for i in range(12):
+    for i in range(6):
         properties = {f"key{i}_{j}": {"type": "integer"} for j in range(900)}
         schema = json.dumps({"type": "object", "properties": properties})
         few.open(spec(json_schema=schema, stop_token_ids=STOPS).sampling)

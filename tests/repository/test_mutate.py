@@ -73,6 +73,7 @@ def suite(tmp_path: Path) -> Suite:
     return Suite((group,), tmp_path, tmp_path / "equivalent.toml")
 
 
+@pytest.mark.long
 def test_a_guard_that_is_held_and_one_that_is_not(
     suite: Suite, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_equivalent_mutants_are_few_and_known(suite: Suite) -> None:
             command.main(["--list"], suite)
 
 
+@pytest.mark.long
 def test_the_equivalent_mutants_of_this_tree_exist_and_have_reasons() -> None:
     allowed = command.equivalent(SUITE)
     every = command.all_mutants(SUITE)

@@ -233,7 +233,7 @@ DEMO_LINES_MAX = 40
             {"SLUICE_MODEL_CACHE": str(CACHE)}, marks=[pytest.mark.long, needs_chat_model]
         ),
         pytest.param({}, marks=pytest.mark.long),
-        {"SLUICE_MODELS": ECHOES},
+        pytest.param({"SLUICE_MODELS": ECHOES}, marks=pytest.mark.long),
     ],
     ids=["general", "specialists", "echoes"],
 )

@@ -17,7 +17,7 @@ from tests.robustness.mutator import Mutator
 
 @pytest.mark.parametrize("name", TARGETS)
 async def test_a_slice_finds_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run, count = Run(name, seed=18), 8 if name == "parquet" else 60
+    run, count = Run(name, seed=18), 3 if name == "parquet" else 40
     with (
         patch("sluice.telemetry.exchange.GATHER_S", 0.0),
         patch("tests.robustness.fuzz._resident", int),  # nothing is said of so short a run's memory

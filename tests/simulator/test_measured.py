@@ -68,9 +68,9 @@ def test_a_fit_finds_the_slowdown_and_the_ways() -> None:
     given = replace(
         told, sharing=replace(SHARING, slowdown=0.0), links=Links(0.0, LINKS.send_s, 0.0)
     )
-    found = fit_load(simulated(trace(*load, seconds=6.0), told), given)
+    found = fit_load(simulated(trace(*load, seconds=2.0), told), given)
 
-    unseen = trace(*load, seconds=6.0, seed=2)
+    unseen = trace(*load, seconds=2.0, seed=2)
     said, true = times(simulated(unseen, found)), times(simulated(unseen, told))
     assert said == pytest.approx(true, rel=0.1)
     assert found.sharing is not None

@@ -26,7 +26,16 @@ def test_never_below_zero(reference: list[float], recent: list[float]) -> None:
     assert Reference(np.array(reference)).stability_index(np.array(recent)) >= -1e-9
 
 
-@pytest.mark.parametrize(("held_out", "rows"), [(100, 300), (300, 200), (300, 1000), (1500, 200)])
+@pytest.mark.parametrize(
+    ("held_out", "rows"),
+    [
+        (100, 300),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.long)
+            for sizes in ((300, 200), (300, 1000), (1500, 200))
+        ),
+    ],
+)
 def test_chance_stays_below_its_limit_as_often_as_it_says(held_out: int, rows: int) -> None:
     draw = np.random.default_rng(2)
     above = {0.5: 0, 0.95: 0}

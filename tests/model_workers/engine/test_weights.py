@@ -48,6 +48,8 @@ MODELS: dict[str, tuple[str, Callable[[ModelSettings], Any], Callable[[Path], Pa
 }  # fmt: skip
 
 
+ALIKE = {"qwen2", "mistral", "gemma", "mt5", "umt5", "marian", "pegasus", "roberta", "mpnet"}
+"""Models whose tensors have the names of those of another one here."""
 OPTIONAL = {"embedding": "pooler.", "transformers": "final_logits_bias"}
 """Nothing is computed with the first; without the second it is 0."""
 
@@ -62,7 +64,10 @@ def of_each_kind(names: Iterator[str]) -> list[str]:
     return list({re.sub(r"\.\d+\.", ".N.", name): name for name in sorted(names)}.values())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name in ALIKE else ()) for name in MODELS],
+)
 def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     """Three at a time: a message names no more."""
     engine, load, save = MODELS[name]

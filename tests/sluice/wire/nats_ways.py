@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice, product
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -173,29 +174,44 @@ async def try_all(
     targets: Sequence[str],
     barrier: Client,
     rows: Sequence[tuple[str, object]],
+    *,
+    every: bool = False,
 ) -> None:
-    """Tries everything: each of ``rows`` with every stream and every reply subject.
+    """Try each of ``rows`` with every stream and every reply subject.
 
     Args:
         streams: with a subject of each.
         barrier: whose question to JetStream is answered behind all of them.
+        every: each stream with each reply subject, instead of those of `_pairs`.
     """
-    replies = (f"{inbox(kind, process)}.reply", *targets)
-    for template, body in rows:
-        for stream, subject in streams:
-            for reply in replies:
-                names = {
-                    "stream": stream,
-                    "subject": subject,
-                    "target": reply,
-                    "consumer": "batchers-m=t",
-                    "account": "gateways",
-                }
-                for prefix in PREFIXES:
-                    asked = f"{prefix}.{_filled(template, names)}"
-                    payload = body if isinstance(body, str) else json.dumps(body)
-                    await client.publish(asked, _filled(payload, names).encode(), reply)
+    own, known = f"{inbox(kind, process)}.reply", list(streams)
+    for number, (template, body) in enumerate(rows):
+        all_pairs = product(known, (own, *targets))
+        for (stream, subject), reply in all_pairs if every else _pairs(known, own, targets, number):
+            names = {
+                "stream": stream,
+                "subject": subject,
+                "target": reply,
+                "consumer": "batchers-m=t",
+                "account": "gateways",
+            }
+            for prefix in PREFIXES:
+                asked = f"{prefix}.{_filled(template, names)}"
+                payload = body if isinstance(body, str) else json.dumps(body)
+                await client.publish(asked, _filled(payload, names).encode(), reply)
         await _answered(client, barrier)
+
+
+def _pairs(
+    streams: Sequence[tuple[str, str]], own: str, targets: Sequence[str], number: int
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Streams with reply subjects: each stream with the own one, and each target with a stream.
+
+    A server decides about the request by its subject, and about what it delivers by the target, so not every pair is
+    tried. Each row of requests, by its number, has other ones.
+    """
+    yield from product(streams, (own,))
+    yield from zip(islice(cycle(streams), number, None), targets, strict=False)
 
 
 async def publish_all(client: Client, targets: Sequence[str], barrier: Client) -> None:

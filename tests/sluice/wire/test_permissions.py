@@ -239,11 +239,16 @@ class Mesh:
                 found.setdefault(info.config.name, info)
         return found
 
-    async def attack(self, process: str, others: Iterable[StreamConfig]) -> None:
-        """Tries every way to the streams ``others`` and to every subject with the credentials of ``process``."""
+    async def attack(
+        self, process: str, others: Iterable[StreamConfig], *, every: bool = False
+    ) -> None:
+        """Try every way to the streams ``others`` and to every subject with the credentials of ``process``.
+
+        ``every``: as of `try_all`.
+        """
         client, barrier, (kind, id_) = self[process], self[OPERATOR], USERS[process]
         for rows in (API, DELETING):
-            await try_all(client, kind, id_, pairs_of(others), SUBJECTS, barrier, rows)
+            await try_all(client, kind, id_, pairs_of(others), SUBJECTS, barrier, rows, every=every)
         await publish_all(client, SUBJECTS, barrier)
         server = str(client._server_info["server_id"])
         await ask_system(client, server, f"{inbox(kind, id_)}.system")
@@ -306,15 +311,20 @@ async def test_a_process_hears_what_is_its_own_and_nothing_else(mesh: Mesh, proc
     assert not any(by_sender.values())
 
 
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["each once", "every pair"]
+)
 @pytest.mark.parametrize("process", ["b1", "j1"])
-async def test_a_process_reaches_nothing_else_by_any_way(mesh: Mesh, process: str) -> None:
+async def test_a_process_reaches_nothing_else_by_any_way(
+    mesh: Mesh, process: str, every: bool
+) -> None:
     kind, id_ = USERS[process]
     others = [one for one in ("b1", "b2", "j1") if one != process]
     before = await mesh.states()
     own = await hear(mesh[process])
     elsewhere = {one: await hear(mesh[one], SUBJECTS) for one in (OPERATOR, *others)}
     of_others = [*OF_GATEWAYS, *(OF_JOBS if kind != JOBS else ())]
-    await mesh.attack(process, of_others)
+    await mesh.attack(process, of_others, every=every)
     reached = {one: {pattern for pattern, _ in found} for one, found in elsewhere.items()}
     assert reached.pop(OPERATOR) == SAYS[process]
     assert not any(reached.values())

@@ -29,8 +29,15 @@ SEQUENCES = (
 CONTROLS = ("\x00", "\x07", "\x08", "\x1b", "\x7f", "\x80", "\x9c", "\x01\x02")
 
 
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("inside", [*SEQUENCES, *CONTROLS])
+SPLIT_BY = [
+    pytest.param(value, inside, marks=pytest.mark.long if (number + place) % 4 else ())
+    for number, inside in enumerate((*SEQUENCES, *CONTROLS))
+    for place, value in enumerate(VALUES)
+]
+"""Each value and each of what splits it; with every one of the others in the long tests."""
+
+
+@pytest.mark.parametrize(("value", "inside"), SPLIT_BY)
 def test_a_split_by_sequences_or_controls_is_found(value: str, inside: str) -> None:
     for at in range(1, len(value)):
         text = f"so {value[:at]}{inside}{value[at:]} it is"

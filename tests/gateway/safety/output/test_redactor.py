@@ -58,17 +58,17 @@ def test_any_split_gives_what_the_whole_gives(text: str, cuts: list[int]) -> Non
 
 
 def test_every_split_in_two_of_what_each_rule_finds() -> None:
-    assert two_way(small_rules(), corpus(seed=7, size=10)) > 3000
+    assert two_way(small_rules(), corpus(seed=7, size=4)) > 1000
 
 
 def test_random_splits() -> None:
-    counts = many_way(small_rules(), splits=2000, seed=5)
-    assert counts["texts_with_edits"] > 50
+    counts = many_way(small_rules(), splits=800, seed=5)
+    assert counts["texts_with_edits"] > 20
 
 
 def test_random_splits_under_the_default_rules() -> None:
-    counts = many_way(rules_of(*default()), splits=1000, seed=5, samples=SAMPLES)
-    assert counts["texts_with_edits"] > 5
+    counts = many_way(rules_of(*default()), splits=400, seed=5, samples=SAMPLES)
+    assert counts["texts_with_edits"] > 2
 
 
 def test_nothing_changes_when_the_states_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,20 +116,20 @@ def generated(family: str, prompt: Sequence[int], tokens: int) -> list[int]:
 def test_batches_give_each_row_its_own_answer(family: str) -> None:
     engine, _ = engine_of(family)
     end = 1 if family in SEQ2SEQ else END
-    rows = [row(str(n), one, 3 + n, end=end) for n, one in enumerate(prompts(12))]
+    rows = [row(str(n), one, 3 + n, end=end) for n, one in enumerate(prompts(7))]
     answers = run(engine, rows)
     for one in rows:
         assert answers[one.request_id] == generated(family, one.prompt, one.sampling.max_tokens)
-    assert len({tuple(answer) for answer in answers.values()}) > 5, "the models say something"
+    assert len({tuple(answer) for answer in answers.values()}) > 3, "the models say something"
 
 
 @pytest.mark.parametrize("family", ["llama", "bart", "mamba", "t5", "bart seq2seq"])
 def test_rows_continue_behind_earlier_tokens(family: str) -> None:
-    first, *others = prompts(6, seed=3)
+    first, *others = prompts(4, seed=3)
     end = 1 if family in SEQ2SEQ else END
     whole = generated(family, first, 20)
     engine, _ = engine_of(family)
-    for held in range(1, len(whole), 4):
+    for held in range(1, len(whole), 8):
         again = row("again", first, 20, produced=tuple(whole[:held]), attempt=1, end=end)
         rows = [row(str(n), one, 20, end=end) for n, one in enumerate(others)]
         assert run(engine, [*rows, again])["again"] == whole
