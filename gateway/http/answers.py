@@ -2,15 +2,24 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from typing_extensions import override
 
 from gateway.api.whole import add_events
+from gateway.http.logprobs import TextLogprobs
 from gateway.http.names import plain_names
 from sluice.errors import PromptTooLong, SluiceError, UnknownModel
-from sluice.openai.answers import Shape, calls_of, choice, finish_reason, usage_of, whole_answer
+from sluice.openai.answers import (
+    Shape,
+    calls_of,
+    choice,
+    finish_reason,
+    in_text,
+    usage_of,
+    whole_answer,
+)
 from sluice.openai.errors import error_body, http_status
 from sluice.v1 import inference_pb2 as pb
 
@@ -19,8 +28,6 @@ _LINE_ENDS: Final = tuple(
     (chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)
 )
 """Characters that JSON may hold as they are and that some clients take for the end of a line; with their escapes."""
-EndTokens = Callable[[str], Collection[int]]
-"""Of a model by name, the tokens that end its answers and have no text in them."""
 _WAIT_S_MAX: Final = 60.0
 _RETRIED: Final = (409, 429)
 """Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
@@ -93,10 +100,10 @@ class HttpAnswer:
 class WholeBody(HttpAnswer):
     """The body of answers that are not streamed."""
 
-    def __init__(self, shape: Shape, created: int, ends: EndTokens) -> None:
-        """``created``: in seconds since 1970."""
+    def __init__(self, shape: Shape, created: int, *, may_call: bool) -> None:
+        """``created``: in seconds since 1970; ``may_call``: tools."""
         super().__init__()
-        self._shape, self._created, self._ends = shape, created, ends
+        self._shape, self._created, self._may_call = shape, created, may_call
         self._answers = defaultdict[int, pb.GenerateTextResponse](pb.GenerateTextResponse)
 
     @override
@@ -110,8 +117,11 @@ class WholeBody(HttpAnswer):
     def end(self) -> bytes:
         choices, usage, shape = [], pb.Usage(), self._shape
         for index, one in sorted(self._answers.items()):
-            logprobs = _with_text(one, self._ends(one.finished.model))
-            parts = shape.message(one.text, logprobs, one.tool_calls, one.reasoning)
+            entries: Sequence[pb.TokenLogprobs] = one.logprobs
+            if self._may_call and entries:
+                known = TextLogprobs()
+                entries = [*known.push(entries, one.text), *known.flush()]
+            parts = shape.message(one.text, entries, one.tool_calls, one.reasoning)
             choices.append(choice(index, parts, finish_reason(one.finished.reason)))
             _add_usage(usage, one.finished.usage)
         model = self._answers[0].finished.model
@@ -122,10 +132,12 @@ class WholeBody(HttpAnswer):
 class Chunks(HttpAnswer):
     """The chunks of one stream."""
 
-    def __init__(self, shape: Shape, created: int, ends: EndTokens, with_usage: bool) -> None:
-        """``created``: in seconds since 1970."""
+    def __init__(self, shape: Shape, created: int, with_usage: bool, *, may_call: bool) -> None:
+        """``created``: in seconds since 1970; ``may_call``: tools."""
         super().__init__()
-        self._shape, self._created, self._ends = shape, created, ends
+        self._shape, self._created, self._may_call = shape, created, may_call
+        self._logprobs = defaultdict[int, TextLogprobs](TextLogprobs)
+        """Of answers that may call tools."""
         self._with_usage = with_usage
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
@@ -135,7 +147,7 @@ class Chunks(HttpAnswer):
 
     @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        logprobs = _with_text(delta, self._ends(self.model))
+        logprobs = self._of_text(index, delta)
         if not (delta.text or logprobs or delta.tool_calls or delta.reasoning):
             return b""
         chunks, shape = self._begin(index), self._shape
@@ -153,15 +165,23 @@ class Chunks(HttpAnswer):
 
     @override
     def finish(self, index: int, finished: pb.Finished) -> bytes:
-        first = self._begin(index)
+        chunks = self._begin(index)
+        if rest := self._logprobs[index].flush():
+            chunks += self._chunk(index, self._shape.delta("", rest))
         _add_usage(self._usage, finished.usage)
-        return first + self._chunk(index, self._shape.delta(), finish_reason(finished.reason))
+        return chunks + self._chunk(index, self._shape.delta(), finish_reason(finished.reason))
 
     @override
     def end(self) -> bytes:
         if not self._with_usage:
             return DONE
         return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
+
+    def _of_text(self, index: int, delta: pb.Delta) -> list[pb.TokenLogprobs]:
+        """Return the log-probabilities of what has been sent, as far as they are known now."""
+        if self._may_call and (delta.logprobs or index in self._logprobs):
+            return self._logprobs[index].push(delta.logprobs, delta.text)
+        return list(filter(in_text, delta.logprobs))
 
     def _begin(self, index: int) -> bytes:
         if index in self._offsets:
@@ -186,16 +206,6 @@ class Chunks(HttpAnswer):
             "choices": choices,
             **self.facts(),
         }
-
-
-def _with_text(
-    piece: pb.Delta | pb.GenerateTextResponse, ends: Collection[int]
-) -> Sequence[pb.TokenLogprobs]:
-    """The log-probabilities of the tokens that the text was made of: OpenAI has no others."""
-    if not piece.logprobs:
-        return ()
-    pairs = zip(piece.token_ids, piece.logprobs, strict=True)
-    return [entry for token_id, entry in pairs if token_id not in ends]
 
 
 def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:

@@ -1,7 +1,7 @@
 """The URLs that models answer, and those that list the models."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
@@ -47,11 +47,13 @@ class ModelCalls:
         url, body = call.scope["path"], await call.object()
         call.named = FieldNames(CHAT_RULES if url == CHAT else COMPLETION_RULES, body)
         request, with_usage = generate_request(url, body)
-        about = SHAPES[url], int(time.time()), self._ends
+        about = SHAPES[url], int(time.time())
+        may_call = bool(request.tools)
         if with_usage is None:
-            await self._generate(call, request, WholeBody(*about))
+            await self._generate(call, request, WholeBody(*about, may_call=may_call))
         else:
-            await self._generate(call, request, Chunks(*about, with_usage), SSE)
+            chunks = Chunks(*about, with_usage, may_call=may_call)
+            await self._generate(call, request, chunks, SSE)
 
     async def respond(self, call: HttpCall) -> None:
         """/v1/responses, without state: answers are not stored, and each request has its whole conversation."""
@@ -131,9 +133,6 @@ class ModelCalls:
             response = await answer_texts(self._generator, kind, request, call)
         call.request_id = response.request_id
         return response
-
-    def _ends(self, model: str) -> Collection[int]:
-        return self._generator.catalog[model].tokenizer.stop_token_ids
 
     def _model(self, name: str) -> Json:
         named = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}

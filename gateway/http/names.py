@@ -34,6 +34,7 @@ RESPONSE_RULES: Final[Sequence[Rule]] = (
     *_COMMON,
     (r"^response_format(\.json_schema)?$", "text.format"),
     ("^max_tokens$", "max_output_tokens"),
+    ("^sampling.logprobs$", "top_logprobs"),
     ("^reasoning_effort$", "reasoning.effort"),
     (r"^(tools\[\d+\]|tool_choice)\.function\.", r"\1."),
     ("^(chat|messages)$", "input"),

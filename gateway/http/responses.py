@@ -3,14 +3,16 @@
 What is not served is an error that names the field.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from typing_extensions import override
 
 from gateway.http.answers import HttpAnswer, encode, sse
+from gateway.http.logprobs import TextLogprobs
 from gateway.http.requests import generate_request
+from sluice.openai.answers import chat_logprobs
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.messages import text_of
 from sluice.openai.requests import CHAT
@@ -21,7 +23,7 @@ _SAME: Final = (
     *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "stream"),
     *("seed", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "regex"),
-    "allow_degraded",
+    *("allow_degraded", "top_logprobs"),
     *(
         "store",
         "prompt_cache_key",
@@ -35,17 +37,15 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
-    "top_logprobs": (0,),
 }
 """Fields that may stand there with a value that changes nothing."""
-_INCLUDED: Final = "message.output_text.logprobs"
-"""What ``include`` cannot ask for; all else is of items that answers here do not have."""
+_LOGPROBS: Final = "message.output_text.logprobs"
+"""What ``include`` may ask for; all else is of items that answers here do not have."""
 _INSTEAD: Final[Mapping[str, str]] = {
     "truncation": 'must be "disabled": a conversation that does not fit is refused',
     "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
     "background": "must be false; send a batch to /v1/batches",
     "prompt": "is not served; send instructions and input",
-    "top_logprobs": "are not served; /v1/chat/completions has them",
 }
 _STATELESS: Final = "answers are not stored: send the whole conversation in input"
 _OF_ITEMS: Final = (
@@ -81,11 +81,11 @@ def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
         check_kind("max_tool_calls", said.pop("max_tool_calls"), int)
     included = said.pop("include", [])
     check_entries("include", included, list)
-    if _INCLUDED in included:
-        raise BadField(f"include: {_INCLUDED} is not served; /v1/chat/completions has them")
     effort = _effort_of(said.pop("reasoning", {}))
     instructions, given = said.pop("instructions", None), said.pop("input", None)
     chat: Json = {"messages": _messages(instructions, given, places)}
+    if _LOGPROBS in included or said.get("top_logprobs"):
+        chat["logprobs"] = True
     for name, value in said.items():
         if name in _SAME:
             chat[name] = value
@@ -252,6 +252,9 @@ class ResponseEvents(HttpAnswer):
         """Of the last item of the output, in events."""
         self._text: list[str] = []
         """Of the last item of the output, while it grows."""
+        self._logprobs = TextLogprobs()
+        self._logged: list[Json] = []
+        """Log-probabilities of that item."""
         self._open: _TextItem | None = None
         """What that item is."""
         self._number = 0
@@ -259,9 +262,11 @@ class ResponseEvents(HttpAnswer):
 
     @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        for text, kind in ((delta.reasoning, _REASONING), (delta.text, _MESSAGE)):
-            if text:
-                self._add_text(text, kind)
+        if delta.reasoning:
+            self._add_text(delta.reasoning, _REASONING)
+        logged = _logged(self._logprobs.push(delta.logprobs, delta.text))
+        if delta.text:
+            self._add_text(delta.text, _MESSAGE, logged)
         for call in delta.tool_calls:
             self._add_call(call)
         return self._said()
@@ -311,7 +316,7 @@ class ResponseEvents(HttpAnswer):
         index = self._place["output_index"]
         self._say("response.output_item.done", output_index=index, item=item)
 
-    def _add_text(self, text: str, kind: "_TextItem") -> None:
+    def _add_text(self, text: str, kind: "_TextItem", logged: Sequence[Json] = ()) -> None:
         if self._open is not kind:
             self._end_text()
             self._open = kind
@@ -319,16 +324,18 @@ class ResponseEvents(HttpAnswer):
             self._place["content_index"] = 0
             self._say("response.content_part.added", **self._place, part=kind.part(""))
         self._text.append(text)
-        self._say(f"response.{kind.text}.delta", **self._place, delta=text, **kind.extra)
+        self._logged += logged
+        self._say(f"response.{kind.text}.delta", **self._place, delta=text, **kind.extra(logged))
 
     def _end_text(self, status: str = "completed") -> None:
         if (kind := self._open) is None:
             return
-        text = "".join(self._text)
-        self._text, self._open = [], None
-        self._say(f"response.{kind.text}.done", **self._place, text=text, **kind.extra)
-        self._say("response.content_part.done", **self._place, part=kind.part(text))
-        self._end_item(status, content=[kind.part(text)])
+        text, logged = "".join(self._text), self._logged
+        self._text, self._open, self._logged = [], None, []
+        part = kind.part(text, logged)
+        self._say(f"response.{kind.text}.done", **self._place, text=text, **kind.extra(logged))
+        self._say("response.content_part.done", **self._place, part=part)
+        self._end_item(status, content=[part])
 
     def _add_call(self, call: pb.ToolCall) -> None:
         self._end_text()
@@ -344,6 +351,7 @@ class ResponseEvents(HttpAnswer):
         reason = _INCOMPLETE.get(finished.reason)
         status = "completed" if reason is None else "incomplete"
         self._begin()
+        self._logged += _logged(self._logprobs.flush())
         self._end_text(status)
         self.model = finished.model or self.model
         self._response |= {
@@ -364,28 +372,40 @@ class _TextItem:
         prefix: of its id.
         item: its fields, beside those that all have.
         text: the type of its part.
-        of_part: the part's fields beside type and text.
-        extra: of the events of its text.
+        of_part: the part's fields beside type, text and log-probabilities.
+        has_logprobs: whether its part and the events of its text have them.
     """
 
     prefix: str
     item: Mapping[str, Any]
     text: str
     of_part: Mapping[str, Any]
-    extra: Mapping[str, Any]
+    has_logprobs: bool
 
-    def part(self, text: str) -> Json:
-        return {"type": self.text, "text": text, **self.of_part}
+    def part(self, text: str, logged: Sequence[Json] = ()) -> Json:
+        return {"type": self.text, "text": text, **self.of_part, **self.extra(logged)}
+
+    def extra(self, logged: Sequence[Json]) -> Json:
+        """Return the fields of the events of its text beside that."""
+        return {"logprobs": list(logged)} if self.has_logprobs else {}
 
 
 _MESSAGE: Final = _TextItem(
     "msg",
     {"type": "message", "role": "assistant"},
     "output_text",
-    of_part={"annotations": [], "logprobs": []},
-    extra={"logprobs": []},
+    of_part={"annotations": []},
+    has_logprobs=True,
 )
-_REASONING: Final = _TextItem("rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, {})
+_REASONING: Final = _TextItem(
+    "rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, has_logprobs=False
+)
+
+
+def _logged(entries: Sequence[pb.TokenLogprobs]) -> list[Json]:
+    """Return log-probabilities as they stand in the parts of a message."""
+    logprobs = chat_logprobs(entries)
+    return [] if logprobs is None else list(logprobs["content"])
 
 
 def _usage(usage: pb.Usage) -> Json:

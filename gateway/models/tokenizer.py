@@ -49,6 +49,14 @@ _FAULTS: Final = (
 )
 """What a template ends with that does not fit a conversation."""
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
+_PRINTED: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
+"""Bytes that byte-level vocabularies write as the character of the same number; the others as 256, 257 and so on."""
+_BYTE_LEVEL: Final[Mapping[str, int]] = {
+    **{chr(byte): byte for byte in _PRINTED},
+    **{chr(256 + at): byte for at, byte in enumerate(sorted({*range(256)}.difference(_PRINTED)))},
+}
+_BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+"""A token of SentencePiece for one byte of a character that is not in the vocabulary."""
 
 
 class TemplateRefused(Exception):
@@ -190,6 +198,19 @@ class Segment:
     tokens: Sequence[PlacedToken]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a token is.
+
+    Attributes:
+        text: of it; U+FFFD where it is not whole characters.
+        data: its bytes.
+    """
+
+    text: str
+    data: bytes
+
+
 @dataclass
 class ModelTokenizer:
     """Tokenizer, template and limits of one model."""
@@ -218,12 +239,20 @@ class ModelTokenizer:
     _frames: dict[int, tuple[tuple[int, ...], ...]] = field(init=False, default_factory=dict)
     _texts: dict[int, str] | None = field(init=False, default=None)
     """For detokenizers; None: the text of a token depends on those before it."""
+    _pieces: dict[tuple[int, bool], Piece] = field(init=False, default_factory=dict)
+    _decoders: str = field(init=False)
+    """The names of the decoders, among other text."""
+    _neutral_id: int = field(init=False)
+    """A token of text, which a decoder does not take for the beginning of a text."""
 
     def __post_init__(self) -> None:
         self._plain = PlainTextEncoder(self.tokenizer)
         if isinstance(self.tokenizer.decoder, ByteLevel) and self.speech is None:
             self._texts = {}
-        self.token_chars_max = max(map(len, self.tokenizer.get_vocab()), default=1)
+        vocabulary = self.tokenizer.get_vocab()
+        self.token_chars_max = max(map(len, vocabulary), default=1)
+        self._decoders = repr(self.tokenizer.decoder)
+        self._neutral_id = next((vocabulary[name] for name in "a." if name in vocabulary), 0)
 
     def encode_chat(
         self,
@@ -330,9 +359,36 @@ class ModelTokenizer:
         added = {} if token_id is None else self.tokenizer.get_added_tokens_decoder()
         return token_id if token_id in added and added[token_id].special else None
 
-    def token_text(self, token_id: int) -> str:
-        """Text of one token alone; U+FFFD where it is not whole characters."""
-        return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+    def piece(self, token_id: int, is_first: bool = False) -> Piece:
+        """Return what a token is: at the beginning of a text, or behind other text."""
+        known = self._pieces.get((token_id, is_first))
+        if known is None:
+            known = self._pieces[token_id, is_first] = self._piece(token_id, is_first)
+        return known
+
+    def _piece(self, token_id: int, is_first: bool) -> Piece:
+        added, name = (
+            self.tokenizer.get_added_tokens_decoder(),
+            self.tokenizer.id_to_token(token_id),
+        )
+        if token_id in added or name is None:
+            text = added[token_id].content if token_id in added else ""
+            return Piece(text, text.encode())
+        data = self._bytes_of(name)
+        if data is not None:
+            return Piece(data.decode(errors="replace"), data)
+        before = [] if is_first else [self._neutral_id]
+        known = self.tokenizer.decode(before, skip_special_tokens=False)
+        text = self.tokenizer.decode([*before, token_id], skip_special_tokens=False)[len(known) :]
+        return Piece(text, text.encode())
+
+    def _bytes_of(self, name: str) -> bytes | None:
+        """Return the bytes that the vocabulary writes as ``name``; None: it writes text."""
+        if "ByteLevel" in self._decoders and _BYTE_LEVEL.keys() >= set(name):
+            return bytes(_BYTE_LEVEL[char] for char in name)
+        if "ByteFallback" in self._decoders and (byte := _BYTE.fullmatch(name)):
+            return bytes.fromhex(byte[1])
+        return None
 
     def _encode(self, text: str) -> list[int]:
         # Without the places of the tokens in the text, which nobody asks for, in four fifths of the time.

@@ -288,6 +288,7 @@ class PartEvents:
             return
         if response.HasField("delta"):
             self._index = delta.index + len(delta.token_ids)
+            self._blank_reasoning(delta)
             delta.reasoning, found = self._parse(delta.text)
         else:
             delta.index = self._index
@@ -332,6 +333,19 @@ class PartEvents:
             call.arguments = _filtered(call.arguments, self._filter)
         parsed.text = self._filter.push(parsed.text)
         return self._filter.push_reasoning(reasoning), parsed
+
+    def _blank_reasoning(self, delta: pb.Delta) -> None:
+        """Leave the log-probabilities of tokens of the text alone; before the text is read."""
+        if not (self._marks_reasoning and delta.logprobs):
+            return
+        before = self._reasons
+        for entry in delta.logprobs:
+            _, text = self._split(entry.text)
+            if text != entry.text:
+                entry.text, entry.token_bytes = text, text.encode()
+            if not text:
+                entry.Clear()
+        self._reasons = before
 
     def _split(self, text: str) -> tuple[str, str]:
         """Of the next text what the model thought, and the rest."""

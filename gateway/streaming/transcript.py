@@ -8,25 +8,24 @@ An output filter delays tokens and text. A token is released when the filter has
 the tokens that make up one character are released together. A token of which any character is hidden is shown as
 None, so that indexes stay and ids never reveal what the text hides. Text always leaves with a token, so
 that an index of a token is a place in the text.
+
+Where a caller wants log-probabilities (`gateway.streaming.token_logprobs`), a token is released with its text: it waits
+for the rest of its character, and for a stop string that may begin in it.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from itertools import islice
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from gateway.models.tokenizer import Detokenizer
 from gateway.safety.findings import Finding
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.windows import Window
+from gateway.streaming.token_logprobs import PieceOf, PublicLogprobs, Token, TokenGroup, aligned
 from sluice.internal.v1.frame_pb2 import Logprobs
-from sluice.v1.inference_pb2 import Delta, TokenLogprob, TokenLogprobs
+from sluice.v1.inference_pb2 import Delta, TokenLogprobs
 from sluice.wire.tokens import VisibleToken, put_tokens
 
-TokenText = Callable[[int], str]
-"""Text of one token alone."""
-Token = tuple[VisibleToken, Logprobs | None]
-"""Id and log-probabilities of one token."""
 _HIDDEN: Final[Token] = (None, None)
 _UNKNOWN: Final = TokenLogprobs()
 
@@ -37,7 +36,7 @@ class VisibleText:
     Attributes:
         visible_ids: None for those that are hidden.
         texts: of each token.
-        logprobs: of each token that has some.
+        logprobs: of each token; None: a blank entry.
         tail: text that no token released: it was held back until the answer was complete.
     """
 
@@ -83,25 +82,36 @@ class Transcript(VisibleText):
     blocked: tuple[str, ...] = ()
     contradicted = False
     _ended = False
-    _partial_chars = 0
+    _partial_text = ""
     _chars = 0
     """Where the text of the last token that waited ends."""
     _pending_text = ""
     """Text that waits for a token to leave with."""
+    _pushed = 0
+    """Characters that the stop strings were searched in."""
+    _allotted = 0
+    """Characters that have left with tokens, where a caller wants log-probabilities."""
 
     def __init__(
         self,
         detokenizer: Detokenizer,
         stops: Sequence[str],
         stop_token_ids: Collection[int],
-        token_text: TokenText,
+        piece_of: PieceOf,
         output: OutputFilter | None = None,
         held: Sequence[VisibleToken] = (),
         alternatives: int | None = None,
     ) -> None:
-        """``held``: the tokens that the caller was shown before.
+        """Begin an answer.
 
-        ``alternatives``: how many per token a caller sees beside its log-probability; None: it sees neither.
+        Args:
+            detokenizer: makes its text.
+            stops: strings that end it.
+            stop_token_ids: tokens that end it.
+            piece_of: what a token is.
+            output: filters it.
+            held: the tokens that the caller was shown before.
+            alternatives: how many per token a caller sees beside its log-probability; None: it sees neither.
         """
         self.token_ids: list[int] = []
         self.visible_ids: list[VisibleToken] = []
@@ -111,11 +121,14 @@ class Transcript(VisibleText):
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
         self._stop_token_ids = stop_token_ids
-        self._token_text = token_text
-        self._alternatives = alternatives
+        self._public: PublicLogprobs | None = None
+        if alternatives is not None:
+            self._public = PublicLogprobs(piece_of, alternatives, stop_token_ids)
         self.output = output
-        self._undecided: deque[tuple[Token, int, int]] = deque()
-        """Tokens that wait for the output filter, with the range of their text."""
+        self._undecided: deque[TokenGroup] = deque()
+        """Tokens that wait for the output filter."""
+        self._waiting: deque[tuple[TokenGroup, int]] = deque()
+        """Tokens that wait for the stop strings, each with the characters that these must have let pass."""
         self._partial: list[Token] = []
         """Tokens of a character, or of another server's token, that is not complete."""
 
@@ -135,15 +148,15 @@ class Transcript(VisibleText):
         self.token_ids.append(token_id)
         text = "" if token_id in self._stop_token_ids else self._detokenizer.push(token_id)
         token = token_id, logprobs
-        if self.output is None:
-            self._show(*token, self._matcher.push(text))
+        if self.output is None and self._public is None:
+            self._show(token_id, None, self._matcher.push(text))
         else:
             self._partial.append(token)
             if text:
-                self._partial_chars += len(text)
+                self._partial_text += text
                 if not _goes_on(token):
                     self._complete()
-                self._release(self.output.push(text))
+                self._release(text if self.output is None else self.output.push(text))
         self._close_if_stopped()
 
     def end(self) -> None:
@@ -152,7 +165,7 @@ class Transcript(VisibleText):
         if self._ended or self.closed or output is None or output.windows is None:
             return
         self._ended = True
-        self._pending_text += self._matcher.push(self._filter_last(self._detokenizer.flush()))
+        self._search(self._filter_last(self._detokenizer.flush()))
 
     def settle(self, window: Window, findings: Sequence[Finding]) -> bool:
         """Token classifiers have read ``window`` of the answer; whether that ends it."""
@@ -176,9 +189,19 @@ class Transcript(VisibleText):
         text, output = "" if self._ended else self._detokenizer.flush(), self.output
         if output is not None:
             text = self._filter_last(text) + output.finish(truncated)
-        self.tail = self._matcher.push(text) + self._matcher.flush()
-        if output is not None:
+        elif self._public is not None:
+            self._partial_text += text
+            self._complete()
+        if self._public is not None:
+            self._search(text)
+            self._pending_text += self._matcher.flush()
             self._show_decided(self._chars)
+            self._show_waiting(everything=True)
+            self.tail, self._pending_text = self._pending_text, ""
+        else:
+            self.tail = self._matcher.push(text) + self._matcher.flush()
+            self._show_decided(self._chars)
+        if output is not None:
             self.blocked = () if self.stop is not None else output.stopped
         self.contradicted |= self.stop is None and len(self.visible_ids) < len(self._held)
 
@@ -201,16 +224,16 @@ class Transcript(VisibleText):
 
     def _complete(self) -> None:
         """The tokens so far are whole characters: they wait for the filter together."""
-        start, self._chars = self._chars, self._chars + self._partial_chars
-        for token in self._partial:
-            self._undecided.append((token, start, self._chars))
-        self._partial.clear()
-        self._partial_chars = 0
+        start, text = self._chars, self._partial_text
+        self._chars += len(text)
+        if self._partial:
+            self._undecided.append(TokenGroup(self._partial, text, start, self._chars))
+        self._partial, self._partial_text = [], ""
 
     def _filter_last(self, text: str) -> str:
         """Gives the filter the last ``text``, which no token completed; returns what of it may be shown already."""
         assert self.output is not None, "without a filter nothing waits for it"
-        self._partial_chars += len(text)
+        self._partial_text += text
         self._complete()
         shown = self.output.push(text)
         if self.output.windows is not None:
@@ -218,50 +241,65 @@ class Transcript(VisibleText):
         return shown
 
     def _release(self, shown: str) -> None:
-        """The filter lets ``shown`` pass, and the tokens that it has decided about."""
-        assert self.output is not None, "without a filter nothing waits for it"
-        self._pending_text += self._matcher.push(shown)
-        self._show_decided(self.output.decided)
+        """The filter, if there is one, lets ``shown`` pass, and the tokens that it has decided about."""
+        self._search(shown)
+        self._show_decided(self._chars if self.output is None else self.output.decided)
+        self._show_waiting()
+
+    def _search(self, text: str) -> None:
+        """Search ``text`` for stop strings; what they let pass waits for a token to leave with."""
+        self._pushed += len(text)
+        self._pending_text += self._matcher.push(text)
 
     def _show_decided(self, limit: int) -> None:
         """Shows the tokens whose text ends before ``limit``, together; the last brings the text."""
-        assert self.output is not None, "without a filter nothing waits for it"
-        undecided, hides, before = self._undecided, self.output.hides, len(self.texts)
-        while undecided and undecided[0][2] <= limit:
-            token, start, end = undecided.popleft()
-            token_id, logprobs = _HIDDEN if hides(start, end) else token
-            self._show(token_id, logprobs, "")
-        if len(self.texts) > before:
-            self.texts[-1], self._pending_text = self._pending_text, ""
+        undecided, output, groups = self._undecided, self.output, list[TokenGroup]()
+        while undecided and undecided[0].end <= limit:
+            group = undecided.popleft()
+            if output is not None and output.hides(group.start, group.end):
+                group.tokens, group.text = [_HIDDEN] * len(group.tokens), ""
+            groups.append(group)
+        if not groups:
+            return
+        if self._public is not None:
+            let_pass = self._pushed - self._begun(groups[-1].end, limit)
+            self._waiting += [(group, let_pass) for group in groups]
+            return
+        for group in groups:
+            for token_id, _ in group.tokens:
+                self._show(token_id, None, "")
+        self.texts[-1], self._pending_text = self._pending_text, ""
 
-    def _show(self, token_id: VisibleToken, logprobs: Logprobs | None, text: str) -> None:
+    def _begun(self, end: int, limit: int) -> int:
+        """Return how much of the text that passed the filter is of the token that begins at ``end``."""
+        if end == limit or self.output is None or self.output.hides(end, limit):
+            return 0
+        return limit - end
+
+    def _show_waiting(self, *, everything: bool = False) -> None:
+        """Show the tokens whose text the stop strings have let pass, each with its share of it."""
+        waiting, public = self._waiting, self._public
+        while waiting and (everything or waiting[0][1] <= self._allotted + len(self._pending_text)):
+            assert public is not None, "without log-probabilities no token waits"
+            limit, groups = waiting[0][1], list[TokenGroup]()
+            while waiting and waiting[0][1] == limit:
+                groups.append(waiting.popleft()[0])
+            text = self._pending_text[: max(0, limit - self._allotted)]
+            self._pending_text = self._pending_text[len(text) :]
+            self._allotted += len(text)
+            for group, share, shown in aligned(groups, text):
+                entries = public.entries(group, shown)
+                for (token_id, _), entry in zip(group.tokens, entries, strict=True):
+                    self._show(token_id, entry, "")
+                self.texts[-1] = share
+
+    def _show(self, token_id: VisibleToken, logprobs: TokenLogprobs | None, text: str) -> None:
         index = len(self.visible_ids)
         if index < len(self._held) and self._held[index] != token_id:
             self.contradicted = True
         self.visible_ids.append(token_id)
         self.texts.append(text)
-        self.logprobs.append(None if logprobs is None else self._public(token_id, logprobs))
-
-    def _public(self, token_id: VisibleToken, logprobs: Logprobs) -> TokenLogprobs | None:
-        """What a caller sees of the log-probabilities of a token; None: nothing."""
-        alternatives = self._alternatives
-        if token_id is None or alternatives is None:
-            return None
-        if logprobs.HasField("text"):
-            named = zip(logprobs.top_texts, logprobs.top_logprobs, strict=False)
-            top = [TokenLogprob(text=text, logprob=value) for text, value in named]
-            return TokenLogprobs(
-                logprob=logprobs.logprob, text=logprobs.text, top=top[:alternatives]
-            )
-        pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)
-        return TokenLogprobs(
-            logprob=logprobs.logprob,
-            text=self._token_text(token_id),
-            top=[
-                TokenLogprob(token_id=token_id, text=self._token_text(token_id), logprob=value)
-                for token_id, value in islice(pairs, alternatives)
-            ],
-        )
+        self.logprobs.append(logprobs)
 
 
 class StopMatcher:

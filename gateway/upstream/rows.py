@@ -235,7 +235,7 @@ def _open_text(
         tokenizer.detokenizer(tools=request.tools is not None),
         tuple(sampling.stop),
         tokenizer.stop_token_ids.union(sampling.stop_token_ids),
-        tokenizer.token_text,
+        tokenizer.piece,
         prepared.inspect and prepared.inspect(),
         held,
         sampling.logprobs if sampling.HasField("logprobs") else None,

@@ -1,6 +1,6 @@
 """Answers as OpenAI's objects: whole ones, and choices of the chunks of a stream."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ class Shape:
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls_of(calls)}
-        return {"message": message | thought, "logprobs": _chat_logprobs(logprobs)}
+        return {"message": message | thought, "logprobs": chat_logprobs(logprobs)}
 
     def delta(
         self,
@@ -57,9 +57,10 @@ class Shape:
     ) -> Json:
         """The same of a chunk with ``said`` beside text that begins ``offset`` characters into the answer."""
         if not self.chats:
-            return {"text": text or "", **said, "logprobs": _text_logprobs(logprobs, offset)}
+            logged = _text_logprobs(logprobs, text or "", offset)
+            return {"text": text or "", **said, "logprobs": logged}
         content = {} if text is None else {"content": text}
-        return {"delta": content | said, "logprobs": _chat_logprobs(logprobs)}
+        return {"delta": content | said, "logprobs": chat_logprobs(logprobs)}
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
@@ -116,36 +117,53 @@ def usage_of(usage: pb.Usage) -> Json:
     }
 
 
-def _chat_logprobs(entries: Sequence[pb.TokenLogprobs]) -> Json | None:
+def chat_logprobs(entries: Sequence[pb.TokenLogprobs]) -> Json | None:
+    """Return the log-probabilities of a message, of the tokens in its text; None: none were asked for."""
     if not entries:
         return None
     content = [
-        {
-            **_token(entry.text, entry.logprob),
-            "top_logprobs": [_token(one.text, one.logprob) for one in entry.top],
-        }
+        {**_token(entry), "top_logprobs": [_token(one) for one in entry.top]}
         for entry in entries
-        if entry.text
+        if in_text(entry)
     ]
     return {"content": content, "refusal": None}
 
 
-def _token(text: str, logprob: float) -> Json:
-    """A token that is no whole character has no bytes: its text does not tell them."""
-    known = None if _REPLACEMENT in text else list(text.encode())
-    return {"token": text, "logprob": logprob, "bytes": known}
+def in_text(entry: pb.TokenLogprobs) -> bool:
+    """Return whether a token adds to the text: other tokens have no log-probabilities in OpenAI's API."""
+    return bool(entry.text or entry.token_bytes)
 
 
-def _text_logprobs(entries: Sequence[pb.TokenLogprobs], offset: int) -> Json | None:
+def _token(entry: pb.TokenLogprobs | pb.TokenLogprob) -> Json:
+    """Return a token with its bytes, which somebody else's server may not tell."""
+    known = list(entry.token_bytes) if entry.token_bytes or not entry.text else None
+    return {"token": entry.text, "logprob": entry.logprob, "bytes": known}
+
+
+def _text_logprobs(entries: Sequence[pb.TokenLogprobs], text: str, offset: int) -> Json | None:
+    """Return the log-probabilities of ``text``, which begins ``offset`` characters into the answer."""
     if not entries:
         return None
-    entries, offsets = [entry for entry in entries if entry.text], []
+    entries, offsets, at = list(filter(in_text, entries)), [], 0
     for entry in entries:
-        offsets.append(offset)
-        offset += len(entry.text)
+        # The safety policy may have put other text in the place of a token before it.
+        at = max(at, text.find(entry.text, at))
+        offsets.append(offset + at)
+        at += len(entry.text)
     return {
         "tokens": [entry.text for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{one.text: one.logprob for one in entry.top} for entry in entries],
+        "top_logprobs": [_by_text(entry.top) for entry in entries],
         "text_offset": offsets,
     }
+
+
+def _by_text(top: Iterable[pb.TokenLogprob]) -> dict[str, float]:
+    """Return log-probabilities by token: of one that is no whole character by its bytes, as OpenAI writes them."""
+    found: dict[str, float] = {}
+    for one in top:
+        name = one.text
+        if _REPLACEMENT in name and one.token_bytes:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.token_bytes)
+        found[f"token_id:{one.token_id}" if name in found else name] = one.logprob
+    return found

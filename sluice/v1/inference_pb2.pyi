@@ -1256,7 +1256,9 @@ class Delta(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """One entry per token of token_ids when logprobs were asked for."""
+        """One entry per token of token_ids when logprobs were asked for; blank for a token that is not in the text: hidden, or of
+        a stop string. A token waits for its text then.
+        """
 
     @_builtins.property
     def hidden_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1297,13 +1299,18 @@ class TokenLogprobs(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
     """Of the drawn token."""
     text: _builtins.str
-    """Text of the drawn token, replacement characters where it is not whole characters. Of somebody else's server whose
-    tokens are not those of token_ids: of the server's token, with the last of token_ids in it; empty with the others,
-    whose logprob is 0.
+    """What the token adds to the text: the texts of all entries, joined, are the text of the answer, where the safety
+    policy replaces nothing. Of tokens that make up a character together the last one has it; a token in which a stop
+    string begins has what stands before that. Empty for the token that ends the answer. Of somebody else's server whose
+    tokens are not those of token_ids: of the server's token, with the last of token_ids in it; the entries of the others
+    are blank.
     """
+    token_bytes: _builtins.bytes
+    """Its UTF-8 bytes. Of tokens that make up a character together each has its own."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """The most probable tokens, most probable first."""
@@ -1314,10 +1321,11 @@ class TokenLogprobs(_message.Message):
         logprob: _builtins.float = ...,
         top: _abc.Iterable[Global___TokenLogprob] | None = ...,
         text: _builtins.str = ...,
+        token_bytes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_bytes", b"token_bytes", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1332,22 +1340,26 @@ class TokenLogprob(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token; 0 of a server whose tokens are not those of token_ids."""
     text: _builtins.str
     """Its text, replacement characters where it is not whole characters."""
     logprob: _builtins.float
     """Its log-probability."""
+    token_bytes: _builtins.bytes
+    """Its bytes; empty where somebody else's server does not tell them."""
     def __init__(
         self,
         *,
         token_id: _builtins.int = ...,
         text: _builtins.str = ...,
         logprob: _builtins.float = ...,
+        token_bytes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_bytes", b"token_bytes", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -316,7 +316,6 @@ NOT_IN_RESPONSES = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
-    ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"truncation": "auto"}, "truncation"),
     ({"background": True}, "background"),

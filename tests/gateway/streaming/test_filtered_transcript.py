@@ -56,7 +56,7 @@ def transcript(policy: str, *stops: str, held: list[int] | None = None) -> Trans
         detokenizer,
         stops,
         TOKENS.stop_token_ids,
-        TOKENS.token_text,
+        TOKENS.piece,
         filter_,
         held or (),
         alternatives=1,
@@ -236,7 +236,7 @@ def test_incomplete_characters_wait_with_their_ids() -> None:
     assert made.delta(0, False) is None
     for token in tokens[1:]:
         made.append(token)
-    assert made.texts[:3] == ["", "", "é "]  # shown together, with the text at the last
+    assert made.texts[:3] == ["", "é", " "]  # the tokens of a character together
     made.close()
     assert text_of(made) == "é x"
     assert made.visible_ids == tokens

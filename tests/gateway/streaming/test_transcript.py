@@ -16,7 +16,7 @@ TOKENS = ModelTokenizer(TOKENIZER, None, 256, TOKENIZER.get_vocab_size(), frozen
 
 
 def transcript(*stops: str) -> Transcript:
-    return Transcript(TOKENS.detokenizer(), stops, TOKENS.stop_token_ids, TOKENS.token_text)
+    return Transcript(TOKENS.detokenizer(), stops, TOKENS.stop_token_ids, TOKENS.piece)
 
 
 def ids(text: str) -> list[int]:
@@ -108,7 +108,7 @@ def test_a_stop_token_is_reported_without_text() -> None:
 def with_logprobs(alternatives: int | None) -> Transcript:
     """One token with two alternatives."""
     made = Transcript(
-        TOKENS.detokenizer(), (), frozenset(), TOKENS.token_text, alternatives=alternatives
+        TOKENS.detokenizer(), (), frozenset(), TOKENS.piece, alternatives=alternatives
     )
     (token_id,) = ids("hello")[:1]
     tops = [token_id, END_ID]
@@ -122,7 +122,7 @@ def test_logprobs_carry_the_text_of_the_alternatives() -> None:
     assert delta is not None
     (entry,) = delta.logprobs
     assert entry.logprob == pytest.approx(-0.5)
-    assert [top.text for top in entry.top] == [TOKENS.token_text(token_id), END]
+    assert [top.text for top in entry.top] == [TOKENS.piece(token_id).text, END]
     without = made.delta(0, False)
     assert without is not None
     assert not without.logprobs

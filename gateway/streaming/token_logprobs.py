@@ -1,0 +1,126 @@
+"""Log-probabilities as callers see them: of the tokens that the returned text is made of, and of nothing else.
+
+1. The texts of the entries, joined, are the text of the answer. Tokens that make up a character together have it in the
+   entry of the last of them; their ``token_bytes``, joined, are its bytes.
+2. A token of which a part stays, such as one that a stop string begins in, keeps its log-probability. Its text is that
+   part.
+3. A token that is not in the text has a blank entry: of a stop string, hidden, or replaced by the output filter.
+4. The token that ends an answer has a log-probability and no text.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from gateway.models.tokenizer import Piece
+from sluice.internal.v1.frame_pb2 import Logprobs
+from sluice.v1.inference_pb2 import TokenLogprob, TokenLogprobs
+from sluice.wire.tokens import VisibleToken
+
+Token = tuple[VisibleToken, Logprobs | None]
+"""Id and log-probabilities of one token."""
+PieceOf = Callable[[int, bool], Piece]
+"""What a token is, alone, at the beginning of a text or behind other text."""
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(slots=True)
+class TokenGroup:
+    """Tokens that make up whole characters together.
+
+    Attributes:
+        tokens: in order.
+        text: of all of them.
+        start: where it begins in the answer as the model gave it, in characters.
+        end: where it ends.
+    """
+
+    tokens: list[Token]
+    text: str
+    start: int
+    end: int
+
+
+def aligned(groups: Sequence[TokenGroup], text: str) -> Iterator[tuple[TokenGroup, str, str]]:
+    """Yield each group with its share of ``text``, and what of the group's own text stands in it.
+
+    ``text`` is what callers see of the groups: cut by a stop string, or with parts that the output filter replaced.
+    """
+    at = 0
+    for number, group in enumerate(groups, 1):
+        begin = at
+        place = text.find(group.text, at)
+        if place >= 0:
+            shown, at = group.text, place + len(group.text)
+        else:
+            rest = text[at:]
+            shown = rest if group.text.startswith(rest) else ""
+            at += len(shown)
+        yield group, text[begin : len(text) if number == len(groups) else at], shown
+
+
+class PublicLogprobs:
+    """Makes the entries of one answer."""
+
+    def __init__(
+        self, piece_of: PieceOf, alternatives: int, stop_token_ids: Collection[int]
+    ) -> None:
+        """``alternatives``: how many a caller sees of each token."""
+        self._piece_of = piece_of
+        self._alternatives = alternatives
+        self._stop_token_ids = stop_token_ids
+
+    def entries(self, group: TokenGroup, shown: str) -> list[TokenLogprobs | None]:
+        """Return an entry for each token, of whose text ``shown`` is in the answer; None: a blank one."""
+        pieces = self._pieces(group, shown)
+        if group.text and not shown:
+            pieces = [None] * len(pieces)
+        is_first = group.start == 0
+        return [
+            None if piece is None else self._entry(token, piece, is_first)
+            for token, piece in zip(group.tokens, pieces, strict=True)
+        ]
+
+    def _pieces(self, group: TokenGroup, shown: str) -> list[Piece | None]:
+        """Return what each token adds to the text; None: nothing that a caller sees."""
+        token_ids = [token_id for token_id, _ in group.tokens]
+        texts = [at for at, one in enumerate(token_ids) if one not in self._stop_token_ids]
+        pieces: list[Piece | None] = [Piece("", b"") for _ in token_ids]
+        if not texts:
+            return pieces
+        if shown != group.text:
+            pieces = [None] * len(pieces)
+        alone = [self._piece_of(token_ids[at] or 0, group.start == 0) for at in texts]
+        joined = b"".join(piece.data for piece in alone)
+        if shown == group.text == joined.decode(errors="replace"):
+            for at, piece in zip(texts, alone, strict=True):
+                pieces[at] = Piece("", piece.data)
+            pieces[texts[-1]] = Piece(shown, alone[-1].data)
+        else:
+            pieces[texts[-1]] = Piece(shown, shown.encode())
+        return pieces
+
+    def _entry(self, token: Token, piece: Piece, is_first: bool) -> TokenLogprobs | None:
+        token_id, logprobs = token
+        if token_id is None or logprobs is None:
+            return None
+        made = TokenLogprobs(logprob=logprobs.logprob, text=piece.text, token_bytes=piece.data)
+        if logprobs.HasField("text"):
+            if not logprobs.text:  # the server's token goes on
+                return None
+            named = zip(logprobs.top_texts, logprobs.top_logprobs, strict=False)
+            for text, value in islice(named, self._alternatives):
+                made.top.add(text=text, logprob=value, token_bytes=_bytes_of(text))
+            return made
+        pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)
+        for other, value in islice(pairs, self._alternatives):
+            known = piece if other == token_id else self._piece_of(other, is_first)
+            made.top.append(
+                TokenLogprob(token_id=other, text=known.text, logprob=value, token_bytes=known.data)
+            )
+        return made
+
+
+def _bytes_of(text: str) -> bytes:
+    """Return the bytes of a server's token; none where its text does not tell them."""
+    return b"" if _REPLACEMENT in text else text.encode()
