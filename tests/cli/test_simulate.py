@@ -183,7 +183,9 @@ def test_a_plan_may_measure_its_costs_first(
         )
         (tmp_path / f"{name}.py").write_text(script)
     monkeypatch.setattr(bench, "FOLDER", tmp_path)
-    costs, job = tmp_path / "costs.jsonl", ("plan", "--documents", "3600", "--hours", "1", "--json")
+    costs = tmp_path / "costs.jsonl"
+    lengths = ("--prompt-tokens", "uniform/5/15", "--answer-tokens", "uniform/1/3")
+    job = ("plan", "--documents", "3600", "--hours", "1", *lengths, "--json")
 
     assert run([*job, "--measure", "--model", "small", "--cost", str(costs)]) == 0
     measured = json.loads(capsys.readouterr().out)

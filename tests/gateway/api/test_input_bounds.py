@@ -74,7 +74,7 @@ TEXTS: list[tuple[str, Message, str]] = [
         ),
         "chat.messages",
     ),
-    ("Generate", pb.GenerateRequest(chat=chat(*[pb.ToolCall()] * 500_000)), "chat.messages"),
+    ("Generate", pb.GenerateRequest(chat=chat(*[pb.ToolCall()] * 60_000)), "chat.messages"),
     (
         "Generate",
         pb.GenerateRequest(chat=chat(pb.ToolCall(id="c", name="f", arguments=strings(VALUES_MAX)))),

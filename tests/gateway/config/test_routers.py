@@ -8,7 +8,8 @@ import pytest
 from gateway.config.policies import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned.artefact import save_to
-from learning import train as training
+from gateway.routing.learned.model import LearnedRouter
+from learning.outcomes import Outcome
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.admin_pb2 import ROUTER_HEAD_CASCADE, ROUTER_HEAD_PROMPT
@@ -17,10 +18,16 @@ from tests.learning.made_up import outcomes
 MODELS = {name: ModelSettings(name=name, path=name) for name in ("small", "large")}
 
 
+def trained(rows: list[Outcome]) -> LearnedRouter:
+    from learning.train import train  # scikit-learn: not for every test run
+
+    return train(rows, seed=1)
+
+
 @pytest.fixture(scope="module")
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("router") / "prompts.router"
-    save_to(training.train(outcomes(150), seed=1), path)
+    save_to(trained(outcomes(150)), path)
     return path
 
 
@@ -77,7 +84,7 @@ def test_what_the_prompt_head_sends_away_is_no_reference_for_the_cascade_head(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "both.router"
-    saved = save_to(training.train(outcomes(60, answers=True), seed=1), path)
+    saved = save_to(trained(outcomes(60, answers=True)), path)
     assert saved.cascade is not None
     cascade = {"first": "small", "second": "large", "artefact": str(path)}
     prompts, judged = saved.prompts.calibration.gains, saved.cascade.calibration.gains
