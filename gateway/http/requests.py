@@ -6,12 +6,13 @@ and the trace context are read from them as from a gRPC call's metadata: `sluice
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gateway.http.names import IDEMPOTENCY_KEY, LABEL
+from gateway.identity.authenticator import AUTHORIZATION
 from sluice.errors import InvalidRequest
 from sluice.openai.fields import BadField, BadJson, check_kind, load_json
 from sluice.openai.requests import request_of_body
@@ -22,6 +23,8 @@ from sluice.wire.subjects import CLASSES
 
 PRIORITY: Final = "x-sluice-priority"
 TIMEOUT: Final = "x-sluice-timeout"
+API_KEY: Final = "x-api-key"
+"""Has a key or token as clients of Anthropic's API send it."""
 _OURS: Final = "x-sluice-"
 ALLOW_DEGRADED: Final = "x-sluice-allow-degraded"
 """Whether a fallback may answer, where the body does not say it."""
@@ -29,6 +32,21 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 """What stands in `host`; browsers send nothing else, and `localhost/x` reads as localhost."""
 _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
 """How long OpenAI's clients wait for a response, seconds."""
+
+
+EXTENSIONS: Final = (
+    *("seed", "logit_bias", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
+    *("min_tokens", "stop_token_ids", "regex", "allow_degraded"),
+)
+"""Fields that bodies of other APIs than chats may have as well; some are not OpenAI's."""
+
+
+def metadata_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return ``headers`` as a mapping, with the last of those that come twice, and an `API_KEY` as a bearer token."""
+    metadata = dict(headers)
+    if (key := metadata.pop(API_KEY, "")) and AUTHORIZATION not in metadata:
+        metadata[AUTHORIZATION] = f"Bearer {key}"
+    return metadata
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -9,21 +9,18 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.http.answers import HttpAnswer, encode, sse
+from gateway.http.events import REASONING, TEXT, EventAnswer, Json
 from gateway.http.logprobs import TextLogprobs
-from gateway.http.requests import generate_request
+from gateway.http.requests import EXTENSIONS, generate_request
 from sluice.openai.answers import chat_logprobs
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.messages import text_of
 from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2 as pb
 
-Json = dict[str, Any]
 _SAME: Final = (
     *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "stream"),
-    *("seed", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
-    *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "regex"),
-    *("allow_degraded", "top_logprobs"),
+    *("stop", "top_k", "top_logprobs", *EXTENSIONS),
     *(
         "store",
         "prompt_cache_key",
@@ -223,15 +220,14 @@ _ECHOED: Final[Mapping[str, Any]] = {
 """Fields of the request that its answer repeats, with what they are by default."""
 
 
-class ResponseEvents(HttpAnswer):
-    """One answer."""
+class ResponseEvents(EventAnswer):
+    """Build one response."""
 
     def __init__(self, body: Mapping[str, Any], created: int) -> None:
         """``body``: of the request; ``created``: in seconds since 1970."""
-        super().__init__()
-        self._streams = bool(body.get("stream"))
+        super().__init__(streams=bool(body.get("stream")))
         self._output: list[Json] = []
-        self._response: Json = {
+        self._whole = {
             "object": "response",
             "created_at": created,
             "error": None,
@@ -247,61 +243,41 @@ class ResponseEvents(HttpAnswer):
                 for name, default in _ECHOED.items()
             },
         }
-        """The object as far as it is known."""
         self._place: Json = {}
         """Of the last item of the output, in events."""
-        self._text: list[str] = []
-        """Of the last item of the output, while it grows."""
         self._logprobs = TextLogprobs()
+        self._new_logged: list[Json] = []
+        """Log-probabilities of the text that is being added."""
         self._logged: list[Json] = []
-        """Log-probabilities of that item."""
-        self._open: _TextItem | None = None
-        """What that item is."""
+        """Of the last item of the output."""
         self._number = 0
-        self._sent = b""
+        self._text_status = "completed"
 
     @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        if delta.reasoning:
-            self._add_text(delta.reasoning, _REASONING)
-        logged = _logged(self._logprobs.push(delta.logprobs, delta.text))
-        if delta.text:
-            self._add_text(delta.text, _MESSAGE, logged)
-        for call in delta.tool_calls:
-            self._add_call(call)
-        return self._said()
-
-    @override
-    def end(self) -> bytes:
-        """The whole answer; of a stream its last event has been sent."""
-        return b"" if self._streams else encode(self._response)
-
-    def _said(self) -> bytes:
-        """The events since the last call."""
-        sent, self._sent = self._sent, b""
-        return sent
+        self._new_logged = _logged(self._logprobs.push(delta.logprobs, delta.text))
+        return super().add(index, delta)
 
     def fail(self, body: Mapping[str, Any]) -> bytes:
-        """The event that ends the stream with the error of ``body``."""
+        """Return the event that ends the stream with the error of ``body``."""
         error = body["error"]
         # OpenAI's reference has the error's fields in the event, its service, and so its clients, under "error".
         said = {name: error[name] for name in ("code", "message", "param")}
         self._say("error", **said, error=error)
-        return self._said()
+        return self._take_events()
 
     def _say(self, kind: str, **fields: Any) -> None:
-        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._send(kind, {"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
-        self._sent += f"event: {kind}\n".encode() + sse(event)
 
     def _begin(self) -> None:
         if not self._number:
-            self._response |= {"id": f"resp_{self.request_id}", "model": self.model, **self.facts()}
-            self._say("response.created", response=self._response)
-            self._say("response.in_progress", response=self._response)
+            self._whole |= {"id": f"resp_{self.request_id}", "model": self.model, **self.facts()}
+            self._say("response.created", response=self._whole)
+            self._say("response.in_progress", response=self._whole)
 
     def _add_item(self, prefix: str, item: Json) -> None:
-        """Begins an item of the output, whose id begins with ``prefix``."""
+        """Begin an item of the output, whose id begins with ``prefix``."""
         self._begin()
         index = len(self._output)
         item_id = f"{prefix}_{self.request_id}_{index}"
@@ -310,35 +286,37 @@ class ResponseEvents(HttpAnswer):
         self._say("response.output_item.added", output_index=index, item=self._output[-1])
 
     def _end_item(self, status: str = "completed", **fields: Any) -> None:
-        """Ends the last item, which has ``fields`` now."""
+        """End the last item, which has ``fields`` now."""
         item = self._output[-1]
         item |= {**fields, "status": status}
         index = self._place["output_index"]
         self._say("response.output_item.done", output_index=index, item=item)
 
-    def _add_text(self, text: str, kind: "_TextItem", logged: Sequence[Json] = ()) -> None:
-        if self._open is not kind:
-            self._end_text()
-            self._open = kind
-            self._add_item(kind.prefix, {**kind.item, "content": []})
-            self._place["content_index"] = 0
-            self._say("response.content_part.added", **self._place, part=kind.part(""))
-        self._text.append(text)
-        self._logged += logged
-        self._say(f"response.{kind.text}.delta", **self._place, delta=text, **kind.extra(logged))
+    @override
+    def _begin_text(self, kind: str) -> None:
+        item = _ITEMS[kind]
+        self._add_item(item.prefix, {**item.item, "content": []})
+        self._place["content_index"] = 0
+        self._say("response.content_part.added", **self._place, part=item.part(""))
 
-    def _end_text(self, status: str = "completed") -> None:
-        if (kind := self._open) is None:
-            return
-        text, logged = "".join(self._text), self._logged
-        self._text, self._open, self._logged = [], None, []
-        part = kind.part(text, logged)
-        self._say(f"response.{kind.text}.done", **self._place, text=text, **kind.extra(logged))
+    @override
+    def _send_text(self, kind: str, text: str) -> None:
+        item, logged = _ITEMS[kind], self._new_logged
+        if item.has_logprobs:
+            self._logged += logged
+        self._say(f"response.{item.text}.delta", **self._place, delta=text, **item.extra(logged))
+
+    @override
+    def _close_text(self, kind: str, text: str) -> None:
+        item, logged = _ITEMS[kind], self._logged
+        self._logged = []
+        part = item.part(text, logged)
+        self._say(f"response.{item.text}.done", **self._place, text=text, **item.extra(logged))
         self._say("response.content_part.done", **self._place, part=part)
-        self._end_item(status, content=[part])
+        self._end_item(self._text_status, content=[part])
 
+    @override
     def _add_call(self, call: pb.ToolCall) -> None:
-        self._end_text()
         named = {"type": "function_call", "call_id": call.id, "name": call.name}
         self._add_item("fc", {**named, "arguments": ""})
         said, place = {"arguments": call.arguments}, self._place
@@ -349,19 +327,19 @@ class ResponseEvents(HttpAnswer):
     @override
     def finish(self, index: int, finished: pb.Finished) -> bytes:
         reason = _INCOMPLETE.get(finished.reason)
-        status = "completed" if reason is None else "incomplete"
+        status = self._text_status = "completed" if reason is None else "incomplete"
         self._begin()
         self._logged += _logged(self._logprobs.flush())
-        self._end_text(status)
+        self._end_text()
         self.model = finished.model or self.model
-        self._response |= {
+        self._whole |= {
             "model": self.model,
             "status": status,
             "incomplete_details": None if reason is None else {"reason": reason},
             "usage": _usage(finished.usage),
         }
-        self._say(f"response.{status}", response=self._response)
-        return self._said()
+        self._say(f"response.{status}", response=self._whole)
+        return self._take_events()
 
 
 @dataclass(frozen=True)
@@ -390,16 +368,19 @@ class _TextItem:
         return {"logprobs": list(logged)} if self.has_logprobs else {}
 
 
-_MESSAGE: Final = _TextItem(
-    "msg",
-    {"type": "message", "role": "assistant"},
-    "output_text",
-    of_part={"annotations": []},
-    has_logprobs=True,
-)
-_REASONING: Final = _TextItem(
-    "rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, has_logprobs=False
-)
+_ITEMS: Final[Mapping[str, _TextItem]] = {
+    TEXT: _TextItem(
+        "msg",
+        {"type": "message", "role": "assistant"},
+        "output_text",
+        of_part={"annotations": []},
+        has_logprobs=True,
+    ),
+    REASONING: _TextItem(
+        "rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, has_logprobs=False
+    ),
+}
+"""By kind of text."""
 
 
 def _logged(entries: Sequence[pb.TokenLogprobs]) -> list[Json]:

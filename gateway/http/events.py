@@ -1,0 +1,90 @@
+"""Answers as server-sent events with names, and the object that such a stream adds up to: what several APIs share."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from typing_extensions import override
+
+from gateway.http.answers import HttpAnswer, encode, sse
+from sluice.v1 import inference_pb2 as pb
+
+Json = dict[str, Any]
+TEXT: Final = "text"
+REASONING: Final = "reasoning"
+
+
+def named_event(name: str, event: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event with a name."""
+    return f"event: {name}\n".encode() + sse(event)
+
+
+class EventAnswer(HttpAnswer):
+    """Build one answer, and write it as events where it streams.
+
+    An answer is a list of texts, of kind `TEXT` or `REASONING`, and calls. A subclass writes events with `_send` and
+    keeps `_whole`, the object of the complete answer.
+    """
+
+    def __init__(self, *, streams: bool) -> None:
+        super().__init__()
+        self._streams = streams
+        self._whole: Json = {}
+        self._events = b""
+        """Written since the last `_take_events`."""
+        self._open = ""
+        """The kind of the text that grows; empty: none does."""
+        self._pieces: list[str] = []
+        """Of that text."""
+
+    @override
+    def add(self, index: int, delta: pb.Delta) -> bytes:
+        for kind, text in ((REASONING, delta.reasoning), (TEXT, delta.text)):
+            if text:
+                self._add_text(kind, text)
+        for call in delta.tool_calls:
+            self._end_text()
+            self._add_call(call)
+        return self._take_events()
+
+    @override
+    def end(self) -> bytes:
+        """Return the whole answer; of a stream the last event has been sent."""
+        return b"" if self._streams else encode(self._whole)
+
+    def _send(self, name: str, event: Mapping[str, Any]) -> None:
+        if self._streams:
+            self._events += named_event(name, event)
+
+    def _take_events(self) -> bytes:
+        events, self._events = self._events, b""
+        return events
+
+    def _add_text(self, kind: str, text: str) -> None:
+        if self._open != kind:
+            self._end_text()
+            self._open = kind
+            self._begin_text(kind)
+        self._pieces.append(text)
+        self._send_text(kind, text)
+
+    def _end_text(self) -> None:
+        if kind := self._open:
+            text = "".join(self._pieces)
+            self._open, self._pieces = "", []
+            self._close_text(kind, text)
+
+    def _begin_text(self, kind: str) -> None:
+        """Begin a text."""
+        raise NotImplementedError
+
+    def _send_text(self, kind: str, text: str) -> None:
+        """Send a piece of the text that grows."""
+        raise NotImplementedError
+
+    def _close_text(self, kind: str, text: str) -> None:
+        """End a text, which is ``text`` now."""
+        raise NotImplementedError
+
+    def _add_call(self, call: pb.ToolCall) -> None:
+        """Add a call, which is complete."""
+        raise NotImplementedError
