@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.admission.loads import ModelLoadTable
-from gateway.admission.pipeline import AdmittedRequest
 from gateway.api.batch import answer_batch
+from gateway.api.count import count_tokens
 from gateway.api.generate import Generator
 from gateway.api.interceptor import returns_last
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.api.whole import whole_answer
-from gateway.telemetry.request_log import untraced
-from gateway.validation.requests import validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -73,14 +71,7 @@ class InferenceService(InferenceServiceServicer):
         self, request: pb.CountTokensRequest, context: Any
     ) -> pb.CountTokensResponse:
         """See the proto."""
-        admission, timeout_s = self.generator.upstream.admission, context.guards_timeout_s
-        with admission.counted_check(context.caller):
-            asked = validate_count(request, self.generator.catalog, timeout_s, context.caller)
-            async with self.generator.limiter.slot(asked.priority_class, asked.tenant):
-                count, model = await admission.count(AdmittedRequest(asked, untraced()))
-        return pb.CountTokensResponse(
-            token_count=count, context_tokens=model.context_tokens, model=model.name
-        )
+        return await count_tokens(self.generator, request, context)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Any

@@ -38,7 +38,6 @@ _OPERATORS: Final = methods_of(
 _OPEN: Final = "/grpc.health.v1.Health/"
 _MESH_ONLY: Final = frozenset({MESH})
 ABORT_S: Final = 5.0
-GUARDS_S: Final = 60.0
 HEALTH_BYTES_MAX: Final = 1024
 METHODS_MAX: Final = 256
 """Methods whose handlers are kept."""
@@ -73,12 +72,6 @@ class GrpcCall:
     def remaining_s(self) -> float | None:
         """Until its deadline, seconds; None: it has none."""
         return self._remaining_s()
-
-    @property
-    def guards_timeout_s(self) -> float:
-        """How long it may wait for guard models if it has no deadline of its own kind, seconds."""
-        remaining = self.remaining_s
-        return GUARDS_S if remaining is None else min(remaining, GUARDS_S)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

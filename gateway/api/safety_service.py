@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.admission.calls import ClassLimiter
 from gateway.admission.pipeline import Admission, AdmittedRequest
+from gateway.api.count import guards_timeout_s
 from gateway.safety.actions import Action, TakenAction
 from gateway.safety.inspector import RequestInspection
 from gateway.shared.peers import Peers
@@ -42,7 +43,7 @@ class SafetyService(SafetyServiceServicer):
 
     async def _check(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         text = Conversation((Turn(USER, request.text),), raw=True)
-        labels, timeout_s = dict(request.labels), context.guards_timeout_s
+        labels, timeout_s = dict(request.labels), guards_timeout_s(context)
         asked = ValidRequest(text, context.caller, labels, timeout_s)
         safety = await self.admission.check(AdmittedRequest(asked, untraced()))
         if len(safety.inspected[0].found) > ASIDE_FINDINGS:
