@@ -28,6 +28,8 @@ _LINE_ENDS: Final = tuple(
     (chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)
 )
 """Characters that JSON may hold as they are and that some clients take for the end of a line; with their escapes."""
+ErrorAnswer = tuple[int, dict[str, str], dict[str, Any]]
+"""Status, headers and body."""
 _WAIT_S_MAX: Final = 60.0
 _RETRIED: Final = (409, 429)
 """Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
@@ -214,11 +216,16 @@ def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
     total.completion_tokens += usage.completion_tokens
 
 
-def error_answer(
-    error: SluiceError, named: Callable[[str], str] = plain_names
-) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """Status, headers and body of an answer that is an error; ``named``: what its API calls the field at a path."""
+def error_answer(error: SluiceError, named: Callable[[str], str] = plain_names) -> ErrorAnswer:
+    """Return the answer that is an error; ``named``: returns what its API calls the field at a path."""
     status = http_status(error.code.value[0], error.reason)
+    message, param = _described(error, named)
+    body = error_body(status, error.reason, message, param)
+    return status, error_headers(error, status), body
+
+
+def error_headers(error: SluiceError, status: int) -> dict[str, str]:
+    """Return the headers of an answer that is an error, by which clients decide whether to try again."""
     headers = {"www-authenticate": "Bearer"} if status == 401 else {}
     if "request_id" in error.metadata:
         headers["x-request-id"] = error.metadata["request_id"]
@@ -229,8 +236,7 @@ def error_answer(
     # OpenAI's clients do not wait longer than a minute: they come back at once.
     if (wait_s is None or wait_s > _WAIT_S_MAX) and (status >= 500 or status in _RETRIED):
         headers["x-should-retry"] = "false"
-    message, param = _described(error, named)
-    return status, headers, error_body(status, error.reason, message, param)
+    return headers
 
 
 def _described(error: SluiceError, named: Callable[[str], str]) -> tuple[str, str | None]:

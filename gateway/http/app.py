@@ -14,15 +14,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.admission.calls import CallChecks, gateway_failed
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
-from gateway.http.answers import error_answer
+from gateway.http.anthropic import COUNT_TOKENS, MESSAGES
+from gateway.http.api import api_of
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
 from gateway.http.call import Behaviour, Endpoint
 from gateway.http.inference import RESPONSES, ModelCalls
+from gateway.http.models import ModelList
 from gateway.identity.caller import ANY, ASKS, CHANGES
 from gateway.telemetry.request_log import new_request_id
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
-from sluice.openai.errors import error_body
 from sluice.openai.requests import URLS
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def make_app(
     admission = generator.upstream.admission
     max_bytes = generator.settings.max_message_bytes
     calls, batches = ModelCalls(generator, ping_s), JobCalls(jobs, checks.arriving)
+    listed = ModelList(generator)
 
     async def health(request: Request) -> Response:
         if not serving():
@@ -85,11 +87,13 @@ def make_app(
         **dict.fromkeys(RERANK, calls.rerank),
         EMBEDDINGS: calls.embed,
         RESPONSES: calls.respond,
+        MESSAGES: calls.message,
+        COUNT_TOKENS: calls.count_tokens,
     }
     table: list[tuple[str, str, Behaviour, frozenset[str]]] = [
         *(("POST", url, answer, ASKS) for url, answer in asking.items()),
-        ("GET", "/v1/models", calls.models, ANY),
-        ("GET", "/v1/models/{name:path}", calls.model, ANY),
+        ("GET", "/v1/models", listed.models, ANY),
+        ("GET", "/v1/models/{name:path}", listed.model, ANY),
         ("POST", "/v1/files", batches.upload, ASKS),
         ("GET", "/v1/files", batches.files, ANY),
         ("GET", "/v1/files/{id}", batches.file, ANY),
@@ -125,9 +129,10 @@ def make_app(
 async def _no_route(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
+    api, request_id = api_of(request.url.path, request.headers), new_request_id()
     message = f"{request.method} {request.url.path} is not served"
-    body = error_body(error.status_code, "unknown_url", message)
-    headers = {"x-request-id": new_request_id(), **(error.headers or {})}
+    body = api.no_route(error.status_code, message, request_id)
+    headers = dict.fromkeys(api.id_headers, request_id) | dict(error.headers or {})
     return JSONResponse(body, error.status_code, headers)
 
 
@@ -137,5 +142,6 @@ async def _failed(request: Request, error: Exception) -> Response:
     _log.error(
         "HTTP call %s failed: %s %s", request_id, request.method, request.url.path, exc_info=error
     )
-    status, headers, body = error_answer(gateway_failed())
-    return JSONResponse(body, status, {"x-request-id": request_id, **headers})
+    api = api_of(request.url.path, request.headers)
+    status, headers, body = api.error(gateway_failed(), api.named, request_id)
+    return JSONResponse(body, status, dict.fromkeys(api.id_headers, request_id) | headers)

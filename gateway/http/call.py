@@ -17,9 +17,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission.calls import RECEIVE_S, Arriving, CallChecks, guarded, in_time
-from gateway.http.answers import encode, error_answer, sse
-from gateway.http.names import plain_names
-from gateway.http.requests import class_of, host_of, is_foreign_page, parse_json
+from gateway.http.answers import encode
+from gateway.http.api import api_of
+from gateway.http.requests import (
+    class_of,
+    host_of,
+    is_foreign_page,
+    metadata_of,
+    parse_json,
+)
 from gateway.identity.authenticator import AUTHORIZATION
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import new_request_id
@@ -67,7 +73,8 @@ class HttpCall(Request):
 
     Attributes:
         request_id: of its answer: that of the request to a model, where there is one.
-        metadata: its headers, names in lower case; of one that comes twice the last.
+        metadata: its headers, as `metadata_of` returns them.
+        api: that it speaks.
         caller: who calls.
         remaining_s: until its deadline, seconds; None: it has none.
         keep: called with each number of bytes of its body that are kept; raises Overloaded.
@@ -85,12 +92,13 @@ class HttpCall(Request):
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         super().__init__(scope, receive, send)
         self.request_id = new_request_id()
-        self.metadata: Mapping[str, str] = dict(self.headers.items())
+        self.metadata: Mapping[str, str] = metadata_of(self.headers.items())
+        self.api = api_of(scope["path"], self.metadata)
         self.remaining_s: float | None = None
         self.sent: Mapping[str, str] | None = None
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
-        self.named: Callable[[str], str] = plain_names
-        self.failing: Callable[[Mapping[str, Any]], bytes] = sse
+        self.named = self.api.named
+        self.failing = self.api.error_event
         self._max_body_bytes = max_body_bytes
         self._written_at = 0.0
         self._ping: asyncio.Future[None] | None = None
@@ -155,7 +163,7 @@ class HttpCall(Request):
         self._written_at = time.monotonic()
         if self.sent is None:
             length = {} if more else {"content-length": str(len(data))}
-            own = {"x-request-id": self.request_id, "content-type": _JSON}
+            own = dict.fromkeys(self.api.id_headers, self.request_id) | {"content-type": _JSON}
             self.sent = {**own, **self.limit_headers(), **headers, **length}
             raw = Headers(self.sent).raw
             await self._send({"type": "http.response.start", "status": status, "headers": raw})
@@ -163,7 +171,7 @@ class HttpCall(Request):
 
     async def fail(self, error: SluiceError) -> None:
         """Ends the answer with ``error``: as its status; as an event of a stream; else by cutting the connection."""
-        status, headers, body = error_answer(error, self.named)
+        status, headers, body = self.api.error(error, self.named, self.request_id)
         if self.sent is None:
             await self.write(encode(body), headers, status)
             return

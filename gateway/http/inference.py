@@ -1,19 +1,21 @@
-"""The URLs that models answer, and those that list the models."""
+"""The URLs that models answer."""
 
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
+from gateway.api.count import count_tokens
 from gateway.api.generate import Generator
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
 from gateway.http.answers import Chunks, HttpAnswer, WholeBody
 from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
+from gateway.http.message_events import MessageEvents
+from gateway.http.messages import MessagesBody
 from gateway.http.names import CHAT_RULES, COMPLETION_RULES, RESPONSE_RULES, TEXTS_RULES, FieldNames
-from gateway.http.requests import add_headers, generate_request
+from gateway.http.requests import add_headers, generate_request, timeout_s
 from gateway.http.responses import ResponseEvents, response_request
-from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
 from sluice.openai.answers import SHAPES
 from sluice.openai.embeddings import (
@@ -40,7 +42,6 @@ class ModelCalls:
         """``ping_s``: the setting `http.stream_ping_s`."""
         self._generator = generator
         self._ping_s = ping_s
-        self._created = int(time.time())
 
     async def complete(self, call: HttpCall) -> None:
         """/v1/chat/completions and /v1/completions."""
@@ -63,6 +64,25 @@ class ModelCalls:
         events = ResponseEvents(body, int(time.time()))
         call.failing = events.fail
         await self._generate(call, request, events, {} if options is None else SSE)
+
+    async def message(self, call: HttpCall) -> None:
+        """/v1/messages, Anthropic's API."""
+        body = MessagesBody(await call.object())
+        request = body.request(self._generator.catalog.max_answer_tokens)
+        call.named = body.name_of
+        most, streams = request.sampling.max_tokens, body.streams
+        events = MessageEvents(most, streams=streams, caches=body.caches)
+        await self._generate(call, request, events, SSE if streams else {})
+
+    async def count_tokens(self, call: HttpCall) -> Json:
+        """/v1/messages/count_tokens: as many as a message with the same prompt has."""
+        body = MessagesBody(await call.object())
+        request = body.count_request()
+        call.named = body.name_of
+        call.remaining_s = timeout_s(call.metadata, streams=False)
+        with call.while_connected():
+            response = await count_tokens(self._generator, request, call)
+        return {"input_tokens": response.token_count}
 
     async def transcribe(self, call: HttpCall) -> None:
         """/v1/audio/transcriptions and /v1/audio/translations."""
@@ -87,18 +107,6 @@ class ModelCalls:
         request, returned = rerank_request(body)
         response = await self._texts(call, RERANK, request)
         return rerank_object(response, request.documents, returned=returned)
-
-    async def models(self, call: HttpCall) -> Json:
-        """/v1/models: what can be named in a request, "auto" first."""
-        models = [self._model(name) for name in (AUTO, *self._generator.catalog.callable)]
-        return {"object": "list", "data": models}
-
-    async def model(self, call: HttpCall) -> Json:
-        """/v1/models/NAME."""
-        name, known = call.path_params["name"], (AUTO, *self._generator.catalog.callable)
-        if name not in known:
-            raise UnknownModel(f"no model {name[:64]!r}; there are {', '.join(known)}")
-        return self._model(name)
 
     async def _generate(
         self,
@@ -133,16 +141,6 @@ class ModelCalls:
             response = await answer_texts(self._generator, kind, request, call)
         call.request_id = response.request_id
         return response
-
-    def _model(self, name: str) -> Json:
-        named = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}
-        if name == AUTO:
-            return named
-        model = self._generator.catalog[name]
-        overload = self._generator.upstream.overload
-        ready = overload.is_ready(name, model.settings.task_name, time.monotonic())
-        facts = {"tier": model.settings.tier, "max_model_len": model.context_tokens}
-        return {**named, **facts, "ready": ready}
 
 
 def degraded_header(answer: HttpAnswer) -> dict[str, str]:

@@ -39,6 +39,18 @@ RESPONSE_RULES: Final[Sequence[Rule]] = (
     (r"^(tools\[\d+\]|tool_choice)\.function\.", r"\1."),
     ("^(chat|messages)$", "input"),
 )
+MESSAGE_RULES: Final[Sequence[Rule]] = (
+    *_COMMON,
+    ("^(chat|input)$", "messages"),
+    ("^response_format.*", "output_config.format"),
+    (r"^stop(?=$|\[)", "stop_sequences"),
+    ("^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
+    (r"^tool_choice\.function\.", "tool_choice."),
+    (r"^(tools\[\d+\])\.function", r"\1"),
+    (r"^(tools\[\d+\])\.parameters", r"\1.input_schema"),
+    (r"(tool_calls\[\d+\])\.function\.", r"\1."),
+)
+"""Of Anthropic's API."""
 BATCH_RULES: Final[Sequence[Rule]] = (
     ("^spec.labels", "labels"),
     ("^spec.input.upload_id$", "input_file_id"),

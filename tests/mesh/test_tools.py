@@ -9,6 +9,7 @@ import grpc
 import jsonschema
 import pytest
 import pytest_asyncio
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from sluice import settings as config
@@ -121,6 +122,27 @@ async def test_openais_client_gets_several_answers_with_calls(mesh: Mesh) -> Non
         (item,) = final.response.output
         assert item.type == "function_call"
         check(item.name, item.arguments)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("model", MARKS)
+async def test_anthropics_client_answers_calls(mesh: Mesh, model: str) -> None:
+    tool: Any = {"name": "refund", "description": REFUND.description, "input_schema": SCHEMA}
+    turns: list[Any] = [{"role": "user", "content": "My lamp is broken, order D-91198."}]
+    asked: Any = {"model": model, "max_tokens": 512, "tools": [tool]}
+    forced: Any = {"type": "tool", "name": "refund"}
+    async with AsyncAnthropic(base_url=f"http://{mesh.http}", api_key="none") as client:
+        async with client.messages.stream(**asked, messages=turns, tool_choice=forced) as stream:
+            answer = await stream.get_final_message()
+        (call,) = answer.content
+        assert (answer.stop_reason, call.type) == ("tool_use", "tool_use")
+        check("refund", json.dumps(call.input))
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "done"}
+        turns += [answer.to_param(), {"role": "user", "content": [result]}]
+        last = await client.messages.create(**{**asked, "max_tokens": 8}, messages=turns)
+        count = await client.messages.count_tokens(model=model, messages=turns, tools=[tool])
+    assert last.usage.input_tokens == count.input_tokens
+    assert last.usage.output_tokens
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -135,7 +135,8 @@ def _names_in(tree: ast.AST) -> Iterator[str]:
 _TABLES: Final = {
     *("_NO_EFFECT", "_SAME", "_OWN", "_EMBED_FIELDS", "_RERANK_FIELDS", "_FIELDS", "_STREAMED"),
     *("FIELDS", "_INPUTS", "_CLIENT_TIMEOUTS", "PRIORITY", "TIMEOUT", "IDEMPOTENCY_KEY"),
-    *("_UNUSED", "_OF_MESSAGES", "_OF_ANSWERS", "_OF_ITEMS", "_OF_CALLS"),
+    *("_UNUSED", "_OF_MESSAGES", "_OF_ANSWERS", "_OF_ITEMS", "_OF_CALLS", "_OF_BLOCKS"),
+    *("_TOOL_DEFAULTS", "EXTENSIONS", "API_KEY", "VERSION"),
 }
 """Constants that name fields or headers."""
 

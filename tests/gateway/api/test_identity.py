@@ -26,7 +26,7 @@ from sluice.v1.jobs_pb2_grpc import JobServiceStub
 from sluice.wire import jetstream
 from sluice.wire.bucket import Bucket
 from tests.gateway.kit.batcher import last
-from tests.gateway.kit.http import CHAT, Connection
+from tests.gateway.kit.http import CHAT, Connection, ask
 from tests.gateway.kit.issuer import Issuer, bearer, make_key
 from tests.gateway.kit.wire import (
     Wire,
@@ -359,6 +359,32 @@ async def test_items_of_jobs_come_from_the_mesh_for_any_tenant(
         await call.write(RunRequest(id=1, request=prompt(priority=pb.PRIORITY_BULK)))
         assert (await mesh.wire.batcher.task(priority_class="bulk")).tenant == "acme"
         call.cancel()
+
+
+async def test_http_takes_keys_as_anthropics_clients_send_them(
+    nats_url: str, model_folder: Path, tmp_path: Path
+) -> None:
+    body = {"model": "small", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+    path = "/v1/messages"
+    async with secured(nats_url, model_folder, tmp_path, http="127.0.0.1:0") as mesh:
+        acme, wrong = mesh.keys["acme"], {"authorization": "Bearer slc_x"}
+        for headers in (
+            {},
+            {"x_api_key": ""},
+            {"x_api_key": "slc_x"},
+            {"x_api_key": acme, **wrong},
+        ):
+            reply = await ask(mesh.wire.http, path, body, **headers)
+            assert (reply.status, reply.json["error"]["type"]) == (401, "authentication_error")
+            assert "www-authenticate" in reply.headers
+        reply = await ask(mesh.wire.http, path, body, x_api_key=mesh.keys["auditor"])
+        assert (reply.status, reply.json["error"]["type"]) == (403, "permission_error")
+        for headers in ({"x_api_key": acme}, {"authorization": f"Bearer {acme}"}):
+            asking = asyncio.ensure_future(ask(mesh.wire.http, path, body, **headers))
+            task = await mesh.wire.batcher.task()
+            assert task.tenant == "acme"
+            await mesh.wire.batcher.send(task, last(0, mesh.wire.tokens("hello")))
+            assert (await asking).status == 200
 
 
 async def test_http_asks_who_calls_as_grpc_does(

@@ -1,11 +1,13 @@
 """Every error leaves as OpenAI's JSON with an id of the request, and what is a fault of ours stands in the log."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.http.answers import error_answer
+from gateway.http.api import OPENAI
 from gateway.http.names import CHAT_RULES, FieldNames
 from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.internal.v1.frame_pb2 import ROW_END_REFUSED, RowError
@@ -46,12 +48,13 @@ async def test_a_fault_in_a_route_is_json(http: Wire, caplog: pytest.LogCaptureF
 async def test_a_fault_in_the_error_path_is_json(
     http: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(error: Any, named: Any) -> Any:
+    def fail(error: Any, named: Any, request_id: str) -> Any:
         if isinstance(error, InvalidRequest):
             raise KeyError("context_tokens")
         return error_answer(error, named)
 
-    monkeypatch.setattr("gateway.http.call.error_answer", fail)
+    api = replace(OPENAI, error=fail)
+    monkeypatch.setattr("gateway.http.call.api_of", lambda path, headers: api)
     reply = await ask(http.http, body=chat(temperature=3))
     assert (reply.status, reply.error["code"]) == (500, "internal")
     assert f"of a call: {reply.headers['x-request-id']}" in caplog.text

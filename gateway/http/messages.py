@@ -1,0 +1,374 @@
+"""A body of /v1/messages, Anthropic's API, becomes one of /v1/chat/completions; errors name the fields of the former.
+
+One message may become several: of the user each result of a tool is a message of its own. Texts of one role that follow
+one another are one text, with an empty line between them; those of the assistant are joined as they are.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
+
+from gateway.http.names import MESSAGE_RULES, FieldNames
+from gateway.http.requests import EXTENSIONS, generate_request
+from sluice.openai.fields import BadField, check_entries, check_kind
+from sluice.openai.requests import CHAT
+from sluice.v1 import inference_pb2 as pb
+
+Json = dict[str, Any]
+_SAME: Final = ("model", "top_p", "top_k", "max_tokens", *EXTENSIONS)
+"""Fields that chats have too; the last ones are Sluice's own."""
+_NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+    "mcp_servers": ([],),
+}
+"""Fields that may stand there with a value that changes nothing."""
+_INSTEAD: Final[Mapping[str, str]] = {
+    "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
+    "n": "is not served; send a request for each answer",
+    "stop": "is not served; send stop_sequences",
+    "max_tokens_to_sample": "is not served; send max_tokens",
+}
+_OF_BLOCKS: Final = frozenset({"cache_control", "citations", "caller", "toolset_name"})
+"""Fields of blocks that say nothing to a model."""
+_TOOL_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "type": ("custom",),
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "eager_input_streaming": (True, False),  # a call comes in one piece
+    "input_examples": ([],),
+}
+"""Fields of tools that may stand there with a value that changes nothing."""
+_DROPPED: Final = ("thinking", "redacted_thinking")
+"""Blocks of earlier answers that models do not get."""
+_TEXTS: Final = ("text",)
+_BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", *_DROPPED),
+    "system": _TEXTS,
+}
+"""By role, the blocks that its messages may have."""
+_THINKING: Final = ("disabled", "adaptive")
+"""Kinds of thinking that leave it to the model and its template."""
+_EFFORT: Final = "high"
+"""What Anthropic takes where no effort is named."""
+_KEPT_THINKING: Final = "clear_thinking_"
+"""Kind of a context edit that drops thinking, of which models get none."""
+_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+_MESSAGE: Final = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(?:\.(\w+))?")
+_PARTS: Final[Mapping[str, str]] = {"tool_call_id": "tool_use_id", "arguments": "input"}
+"""Fields of messages and calls that blocks name otherwise."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a message of the chat stands in the body.
+
+    Attributes:
+        path: of the message, block or system prompt that it begins with.
+        calls: of each of its calls.
+    """
+
+    path: str
+    calls: list[str] = field(default_factory=list)
+
+
+class MessagesBody:
+    """Read a body.
+
+    Attributes:
+        streams: whether the answer is streamed.
+        caches: whether it asks for the prompt to be cached, anywhere in it.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        """Raise BadField where a field is not served."""
+        self._given = {name: value for name, value in body.items() if value is not None}
+        self.streams = self._given.pop("stream", False)
+        check_kind("stream", self.streams, bool)
+        self._messages: list[Json] = []
+        self._sources: list[_Source] = []
+        self._names = FieldNames(MESSAGE_RULES, body)
+        self._add_system(self._given.pop("system", []))
+        messages = self._given.pop("messages", None)
+        self._last_role = self._add_messages(messages)
+        self.caches = _asks_for_cache(body)
+        self._given.pop("cache_control", None)
+
+    def request(self, max_answer_tokens: Callable[[str], int]) -> pb.GenerateRequest:
+        """Return what the body asks for.
+
+        Clients fill ``max_tokens`` in, which is required, without knowing the model: above its limit it is the limit.
+
+        Args:
+            max_answer_tokens: the limit of a model by name.
+
+        Raises:
+            BadField: a field is not served, or its value does not fit.
+        """
+        most = self._given.get("max_tokens")
+        if most is None:
+            raise BadField("max_tokens: must be there")
+        check_kind("max_tokens", most, int)
+        if self._last_role == "assistant":
+            raise BadField(
+                "messages: the last one is of the assistant, whose text no model continues; end with one of the user"
+            )
+        if most > (limit := max_answer_tokens(str(self._given.get("model", "")))) > 0:
+            self._given["max_tokens"] = limit
+        return self._chat_request()
+
+    def count_request(self) -> pb.CountTokensRequest:
+        """Return the prompt that `request` sends, to be counted; raise BadField as it does."""
+        self._given.pop("max_tokens", None)
+        asked = self._chat_request()
+        hidden = asked.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE
+        tools = () if hidden else asked.tools
+        return pb.CountTokensRequest(chat=asked.chat, model=asked.model, tools=tools)
+
+    def name_of(self, path: str) -> str:
+        """Return what the body calls the field at a path of the chat, or of the proto."""
+        if path == "labels.user" and isinstance(self._given.get("metadata"), dict):
+            return "metadata.user_id"
+        name = self._names(path)
+        match = _MESSAGE.match(name)
+        if match is None or int(match[1]) >= len(self._sources):
+            return name
+        source = self._sources[int(match[1])]
+        place = source.path if match[2] is None else source.calls[int(match[2])]
+        if match[3] is None or place == "system":
+            return place
+        return f"{place}.{_PARTS.get(match[3], match[3])}"
+
+    def _chat_request(self) -> pb.GenerateRequest:
+        chat = {"messages": self._messages, **_fields_of(self._given)}
+        try:
+            return generate_request(CHAT, chat)[0]
+        except BadField as error:
+            path, _, description = str(error).partition(": ")
+            raise BadField(f"{self.name_of(path)}: {description}") from error
+
+    def _add_system(self, system: Any) -> None:
+        texts = [text for _, _, text in _blocks(system, "system", _TEXTS)]
+        if text := "\n\n".join(filter(None, texts)):
+            self._add({"role": "system", "content": text}, "system")
+
+    def _add_messages(self, messages: Any) -> str:
+        """Add all messages; return the role of the last one."""
+        if messages is None:
+            raise BadField("messages: must be there")
+        check_entries("messages", messages, list)
+        role = ""
+        for at, message in enumerate(messages):
+            role = self._add_message(message, f"messages[{at}]")
+        return role
+
+    def _add_message(self, message: Any, path: str) -> str:
+        check_kind(path, message, dict)
+        role = str(message.get("role"))
+        if role not in _BLOCKS:
+            raise BadField(f"{path}.role: must be one of {', '.join(_BLOCKS)}")
+        _check_known(message, {"role", "content"}, path)
+        if message.get("content") is None:
+            raise BadField(f"{path}.content: must be there")
+        for at, kind, block in _blocks(message["content"], f"{path}.content", _BLOCKS[role]):
+            if kind == "text":
+                self._add_text(role, block, path)
+            elif kind == "tool_use":
+                self._add_call(block, at, path)
+            elif kind == "tool_result":
+                self._add_result(block, at)
+        return role
+
+    def _add(self, message: Json, path: str) -> None:
+        self._messages.append(message)
+        self._sources.append(_Source(path))
+
+    def _add_text(self, role: str, text: str, path: str) -> None:
+        last = self._messages[-1] if self._messages else {}
+        if last.get("role") != role or role == "system":
+            self._add({"role": role, "content": text}, path)
+        elif role == "assistant":
+            last["content"] += text
+        else:
+            last["content"] = "\n\n".join(filter(None, (last["content"], text)))
+
+    def _add_call(self, block: Mapping[str, Any], at: str, path: str) -> None:
+        _check_known(block, {"type", "id", "name", "input"}, at)
+        check_kind(f"{at}.input", block.get("input"), dict)
+        self._add_text("assistant", "", path)
+        function = {"name": block.get("name"), "arguments": json.dumps(block["input"])}
+        call = {"id": block.get("id"), "type": "function", "function": function}
+        self._messages[-1].setdefault("tool_calls", []).append(call)
+        self._sources[-1].calls.append(at)
+
+    def _add_result(self, block: Mapping[str, Any], at: str) -> None:
+        _check_known(block, {"type", "tool_use_id", "content", "is_error"}, at)
+        content, is_error = block.get("content"), block.get("is_error")
+        blocks = _blocks([] if content is None else content, f"{at}.content", _TEXTS)
+        text = "\n\n".join(text for _, _, text in blocks)
+        check_kind(f"{at}.is_error", is_error or False, bool)
+        if is_error and not text.lower().startswith("error"):
+            text = f"Error: {text}"
+        self._add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}, at)
+
+
+def _asks_for_cache(body: Mapping[str, Any]) -> bool:
+    contents = [message.get("content") for message in body["messages"]]
+    lists = [one for one in (*contents, body.get("system"), body.get("tools")) if one]
+    places = chain([body], *(one for one in lists if isinstance(one, list)))
+    return any(isinstance(one, dict) and one.get("cache_control") for one in places)
+
+
+def _blocks(content: Any, path: str, kinds: Collection[str]) -> Sequence[tuple[str, str, Any]]:
+    """Return path, type and value of each block of ``content``: of a text the text, of all others the block."""
+    if isinstance(content, str):
+        return [(path, "text", content)]
+    check_entries(path, content)
+    if not isinstance(content, list):
+        raise BadField(f"{path}: is neither text nor a list of blocks")
+    return [_block(block, f"{path}[{at}]", kinds) for at, block in enumerate(content)]
+
+
+def _block(block: Any, path: str, kinds: Collection[str]) -> tuple[str, str, Any]:
+    check_kind(path, block, dict)
+    kind = block.get("type")
+    if kind not in kinds:
+        served = " and ".join(one for one in kinds if one not in _DROPPED)
+        raise BadField(f"{path}: blocks of type {kind!r:.40} are not served here; send {served}")
+    if kind != "text":
+        return path, kind, block
+    _check_known(block, {"type", "text"}, path)
+    check_kind(f"{path}.text", block.get("text"), str)
+    return path, kind, block["text"]
+
+
+def _check_known(given: Mapping[str, Any], known: Collection[str], path: str) -> None:
+    unknown = {name for name, value in given.items() if value is not None}
+    unknown -= _OF_BLOCKS | set(known)
+    if unknown:
+        raise BadField(f"{path}.{min(unknown)}: is not served; leave it out")
+
+
+def _fields_of(given: Mapping[str, Any]) -> Json:
+    """Return the fields of a chat for those of the body beside its texts."""
+    chat: Json = {}
+    for name, value in given.items():
+        if name in _SAME:
+            chat[name] = value
+        elif name in _OWN:
+            chat |= _OWN[name](value)
+        elif value not in _NO_EFFECT.get(name, ()):
+            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served; leave it out')}")
+    return chat
+
+
+def _temperature(value: Any) -> Json:
+    check_kind("temperature", value, float)
+    if not 0 <= value <= 1:
+        raise BadField("temperature: must be from 0 to 1")
+    return {"temperature": value}
+
+
+def _stops(value: Any) -> Json:
+    check_entries("stop_sequences", value, list)
+    return {"stop": value}
+
+
+def _metadata(value: Any) -> Json:
+    check_kind("metadata", value, dict)
+    _check_known(value, {"user_id"}, "metadata")
+    user = value.get("user_id")
+    if user is None:
+        return {}
+    check_kind("metadata.user_id", user, str)
+    return {"user": user}
+
+
+def _thinking(value: Any) -> Json:
+    check_kind("thinking", value, dict)
+    if value.get("type") not in _THINKING:
+        raise BadField(f"thinking: only the types {' and '.join(_THINKING)} are served")
+    return {}
+
+
+def _output_config(value: Any) -> Json:
+    check_kind("output_config", value, dict)
+    _check_known(value, {"format", "effort"}, "output_config")
+    if value.get("effort") not in (None, _EFFORT):
+        raise BadField("output_config.effort: is not served; leave it out")
+    return {} if value.get("format") is None else _output_format(value["format"])
+
+
+def _output_format(value: Any) -> Json:
+    match value:
+        case {"type": "json_schema", "schema": dict(schema)}:
+            shape = {"name": "answer", "schema": schema}
+            return {"response_format": {"type": "json_schema", "json_schema": shape}}
+    raise BadField("output_config.format: must be of type json_schema with a schema")
+
+
+def _context_management(value: Any) -> Json:
+    check_kind("context_management", value, dict)
+    edits = value.get("edits") or []
+    check_entries("context_management.edits", edits, list)
+    for at, edit in enumerate(edits):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if not str(kind).startswith(_KEPT_THINKING):
+            raise BadField(
+                f"context_management.edits[{at}]: is not served; send what the model shall read"
+            )
+    return {}
+
+
+def _tools(tools: Any) -> Json:
+    check_entries("tools", tools, list)
+    return {"tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)]}
+
+
+def _tool(tool: Any, path: str) -> Json:
+    check_kind(path, tool, dict)
+    function: Json = {}
+    for name, value in tool.items():
+        if name in ("name", "description", "strict") and value is not None:
+            function[name] = value
+        elif name == "input_schema":
+            function["parameters"] = value
+        elif name != "cache_control" and value not in (None, *_TOOL_DEFAULTS.get(name, ())):
+            raise BadField(
+                f"{path}.{name}: {value!r:.40} is not served; send name, description and input_schema"
+            )
+    if function.get("parameters") is None:
+        raise BadField(f"{path}.input_schema: must be there")
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any) -> Json:
+    check_kind("tool_choice", choice, dict)
+    _check_known(choice, {"type", "name", "disable_parallel_tool_use"}, "tool_choice")
+    kind, single = str(choice.get("type")), choice.get("disable_parallel_tool_use") or False
+    check_kind("tool_choice.disable_parallel_tool_use", single, bool)
+    chosen: Json = {"parallel_tool_calls": False} if single else {}
+    if kind == "tool":
+        function = {"name": choice.get("name")}
+        return {"tool_choice": {"type": "function", "function": function}, **chosen}
+    if kind not in _CHOICES:
+        raise BadField(f"tool_choice.type: must be one of {', '.join(_CHOICES)}, tool")
+    return {"tool_choice": _CHOICES[kind], **chosen}
+
+
+_OWN: Final[Mapping[str, Callable[[Any], Json]]] = {
+    "temperature": _temperature,
+    "stop_sequences": _stops,
+    "metadata": _metadata,
+    "thinking": _thinking,
+    "output_config": _output_config,
+    "output_format": _output_format,
+    "context_management": _context_management,
+    "tools": _tools,
+    "tool_choice": _tool_choice,
+}
+"""Fields that chats name otherwise, or have in another shape."""

@@ -1,0 +1,391 @@
+"""Anthropic's Messages API over HTTP, as Anthropic's own client has it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anthropic as sdk
+import pytest
+from anthropic import AsyncAnthropic
+from pydantic import BaseModel
+
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, RowError
+from sluice.internal.v1.task_pb2 import Task
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.http import Reply, ask
+from tests.gateway.kit.tokenizer import ASSISTANT, END, SYSTEM, TOOLS_TEMPLATE, USER, write_model
+from tests.gateway.kit.wire import Wire, open_wire
+
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+VERSION = "2023-06-01"
+SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA}
+ASKED: Any = [{"role": "user", "content": "Weather in Oslo?"}]
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("messages"), template=TOOLS_TEMPLATE, context=2048)
+
+
+@pytest.fixture
+async def client(http: Wire) -> AsyncIterator[AsyncAnthropic]:
+    """Anthropic's client as it is; no retries, so that errors show."""
+    async with client_of(http) as made:
+        yield made
+
+
+def client_of(wire: Wire, **options: Any) -> AsyncAnthropic:
+    settings = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
+    return AsyncAnthropic(base_url=f"http://{wire.http}", **settings)
+
+
+async def answered(wire: Wire, asking: Awaitable[T], *texts: str, **final: Any) -> T:
+    """Return what ``asking`` gets when the batcher sends ``texts``, a row each."""
+    future = asyncio.ensure_future(asking)
+    for text in texts:
+        await send(wire, await wire.batcher.task(), text, **final)
+    return await future
+
+
+async def send(wire: Wire, task: Task, text: str, end: int | None = None) -> None:
+    tokens = wire.tokens(text)
+    await wire.batcher.send(task, frame(0, tokens[:9]))
+    ended = last(min(9, len(tokens)), tokens[9:])
+    if end is not None:
+        ended.final.end = end  # type: ignore[assignment]
+    await wire.batcher.send(task, ended)
+
+
+def asked(**fields: Any) -> Any:
+    return {"model": "small", "max_tokens": 64, "messages": ASKED, **fields}
+
+
+async def test_message_has_the_fields_of_the_api(http: Wire, client: AsyncAnthropic) -> None:
+    message = await answered(http, client.messages.create(**asked(system="Be brief.")), "rain")
+    (block,) = message.content
+    assert (block.type, block.text) == ("text", "rain")
+    assert (message.type, message.role, message.model) == ("message", "assistant", "small")
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.id.startswith("msg_req-")
+    assert message.id == f"msg_{message._request_id}"
+    assert message.usage.output_tokens == len(http.tokens("rain"))
+    assert message.usage.cache_creation_input_tokens == 0
+    assert message.usage.cache_read_input_tokens == 0
+
+
+async def test_prompt_is_that_of_a_chat(http: Wire, client: AsyncAnthropic) -> None:
+    future = asyncio.ensure_future(client.messages.create(**asked(system="Be brief.")))
+    task = await http.batcher.task()
+    text = f"<|bos|>{SYSTEM}Be brief.{END}{USER}Weather in Oslo?{END}{ASSISTANT}"
+    assert list(task.prompt_token_ids) == http.tokens(text)
+    await send(http, task, "rain")
+    await future
+
+
+async def test_count_is_that_of_the_message(http: Wire, client: AsyncAnthropic) -> None:
+    prompt: Any = {"system": "Be brief.", "tools": [WEATHER]}
+    message = await answered(http, client.messages.create(**asked(**prompt)), "rain")
+    count = await client.messages.count_tokens(model="small", messages=ASKED, **prompt)
+    assert count.input_tokens == message.usage.input_tokens
+    less = await client.messages.count_tokens(model="small", messages=ASKED)
+    assert less.input_tokens < count.input_tokens
+    hidden = await client.messages.count_tokens(
+        model="small", messages=ASKED, tools=[WEATHER], tool_choice={"type": "none"}
+    )
+    assert hidden.input_tokens == less.input_tokens
+    asking = client.messages.create(**asked(tools=[WEATHER], tool_choice={"type": "none"}))
+    assert (await answered(http, asking, "rain")).usage.input_tokens == less.input_tokens
+
+
+async def test_stream_adds_up_to_the_message(http: Wire, client: AsyncAnthropic) -> None:
+    async def stream() -> tuple[list[Any], Any]:
+        async with client.messages.stream(**asked(tools=[WEATHER])) as events:
+            kinds = [event.type async for event in events]
+            return kinds, await events.get_final_message()
+
+    kinds, message = await answered(http, stream(), f"I look now. {CALL}{CALL}")
+    assert kinds[0] == "message_start"
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    text, *calls = message.content
+    assert text.text == "I look now."
+    assert [(call.type, call.name, call.input) for call in calls] == [
+        ("tool_use", "weather", {"city": "Oslo"})
+    ] * 2
+    assert len({call.id for call in calls}) == 2
+    assert message.stop_reason == "tool_use"
+    whole = await answered(
+        http, client.messages.create(**asked(tools=[WEATHER])), f"I look now. {CALL}{CALL}"
+    )
+    assert whole.usage == message.usage
+    assert [one.to_dict() | {"id": ""} for one in whole.content] == [
+        one.to_dict() | {"id": ""} for one in message.content
+    ]
+
+
+async def test_events_of_a_stream_in_order(http: Wire) -> None:
+    reply = await answered(http, ask(http.http, MESSAGES, asked(stream=True)), "rain")
+    events = events_of(reply)
+    assert [kind for kind, _ in events] == [
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert all(event["type"] == kind for kind, event in events)
+    begun, ended = events[0][1]["message"], events[-2][1]
+    assert (begun["content"], begun["stop_reason"]) == ([], None)
+    assert begun["usage"]["input_tokens"] == ended["usage"]["input_tokens"] > 0
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert begun["id"] == f"msg_{reply.headers['request-id']}"
+
+
+def events_of(reply: Reply) -> list[tuple[str, Any]]:
+    events = []
+    for text in reply.body.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = text.split("\n")
+        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return events
+
+
+async def test_conversation_with_a_tool(http: Wire, client: AsyncAnthropic) -> None:
+    asking = client.messages.create(**asked(tools=[WEATHER], tool_choice={"type": "any"}))
+    message = await answered(http, asking, CALL)
+    (call,) = message.content
+    assert (message.stop_reason, call.type) == ("tool_use", "tool_use")
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+    turns: Any = [*ASKED, message.to_param(), {"role": "user", "content": [result]}]
+    future = asyncio.ensure_future(client.messages.create(**asked(messages=turns, tools=[WEATHER])))
+    task = await http.batcher.task()
+    function = json.dumps({"name": "weather", "arguments": {"city": "Oslo"}})
+    seen = f"<tool_call>{function}</tool_call>{END}{USER}rain{END}{ASSISTANT}"
+    expected = http.tokens(f"{ASSISTANT}{seen}")
+    assert list(task.prompt_token_ids)[-len(expected) :] == expected
+    await send(http, task, "It rains.")
+    assert (await future).content[0].text == "It rains."  # type: ignore[union-attr]
+
+
+async def test_demanded_call_is_a_constraint(http: Wire, client: AsyncAnthropic) -> None:
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+        asking = client.messages.create(**asked(tools=[WEATHER], tool_choice=choice))
+        future = asyncio.ensure_future(asking)
+        task = await http.batcher.task()
+        assert "weather" in task.sampling.grammar
+        await send(http, task, CALL)
+        assert (await future).stop_reason == "tool_use"
+
+
+async def test_single_call_where_no_parallel_ones_are_wanted(
+    http: Wire, client: AsyncAnthropic
+) -> None:
+    choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
+    asking = client.messages.create(**asked(tools=[WEATHER], tool_choice=choice))
+    message = await answered(http, asking, CALL * 2)
+    assert [block.type for block in message.content] == ["tool_use"]
+
+
+class Place(BaseModel):
+    city: str
+
+
+async def test_message_of_a_schema(http: Wire, client: AsyncAnthropic) -> None:
+    future = asyncio.ensure_future(client.messages.parse(**asked(), output_format=Place))
+    task = await http.batcher.task()
+    assert json.loads(task.sampling.json_schema)["required"] == ["city"]
+    await send(http, task, '{"city": "Oslo"}')
+    assert (await future).parsed_output == Place(city="Oslo")
+
+
+async def test_reasons_of_an_end(http: Wire, client: AsyncAnthropic) -> None:
+    asking = client.messages.create(**asked(stop_sequences=["END", "STOP"]))
+    message = await answered(http, asking, "rain STOP sun")
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "STOP")
+    assert message.content[0].text == "rain "  # type: ignore[union-attr]
+    short = client.messages.create(**asked(max_tokens=len(http.tokens("rain"))))
+    message = await answered(http, short, "rain", end=ROW_END_LENGTH)
+    assert message.stop_reason == "max_tokens"
+    full = await answered(http, client.messages.create(**asked()), "rain", end=ROW_END_LENGTH)
+    assert full.stop_reason == "model_context_window_exceeded"
+
+
+async def test_blocked_answer_is_a_refusal(nats_url: str, model_folder: Path) -> None:
+    safety = {"policies": {"default": {"output": {"canaries": ["zebra-7781"]}}}}
+    async with (
+        open_wire(nats_url, model_folder, http="127.0.0.1:0", safety=safety) as wire,
+        client_of(wire) as client,
+    ):
+        asking = client.messages.create(**asked())
+        message = await answered(wire, asking, "I say zebra-7781 now")
+        assert message.stop_reason == "refusal"
+        assert message.stop_details is not None
+        assert "canary" in (message.stop_details.explanation or "")
+        assert "zebra" not in message.to_json()
+
+
+REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
+    ({"model": "x"}, 404, "not_found_error", "model: no model 'x'"),
+    ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: must be there"),
+    ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens: must be in [1"),
+    ({"top_k": 1 << 40}, 400, "invalid_request_error", "top_k: "),
+    ({"stop_sequences": ["x" * 65]}, 400, "invalid_request_error", "stop_sequences[0]: "),
+    ({"stop_sequences": ["x"] * 99}, 400, "invalid_request_error", "stop_sequences: "),
+    ({"messages": []}, 400, "invalid_request_error", "messages: must have 1 to"),
+    (
+        {"messages": [{"role": "user", "content": "a " * 4000}]},
+        *(400, "invalid_request_error", "prompt is too long: "),
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        *(400, "invalid_request_error", "messages[0].content[0]: "),
+    ),
+    (
+        {
+            "system": "Be brief.",
+            "messages": [
+                *ASKED,
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "no"}]},
+            ],
+        },
+        *(400, "invalid_request_error", "messages[1].content[0].tool_use_id: "),
+    ),
+    (
+        {"tools": [{"name": "a b", "input_schema": {}}]},
+        *(400, "invalid_request_error", "tools[0].name: "),
+    ),
+    (
+        {"tools": [{"name": "a", "input_schema": {"type": "string"}}]},
+        *(400, "invalid_request_error", "tools[0].input_schema: "),
+    ),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}},
+        *(400, "invalid_request_error", "tool_choice.name: "),
+    ),
+    ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice: needs tools"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
+        *(400, "invalid_request_error", "output_config.format: "),
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_wrong_is_refused_by_its_name(http: Wire, stream: bool) -> None:
+    for fields, status, kind, says in REFUSED:
+        reply = await ask(http.http, MESSAGES, {**asked(stream=stream), **fields})
+        check_error(reply, status, kind, says)
+
+
+def check_error(reply: Reply, status: int, kind: str, says: str) -> None:
+    body = reply.json
+    assert body.keys() == {"type", "error", "request_id"}
+    assert (reply.status, body["type"], body["error"]["type"]) == (status, "error", kind)
+    assert body["error"]["message"].startswith(says), body
+    assert body["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
+
+
+async def test_errors_before_the_body_is_read(http: Wire) -> None:
+    for path in (MESSAGES, COUNT):
+        reply = await ask(http.http, path, asked(), host="evil.example")
+        check_error(reply, 403, "permission_error", "host: 'evil.example'")
+        reply = await ask(http.http, path, b"{")
+        check_error(reply, 400, "invalid_request_error", "the body is not JSON")
+        reply = await ask(http.http, path, asked(), x_sluice_priority="high")
+        check_error(reply, 400, "invalid_request_error", "x-sluice-priority: ")
+        reply = await ask(http.http, path, b"", content_length="100000000")
+        check_error(reply, 413, "request_too_large", "the body has")
+        reply = await ask(http.http, path, method="GET")
+        check_error(reply, 405, "invalid_request_error", f"GET {path} is not served")
+    for path in ("/v1/messages/batches", "/v1/messages/", "/v1/complete"):
+        reply = await ask(http.http, path, asked(), anthropic_version=VERSION)
+        check_error(reply, 404, "not_found_error", f"POST {path} is not served")
+
+
+async def test_errors_are_those_of_the_client(http: Wire, client: AsyncAnthropic) -> None:
+    with pytest.raises(sdk.NotFoundError) as missing:
+        await client.messages.create(**asked(model="x"))
+    assert (missing.value.type, missing.value.status_code) == ("not_found_error", 404)
+    assert missing.value.request_id is not None
+    assert missing.value.request_id.startswith("req-")
+    with pytest.raises(sdk.BadRequestError) as wrong:
+        await client.messages.create(**asked(extra_body={"temperature": 1.5}))
+    assert wrong.value.api_message == "temperature: must be from 0 to 1"
+
+
+async def test_error_in_a_stream_is_an_event(http: Wire, client: AsyncAnthropic) -> None:
+    async def read() -> None:
+        async with client.messages.stream(**asked()) as events:
+            async for _ in events:
+                pass
+
+    future = asyncio.ensure_future(read())
+    task = await http.batcher.task()
+    tokens = http.tokens("rain")
+    await http.batcher.send(task, frame(0, tokens))
+    failed = RowError(message="no memory")
+    await http.batcher.send(task, frame(len(tokens), end=ROW_END_FAILED, error=failed))
+    with pytest.raises(sdk.APIStatusError) as caught:
+        await future
+    assert caught.value.type == "api_error"
+    assert caught.value.body["request_id"].startswith("req-")  # type: ignore[index]
+
+
+async def test_busy_gateway_is_overloaded(nats_url: str, model_folder: Path) -> None:
+    """529 and not 429: the caller has no rate that it could keep to."""
+    options = {"http": "127.0.0.1:0", "max_concurrent_requests": 1}
+    async with (
+        open_wire(nats_url, model_folder, **options) as wire,
+        client_of(wire) as client,
+    ):
+        first = asyncio.ensure_future(client.messages.create(**asked()))
+        task = await wire.batcher.task()
+        with pytest.raises(sdk.OverloadedError) as caught:
+            await client.messages.create(**asked())
+        assert (caught.value.status_code, caught.value.type) == (529, "overloaded_error")
+        assert caught.value.response.headers["retry-after"] == "1"
+        await send(wire, task, "rain")
+        await first
+
+
+async def test_draining_gateway_is_unavailable(http: Wire, client: AsyncAnthropic) -> None:
+    http.gateway._limiter.draining = True
+    with pytest.raises(sdk.ServiceUnavailableError) as caught:
+        await client.messages.create(**asked())
+    assert (caught.value.status_code, caught.value.type) == (503, "overloaded_error")
+    http.gateway._limiter.draining = False
+
+
+async def test_headers_of_sluice_hold(http: Wire, client: AsyncAnthropic) -> None:
+    headers = {"x-sluice-priority": "bulk", "x-sluice-label-team": "a"}
+    future = asyncio.ensure_future(client.messages.create(**asked(), extra_headers=headers))
+    task = await http.batcher.task(priority_class="bulk")
+    await send(http, task, "rain")
+    await future
+
+
+async def test_models_have_the_shape_of_the_caller(http: Wire, client: AsyncAnthropic) -> None:
+    models = [model async for model in client.models.list()]
+    assert [model.id for model in models] == ["auto", "small", "large"]
+    assert {(model.type, model.max_input_tokens) for model in models} == {("model", 2048)}
+    pages = await client.models.list(limit=2)
+    assert (pages.has_more, pages.first_id, pages.last_id) == (True, "auto", "small")
+    assert [model.id async for model in pages] == ["auto", "small", "large"]
+    before = await client.models.list(before_id="large", limit=1)
+    assert [model.id for model in before.data] == ["small"]
+    small = await client.models.retrieve("small")
+    assert (small.display_name, small.lifecycle, small.max_tokens) == ("small", "active", 2048)
+    with pytest.raises(sdk.NotFoundError):
+        await client.models.retrieve("x")
+    with pytest.raises(sdk.BadRequestError, match="after_id"):
+        await client.models.list(after_id="x")
+    with pytest.raises(sdk.BadRequestError, match="limit"):
+        await client.models.list(limit=0)
+    plain = await ask(http.http, "/v1/models", method="GET")
+    assert (plain.json["object"], "request-id" in plain.headers) == ("list", False)
