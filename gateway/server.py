@@ -285,6 +285,7 @@ class Gateway:
         await self._jobs.close()
         self._admission.close()
         self._arriving.parsing.close()
+        self._arriving.turns.close()
         await self._transport.close()
         _log.info("gateway %s closed", self._transport.gateway_id)
 

@@ -28,6 +28,7 @@ from typing import Final, Protocol, TypeVar
 
 import grpc
 
+from gateway.admission.call_turns import CallTurns
 from gateway.admission.tenant_threads import TenantSlots, TenantThreads
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
@@ -201,6 +202,7 @@ class Arriving:
         streams: calls of a tenant that have no class.
         uploads: those of them that may send many messages.
         watching: watchers of health, by address: nobody knows their callers.
+        turns: of tenants to begin calls.
         parsing: threads for messages above `LOOP_BYTES`, one of each tenant: a message of 1 MiB with 500,000 entries
             takes 27 ms.
     """
@@ -214,6 +216,7 @@ class Arriving:
         self.streams = CountLimit(STREAMS_MAX, "calls about jobs of your tenant are being answered")
         self.uploads = CountLimit(SENDING_MAX, "uploads of your tenant are being answered")
         self.parsing = TenantThreads("parsing", own=1)
+        self.turns = CallTurns()
         self.watching = CountLimit(WATCHING_MAX, "callers of your address are watching health")
         self._brief: dict[str, dict[TimeLimit, None]] = {}
         """By address, the oldest first."""

@@ -167,6 +167,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 await behave(requests, call)
                 return
             tenant, arriving = call.caller.tenant, self._arriving
+            await arriving.turns.take(tenant)
             uploads = arriving.uploads.held(tenant) if sends else nullcontext()
             with arriving.streams.held(tenant), uploads:
                 await behave(requests, call)
@@ -196,6 +197,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def answer(_: Any, context: Any, entries: Metadata) -> Any:
             call = await self._call(context, entries, method, roles)
             tenant = call.caller.tenant
+            await self._arriving.turns.take(tenant)
             payload = await self._arriving.receive(tenant, context.read)
             size = 0 if payload is grpc.aio.EOF else len(payload)
             self._arriving.bytes.take(tenant, size)

@@ -303,6 +303,7 @@ class Endpoint:
         caller.require(self.roles, path)
         call.limit_headers = partial(self.limit_headers, caller)
         call.arriving = checks.arriving
+        await checks.arriving.turns.take(caller.tenant)
         with suppress(ClientDisconnect), checks.arriving.bytes.held(caller.tenant, 0) as call.keep:
             priority_class = class_of(headers) if self.asks else UNSTATED_CLASS
             if priority_class == BULK_CLASS:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -255,9 +256,30 @@ async def idle(attacker: Attacker) -> None:
         writer.close()
 
 
+async def _again_and_again(attacker: Attacker, request: pb.GenerateRequest) -> None:
+    """As many callers as the size says, each of which asks at once when it has been answered."""
+    ends = time.monotonic() + attacker.hold_s
+
+    async def caller(number: int) -> None:
+        while time.monotonic() < ends:
+            await attacker.count("Generate", attacker.read(request, number))
+
+    await asyncio.gather(*(caller(number) for number in range(attacker.size)))
+
+
+async def refused(attacker: Attacker) -> None:
+    """Prompts of 7,900 characters, each of which is refused as too long after it was inspected and encoded."""
+    await _again_and_again(attacker, _asked(prompt="a " * 3950))
+
+
+async def prompts(attacker: Attacker) -> None:
+    """Prompts of 880 characters that are answered."""
+    await _again_and_again(attacker, _asked(prompt="one two " * 110))
+
+
 ATTACKS: Final[Mapping[str, Callable[[Attacker], Awaitable[None]]]] = {
     attack.__name__: attack
-    for attack in (turns, megabyte, bulk, resume, schemas, slow, vanished, idle)
+    for attack in (turns, megabyte, bulk, resume, schemas, slow, vanished, idle, refused, prompts)
 }
 
 

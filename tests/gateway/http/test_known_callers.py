@@ -1,10 +1,12 @@
-"""What a connection hears of its caller."""
+"""What the endpoint of a call does once it knows the caller."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
 import pytest
 
+from gateway.admission.call_turns import BURST, CallTurns
 from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
 from gateway.http.call import AUTHENTICATED, Endpoint
 from gateway.identity.authenticator import Authenticator
@@ -29,3 +31,31 @@ async def test_connection_hears_of_known_callers_alone(asks_credentials: bool) -
     await endpoint(scope | {AUTHENTICATED: partial(known.append, True)}, answer, send)
     assert sent[0]["status"] == (401 if asks_credentials else 200)
     assert known == ([] if asks_credentials else [True])
+
+
+async def test_calls_of_a_tenant_begin_in_turns() -> None:
+    arriving = Arriving(1024)
+    arriving.turns = CallTurns(moment_s=3600)
+    checks = CallChecks(Authenticator(IdentitySettings()), ClassLimiter(64, CallShares()), arriving)
+    begun = list[str]()
+
+    async def answer(call: Any) -> dict[str, Any]:
+        begun.append(call.caller.tenant)
+        return {}
+
+    async def nothing(*_: Any) -> None:
+        pass
+
+    endpoint = Endpoint(checks, lambda _: {}, 1024, None, answer, ANY, False, lambda _: None)
+
+    async def ask(tenant: bytes) -> None:
+        headers = [(b"sluice-tenant", tenant)]
+        scope: Any = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
+        await endpoint(scope, nothing, nothing)
+
+    crowd = [asyncio.create_task(ask(b"crowd")) for _ in range(2 * BURST)]
+    await asyncio.sleep(0)
+    await ask(b"other")
+    assert begun == ["crowd"] * BURST + ["other"]
+    for task in crowd:
+        task.cancel()

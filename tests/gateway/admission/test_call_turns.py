@@ -1,0 +1,99 @@
+"""Turns of tenants to begin calls."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from gateway.admission.call_turns import ARRIVALS, BURST, CallTurns
+from sluice.errors import Overloaded
+
+NEVER_S = 3600.0
+BOUND_S = 60.0
+
+
+class Calls:
+    """Calls that take turns; `begun` counts them by tenant."""
+
+    def __init__(self, turns: CallTurns) -> None:
+        self._turns = turns
+        self.begun = Counter[str]()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def come(self, tenant: str, count: int) -> None:
+        """Send calls; return when each has begun or waits."""
+        self.tasks += [asyncio.create_task(self._call(tenant)) for _ in range(count)]
+        await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        async with asyncio.timeout(BOUND_S):
+            await asyncio.gather(*self.tasks)
+
+    async def _call(self, tenant: str) -> None:
+        await self._turns.take(tenant)
+        self.begun[tenant] += 1
+
+
+async def test_few_calls_of_each_tenant_begin_at_once() -> None:
+    calls = Calls(CallTurns(moment_s=NEVER_S))
+    await calls.come("a", 100)
+    await calls.come("b", 1)
+    assert calls.begun == {"a": BURST, "b": 1}
+    for task in calls.tasks:
+        task.cancel()
+
+
+async def test_others_begin_when_no_call_comes() -> None:
+    calls = Calls(CallTurns(moment_s=0))
+    await calls.come("a", 100)
+    await calls.end()
+    assert calls.begun["a"] == 100
+    await calls.come("a", 2 * BURST)  # the turns have ended, and start again
+    await calls.end()
+
+
+async def test_a_round_begins_a_few_calls_of_each() -> None:
+    turns = CallTurns(moment_s=0)
+    order, calls = list[str](), []
+
+    async def call(tenant: str) -> None:
+        await turns.take(tenant)
+        order.append(tenant)
+
+    for tenant in ("a", "b"):
+        calls += [asyncio.create_task(call(tenant)) for _ in range(3 * BURST)]
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*calls)
+    assert order == 3 * (["a"] * BURST + ["b"] * BURST)
+
+
+async def test_calls_without_an_end_hold_up_no_round() -> None:
+    calls = Calls(CallTurns(moment_s=0))
+    await calls.come("a", BURST + 1)
+    for _ in range(4 * ARRIVALS):
+        await calls.come("b", 1)
+    assert calls.begun["a"] == BURST + 1
+    await calls.end()
+
+
+async def test_calls_that_have_gone_take_no_turn() -> None:
+    calls = Calls(CallTurns(moment_s=0))
+    await calls.come("a", 3 * BURST)
+    for task in calls.tasks[BURST : 2 * BURST]:
+        task.cancel()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*calls.tasks, return_exceptions=True)
+    assert calls.begun["a"] == 2 * BURST
+
+
+async def test_waiting_calls_of_a_tenant_are_bounded() -> None:
+    turns = CallTurns(waiting_max=2, moment_s=NEVER_S)
+    calls = Calls(turns)
+    await calls.come("a", BURST + 2)
+    with pytest.raises(Overloaded, match="2 calls of your tenant wait to begin"):
+        await turns.take("a")
+    await calls.come("b", 1)
+    assert calls.begun["b"] == 1
+    turns.close()
+    results = await asyncio.gather(*calls.tasks, return_exceptions=True)
+    assert sum(isinstance(one, asyncio.CancelledError) for one in results) == 2
