@@ -8,6 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.api.whole import add_events
+from gateway.http.encodings import GZIP
 from gateway.http.logprobs import TextLogprobs
 from gateway.http.names import plain_names
 from sluice.errors import PromptTooLong, SluiceError, UnknownModel
@@ -31,6 +32,11 @@ _LINE_ENDS: Final = tuple(
 ErrorAnswer = tuple[int, dict[str, str], dict[str, Any]]
 """Status, headers and body."""
 _WAIT_S_MAX: Final = 60.0
+_HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {
+    401: {"www-authenticate": "Bearer"},
+    415: {"accept-encoding": GZIP},
+}
+"""Headers that HTTP wants beside a status."""
 _RETRIED: Final = (409, 429)
 """Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
 
@@ -226,7 +232,7 @@ def error_answer(error: SluiceError, named: Callable[[str], str] = plain_names) 
 
 def error_headers(error: SluiceError, status: int) -> dict[str, str]:
     """Return the headers of an answer that is an error, by which clients decide whether to try again."""
-    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    headers = dict(_HEADERS_OF.get(status, {}))
     if "request_id" in error.metadata:
         headers["x-request-id"] = error.metadata["request_id"]
     wait_s = error.retry_after_s

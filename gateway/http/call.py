@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission.calls import RECEIVE_S, Arriving, CallChecks, guarded, in_time
 from gateway.http.answers import encode
 from gateway.http.api import api_of
+from gateway.http.encodings import encoding_of, encoding_unsupported, gunzip
 from gateway.http.requests import (
     class_of,
     host_of,
@@ -111,12 +112,13 @@ class HttpCall(Request):
         """The body, a JSON object.
 
         Raises:
-            InvalidRequest, MessageTooLarge, BodyTooSlow, ClientDisconnect: there is none.
+            InvalidRequest, EncodingUnsupported, MessageTooLarge, BodyTooSlow, ClientDisconnect: there is none.
         """
         # Browsers send other types to other origins unasked; see docs/use/http.md.
         kind = self.metadata.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _JSON:
             raise InvalidRequest.of("content-type", f"must be {_JSON}")
+        encoding = encoding_of(self.metadata)
         length = self.metadata.get("content-length", "")
         if length.isdecimal() and float(length) > self._max_body_bytes:
             raise self._too_large(length)
@@ -130,18 +132,25 @@ class HttpCall(Request):
                         raise self._too_large(f"more than {self._max_body_bytes}")
         except TimeoutError:
             raise _too_slow() from None
-        parse = partial(parse_json, bytes(body))
+        tenant, sent = self.caller.tenant, bytes(body)
         try:
-            return await self.arriving.parse(self.caller.tenant, len(body), parse)
+            if encoding:
+                decode = partial(gunzip, sent, self._max_body_bytes)
+                sent = await self.arriving.parse(tenant, self._max_body_bytes, decode)
+                self.keep(len(sent))
+            return await self.arriving.parse(tenant, len(sent), partial(parse_json, sent))
         except InvalidRequest as error:
-            raise BadBody(error.message) from None
+            raise BadBody(error.message, violations=error.violations) from None
 
     def pieces(self) -> AsyncIterator[bytes]:
         """A body of any length, piece by piece.
 
         Raises:
+            EncodingUnsupported: it is compressed.
             BodyTooSlow, ClientDisconnect: it does not go on.
         """
+        if encoding_of(self.metadata):
+            raise encoding_unsupported("gzip is served for JSON alone; send the file without it")
         return in_time(self.stream(), _too_slow)
 
     async def write(

@@ -21,6 +21,7 @@ _STATUS: Final[Mapping[int, int]] = {
     code_pb2.DEADLINE_EXCEEDED: 504,
 }
 _STATUS_OF_REASON: Final[Mapping[str, int]] = {
+    "CONTENT_ENCODING_UNSUPPORTED": 415,
     "BODY_TOO_SLOW": 408,
     "MESSAGE_TOO_LARGE": 413,
     "STORAGE_FULL": 507,
