@@ -20,6 +20,7 @@ from gateway.admission.calls import RECEIVE_S, Arriving, CallChecks, guarded, in
 from gateway.http.answers import encode
 from gateway.http.api import api_of
 from gateway.http.encodings import encoding_of, encoding_unsupported, gunzip
+from gateway.http.half_closed import PROBE
 from gateway.http.requests import (
     class_of,
     host_of,
@@ -174,6 +175,8 @@ class HttpCall(Request):
             length = {} if more else {"content-length": str(len(data))}
             own = dict.fromkeys(self.api.id_headers, self.request_id) | {"content-type": _JSON}
             self.sent = {**own, **self.limit_headers(), **headers, **length}
+            if self.sent["content-type"] == SSE["content-type"]:
+                self.scope[PROBE] = PING
             raw = Headers(self.sent).raw
             await self._send({"type": "http.response.start", "status": status, "headers": raw})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.answers import encode
 from gateway.http.call import ABORT, AUTHENTICATED, CERTIFICATE_NAMES
+from gateway.http.half_closed import HalfClosedWatch, probe_for
 from gateway.http.handshakes import TlsListener
 from gateway.telemetry.request_log import new_request_id
 from sluice.errors import Overloaded
@@ -64,6 +65,7 @@ class Limits:
         leftover_s: for the rest of a request that was answered before its end, seconds.
         pipelined: requests that wait for the answer to the one before them.
         handshake_s: until TLS is set up, seconds.
+        probes_s: when a client that has ended its side is asked whether it reads, seconds after that.
     """
 
     head_s: float = 20.0
@@ -72,6 +74,7 @@ class Limits:
     leftover_s: float = 10.0
     pipelined: int = 16
     handshake_s: float = HANDSHAKE_S
+    probes_s: Sequence[float] = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 
 
 class HttpServer:
@@ -222,6 +225,7 @@ class Connection(HttpToolsProtocol):
         self._reads_head = False
         self._useless_bytes = 0
         self._is_narrow = False
+        self._half_closed: HalfClosedWatch | None = None
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -292,6 +296,15 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     @override
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """End the client's side; return whether its answers are still to be sent."""
+        if self._is_idle or self.cycle.more_body or self.scheme == "https":
+            return False  # TLS has no half of a connection
+        self.cycle.keep_alive = False
+        self._half_closed = HalfClosedWatch(self.transport, self._probe, self._limits.probes_s)
+        return True
+
+    @override
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_idle:
@@ -310,6 +323,8 @@ class Connection(HttpToolsProtocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_timer()
+        if self._half_closed is not None:
+            self._half_closed.end()
         super().connection_lost(exc)
 
     @property
@@ -325,6 +340,10 @@ class Connection(HttpToolsProtocol):
         opened = self.transport.get_extra_info("socket")
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CALLER_BYTES)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, CALLER_BYTES)
+
+    def _probe(self) -> bytes:
+        """Return what the client may get now; while requests wait behind another one, answers come."""
+        return b"" if self.pipeline else probe_for(self.cycle)
 
     def _refuse(self, status: bytes, error: Any, headers: bytes = b"") -> None:
         request_id, body = new_request_id(), encode(error)

@@ -9,6 +9,7 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
+from gateway.http.call import PING
 from sluice.internal.v1.frame_pb2 import (
     ROW_END_FAILED,
     ROW_END_LENGTH,
@@ -17,7 +18,7 @@ from sluice.internal.v1.frame_pb2 import (
     RowError,
 )
 from sluice.internal.v1.task_pb2 import Task
-from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.http import CHAT, Connection, ask, chat, events_in
 from tests.gateway.kit.tokenizer import ASSISTANT, BOS, END, SYSTEM, USER
 from tests.gateway.kit.wire import Wire, open_wire
@@ -262,6 +263,31 @@ async def test_a_client_that_goes_cancels_its_row(http: Wire, streams: bool) -> 
     connection.close()
     await http.batcher.cancelled(task)
     await http.until(lambda: http.gateway.active == 0)
+
+
+async def test_a_half_closed_client_gets_its_answer(http: Wire) -> None:
+    connection = await Connection.to(http.http)
+    await connection.send(CHAT, chat())
+    connection.writer.write_eof()
+    task = await http.batcher.task()
+    await http.batcher.send(task, last(0, http.tokens("hello")))
+    assert b'"content":"hello"' in await connection.reader.read()
+    connection.close()
+
+
+async def test_a_half_closed_client_gets_its_stream(http: Wire) -> None:
+    """In a pause of the stream it gets a comment, by which one that has closed is known."""
+    connection = await Connection.to(http.http)
+    await connection.send(CHAT, chat(stream=True))
+    connection.writer.write_eof()
+    task = await http.batcher.task()
+    tokens = http.tokens("hello")
+    await http.batcher.send(task, frame(0, tokens))
+    async with asyncio.timeout(BOUND_S):
+        await connection.reader.readuntil(PING)
+    await http.batcher.send(task, last(len(tokens), tokens))
+    assert b"[DONE]" in await connection.reader.read()
+    connection.close()
 
 
 async def test_a_client_that_goes_cancels_the_rows_of_all_its_answers(http: Wire) -> None:

@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -411,3 +412,53 @@ async def test_close_ends_handshakes(encrypted: Encrypted) -> None:
         assert (await get(caller)).status == 200
     assert await cut(silent) == b""
     assert await cut(caller) == b""
+
+
+async def test_half_closed_client_gets_its_answer() -> None:
+    """It gets an interim response while it waits, and the connection is closed behind the answer."""
+    async with served(replace(LONG, probes_s=(0.0,))) as (app, address):
+        connection = await Connection.to(address)
+        await connection.send(WAIT, b"", method="GET", content_length="", content_type="")
+        connection.writer.write_eof()
+        assert (await connection.head())[0] == 100
+        app.may_end.set()
+        reply = await connection.reply()
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+        assert await cut(connection) == b""
+
+
+async def test_half_closed_client_of_http_1_0_gets_no_interim_response() -> None:
+    async with served() as (app, address):
+        connection = await Connection.to(address)
+        connection.writer.write(b"GET /wait HTTP/1.0\r\nhost: a\r\n\r\n")
+        connection.writer.write_eof()
+        await app.begun.wait()
+        app.may_end.set()
+        assert (await cut(connection)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_half_closed_client_gets_all_answers_of_a_pipeline() -> None:
+    async with served() as (app, address):
+        connection = await Connection.to(address)
+        for path in (WAIT, NOW):
+            await connection.send(path, b"", method="GET", content_length="", content_type="")
+        connection.writer.write_eof()
+        await app.begun.wait()
+        app.may_end.set()
+        assert (await cut(connection)).count(b"HTTP/1.1 200 ") == 2
+
+
+async def test_client_that_ends_inside_of_its_body_is_gone() -> None:
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        await connection.send(READ, b"a", content_length="2")
+        connection.writer.write_eof()
+        assert await cut(connection) == b""
+
+
+async def test_idle_client_that_ends_its_side_is_closed() -> None:
+    async with served() as (_, address):
+        connection = await Connection.to(address)
+        await get(connection)
+        connection.writer.write_eof()
+        assert await cut(connection) == b""
