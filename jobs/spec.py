@@ -55,7 +55,7 @@ def check_spec(spec: pb.JobSpec) -> None:
     for key, value in spec.labels.items():
         if not 1 <= len(key) <= LABEL_KEY_CHARS_MAX or len(value) > LABEL_VALUE_CHARS_MAX:
             message = f"keys must have 1 to {LABEL_KEY_CHARS_MAX} characters, values at most {LABEL_VALUE_CHARS_MAX}"
-            raise InvalidRequest.of(f"spec.labels.{key[:LABEL_KEY_CHARS_MAX]}", message)
+            raise InvalidRequest.of(f"spec.labels.{key}", message)
     if (size := labels_bytes(spec.labels)) > LABELS_BYTES_MAX:
         message = f"have {size} bytes; send at most {LABELS_BYTES_MAX} in keys and values together"
         raise InvalidRequest.of("spec.labels", message)

@@ -14,7 +14,13 @@ from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.admission.contexts import ContextFit
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.policies import InForce, Policies
-from gateway.admission.prompts import PreparedPrompt, check_length, encode, prepare
+from gateway.admission.prompts import (
+    PreparedPrompt,
+    check_length,
+    encode,
+    prepare,
+    prompt_too_long,
+)
 from gateway.admission.text_work import LOOP_CHARS, LoopTurns, TextThreads
 from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
@@ -32,6 +38,7 @@ from gateway.safety.guards.checks import Check, Decided, EntityGuard
 from gateway.safety.guards.families import Failure
 from gateway.safety.inspector import (
     NO_ENTITIES,
+    TOO_LONG,
     FoundEntities,
     RequestInspection,
 )
@@ -239,7 +246,7 @@ class Admission:
         if not all(catalog[model].settings.takes_messages for model in models):
             await self._check_constraints(request)
         log = incoming.log
-        await self._inspect(incoming, log.hop(names.SPAN_SAFETY))
+        await self._inspect(incoming, rows_of, log.hop(names.SPAN_SAFETY))
         contexts = _contexts_of(incoming) if rows_of is None and request.audio is None else None
         while not await self._try_route(incoming, rows_of, contexts):
             pass  # the model had no room: now that is known
@@ -341,7 +348,7 @@ class Admission:
             if problem is not None:
                 raise InvalidRequest.of(field, problem)
 
-    async def _inspect(self, incoming: AdmittedRequest, span: Span) -> None:
+    async def _inspect(self, incoming: AdmittedRequest, rows_of: RowsOf | None, span: Span) -> None:
         inspection = await self._check(incoming)
         incoming.log.inspected(inspection)
         inspector = incoming.policies.inspector
@@ -350,7 +357,25 @@ class Admission:
             tried = await self._inspections.work_on(inspection.texts, incoming.tenant, rehearse)
             if moves := inspector.count(inspection.inspected, tried):
                 span.set_attribute(names.DRY_RUN, move_labels(moves))
+        if inspection.verdict.blocked == (TOO_LONG,):
+            await self._refuse_too_long(incoming, rows_of)
         incoming.conversation = _passed(incoming.conversation, inspection)
+
+    async def _refuse_too_long(self, incoming: AdmittedRequest, rows_of: RowsOf | None) -> None:
+        """Raise PromptTooLong where no model has room for the texts, of which one is too long to be inspected.
+
+        That helps the caller more than the limit of the policy.
+        """
+        request, catalog = incoming.request, incoming.policies.catalog
+        conversation, named = request.conversation, request.model
+        model = catalog[named or max(catalog.reading, key=lambda one: catalog[one].context_tokens)]
+        if rows_of is not None:
+            work = partial(rows_of, conversation, model)
+            await self.threads.work_on(conversation.texts, request.tenant, work)
+        elif request.audio is None:
+            tokens = len(await encode(conversation, model, self.threads, request.tenant))
+            if tokens >= model.context_tokens:
+                raise prompt_too_long(model, f"{tokens}", tokens)
 
     async def _route(self, incoming: AdmittedRequest, contexts: ContextFit | None) -> Plan:
         request, policies = incoming.request, incoming.policies

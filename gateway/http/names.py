@@ -121,7 +121,7 @@ class FieldNames:
 
     def _as_sent(self, path: str) -> str:
         body = self._body
-        if path == "max_tokens" and path not in body and "max_completion_tokens" in body:
+        if path == "max_tokens" and body.get(path) is None and "max_completion_tokens" in body:
             return "max_completion_tokens"
         if path == "stop[0]" and isinstance(body.get("stop"), str):
             return "stop"

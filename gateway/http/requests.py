@@ -91,8 +91,10 @@ def _take_stream_options(body: dict[str, Any]) -> bool | None:
         raise BadField("stream_options: needs stream: true")
     check_kind("stream_options", options, dict)
     for name, value in options.items():
+        if value is None:
+            continue
         if name not in _STREAM_OPTIONS:
-            raise BadField(f"stream_options.{name}: is not served")
+            raise BadField(f"stream_options.{name}: is not served; leave it out")
         check_kind(f"stream_options.{name}", value, bool)
     return bool(options.get("include_usage"))
 

@@ -90,7 +90,7 @@ def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
             own_name, change = _OWN[name]
             chat[own_name] = change(value)
         elif value not in _NO_EFFECT.get(name, ()):
-            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served')}")
+            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served; leave it out')}")
     if effort is not None:
         chat["reasoning_effort"] = effort
     return chat

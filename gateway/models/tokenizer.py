@@ -342,16 +342,19 @@ class ModelTokenizer:
             frames[texts] = tuple(map(tuple, parts))
         return frames[texts]
 
-    def detokenizer(self, *, tools: bool = False) -> "Detokenizer":
-        """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""
-        if not tools or self.tool_format is None:
-            hidden = self.speech.control if self.speech else ()
-            return Detokenizer(self.tokenizer, hidden=hidden, texts=self._texts)
-        marks = (self.tool_format.opening, self.tool_format.closing)
+    def detokenizer(self, *, tools: bool = False, stops: Sequence[str] = ()) -> "Detokenizer":
+        """Return the detokenizer of one answer.
+
+        Special tokens that begin and end calls of ``tools``, or are one of the strings ``stops``, have their text.
+        """
+        marks = list(stops)
+        if tools and self.tool_format is not None:
+            marks += (self.tool_format.opening, self.tool_format.closing)
         shown = {
             token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None
         }
-        return Detokenizer(self.tokenizer, shown, texts=self._texts)
+        hidden = self.speech.control if self.speech else ()
+        return Detokenizer(self.tokenizer, shown, hidden, texts=self._texts)
 
     def special_id(self, text: str) -> int | None:
         """The special token ``text``, if there is one."""

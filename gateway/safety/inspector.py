@@ -22,7 +22,9 @@ from gateway.safety.text.invisible import smuggled
 from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
 
-_NOTICED: Final = frozenset({"limit.length", "unicode.invisible_only"})
+TOO_LONG: Final = "limit.length"
+"""The rule that finds a text too long to be inspected."""
+_NOTICED: Final = frozenset({TOO_LONG, "unicode.invisible_only"})
 """What is found without a change of the text."""
 
 
@@ -227,7 +229,7 @@ class RequestInspection:
 
     def _too_long(self, text: str) -> Normalized:
         """Text over the length limit is not inspected, so it costs nothing."""
-        too_long = Finding("limit.length", self._longest, len(text), Severity.CRITICAL)
+        too_long = Finding(TOO_LONG, self._longest, len(text), Severity.CRITICAL)
         return Normalized("", (too_long,))
 
     def _seen(self, text: str) -> set[Finding]:

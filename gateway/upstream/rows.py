@@ -231,9 +231,10 @@ def _open_text(
 ) -> Transcript:
     """The text of an answer that begins with ``held``."""
     tokenizer, sampling = prepared.model.tokenizer, request.sampling
+    stops = tuple(sampling.stop)
     transcript = Transcript(
-        tokenizer.detokenizer(tools=request.tools is not None),
-        tuple(sampling.stop),
+        tokenizer.detokenizer(tools=request.tools is not None, stops=stops),
+        stops,
         tokenizer.stop_token_ids.union(sampling.stop_token_ids),
         tokenizer.piece,
         prepared.inspect and prepared.inspect(),

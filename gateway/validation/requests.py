@@ -258,7 +258,7 @@ def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
         found.add("labels", f"has more than {LABELS_MAX} entries")
         return
     for key, value in labels.items():
-        field = f"labels.{key[:LABEL_KEY_CHARS_MAX]}" if key else "labels"
+        field = f"labels.{key}" if key else "labels"
         found.check(
             1 <= len(key) <= LABEL_KEY_CHARS_MAX,
             field,

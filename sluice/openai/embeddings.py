@@ -148,5 +148,5 @@ def _set_texts(texts: Any, given: Any, field: str) -> None:
 def _set_fields(request: Any, asked: Mapping[str, Any], known: Sequence[str]) -> None:
     for name, value in asked.items():
         if name not in known:
-            raise BadField(f"{name}: is not served")
+            raise BadField(f"{name}: is not served; leave it out")
         set_field(request, name, value)

@@ -32,6 +32,8 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "echo": (False,),
     "logit_bias": ({},),
     "tools": ([],),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     "stop": ([], ""),
     "suffix": ("",),
     "service_tier": ("auto", "default"),
@@ -88,7 +90,7 @@ def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.Gen
         elif name in _SAMPLING:
             _set_sampling(request.sampling, name, value)
         else:
-            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served')}")
+            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served; leave it out')}")
     return request
 
 
@@ -176,6 +178,8 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
         plain["stop"] = [stop]
     elif isinstance(stop, list) and not any(one != "" for one in stop):
         del plain["stop"]
+    elif stop is not None and not isinstance(stop, list):
+        raise BadField("stop: is neither text nor a list of texts")
     if "logprobs" in plain or "top_logprobs" in plain:
         plain["logprobs"] = _logprobs_of(plain)
     plain["labels"] = _labels_of(plain)
@@ -345,8 +349,9 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
 
 
 def _set_choice(choice: pb.ToolChoice, given: Any) -> None:
-    if given in ("none", "auto", "required"):
-        choice.mode = value_of(pb.ToolChoiceMode, given)
+    mode = given["type"] if isinstance(given, dict) and given.keys() == {"type"} else given
+    if mode in ("none", "auto", "required"):
+        choice.mode = value_of(pb.ToolChoiceMode, mode)
         return
     name = function_of(given, "tool_choice").get("name")
     set_field(choice, "function", name, "tool_choice.")

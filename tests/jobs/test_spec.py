@@ -43,7 +43,7 @@ SPECS: list[tuple[pb.JobSpec, str]] = [
         "spec.dedupe.reuse_job_ids",
     ),
     (pb.JobSpec(labels={str(n): "" for n in range(33)}), "spec.labels"),
-    (pb.JobSpec(labels={"k" * 65: ""}), "spec.labels." + "k" * 64),
+    (pb.JobSpec(labels={"k" * 65: ""}), "spec.labels." + "k" * 65),
     (pb.JobSpec(labels={"": "v"}), "spec.labels."),
     (pb.JobSpec(labels={"k": "v" * 513}), "spec.labels.k"),
     (pb.JobSpec(labels={str(n): "\u754c" * 256 for n in range(32)}), "spec.labels"),

@@ -46,7 +46,7 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (chat(verbosity="low"), "verbosity", "prompt"),
     (chat(reasoning_effort="high"), "reasoning_effort", "leave it out"),
     (chat(chat_template_kwargs={"messages": 1}), "chat_template_kwargs", "reserved"),
-    (chat(functions=[]), "functions", "tools"),
+    (chat(functions=[{"name": "f"}]), "functions", "tools"),
     (chat(service_tier="flex"), "service_tier", "x-sluice-priority"),
     (chat(min_tokens=1, regex="a"), "min_tokens", "a regular expression"),
     (chat(stream="yes"), "stream", "true or false"),

@@ -8,7 +8,7 @@ from gateway.models.tokenizer import ModelTokenizer
 from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1.inference_pb2 import TokenLogprobs
-from tests.gateway.kit.tokenizer import END, id_of, make_tokenizer
+from tests.gateway.kit.tokenizer import END, SYSTEM, USER, id_of, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 END_ID = id_of(TOKENIZER, END)
@@ -132,3 +132,16 @@ def test_logprobs_that_the_caller_does_not_want_are_not_kept() -> None:
     delta = with_logprobs(None).delta(0, True)
     assert delta is not None
     assert list(delta.logprobs) == [TokenLogprobs()]
+
+
+@pytest.mark.parametrize("text", ["", "hello wo"])
+def test_stop_string_that_is_a_special_token_stops(text: str) -> None:
+    """Other special tokens have no text, as in all answers."""
+    user = id_of(TOKENIZER, USER)
+    made = Transcript(
+        TOKENS.detokenizer(stops=[USER]), [USER], TOKENS.stop_token_ids, TOKENS.token_text
+    )
+    for token_id in [*ids(text), id_of(TOKENIZER, SYSTEM), user]:
+        made.append(token_id)
+    assert (made.closed, made.stop, made.text) == (True, USER, text)
+    assert made.token_ids[-1] == user

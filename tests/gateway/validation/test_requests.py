@@ -106,7 +106,7 @@ INPUTS: list[tuple[dict[str, Any], list[str]]] = [
     ({"chat": chat(("user", "hi")), "raw_prompt": True}, ["raw_prompt"]),
     ({"priority": 17}, ["priority"]),
     ({"labels": {str(i): "" for i in range(33)}}, ["labels"]),
-    ({"labels": {"k" * 65: ""}}, ["labels." + "k" * 64]),
+    ({"labels": {"k" * 65: ""}}, ["labels." + "k" * 65]),
     ({"labels": {"k": "v" * 513}}, ["labels.k"]),
     ({"labels": {"": "v"}}, ["labels."]),
     ({"idempotency_key": "k" * 129}, ["idempotency_key"]),

@@ -143,6 +143,7 @@ NO_EFFECT: list[Json] = [
     {"n": 1, "logit_bias": {}, "store": False, "service_tier": "auto", "modalities": ["text"]},
     {"verbosity": "medium", "prompt_cache_key": "k", "safety_identifier": "s", "audio": None},
     {"function_call": None, "functions": None, "tools": [], "tool_choice": "auto"},
+    {"function_call": "none", "functions": [], "tool_choice": {"type": "none"}},
     {"tools": None, "parallel_tool_calls": False},
     {"vendor_extension": None, "metadata": None, "web_search_options": None},
 ]
@@ -159,6 +160,8 @@ def test_fields_without_effect_are_ignored(fields: Json) -> None:
     ("fields", "said"),
     [
         ({"stop": [1]}, "stop[0]: is not text"),
+        ({"stop": 1}, "stop: is neither text nor a list of texts"),
+        ({"modalities": ["text", "audio"]}, "modalities: is not served; leave it out"),
         ({"stop_token_ids": ["1"]}, "stop_token_ids[0]: is not a whole number"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]: -1 is out of range"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a: is no token id"),
