@@ -108,7 +108,7 @@ INPUTS: list[tuple[dict[str, Any], list[str]]] = [
     ({"labels": {str(i): "" for i in range(33)}}, ["labels"]),
     ({"labels": {"k" * 65: ""}}, ["labels." + "k" * 65]),
     ({"labels": {"k": "v" * 513}}, ["labels.k"]),
-    ({"labels": {"": "v"}}, ["labels."]),
+    ({"labels": {"": "v"}}, ["labels"]),
     ({"idempotency_key": "k" * 129}, ["idempotency_key"]),
     ({"resume": Resume(token_ids=[1 << 20])}, ["resume.token_ids"]),
     (
