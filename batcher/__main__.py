@@ -18,7 +18,7 @@ async def _serve(process: Process) -> None:
         process.tracer,
         process.stop,
         process.config,
-        process.registry,
+        process.instruments,
     )
 
 

@@ -20,8 +20,8 @@ from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.reload import refuse_changes
 from sluice.telemetry.exchange import MetricsExchange
+from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.names import SERVICE_BATCHER
-from sluice.telemetry.registry import MetricRegistry
 from sluice.tls import channel_credentials
 from sluice.wire import permissions
 from sluice.wire.codec import MalformedMessage
@@ -72,7 +72,7 @@ class Batcher:
         settings: Settings,
         batcher: str,
         tracer: Tracer,
-        registry: MetricRegistry,
+        instruments: Instruments,
     ) -> None:
         self._settings = settings
         self._spans = RowSpans(tracer)
@@ -86,7 +86,7 @@ class Batcher:
             self._spans,
             self._reporter.changed,
             self._reporter.capacity_changed,
-            BatcherMetrics(registry),
+            BatcherMetrics(instruments),
             channel_credentials(settings.tls.mesh),
         )
         self._loops = {model.task_name: self._new_loop(model) for model in settings.served}
@@ -261,7 +261,7 @@ async def serve(
     tracer: Tracer,
     stop: asyncio.Event,
     config: Path | None = None,
-    registry: MetricRegistry | None = None,
+    instruments: Instruments | None = None,
 ) -> None:
     """Runs a batcher until ``stop``; SIGHUP or `sluice reload` makes it read ``config`` again.
 
@@ -273,7 +273,7 @@ async def serve(
         addresses(settings, model)
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
-    registry = registry or MetricRegistry()
+    instruments = instruments or Instruments()
     process: Batcher | None = None
 
     def on_loss() -> None:
@@ -283,8 +283,8 @@ async def serve(
     tls = settings.tls.mesh
     nats_client = await connect(settings.nats, permissions.BATCHER, batcher, on_loss, tls)
     try:
-        await MetricsExchange(SERVICE_BATCHER, batcher, registry).start(nats_client)
-        process = Batcher(nats_client, settings, batcher, tracer, registry)
+        await MetricsExchange(SERVICE_BATCHER, batcher, instruments).start(nats_client)
+        process = Batcher(nats_client, settings, batcher, tracer, instruments)
         log.info("batcher %s serves %s", batcher, ", ".join(m.task_name for m in settings.served))
         async with contextlib.AsyncExitStack() as stack:
             if config is not None:

@@ -20,7 +20,7 @@ from batcher.spans import end_word
 from sluice.internal.v1 import control_pb2, worker_pb2
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
-from sluice.telemetry.registry import MetricRegistry, Point, Series
+from sluice.telemetry.instruments import Instruments, Labels, Point, Reported
 
 _BUCKETS: Final = len(catalog.STEP_SECONDS) + 1
 
@@ -51,16 +51,17 @@ _Points = Callable[[_Model], Iterable[Point]]
 class BatcherMetrics:
     """The metrics of one batcher process."""
 
-    def __init__(self, registry: MetricRegistry) -> None:
+    def __init__(self, instruments: Instruments) -> None:
         self._models: dict[str, _Model] = {}
-        self._wait = registry.histogram(catalog.QUEUE_WAIT)
-        self._batches = registry.counter(catalog.BATCHES)
-        self._batch_rows = registry.counter(catalog.BATCH_ROWS)
-        self._batch_tokens = registry.counter(catalog.BATCH_TOKENS)
-        self._padding = registry.counter(catalog.PADDING_TOKENS)
-        self._rows = registry.counter(catalog.ROWS)
+        self._wait = instruments.histogram(catalog.QUEUE_WAIT)
+        self._batches = instruments.counter(catalog.BATCHES)
+        self._batch_rows = instruments.counter(catalog.BATCH_ROWS)
+        self._batch_tokens = instruments.counter(catalog.BATCH_TOKENS)
+        self._padding = instruments.counter(catalog.PADDING_TOKENS)
+        self._rows = instruments.counter(catalog.ROWS)
         for metric, points in _READERS:
-            registry.observe(metric, partial(self._read, points))
+            instruments.observe(metric, partial(self._read, points))
+        instruments.report(catalog.STEP_TIME, self._steps)
 
     # Events.
 
@@ -92,6 +93,14 @@ class BatcherMetrics:
             self._batch_rows[labels] += 1
             self._wait.record(labels, row.waited_s, span_of(row))
 
+    def _steps(self) -> Iterator[tuple[Labels, Reported]]:
+        for model, view in self._models.items():
+            for name, worker in view.workers.items():
+                counts = worker.counts
+                if counts is not None and len(counts.step_buckets) == _BUCKETS:
+                    bounds = counts.shortest_step_s, counts.longest_step_s
+                    yield (model, name), Reported(counts.step_buckets, counts.step_s, *bounds)
+
     def _read(self, points: _Points) -> Iterator[Point]:
         for model, view in self._models.items():
             for labels, value in points(view):
@@ -118,24 +127,17 @@ def _by_worker(value: Callable[[WorkerState | None], float]) -> _Points:
 
 
 def _counted(
-    value: Callable[[worker_pb2.WorkerLoad, worker_pb2.WorkerCounts], float | Series],
+    value: Callable[[worker_pb2.WorkerLoad, worker_pb2.WorkerCounts], float],
     more: tuple[str, ...] = (),
 ) -> _Points:
     """Of each worker that has said what it has counted; ``more`` labels."""
 
     def points(view: _Model) -> Iterator[Point]:
         for name, worker in view.workers.items():
-            counts = worker.counts
-            if counts is not None and len(counts.step_buckets) == _BUCKETS:
-                yield (name, *more), value(worker.load, counts)
+            if worker.counts is not None and len(worker.counts.step_buckets) == _BUCKETS:
+                yield (name, *more), value(worker.load, worker.counts)
 
     return points
-
-
-def _steps(_: worker_pb2.WorkerLoad, counts: worker_pb2.WorkerCounts) -> Series:
-    series = Series(_BUCKETS)
-    series.counts, series.total = list(counts.step_buckets), counts.step_s
-    return series
 
 
 def _cache_share(worker: WorkerState | None) -> float:
@@ -167,7 +169,6 @@ _READERS: Final[Sequence[tuple[Metric, _Points]]] = (
     (catalog.WORKER_RUNNING, _by_worker(lambda worker: worker.load.running if worker else 0)),
     (catalog.WORKER_WAITING, _by_worker(lambda worker: worker.load.waiting if worker else 0)),
     (catalog.WORKER_CACHE, _by_worker(_cache_share)),
-    (catalog.STEP_TIME, _counted(_steps)),
     (catalog.STEP_ROWS, _counted(lambda _, counts: counts.step_rows)),
     (catalog.WORKER_TOKENS, _counted(lambda _, counts: counts.tokens, ("output",))),
     (catalog.WORKER_TOKENS, _counted(lambda _, counts: counts.prompt_tokens, ("input",))),

@@ -60,10 +60,11 @@ class RowSpans:
         """A row has come: its task span hangs under the context in its headers."""
         if is_unsampled(row.headers):
             return
+        task = self._tracer.start_span(names.SPAN_TASK, context_of(row.headers), SpanKind.CONSUMER)
+        if not task.is_recording():
+            return
         attributes = _task_attributes(row.task)
-        task = self._tracer.start_span(
-            names.SPAN_TASK, context_of(row.headers), SpanKind.CONSUMER, attributes
-        )
+        task.set_attributes(attributes)
         context = trace.set_span_in_context(task, Context())
         of_queue = {name: attributes[name] for name in (names.PRIORITY_CLASS, names.ATTEMPT)}
         queue = self._tracer.start_span(names.SPAN_QUEUE, context, attributes=of_queue)
@@ -141,7 +142,7 @@ def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
         names.ATTEMPT: task.attempt,
         names.GEN_AI_REQUEST_MODEL: task.model,
         names.GEN_AI_MAX_TOKENS: task.sampling.max_tokens,
-        names.GEN_AI_INPUT_TOKENS: len(task.prompt_token_ids),
+        names.INPUT_TOKENS: len(task.prompt_token_ids),
         names.MESSAGING_SYSTEM: "nats",
         names.MESSAGING_TEMPLATE: subjects.ALL_TASKS,
         names.MESSAGING_OPERATION: "process",
@@ -170,7 +171,7 @@ def _is_lost(row: Row) -> bool:
 def _end_batch(span: Span, row: Row) -> None:
     if _is_lost(row):
         span.set_attribute(names.END, "lost")
-        span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(row.produced))
+        span.set_attribute(names.OUTPUT_TOKENS, len(row.produced))
         span.set_status(StatusCode.ERROR, "the worker was lost, or did not go on with the row")
     else:
         end = end_word(row)
@@ -187,7 +188,7 @@ def end_word(row: Row) -> str:
 
 
 def _end_task(span: Span, row: Row) -> None:
-    span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(row.produced))
+    span.set_attribute(names.OUTPUT_TOKENS, len(row.produced))
     if row.final is not None:
         span.set_attribute(names.GEN_AI_FINISH_REASONS, (end_word(row),))
         if row.final.HasField("error"):

@@ -12,7 +12,7 @@ from sluice.startup import freeze_heap
 
 async def _serve(process: Process) -> None:
     freeze_heap()
-    await serve(process.settings, process.id, process.tracer, process.stop, process.registry)
+    await serve(process.settings, process.id, process.tracer, process.stop, process.instruments)
 
 
 main = Program("jobs", __doc__, "jobs", _serve, has_callers=True).main

@@ -35,8 +35,8 @@ from sluice.grpc_server import HEALTH_S, HealthService, server_options
 from sluice.settings import Settings
 from sluice.startup import listening_at, reachable
 from sluice.telemetry.exchange import MetricsExchange
+from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.names import SERVICE_JOBS
-from sluice.telemetry.registry import MetricRegistry
 from sluice.tls import AUTHORITIES, server_credentials
 from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
@@ -62,7 +62,7 @@ async def serve(
     process: str,
     tracer: Tracer,
     stop: asyncio.Event,
-    registry: MetricRegistry | None = None,
+    instruments: Instruments | None = None,
 ) -> None:
     """Runs jobs and answers calls until ``stop``.
 
@@ -83,10 +83,10 @@ async def serve(
         addresses = settings.jobs.gateways or reachable(settings.gateway.address)
         gateways = Gateways(addresses, key, tls)
         await _start_store(store, client)
-        registry = registry or MetricRegistry()
-        of_all = JobProcess(process, settings.jobs, store, gateways, tracer, registry)
+        instruments = instruments or Instruments()
+        of_all = JobProcess(process, settings.jobs, store, gateways, tracer, instruments)
         scheduler = Scheduler(of_all)
-        await MetricsExchange(SERVICE_JOBS, process, registry).start(client)
+        await MetricsExchange(SERVICE_JOBS, process, instruments).start(client)
         await scheduler.start(client)
         service = JobService(of_all, partial(_read_models, gateways))
         async with _serving(settings.jobs.address, service, key, tls):

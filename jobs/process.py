@@ -12,7 +12,7 @@ from jobs.uploads import Outside
 from sluice.errors import InvalidRequest
 from sluice.settings import JobsSettings
 from sluice.telemetry import catalog
-from sluice.telemetry.registry import Labels, MetricRegistry
+from sluice.telemetry.instruments import Instruments, Labels
 from sluice.v1.jobs_pb2 import JOB_STATE_PAUSED, JobState
 
 
@@ -57,7 +57,7 @@ class JobProcess:
     store: JobStore
     gateways: Gateways
     tracer: Tracer
-    registry: MetricRegistry
+    instruments: Instruments
     quotas: Quotas = field(init=False)
     outside: Outside = field(init=False)
     items: MutableMapping[Labels, float] = field(init=False)
@@ -65,4 +65,4 @@ class JobProcess:
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.settings)
         self.outside = Outside(self.settings)
-        self.items = self.registry.counter(catalog.JOB_ITEMS)
+        self.items = self.instruments.counter(catalog.JOB_ITEMS)

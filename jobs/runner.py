@@ -343,7 +343,7 @@ class JobRunner:
         job, limits = record.job, record.job.spec.limits
         if 0 < ms_of(limits.deadline_time) <= unix_ms():
             message = "its deadline passed; what has an answer can be read"
-            raise JobStops("DEADLINE_PASSED", message, JOB_STATE_EXPIRED)
+            raise JobStops("DEADLINE_EXCEEDED", message, JOB_STATE_EXPIRED)
         if 0 < limits.max_cost <= job.progress.cost:
             raise JobStops(
                 "MAX_COST_REACHED",

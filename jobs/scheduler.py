@@ -31,7 +31,7 @@ from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
-from sluice.telemetry.registry import MetricRegistry, Point
+from sluice.telemetry.instruments import Instruments, Point
 from sluice.v1.jobs_pb2 import (
     JOB_STATE_EXPIRED,
     JOB_STATE_FAILED,
@@ -78,7 +78,7 @@ class Scheduler:
         self._leaving: set[str] = set()
         self._runners: dict[str, JobRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._show(process.registry)
+        self._show(process.instruments)
         self._heard = asyncio.Event()
         self._starts: dict[str, Rate] = {}
         self._scanned_at = self._left_at = self._failed_at = float("-inf")
@@ -306,11 +306,11 @@ class Scheduler:
             self._left_at = float("-inf")
             self._heard.set()
 
-    def _show(self, registry: MetricRegistry) -> None:
+    def _show(self, instruments: Instruments) -> None:
         """Gauges, which are read on other threads."""
 
         def show(name: Metric, read: Callable[[list[JobRunner]], float]) -> None:
-            registry.observe(name, lambda: [((), read(list(self._runners.values())))])
+            instruments.observe(name, lambda: [((), read(list(self._runners.values())))])
 
         def oldest_s(runners: list[JobRunner]) -> float:
             return max((time.monotonic() - one.beat_at for one in runners), default=0.0)
@@ -319,7 +319,7 @@ class Scheduler:
             totals = self._quotas.totals()
             return [((word_of(JobState, state),), totals[state]) for state in _STATES]
 
-        registry.observe(catalog.JOBS, by_state)
+        instruments.observe(catalog.JOBS, by_state)
         show(catalog.JOBS_RUNNING, len)
         show(catalog.JOB_WINDOW, lambda runners: sum(one.concurrency for one in runners))
         show(catalog.JOB_IN_FLIGHT, lambda runners: sum(one.in_flight for one in runners))
@@ -336,4 +336,4 @@ def _expire(record: JobRecord) -> None:
     if job.state in _WAITING:
         job.runner = ""
         message = "its deadline passed before it ran; what has an answer can be read"
-        set_state(job, JOB_STATE_EXPIRED, "DEADLINE_PASSED", message, unix_ms())
+        set_state(job, JOB_STATE_EXPIRED, "DEADLINE_EXCEEDED", message, unix_ms())

@@ -22,8 +22,9 @@ from model_workers.worker import InboxFull, Worker
 from sluice.core_dumps import forbid_core_dumps
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import ModelSettings
+from sluice.telemetry.environment import clean
 from sluice.telemetry.names import SERVICE_WORKER
-from sluice.telemetry.tracing import TRACEPARENT, start_tracing, tracer
+from sluice.telemetry.tracing import TRACEPARENT, start_tracing
 from sluice.wire.codec import MalformedMessage, unpack
 
 log = logging.getLogger(__name__)
@@ -72,10 +73,11 @@ class TritonPythonModel:
         # Before torch is imported, by build_engine: OpenMP reads it once.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
         engine = build_engine(settings)
-        self._provider = start_tracing(SERVICE_WORKER)
+        clean()
+        self._tracing = start_tracing(SERVICE_WORKER)
         # A process whose engine has ended or hangs is of no use; the supervisor restarts it.
         self._worker = Worker(
-            settings.name, engine, tracer(SERVICE_WORKER), on_fault=lambda: os._exit(1)
+            settings.name, engine, self._tracing.tracer, on_fault=lambda: os._exit(1)
         )
         if isinstance(engine, PreparedEngine):
             engine.wake = self._worker.wake
@@ -95,7 +97,7 @@ class TritonPythonModel:
         """Ends the threads, then sends the spans that are left."""
         log.info("worker %s ends", self._worker.worker_id)
         self._worker.stop()
-        self._provider.shutdown()
+        self._tracing.shutdown()
         log.info("worker %s has ended", self._worker.worker_id)
 
 

@@ -15,7 +15,7 @@ from model_workers.engine.protocol import RowEnd, RowSpec, RowStep
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
 from sluice.telemetry.catalog import STEP_SECONDS
-from sluice.telemetry.tracing import EXPORT_DELAY_MS, TRACEPARENT, UNSAMPLED, context_of
+from sluice.telemetry.tracing import EXPORT_DELAY_MS, TRACEPARENT, context_of, is_unsampled_parent
 
 REPLACED: Final = "replaced"
 HOLD_S: Final = 2 * EXPORT_DELAY_MS / 1e3
@@ -57,12 +57,15 @@ class StepCounts:
 
     def __init__(self) -> None:
         self.tokens = self.prompt_tokens = self.cached_tokens = self.step_rows = 0
-        self._step_s = 0.0
+        self._step_s = self._longest_s = 0.0
+        self._shortest_s = math.inf
         self._buckets = [0] * (len(STEP_SECONDS) + 1)
 
     def add_step(self, lasted_s: float) -> None:
         """The engine did a step."""
         self._step_s += lasted_s
+        self._shortest_s = min(self._shortest_s, lasted_s)
+        self._longest_s = max(self._longest_s, lasted_s)
         self._buckets[bisect_left(STEP_SECONDS, lasted_s)] += 1
 
     def message(self) -> worker_pb2.WorkerCounts:
@@ -70,6 +73,8 @@ class StepCounts:
         return worker_pb2.WorkerCounts(
             step_buckets=self._buckets,
             step_s=self._step_s,
+            shortest_step_s=self._shortest_s,
+            longest_step_s=self._longest_s,
             step_rows=self.step_rows,
             tokens=self.tokens,
             prompt_tokens=self.prompt_tokens,
@@ -158,7 +163,7 @@ class RowTelemetry:
         )
 
     def _record(self, row: RowTimes, now: float, end: str, *, failed: bool = False) -> None:
-        if row.parents.batch.endswith(UNSAMPLED):
+        if is_unsampled_parent(row.parents.batch):
             return
         row.ended_at, row.end, row.failed = now, end, failed
         if row.parents.origin:
@@ -175,12 +180,12 @@ class RowTelemetry:
             names.SPAN_PREFILL,
             row,
             (row.accepted_at, prefill_end),
-            {names.GEN_AI_INPUT_TOKENS: tokens_in},
+            {names.INPUT_TOKENS: tokens_in},
             failed and row.first_at is None,
         )
         if row.first_at is not None:
             about: dict[str, AttributeValue] = {
-                names.GEN_AI_OUTPUT_TOKENS: row.tokens,
+                names.OUTPUT_TOKENS: row.tokens,
                 names.GEN_AI_FINISH_REASONS: [row.end],
             }
             self._span(names.SPAN_DECODE, row, (row.first_at, now), about, failed)

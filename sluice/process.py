@@ -17,10 +17,11 @@ from sluice.errors import SetupError
 from sluice.grpc_events import prompt_grpc_events
 from sluice.settings import Settings, SettingsError, load
 from sluice.startup import stop_event, switch_threads_soon
+from sluice.telemetry.environment import clean
+from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.metrics import measuring
-from sluice.telemetry.registry import MetricRegistry
-from sluice.telemetry.tracing import start_tracing, tracer
+from sluice.telemetry.tracing import start_tracing
 from sluice.wire.connection import NatsUnreachable
 from sluice.wire.subjects import is_token
 
@@ -39,7 +40,7 @@ class Process:
     settings: Settings
     config: Path
     tracer: Tracer
-    registry: MetricRegistry
+    instruments: Instruments
     stop: asyncio.Event
 
 
@@ -73,6 +74,7 @@ class Program:
                 raise SettingsError("--id: use up to 64 letters, digits, '-' and '_'")
             settings = load(given.config)
             log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
+            clean()
             switch_threads_soon()
             uvloop.run(self._run(settings, name, given.config))
         except (SettingsError, SetupError, NatsUnreachable) as error:
@@ -88,14 +90,18 @@ class Program:
         telemetry, key = settings.telemetry, f"telemetry.prometheus.{self.name}"
         page = getattr(telemetry.prometheus, self.name)
         with prompt_grpc_events(), measuring(service, name, page, key) as metrics:
-            registry = metrics.registry
-            provider = start_tracing(
-                service, registry, telemetry.trace_ratio, trusts_callers=not self.has_callers
+            instruments = metrics.instruments
+            tracing = start_tracing(
+                service,
+                instruments,
+                telemetry.trace_ratio,
+                instance=name,
+                trusts_callers=not self.has_callers,
             )
             try:
-                await self.serve(Process(name, settings, config, tracer(service), registry, stop))
+                await self.serve(Process(name, settings, config, tracing.tracer, instruments, stop))
             finally:
-                await asyncio.to_thread(provider.shutdown)
+                await asyncio.to_thread(tracing.shutdown)
 
     def _parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         parser = argparse.ArgumentParser(prog=self.name, description=self.about)

@@ -19,9 +19,9 @@ from sluice.settings import (
     ModelSettings,
     Settings,
     SettingsError,
-    otlp_http_endpoint,
 )
 from sluice.startup import LOOPBACK, answers, check_reach, split_address
+from sluice.telemetry.exporters import triton_endpoint
 from sluice.wire import permissions
 from sluice.wire.subjects import ANY
 from supervisor.disk import file_limit
@@ -280,7 +280,7 @@ def plan_triton(
     if found is None:
         find_wheel()
         find_libpython()
-    endpoint = otlp_http_endpoint(settings)
+    endpoint = triton_endpoint(settings.telemetry.otlp_http_endpoint)
     return TritonConfig(
         name=name,
         repository=root / "models",

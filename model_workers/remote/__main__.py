@@ -26,9 +26,10 @@ from model_workers.worker import Worker
 from sluice.errors import SetupError
 from sluice.settings import ModelSettings, SettingsError, load
 from sluice.startup import LOOPBACK, freeze_heap, stop_event
+from sluice.telemetry.environment import clean
 from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.names import SERVICE_WORKER
-from sluice.telemetry.tracing import start_tracing, tracer
+from sluice.telemetry.tracing import start_tracing
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def main() -> int:
     try:
         settings = load(arguments.config)
         log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
+        clean()
         model = settings.model(arguments.model)
         if model is None or model.server is None:
             raise SettingsError(f"{arguments.model!r} is no model with the engine openai")
@@ -62,9 +64,9 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         alone = len(model.triton_urls or model.triton_models) == 1
         limits = RowLimits.of(model, context)
         engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
-        provider = start_tracing(SERVICE_WORKER)
+        tracing = start_tracing(SERVICE_WORKER)
         fault = partial(os._exit, 1)
-        worker = Worker(model.name, engine, tracer(SERVICE_WORKER), fault, isolates=False)
+        worker = Worker(model.name, engine, tracing.tracer, fault, isolates=False)
         engine.wake = worker.wake
         await client.health.look()
         watching = asyncio.create_task(client.health.run())
@@ -79,7 +81,7 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         watching.cancel()
         await asyncio.to_thread(worker.stop)
         await server.stop(grace=1.0)
-        await asyncio.to_thread(provider.shutdown)
+        await asyncio.to_thread(tracing.shutdown)
 
 
 def _arguments() -> argparse.Namespace:

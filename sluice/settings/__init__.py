@@ -18,7 +18,6 @@ from sluice.settings.mesh import (
     TenantSettings,
     TlsSettings,
     TritonSettings,
-    otlp_http_endpoint,
 )
 from sluice.settings.models import ModelSettings, resolve_model_path
 from sluice.settings.problems import problems
@@ -43,7 +42,6 @@ __all__ = [
     "TlsSettings",
     "TritonSettings",
     "load",
-    "otlp_http_endpoint",
     "parse",
     "problems",
     "resolve_model_path",

@@ -4,7 +4,6 @@ Values come from the YAML file, and single values from environment variables: ``
 and so does a file of that name in the folder SLUICE_SECRETS. Errors name the key (`SettingsError`).
 """
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
@@ -277,14 +276,16 @@ class PrometheusSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """Where traces and metrics go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches both on. See
+    """Where traces and metrics go; OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, switch them on. See
     docs/operate/telemetry.md."""
 
     trace_ratio: float = Field(1.0, ge=0, le=1)
     """Part of the requests that are traced, whether their callers trace them or not. With OTEL_TRACES_SAMPLER the
     sampled flag of a caller decides."""
     otlp_http_endpoint: str | None = None
-    """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
+    """Where Triton sends its own spans, with the path /v1/traces: OTLP over HTTP as JSON, the only form that it has.
+    Unset: port 4318 of the host of OTEL_EXPORTER_OTLP_ENDPOINT; with the protocol http/protobuf that endpoint itself.
+    """
     prometheus: PrometheusSettings = PrometheusSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -476,14 +477,3 @@ def _meant(name: str, known: Collection[str]) -> str:
     """Say which of the known names may be meant."""
     close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
-
-
-def otlp_http_endpoint(settings: Settings) -> str | None:
-    """Where Triton sends its spans (full URL with path), or None when tracing is off."""
-    grpc_endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    if settings.telemetry.otlp_http_endpoint:
-        return settings.telemetry.otlp_http_endpoint
-    if not grpc_endpoint:
-        return None
-    host = grpc_endpoint.split("://")[-1].rsplit(":", 1)[0]
-    return f"http://{host}:4318/v1/traces"

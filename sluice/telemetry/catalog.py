@@ -53,8 +53,8 @@ class Metric:
 
     @cached_property
     def page_bounds(self) -> tuple[str, ...]:
-        """The bounds of the buckets, the last one included, with quotes."""
-        return (*(f'"{float(bound)}"' for bound in self.bounds), '"+Inf"')
+        """The bounds of the buckets as Prometheus knows them, the last one included."""
+        return (*(str(float(bound)) for bound in self.bounds), "+Inf")
 
 
 _UNIT_WORDS: Final = {"s": "seconds", "1": "ratio"}
@@ -95,6 +95,11 @@ REQUESTS: Final = _gateway(
     "sluice.requests", _COUNTER, "{request}", (_MODEL, _CLASS, names.OUTCOME),
     "valid requests that have ended; the outcome is the finish reason in lower case, or the reason of the error; a "
     "request that ended before a model was asked has the model that it named, and no model label where it named none",
+)  # fmt: skip
+REFUSED: Final = _gateway(
+    "sluice.requests.refused", _COUNTER, "{call}", (names.ERROR_REASON,),
+    "calls of any method that ended with an error before they were a valid request, by its reason: unknown models, "
+    "wrong fields, missing credentials, limits",
 )  # fmt: skip
 TOKENS: Final = _gateway(
     "sluice.tokens", _COUNTER, "{token}", (_MODEL, names.GEN_AI_TOKEN_TYPE),
@@ -152,6 +157,9 @@ PREPARING: Final = _gateway(
 ROOM_WAITING: Final = _gateway(
     "sluice.room.waiting", _GAUGE, "{row}", _OF_CLASS,
     "rows that wait in this gateway until a batcher has room for them",
+)  # fmt: skip
+ROOM_OLDEST: Final = _gateway(
+    "sluice.room.oldest_age", _GAUGE, "s", _OF_CLASS, "how long the oldest of them has waited",
 )  # fmt: skip
 RESENDS: Final = _gateway(
     "sluice.rows.resent", _COUNTER, "{row}", (*_OF_CLASS, names.RECOVERED_FROM),

@@ -10,9 +10,10 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from opentelemetry.sdk.metrics.export import HistogramDataPoint
 
 from sluice.errors import RETRY_AFTER_S, TransportUnavailable
-from sluice.telemetry.registry import MetricRegistry, Series
+from sluice.telemetry.instruments import Instruments
 from sluice.v1.admin_pb2 import MetricPoint, MetricSeries, ProcessMetrics, ReadMetricsRequest
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
@@ -35,10 +36,10 @@ LATE_S: Final = 3.0
 class MetricsExchange:
     """The metrics of this process for others, and those of all for this one."""
 
-    def __init__(self, service: str, instance: str, registry: MetricRegistry) -> None:
+    def __init__(self, service: str, instance: str, instruments: Instruments) -> None:
         self._service = service
         self._instance = instance
-        self._registry = registry
+        self._instruments = instruments
         self._client: Client | None = None
 
     async def start(self, client: Client) -> None:
@@ -118,12 +119,12 @@ class MetricsExchange:
                     bounds=metric.bounds,
                     points=[_point(labels, value) for labels, value in points],
                 )
-                for metric, points in self._registry.collect(names)
+                for metric, points in self._instruments.collect(names)
             ],
         )
 
 
-def _point(labels: tuple[str, ...], value: float | Series) -> MetricPoint:
-    if isinstance(value, Series):
-        return MetricPoint(labels=labels, value=value.total, buckets=value.counts)
+def _point(labels: tuple[str, ...], value: float | HistogramDataPoint) -> MetricPoint:
+    if isinstance(value, HistogramDataPoint):
+        return MetricPoint(labels=labels, value=value.sum, buckets=value.bucket_counts)
     return MetricPoint(labels=labels, value=value)

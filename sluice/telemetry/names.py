@@ -2,30 +2,31 @@
 
 The spans of one request, by parent. Every answer's trace holds all of them; ``=>`` is a link:
 
-    sluice-gateway  sluice.v1.InferenceService/Generate      (server; parent: the caller's context)
+    sluice-gateway  sluice.v1.InferenceService/Generate      (server; parent: the caller's context; of a call over HTTP
+                                                              the method and route, as POST /v1/chat/completions)
       sluice-gateway  safety
       sluice-gateway  route
       sluice-gateway  tokenize
-      sluice-gateway  attempt                                (producer; a row of a model, until it has ended; its
-        sluice-triton   ...                                   context travels in the NATS headers)
+      sluice-gateway  chat small                             (client; operation and model: a row of a model, until it
+        sluice-triton   ...                                   has ended; its context travels in the NATS headers)
         sluice-batcher  task                                 (consumer; until the final frame)
           sluice-batcher  queue
           sluice-batcher  batch                              (until the row leaves its worker; that of the first
-            sluice-worker   prefill                          row is the batch's own: it links => to the attempt of
+            sluice-worker   prefill                          row is the batch's own: it links => to the model span of
             sluice-worker   decode                           every row, the others' batch spans to that of the first)
       sluice-gateway  apply_guardrail                        (one for each check of a guard model, beside the others;
         sluice-batcher  task ...                              its rows hang under it)
       sluice-gateway  shadow                                 (one for each shadow; it begins when the server span has
         sluice-batcher  task ...                              ended; its row hangs under it)
 
-Embed, Rerank and Score have one attempt span for all their rows, and only the first rows hang under it.
+Embed, Rerank and Score have one model span for all their rows, and only the first rows hang under it.
 
-Triton's spans of a batch hang under the attempt of its first row; of many batches a second not all have them. A process
-sends the spans of one request together, so one that is killed leaves none without a parent; those of a worker whose
-batcher is lost hang under the attempt.
+Triton's spans of a batch hang under the model span of its first row; of many batches a second not all have them. A
+process sends the spans of one request together, so one that is killed leaves none without a parent; those of a worker
+whose batcher is lost hang under the model span.
 An answer that a batcher or worker gave a moment before it was killed may lack that process's spans; who had the row
-from it, a gateway or a batcher, adds ``incomplete`` under the attempt. The spans of a gateway that is killed are lost
-with it; its batchers add ``incomplete``, and what is left has no root.
+from it, a gateway or a batcher, adds ``incomplete`` under the model span. The spans of a gateway that is killed are
+lost with it; its batchers add ``incomplete``, and what is left has no root.
 cli/trace_rules.py has the rules of a trace.
 
 An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:
@@ -53,7 +54,6 @@ SPAN_SCORE: Final = "sluice.v1.InferenceService/Score"
 SPAN_SAFETY: Final = "safety"
 SPAN_ROUTE: Final = "route"
 SPAN_TOKENIZE: Final = "tokenize"
-SPAN_ATTEMPT: Final = "attempt"
 SPAN_GUARD: Final = "apply_guardrail"
 SPAN_SHADOW: Final = "shadow"
 SPAN_TASK: Final = "task"
@@ -124,6 +124,18 @@ GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
 GEN_AI_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+GEN_AI_CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+"""Tokens of the prompt that the worker found in its prefix cache."""
+GEN_AI_COST: Final = "gen_ai.usage.cost"
+"""By the prices of the configuration; the conventions have no name for it, and this is the one that others use."""
+GEN_AI_CONVERSATION: Final = "gen_ai.conversation.id"
+GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
+GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+GEN_AI_DETAILS: Final = "gen_ai.client.inference.operation.details"
+"""The event that has both."""
+INPUT_TOKENS: Final = "sluice.tokens.input"
+"""Tokens of a prompt on spans below that of the model: tools add up whatever is called "gen_ai.usage"."""
+OUTPUT_TOKENS: Final = "sluice.tokens.output"
 GEN_AI_DIMENSIONS: Final = "gen_ai.embeddings.dimension.count"
 GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
@@ -147,6 +159,15 @@ MESSAGING_SYSTEM: Final = "messaging.system"
 MESSAGING_TEMPLATE: Final = "messaging.destination.template"
 """Not the name: a task is on its way before it is known to which batcher."""
 MESSAGING_OPERATION: Final = "messaging.operation.type"
+SEND: Final = "send"
+"""That of the spans of models' work."""
+
+RPC_SYSTEM: Final = "rpc.system.name"
+RPC_METHOD: Final = "rpc.method"
+RPC_STATUS: Final = "rpc.response.status_code"
+"""The name of a gRPC code, such as "DEADLINE_EXCEEDED"."""
+HTTP_METHOD: Final = "http.request.method"
+HTTP_ROUTE: Final = "http.route"
 
 OUTCOME: Final = "sluice.outcome"
 """A finish reason in small letters, or the ErrorInfo reason of an error."""
@@ -162,3 +183,8 @@ SAFETY_ACTION: Final = "sluice.safety.action"
 """Of a rule: redact, block, ..., in small letters."""
 SAFETY_TARGET: Final = "sluice.safety.target"
 """What was inspected: "input" or "output"."""
+
+
+def model_span(operation: str, model: str) -> str:
+    """Name the span of a model's work, as the conventions of generative AI do: "chat small"."""
+    return f"{operation} {model}"

@@ -1,120 +1,135 @@
-"""Sets OpenTelemetry up in a process, and carries W3C trace context over wires that have headers or a string."""
+"""Set OpenTelemetry's traces up in a process, and carry W3C trace context over wires that have headers or a string.
 
-import logging
+Spans are the SDK's, and leave with its batch processor and its exporters. `CallSpans` stands before the batch processor
+to hand it the spans of one call together; `CountingExporter` behind it counts what was sent and lost.
+"""
+
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from threading import Thread
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
-from opentelemetry.sdk.trace import Tracer as SdkTracer
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import (
-    ALWAYS_OFF,
-    ParentBased,
-    Sampler,
-    TraceIdRatioBased,
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    NoOpTracer,
+    Span,
+    SpanContext,
+    SpanKind,
+    Tracer,
 )
-from opentelemetry.trace import Span, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sluice import __version__
 from sluice.telemetry import catalog
-from sluice.telemetry.light_spans import LightTracer
-from sluice.telemetry.registry import MetricRegistry, Point
+from sluice.telemetry.environment import QUEUE_SPANS
+from sluice.telemetry.exporters import Outage, make_exporters, resource_of
+
+if TYPE_CHECKING:  # workers have traces and no instruments
+    from sluice.telemetry.instruments import Instruments, Point
 
 TRACEPARENT: Final = "traceparent"
 UNSAMPLED: Final = "-00"
-"""Flags at the end of a traceparent."""
+"""Flags at the end of a traceparent that is not sampled."""
 EXPORT_DELAY_MS: Final = 100
-"""How long a span that is complete may wait for others, unless OTEL_BSP_SCHEDULE_DELAY says so."""
+"""How long a span that is complete waits for others unless OTEL_BSP_SCHEDULE_DELAY says so, in milliseconds."""
 SHUTDOWN_S: Final = 2.0
-"""How long a process that ends waits until its last spans are sent, seconds."""
-_PROPAGATOR = TraceContextTextMapPropagator()
-_log = logging.getLogger(__name__)
+"""How long a process that ends waits until its last spans are sent, in seconds."""
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_IDS: Final = RandomIdGenerator()
+_OFF: Final = NoOpTracer()
+
+
+class Tracing:
+    """The tracer of a process.
+
+    Attributes:
+        tracer: without an exporter it is the API's own, which makes no spans.
+    """
+
+    def __init__(self, tracer: Tracer, provider: TracerProvider | None = None) -> None:
+        self.tracer = tracer
+        self._provider = provider
+
+    def shutdown(self) -> None:
+        """Send what is left; a collector that does not answer holds it up for `SHUTDOWN_S`."""
+        if self._provider is not None:
+            # The SDK waits for up to 30 s.
+            last = Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+            last.start()
+            last.join(SHUTDOWN_S)
+
+    def flush(self) -> None:
+        """Send all spans of calls that have ended."""
+        if self._provider is not None:
+            self._provider.force_flush()
 
 
 def start_tracing(
     service: str,
-    registry: MetricRegistry | None = None,
+    instruments: "Instruments | None" = None,
     ratio: float = 1.0,
     *,
+    instance: str = "",
     trusts_callers: bool = True,
-) -> TracerProvider:
-    """Makes the process's tracer provider; spans that are sent and lost are counted in ``registry``.
-
-    Spans leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it requests have trace ids, and no
-    spans. The caller ends it with ``shutdown()``, which sends what is left.
+) -> Tracing:
+    """Set the traces of a process up; ``instruments`` count the spans that are sent and lost.
 
     Args:
-        ratio: of the traces that begin here, how many are sampled; 1: as OTEL_TRACES_SAMPLER says.
+        service: a name of `sluice.telemetry.names`.
+        instruments: None where nobody reads the counts.
+        ratio: the share of the traces that begin here to sample, unless OTEL_TRACES_SAMPLER is set.
+        instance: the name of this process among those of ``service``.
         trusts_callers: Whether the sampled flag of a caller decides about its trace. False: ``ratio`` does, by the
             trace id, unless OTEL_TRACES_SAMPLER is set.
     """
-    exports = bool(otlp_endpoint())
-    provider = TracerProvider(_sampler(ratio, exports, trusts_callers), resource_of(service))
-    if exports:
-        # Imported here: without an endpoint a process should not pay for the exporter.
-        from sluice.telemetry.otlp_spans import SpanExporter as OtlpExporter
-
-        processor = _CountingProcessor(OtlpExporter())
+    exporters = make_exporters("traces")
+    if not exporters:
+        return Tracing(_OFF)
+    provider = TracerProvider(
+        sampler_of(ratio, trusts_callers=trusts_callers),
+        resource_of(service, instance),
+        shutdown_on_exit=False,
+    )
+    for exporter in exporters:
+        processor = CallSpans(exporter)
         provider.add_span_processor(processor)
-        if registry is not None:
-            registry.observe(catalog.SPANS, processor.counts)
-    trace.set_tracer_provider(provider)
-    return provider
+        if instruments is not None:
+            instruments.observe(catalog.SPANS, processor.counts)
+    return Tracing(provider.get_tracer(service, __version__), provider)
 
 
-def _sampler(ratio: float, exports: bool, trusts_callers: bool) -> Sampler | None:
-    """Return the sampler of a process; None: the one that the environment names."""
-    if not exports:
-        # The context of a caller who samples still goes on to processes that may have an endpoint.
-        return ParentBased(ALWAYS_OFF)
+def sampler_of(ratio: float, *, trusts_callers: bool) -> Sampler | None:
+    """Make the sampler of a process; None: the one that the environment names."""
+    if os.environ.get("OTEL_TRACES_SAMPLER"):
+        return None
     root = TraceIdRatioBased(ratio)
-    if not trusts_callers and not os.environ.get("OTEL_TRACES_SAMPLER"):
-        return ParentBased(root, remote_parent_sampled=root, remote_parent_not_sampled=root)
-    return None if ratio == 1.0 else ParentBased(root)
+    if trusts_callers:
+        return ParentBased(root)
+    return ParentBased(root, remote_parent_sampled=root, remote_parent_not_sampled=root)
 
 
-def otlp_endpoint() -> str:
-    """Where telemetry goes; empty: nowhere."""
-    return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+class CountingExporter(SpanExporter):
+    """Counts what an exporter sends and loses.
 
-
-class Outage:
-    """Says once that the OTLP endpoint does not take a signal, and once that it does again."""
-
-    def __init__(self, signal: str) -> None:
-        self._signal = signal
-        self._failed = False
-        # These say it at every try.
-        for name in (
-            "opentelemetry.exporter.otlp.proto.grpc",
-            "opentelemetry.sdk._shared_internal",
-        ):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-    def note(self, *, failed: bool) -> None:
-        """The outcome of an export."""
-        if failed and not self._failed:
-            _log.warning("%s does not take %s: they are dropped", otlp_endpoint(), self._signal)
-        elif self._failed and not failed:
-            _log.info("%s takes %s again", otlp_endpoint(), self._signal)
-        self._failed = failed
-
-
-class _CountingExporter(SpanExporter):
-    """Counts what an exporter sends and loses."""
+    Attributes:
+        taken: spans that came.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self.sent = self.lost = 0
+        self.taken = self.sent = self.lost = 0
         self._exporter = exporter
-        self._outage = Outage("spans")
+        self._outage = Outage("traces")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export ``spans`` and count them."""
+        self.taken += len(spans)
         result = self._exporter.export(spans)
         failed = result is not SpanExportResult.SUCCESS
         if failed:
@@ -125,27 +140,38 @@ class _CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
+        """Shut the exporter down."""
         self._exporter.shutdown()
 
 
-class _CountingProcessor(BatchSpanProcessor):
-    """Sends the spans of one request together, when the first of them ends, and that one before the others.
+class CallSpans(SpanProcessor):
+    """Sends the spans of one call together, when the first of them ends, and that one before the others.
 
     So a process that is killed leaves no span without its parent. Spans that end later, such as a shadow's, are sent at
-    once. Counts what does not fit into the queue.
+    once. What does not fit into the queue is counted and dropped.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self._counting = _CountingExporter(exporter)
-        self._dropped = 0
+        self._exporter = CountingExporter(exporter)
+        self._queue_spans = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS))
+        self._batches = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=self._queue_spans,
+            schedule_delay_millis=float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", EXPORT_DELAY_MS)),
+        )
+        self._given = self._dropped = 0
         self._open: dict[int, list[ReadableSpan]] = {}
         """By the first span of a tree in this process, the ended ones below it."""
         self._first: dict[int, int] = {}
         """The first span of the tree of each span that is open or waits for it."""
-        delay_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", EXPORT_DELAY_MS))
-        super().__init__(self._counting, schedule_delay_millis=delay_ms)
+
+    @property
+    def held(self) -> int:
+        """How many spans are open, or wait for the first of their call."""
+        return len(self._first)
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
+        """Remember the call that a span belongs to."""
         own, parent = span.get_span_context().span_id, span.parent
         first = own
         if parent is None or parent.is_remote:
@@ -155,8 +181,8 @@ class _CountingProcessor(BatchSpanProcessor):
         self._first[own] = first
 
     def on_end(self, span: ReadableSpan) -> None:
-        context = span.get_span_context()
-        own = 0 if context is None else context.span_id
+        """Keep a span until the first one of its call has ended."""
+        own = _id_of(span)
         first = self._first.get(own, own)
         below = self._open.get(first)
         if first == own or below is None:
@@ -167,39 +193,44 @@ class _CountingProcessor(BatchSpanProcessor):
             below.append(span)
 
     def _send(self, span: ReadableSpan) -> None:
-        context = span.get_span_context()
-        if context is not None:
-            self._first.pop(context.span_id, None)
-        queue = self._batch_processor._queue
-        self._dropped += len(queue) == queue.maxlen  # The oldest goes.
-        self._batch_processor.emit(span)
+        self._first.pop(_id_of(span), None)
+        if self._given - self._exporter.taken >= self._queue_spans:
+            self._dropped += 1
+            return
+        self._given += 1
+        self._batches.on_end(span)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Send what is not kept."""
+        return self._batches.force_flush(timeout_millis)
 
     def shutdown(self) -> None:
-        """Sends what is left; a collector that is down holds the end of a process up for `SHUTDOWN_S` and no longer."""
-        # Of spans that never ended: better without a parent than lost.
+        """Send all, also of calls that have not ended: better without a parent than lost."""
         for below in list(self._open.values()):
             for each in below:
                 self._send(each)
-        self._batch_processor.shutdown(timeout_millis=int(SHUTDOWN_S * 1e3))
+        self._batches.shutdown()  # type: ignore[no-untyped-call]
 
-    def counts(self) -> Iterator[Point]:
-        """Spans sent and lost, for `catalog.SPANS`."""
-        exporter = self._counting
-        yield ("",), exporter.sent
-        yield ("export_failed",), exporter.lost
+    def counts(self) -> Iterator["Point"]:
+        """Yield the spans sent and lost, for `catalog.SPANS`."""
+        yield ("",), self._exporter.sent
+        yield ("export_failed",), self._exporter.lost
         yield ("queue_full",), self._dropped
 
 
-def resource_of(service: str, instance: str = "") -> Resource:
-    """The resource attributes of all telemetry of a process."""
-    named = {"service.instance.id": instance} if instance else {}
-    return Resource.create({"service.name": service, "service.version": __version__, **named})
+def _id_of(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    return 0 if context is None else context.span_id
 
 
-def tracer(service: str) -> Tracer:
-    """The tracer of a process; made from the provider that `start_tracing` set."""
-    found = trace.get_tracer(service, __version__)
-    return LightTracer(found) if isinstance(found, SdkTracer) else found
+def start_server_span(tracer: Tracer, name: str, headers: Mapping[str, str]) -> Span:
+    """Start the span of a call. Where no spans are made it has ids all the same, for answers, records and logs."""
+    context = context_of(headers)
+    span = tracer.start_span(name, context, SpanKind.SERVER)
+    if span.get_span_context().is_valid:
+        return span
+    ids = _IDS.generate_trace_id(), _IDS.generate_span_id()
+    return NonRecordingSpan(SpanContext(*ids, is_remote=False))
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:
@@ -211,7 +242,15 @@ def context_of(headers: Mapping[str, str] | None) -> Context:
 
 def is_unsampled(headers: Mapping[str, str]) -> bool:
     """Whether the sender of ``headers`` has decided that nobody makes spans of what it sent."""
-    return headers.get(TRACEPARENT, "").endswith(UNSAMPLED)
+    return is_unsampled_parent(headers.get(TRACEPARENT, ""))
+
+
+def is_unsampled_parent(traceparent: str) -> bool:
+    """Whether a traceparent has the sampled flag, the last bit of its last digit, at 0."""
+    return traceparent[-1:] in _EVEN
+
+
+_EVEN: Final = frozenset("02468ace")
 
 
 def headers_of(span: Span) -> dict[str, str]:
@@ -228,8 +267,7 @@ def traceparent_of(span: Span) -> str:
     context = span.get_span_context()
     if not context.is_valid:
         return ""
-    flags = "-01" if context.trace_flags.sampled else UNSAMPLED
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}{flags}"
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def trace_id_of(span: Span) -> str:

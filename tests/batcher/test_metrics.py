@@ -1,6 +1,7 @@
 """What a batcher counts, and what it shows of its workers."""
 
 import pytest
+from opentelemetry.sdk.metrics.export import HistogramDataPoint
 from opentelemetry.trace import INVALID_SPAN_CONTEXT
 
 from batcher.core.requests import Requests
@@ -10,7 +11,7 @@ from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
-from sluice.telemetry.registry import Labels, MetricRegistry, Series
+from sluice.telemetry.instruments import Instruments, Labels
 from tests.batcher.core.room import grant
 
 OF_CLASS = "echo", "bulk"
@@ -22,8 +23,8 @@ class Scene:
     """A request table whose effects are counted."""
 
     def __init__(self) -> None:
-        self.registry = MetricRegistry()
-        self.metrics = BatcherMetrics(self.registry)
+        self.instruments = Instruments()
+        self.metrics = BatcherMetrics(self.instruments)
         self.requests = Requests("b", policy=Policy(max_rows=8))
         self.metrics.serves("echo", ["w", "away"], self.requests)
         self.report("one")
@@ -33,7 +34,12 @@ class Scene:
         counts = None
         if tokens is not None:
             counts = worker_pb2.WorkerCounts(
-                step_buckets=[2] * BUCKETS, step_s=3.0, step_rows=5, tokens=tokens
+                step_buckets=[2] * BUCKETS,
+                step_s=3.0,
+                step_rows=5,
+                tokens=tokens,
+                shortest_step_s=0.25,
+                longest_step_s=0.5,
             )
         load = worker_pb2.WorkerLoad(
             slots=4, running=1, cache_blocks=8, free_blocks=6, preemptions=1
@@ -66,10 +72,10 @@ class Scene:
         self.metrics.reported(report)
         return effects.batches[0].batch_id if effects.batches else ""
 
-    def read(self, metric: Metric) -> dict[Labels, float | Series]:
+    def read(self, metric: Metric) -> dict[Labels, float | HistogramDataPoint]:
         return {
             labels: value
-            for found, points in self.registry.collect()
+            for found, points in self.instruments.collect()
             if found is metric
             for labels, value in points
         }
@@ -95,8 +101,8 @@ def test_batches_are_counted_with_their_cause_and_the_wait_of_their_rows(scene: 
     assert scene.read(catalog.BATCH_TOKENS) == {("echo",): 8}
     assert scene.read(catalog.IN_FLIGHT) == {("echo",): 2}
     series = scene.read(catalog.QUEUE_WAIT)[OF_CLASS]
-    assert isinstance(series, Series)
-    assert (sum(series.counts), series.total) == (2, 4.0)
+    assert isinstance(series, HistogramDataPoint)
+    assert (series.count, series.sum) == (2, 4.0)
 
 
 def test_what_waits_is_shown_with_its_age(scene: Scene) -> None:
@@ -140,5 +146,5 @@ def test_a_worker_is_shown_and_its_counts_begin_again_with_it(scene: Scene) -> N
     scene.advance()
     assert scene.read(catalog.WORKER_TOKENS)[*OF_WORKER, "output"] == 7
     series = scene.read(catalog.STEP_TIME)[OF_WORKER]
-    assert isinstance(series, Series)
-    assert (sum(series.counts), series.total) == (2 * BUCKETS, 3.0)
+    assert isinstance(series, HistogramDataPoint)
+    assert (series.count, series.sum, series.min, series.max) == (2 * BUCKETS, 3.0, 0.25, 0.5)

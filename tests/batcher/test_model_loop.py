@@ -11,7 +11,7 @@ from batcher.model_loop import ModelLoop, Process
 from sluice.internal.v1 import task_pb2
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.models import PrefixCache
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 
 
 @pytest.mark.parametrize(("prefix_cache", "keys"), [("off", 0), ("tenant", 2), ("mesh", 1)])
@@ -19,7 +19,7 @@ async def test_tasks_get_the_placement_key_of_the_model(
     prefix_cache: PrefixCache, keys: int
 ) -> None:
     nothing: Any = None  # without workers nobody is told anything
-    metrics = BatcherMetrics(MetricRegistry())
+    metrics = BatcherMetrics(Instruments())
     model = ModelSettings(name="m", path="m", prefix_cache=prefix_cache)
     process = Process("b", nothing, nothing, nothing, nothing, metrics)
     rows: list[Row] = []

@@ -11,7 +11,6 @@ from tritonclient.grpc import service_pb2_grpc
 
 from batcher.workers.client import infer_request, step_report
 from sluice.internal.v1 import worker_pb2
-from sluice.settings import BatcherSettings
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
 from tests.batcher.gateway_double import BOUND_S, GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
@@ -20,8 +19,6 @@ SLOTS = 8
 BATCHERS = 2
 HEARD = 3
 """Reports, a heartbeat apart."""
-PATIENT = BatcherSettings(heartbeat_ms=100, stall_s=BOUND_S, drain_s=0.5)
-"""On a busy machine a worker may be silent for seconds; one that is taken for lost has its rows computed again."""
 PACED = ECHO.model_copy(update={"slots": SLOTS, "max_waiting_rows": SLOTS, "echo_step_ms": 5.0})
 
 
@@ -70,7 +67,7 @@ async def watched(address: str) -> AsyncIterator[list[worker_pb2.WorkerLoad]]:
 async def test_both_progress_and_the_worker_is_not_overbooked(
     nats_url: str, gateway: GatewayDouble, paced_triton: MortalTriton
 ) -> None:
-    settings = settings_of(nats_url, paced_triton.address, PACED, PATIENT)
+    settings = settings_of(nats_url, paced_triton.address, PACED)
     async with running_batcher(settings), running_batcher(settings):
         await gateway.another_batcher_live()
         async with watched(paced_triton.address) as loads:

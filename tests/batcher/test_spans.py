@@ -16,8 +16,8 @@ from batcher.spans import GATEWAY_UNSENT_S, RowSpans
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from sluice.telemetry import names
+from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.lost_spans import UNSENT_S
-from sluice.telemetry.registry import MetricRegistry
 from tests.batcher.core.room import grant
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -33,7 +33,7 @@ class Scene:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.spans = RowSpans(provider.get_tracer("test"))
-        self.metrics = BatcherMetrics(MetricRegistry())
+        self.metrics = BatcherMetrics(Instruments())
         self.requests = Requests("b", policy=Policy(max_rows=8))
         self.requests.step("w", worker_pb2.StepReport(worker="w1"), 0.0)
         self.traceparents: list[str] = []
@@ -111,7 +111,7 @@ def test_the_task_span_hangs_under_the_context_of_the_message(scene: Scene) -> N
     assert task.attributes is not None
     assert task.attributes[names.REQUEST_ID] == "r"
     assert task.attributes[names.MESSAGING_TEMPLATE] == "sluice.batchers.*.task"
-    assert task.attributes[names.GEN_AI_OUTPUT_TOKENS] == 2
+    assert task.attributes[names.OUTPUT_TOKENS] == 2
     assert task.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
 
 

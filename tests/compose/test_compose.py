@@ -20,7 +20,8 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
 from sluice.grpc_server import CONNECTIONS_MAX
-from sluice.settings import load, otlp_http_endpoint
+from sluice.settings import load
+from sluice.telemetry.exporters import triton_endpoint
 from sluice.tls import AUTHORITIES, CERTIFICATE, KEY
 from tests.support.compose import (
     COMPOSE_FILES,
@@ -178,7 +179,7 @@ def test_addresses_name_services_and_their_ports(monkeypatch: pytest.MonkeyPatch
     )
     spans = services()["gateway"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
     assert f"0.0.0.0:{spans.removeprefix('http://jaeger:')}" in jaeger
-    http = str(otlp_http_endpoint(settings))
+    http = str(triton_endpoint(settings.telemetry.otlp_http_endpoint))
     assert http.endswith("/v1/traces")
     assert f"0.0.0.0:{http.removeprefix('http://jaeger:').removesuffix('/v1/traces')}" in jaeger
 

@@ -31,7 +31,7 @@ async def test_a_job_past_its_deadline_expires_and_keeps_its_results(
     job = await processes.create(lines(20), limits=limits)
     job = await processes.ended(job.id)
 
-    assert (job.state, job.reason_code) == (pb.JOB_STATE_EXPIRED, "DEADLINE_PASSED")
+    assert (job.state, job.reason_code) == (pb.JOB_STATE_EXPIRED, "DEADLINE_EXCEEDED")
     assert job.HasField("end_time")
     assert job.report.progress.succeeded == len(await processes.results(job.id)) >= 8
     with pytest.raises(grpc.RpcError) as refused:

@@ -18,7 +18,7 @@ from jobs.store import JobStore
 from sluice import errors
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.settings import JobsSettings
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import duration
 from tests.jobs.gateway_double import GatewayDouble
@@ -147,7 +147,7 @@ async def test_two_processes_that_read_for_a_job_read_the_same(
     store, gateways = JobStore(JobsSettings(), 1), Gateways("127.0.0.1:1")
     await store.start(client)
     settings = JobsSettings(input_streams=STREAMS)
-    process = JobProcess("me", settings, store, gateways, NoOpTracer(), MetricRegistry())
+    process = JobProcess("me", settings, store, gateways, NoOpTracer(), Instruments())
     given = pb.JobInput(nats_subject=SUBJECT, nats_message_count=1200)
     record = JobRecord(upload_id="upload-a", job=pb.Job(id="job-a", spec=pb.JobSpec(input=given)))
 

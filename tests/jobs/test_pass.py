@@ -36,7 +36,7 @@ from sluice.errors import (
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
 from sluice.settings import JobsSettings
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1 import inference_pb2
 from sluice.v1 import jobs_pb2 as pb
 from tests.jobs.gateway_double import GatewayDouble
@@ -61,9 +61,9 @@ class World:
     ) -> StagePass:
         record = record or self.record()
         metadata = (("sluice-tenant", record.job.tenant),)
-        registry = MetricRegistry()
+        instruments = Instruments()
         settings, tracer = JobsSettings(), NoOpTracer()
-        process = JobProcess("me", settings, self.store, self.gateways, tracer, registry)
+        process = JobProcess("me", settings, self.store, self.gateways, tracer, instruments)
         running = StagePass(process, record, stage, metadata, cache or self.cache)
         running.set_concurrency(64)
         return running

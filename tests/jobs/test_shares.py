@@ -252,7 +252,7 @@ async def test_a_job_that_waits_expires_at_its_deadline(
     soon = pb.JobLimits(deadline_time=timestamp(unix_ms() + 1500))
     queued = await created(processes, "acme", lines(1), limits=soon)
     done = await ended(processes, queued.id, "acme")
-    assert (done.state, done.reason_code) == (pb.JOB_STATE_EXPIRED, "DEADLINE_PASSED")
+    assert (done.state, done.reason_code) == (pb.JOB_STATE_EXPIRED, "DEADLINE_EXCEEDED")
     limits = pb.JobLimits(deadline_time=timestamp(unix_ms() + 1500))
     gateway.hold.set()
     await ended(processes, first.id, "acme")

@@ -9,7 +9,7 @@ from jobs.scheduler import Scheduler
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.settings import JobsSettings
 from sluice.telemetry import catalog, names
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1 import jobs_pb2 as pb
 from tests.gateway.kit.metrics import values
 from tests.jobs.gateway_double import GatewayDouble
@@ -48,9 +48,9 @@ async def test_list_has_totals_of_jobs_by_state(
 
 
 def test_metric_has_jobs_by_state() -> None:
-    registry = MetricRegistry()
+    instruments = Instruments()
     nothing: Any = None  # a scheduler that has not started asks nobody
-    process = JobProcess("me", JobsSettings(), nothing, nothing, NoOpTracer(), registry)
+    process = JobProcess("me", JobsSettings(), nothing, nothing, NoOpTracer(), instruments)
     Scheduler(process)
     for number, state in enumerate(
         [pb.JOB_STATE_RUNNING, pb.JOB_STATE_RUNNING, pb.JOB_STATE_PAUSED]
@@ -60,7 +60,7 @@ def test_metric_has_jobs_by_state() -> None:
     process.quotas.job("j2", None)
     counted = {
         dict(labels)[names.JOB_STATE]: count
-        for labels, count in values(registry, catalog.JOBS).items()
+        for labels, count in values(instruments, catalog.JOBS).items()
     }
     assert counted["running"] == 2
     assert counted["paused"] == counted["completed"] == 0

@@ -53,9 +53,9 @@ def test_times_and_spans_of_a_row(telemetry: RowTelemetry, exporter: InMemorySpa
         assert span.attributes[names.REQUEST_ID] == "r"
         assert span.attributes[names.WORKER_ID] == "small-1"
     assert prefill.attributes is not None
-    assert prefill.attributes[names.GEN_AI_INPUT_TOKENS] == 3
+    assert prefill.attributes[names.INPUT_TOKENS] == 3
     assert decode.attributes is not None
-    assert decode.attributes[names.GEN_AI_OUTPUT_TOKENS] == 3
+    assert decode.attributes[names.OUTPUT_TOKENS] == 3
     assert decode.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
 
 

@@ -29,7 +29,7 @@ from sluice.internal.v1.control_pb2 import BatcherReport, ModelReport
 from sluice.internal.v1.gateway_pb2 import GatewayHello, GatewayQuestion
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import parse
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1 import admin_pb2, inference_pb2, safety_pb2
 from sluice.v1.admin_pb2 import ReadMetricsRequest
 from sluice.v1.inference_pb2 import GenerateRequest
@@ -148,7 +148,7 @@ class FuzzedGateway:
                 NAME,
                 policies,
                 NoOpTracer(),
-                MetricRegistry(),
+                Instruments(),
                 load_all,
             )
         self._server = servers[0]

@@ -18,7 +18,7 @@ from jobs.store import JobStore
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.internal.v1.job_pb2 import JobRecord, JobSegment
 from sluice.settings import JobsSettings
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.codec import request_reader
 from tests.robustness.fuzz_gateway import Context
@@ -99,7 +99,7 @@ class FuzzedJobs:
         prefix = self._store._records._prefix
         self._store._records.read_payloads = lambda: stream.latest(prefix)  # type: ignore[method-assign]
         nothing: Any = None
-        process = JobProcess("jobs", settings, self._store, nothing, NoOpTracer(), MetricRegistry())
+        process = JobProcess("jobs", settings, self._store, nothing, NoOpTracer(), Instruments())
         process.quotas.counted.set()
         self._service = JobService(process, _models)
         self._jobs: list[str] = []

@@ -33,7 +33,7 @@ from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import IdentitySettings, parse
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1 import jobs_pb2
 from sluice.wire import subjects
 from sluice.wire.api_keys import new_key
@@ -56,7 +56,7 @@ class FuzzedBatcher:
     def __init__(self) -> None:
         settings = parse({"triton": {"url": URL}, "nats": {"url": "nats://127.0.0.1:1"}}, "fuzz")
         self.nats: Any = MemoryNats()
-        self._batcher = Batcher(self.nats, settings, BATCHER, NoOpTracer(), MetricRegistry())
+        self._batcher = Batcher(self.nats, settings, BATCHER, NoOpTracer(), Instruments())
         self._loop = self._batcher._loops["small"]
         self._worker = f"{URL}/small"
         self._sequence = 0

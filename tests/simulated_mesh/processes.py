@@ -21,7 +21,7 @@ from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.settings import Settings
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1.inference_pb2 import Started
 from sluice.wire.connection import NatsUnreachable
 from sluice.wire.jetstream import DEAD_LETTERS, ensure_stream
@@ -74,7 +74,7 @@ class BatcherProcess:
 
     async def _run(self) -> None:
         await prepare(self.connection, self._settings)
-        made_of: Any = self.connection, self._settings, self._name, NoOpTracer(), MetricRegistry()
+        made_of: Any = self.connection, self._settings, self._name, NoOpTracer(), Instruments()
         self.batcher = Batcher(*made_of)
         self.connection.on_loss = self.batcher.on_loss
         try:

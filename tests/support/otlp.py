@@ -30,6 +30,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from tests.support.spans import SpanRecord, read_spans
 
 TRACES_PATH: Final = "/v1/traces"
+METRICS_PATH: Final = "/v1/metrics"
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 _READ_TIMEOUT_S: Final = 60.0
@@ -87,7 +88,7 @@ class OtlpReceiver:
     Attributes:
         grpc_endpoint: for OTEL_EXPORTER_OTLP_ENDPOINT.
         http_endpoint: full URL of the HTTP endpoint, for senders that know no gRPC.
-        metrics: what came over gRPC, in order of arrival.
+        metrics: what came, in order of arrival; over HTTP only as protobuf.
     """
 
     grpc_endpoint: str
@@ -112,7 +113,7 @@ async def otlp_receiver() -> AsyncIterator[OtlpReceiver]:
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_MetricsService(metrics), server)
     grpc_port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    http = _HttpServer(spans)
+    http = _HttpServer(spans, metrics)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -149,10 +150,17 @@ class _MetricsService(metrics_service_pb2_grpc.MetricsServiceServicer):
     async def Export(
         self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: object
     ) -> metrics_service_pb2.ExportMetricsServiceResponse:
-        for resource in request.resource_metrics:
-            for scope in resource.scope_metrics:
-                self._metrics.extend(scope.metrics)
+        self._metrics.extend(_metrics_of(request))
         return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+def _metrics_of(request: metrics_service_pb2.ExportMetricsServiceRequest) -> list[Metric]:
+    return [
+        metric
+        for resource in request.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    ]
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -160,12 +168,13 @@ class _HttpServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, spans: SpanStore) -> None:
-        super().__init__(("127.0.0.1", 0), _TracesHandler)
+    def __init__(self, spans: SpanStore, metrics: list[Metric]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.spans = spans
+        self.metrics = metrics
 
 
-class _TracesHandler(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = _READ_TIMEOUT_S
     server: _HttpServer
@@ -174,7 +183,11 @@ class _TracesHandler(BaseHTTPRequestHandler):
         """Takes one export."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         kind = self.headers.get_content_type()
-        if self.path != TRACES_PATH:
+        if self.path == METRICS_PATH and kind == PROTOBUF:
+            request = metrics_service_pb2.ExportMetricsServiceRequest.FromString(body)
+            self.server.metrics.extend(_metrics_of(request))
+            self._answer(HTTPStatus.OK)
+        elif self.path != TRACES_PATH:
             self._answer(HTTPStatus.NOT_FOUND)
         elif kind not in (PROTOBUF, JSON):
             self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)

@@ -130,7 +130,7 @@ async def test_spans_in_json_have_their_ids_in_hex(receiver: OtlpReceiver) -> No
 @pytest.mark.parametrize(
     ("path", "content_type", "body", "status"),
     [
-        ("/v1/metrics", "application/x-protobuf", b"", 404),
+        ("/v1/logs", "application/x-protobuf", b"", 404),
         ("/v1/traces", "text/plain", b"spans", 415),
         ("/v1/traces", "application/json", b"{", 400),
         ("/v1/traces", "application/x-protobuf", b"\xff\xff", 400),

@@ -418,6 +418,8 @@ class WorkerCounts(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SHORTEST_STEP_S_FIELD_NUMBER: _builtins.int
+    LONGEST_STEP_S_FIELD_NUMBER: _builtins.int
     step_s: _builtins.float
     """Time in steps, seconds."""
     step_rows: _builtins.int
@@ -428,6 +430,10 @@ class WorkerCounts(_message.Message):
     """Tokens of the prompts of rows that have ended."""
     cached_tokens: _builtins.int
     """Tokens of those prompts that were found in the prefix cache."""
+    shortest_step_s: _builtins.float
+    """The shortest step, seconds."""
+    longest_step_s: _builtins.float
+    """The longest step, seconds."""
     @_builtins.property
     def step_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps by duration: one number for each bucket of the metric sluice.worker.step.duration."""
@@ -441,10 +447,12 @@ class WorkerCounts(_message.Message):
         tokens: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        shortest_step_s: _builtins.float = ...,
+        longest_step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_tokens", b"prompt_tokens", "step_buckets", b"step_buckets", "step_rows", b"step_rows", "step_s", b"step_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "longest_step_s", b"longest_step_s", "prompt_tokens", b"prompt_tokens", "shortest_step_s", b"shortest_step_s", "step_buckets", b"step_buckets", "step_rows", b"step_rows", "step_s", b"step_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,12 +91,12 @@ def generated(family: str, prompt: tuple[int, ...], tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_answers_are_those_of_generate(family: str) -> None:
-    rows = [row(str(n), one, 3 + 2 * n) for n, one in enumerate(prompts(6))]
+    rows = [row(str(n), one, 3 + 2 * n) for n, one in enumerate(prompts(9))]
     answers = run(engine_of(family), rows)
     for one in rows:
         expected = generated(family, one.prompt, one.sampling.max_tokens)
         assert answers[one.request_id] == expected
-    assert len({tuple(answer) for answer in answers.values()}) > 3, "the models say something"
+    assert len({tuple(answer) for answer in answers.values()}) > 5, "the models say something"
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -105,7 +105,7 @@ def test_a_row_goes_on_behind_the_tokens_of_an_earlier_attempt(family: str) -> N
     whole = generated(family, tuple(prompt), 20)
     rows = [row(str(n), one) for n, one in enumerate(others)]
     engine = engine_of(family)
-    for held in range(1, len(whole), 6):
+    for held in range(1, len(whole), 3):
         again = row("again", prompt, 20, produced=tuple(whole[:held]), attempt=1)
         assert run(engine, [again, *rows[:3]])["again"] == whole
 

@@ -217,15 +217,6 @@ def test_a_hub_id_is_left_alone() -> None:
     assert settings.resolve_model_path("org/model") == "org/model"
 
 
-def test_triton_spans_go_to_the_http_port_of_the_grpc_endpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert settings.otlp_http_endpoint(settings.load()) is None
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://jaeger:4317")
-    assert settings.otlp_http_endpoint(settings.load()) == "http://jaeger:4318/v1/traces"
-
-
 def test_a_mesh_may_have_no_model_that_takes_prompts(tmp_path: Path) -> None:
     loaded = load(tmp_path, "models: [{name: e, path: /e, engine: embedding}]")
     assert load(tmp_path, loaded.to_yaml()) == loaded

@@ -15,7 +15,7 @@ from jobs.scheduler import Scheduler
 from sluice.settings import CallShares, JobsSettings
 from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import METRICS, Kind
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.tracing import start_tracing
 from tests.gateway.kit.rows import dispatch_to
 
@@ -43,7 +43,7 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    emitted = {service: MetricRegistry() for service in SERVICES}
+    emitted = {service: Instruments() for service in SERVICES}
     gateway = emitted[names.SERVICE_GATEWAY]
     metrics = RequestMetrics(gateway)
     metrics.show(dispatch_to(stall_s=1.0), ClassLimiter(1, CallShares()))
@@ -52,10 +52,10 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     nothing: Any = None  # a scheduler that has not started asks nobody
     jobs = emitted[names.SERVICE_JOBS]
     Scheduler(JobProcess("me", JobsSettings(), nothing, nothing, NoOpTracer(), jobs))
-    for service, registry in emitted.items():
-        start_tracing(service, registry).shutdown()
+    for service, instruments in emitted.items():
+        start_tracing(service, instruments).shutdown()
         wanted = {one.name for one in METRICS if not one.services or service in one.services}
-        assert {one.name for one in registry.metrics} == wanted
+        assert {one.name for one in instruments.metrics} == wanted
 
 
 def test_names_and_units_are_those_of_their_kind() -> None:

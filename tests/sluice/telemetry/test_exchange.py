@@ -7,7 +7,7 @@ from nats.aio.msg import Msg
 
 from sluice.telemetry import exchange
 from sluice.telemetry.exchange import MetricsExchange
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1.admin_pb2 import ProcessMetrics
 from sluice.wire import subjects
 
@@ -17,7 +17,7 @@ async def read(nats_url: str, *answers: bytes) -> list[ProcessMetrics]:
     client, other = await nats.connect(nats_url), await nats.connect(nats_url)
     try:
         await _answer_with(other, answers)
-        metrics = MetricsExchange("gateway", "g1", MetricRegistry())
+        metrics = MetricsExchange("gateway", "g1", Instruments())
         await metrics.start(client)
         return await metrics.read_all([])
     finally:

@@ -4,14 +4,12 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace import Tracer as SdkTracer
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
-from sluice.telemetry.light_spans import LightTracer
 from sluice.telemetry.tracing import (
-    _CountingProcessor,
+    CallSpans,
     context_of,
     headers_of,
     is_unsampled,
@@ -25,12 +23,10 @@ class Process:
 
     def __init__(self, ratio: float = 1.0) -> None:
         self.exporter = InMemorySpanExporter()
-        self.processor = _CountingProcessor(self.exporter)
+        self.processor = CallSpans(self.exporter)
         self.provider = TracerProvider(ParentBased(TraceIdRatioBased(ratio)))
         self.provider.add_span_processor(self.processor)
-        tracer = self.provider.get_tracer("test")
-        assert isinstance(tracer, SdkTracer)
-        self.tracer: Tracer = LightTracer(tracer)
+        self.tracer: Tracer = self.provider.get_tracer("test")
 
     def sent(self) -> list[str]:
         """Names in the order in which they leave."""
@@ -56,8 +52,7 @@ def test_what_is_below_waits_for_the_first_span(process: Process) -> None:
     assert process.sent() == ["other"]
     root.end()
     assert process.sent() == ["other", "root", "inner", "hop"]
-    assert not process.processor._open
-    assert not process.processor._first
+    assert process.processor.held == 0
 
 
 def test_what_ends_after_the_first_span_leaves_at_once(process: Process) -> None:
@@ -68,7 +63,7 @@ def test_what_ends_after_the_first_span_leaves_at_once(process: Process) -> None
     later.end()
     late.end()
     assert process.sent() == ["root", "later", "late"]
-    assert not process.processor._first
+    assert process.processor.held == 0
 
 
 def test_a_process_that_ends_sends_what_it_has(process: Process) -> None:
@@ -86,7 +81,7 @@ def test_a_call_that_is_not_sampled_leaves_nothing() -> None:
     assert not process.start("hop", call).is_recording()
     call.end()
     assert process.sent() == []
-    assert not process.processor._first
+    assert process.processor.held == 0
 
 
 def test_what_a_caller_has_decided_holds() -> None:

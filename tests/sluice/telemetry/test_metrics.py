@@ -35,14 +35,14 @@ def read(page: str, accept: str = "text/plain") -> str:
 
 def test_the_page_shows_metrics_by_the_names_of_prometheus() -> None:
     with measuring("sluice-test", "one", "127.0.0.1:0", KEY) as metrics:
-        metrics.registry.counter(catalog.REQUESTS)["", "bulk", "OVERLOADED"] += 2
-        metrics.registry.observe(catalog.WORKER_CACHE, lambda: [(("small", "a:1/small"), 0.25)])
+        metrics.instruments.counter(catalog.REQUESTS)["", "bulk", "OVERLOADED"] += 2
+        metrics.instruments.observe(catalog.WORKER_CACHE, lambda: [(("small", "a:1/small"), 0.25)])
         assert metrics.page is not None
         assert not metrics.page.endswith(":0")
         lines = read(metrics.page).splitlines()
     (line,) = [line for line in lines if line.startswith("sluice_requests_total{")]
     assert 'sluice_class="bulk"' in line
-    assert line.endswith(" 2")
+    assert line.endswith(" 2.0")
     assert any(line.startswith("sluice_worker_kv_cache_usage_ratio{") for line in lines)
     assert any('service_instance_id="one"' in line for line in lines)
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
@@ -52,7 +52,7 @@ def test_the_page_shows_metrics_by_the_names_of_prometheus() -> None:
 
 def test_a_bucket_leads_to_a_trace_where_exemplars_are_asked_for() -> None:
     with measuring("sluice-test", "one", "127.0.0.1:0", KEY) as metrics:
-        first_token = metrics.registry.histogram(catalog.FIRST_TOKEN)
+        first_token = metrics.instruments.histogram(catalog.FIRST_TOKEN)
         first_token.record(CHAT, 0.03, SPAN)
         first_token.record(CHAT, 0.2)
         assert metrics.page is not None
@@ -66,7 +66,7 @@ def test_a_bucket_leads_to_a_trace_where_exemplars_are_asked_for() -> None:
     assert 'le="0.04"' in with_exemplar
     assert f'trace_id="{0xABC:032x}"' in with_exemplar
     (last,) = [line for line in text.splitlines() if f"{name}_bucket" in line and "+Inf" in line]
-    assert last.split()[-1] == "2"
+    assert last.split()[-1] == "2.0"
 
 
 def test_promtool_finds_nothing_wrong_with_a_page_of_all_metrics() -> None:
@@ -74,11 +74,11 @@ def test_promtool_finds_nothing_wrong_with_a_page_of_all_metrics() -> None:
         for one in catalog.METRICS:
             labels = tuple("x" for _ in one.labels)
             if one.kind is catalog.Kind.COUNTER:
-                metrics.registry.counter(one)[labels] += 1
+                metrics.instruments.counter(one)[labels] += 1
             elif one.kind is catalog.Kind.HISTOGRAM:
-                metrics.registry.histogram(one).record(labels, 0.1)
+                metrics.instruments.histogram(one).record(labels, 0.1)
             else:
-                metrics.registry.observe(one, lambda labels=labels: [(labels, 1.0)])
+                metrics.instruments.observe(one, lambda labels=labels: [(labels, 1.0)])
         assert metrics.page is not None
         page, open_metrics = read(metrics.page), read(metrics.page, "application/openmetrics-text")
     named = set(re.findall(r"^# HELP (\S+) .", page, re.MULTILINE))
@@ -91,6 +91,14 @@ def test_promtool_finds_nothing_wrong_with_a_page_of_all_metrics() -> None:
         ["promtool", "check", "metrics"], input=page, capture_output=True, text=True, timeout=60
     )
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_page_is_served_at_an_ipv6_address() -> None:
+    with measuring("sluice-test", "one", "[::1]:0", KEY) as metrics:
+        metrics.instruments.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
+        assert metrics.page is not None
+        assert metrics.page.startswith("[::1]:")
+        assert "sluice_requests_total{" in read(metrics.page)
 
 
 def test_a_port_in_use_is_named_with_its_setting() -> None:
@@ -137,5 +145,5 @@ async def test_they_leave_over_otlp_unless_that_is_switched_off(
 def count_one() -> None:
     with measuring("sluice-test", "one") as metrics:
         assert metrics.page is None
-        metrics.registry.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
-        metrics.registry.histogram(catalog.FIRST_TOKEN).record(CHAT, 0.03, SPAN)
+        metrics.instruments.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
+        metrics.instruments.histogram(catalog.FIRST_TOKEN).record(CHAT, 0.03, SPAN)

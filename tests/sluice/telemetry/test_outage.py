@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from sluice.startup import free_port
 from sluice.telemetry import catalog
+from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.metrics import measuring
-from sluice.telemetry.registry import MetricRegistry
 from sluice.telemetry.tracing import SHUTDOWN_S, start_tracing
 
 WAIT_S = 20.0
@@ -85,9 +85,9 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
         ended.set()
 
 
-def lost(registry: MetricRegistry) -> dict[str, float]:
+def lost(instruments: Instruments) -> dict[str, float]:
     """Spans by why they were lost; under "" those that were taken."""
-    (found,) = (points for metric, points in registry.collect() if metric is catalog.SPANS)
+    (found,) = (points for metric, points in instruments.collect() if metric is catalog.SPANS)
     return {labels[0]: float(value) for labels, value in found if isinstance(value, int | float)}
 
 
@@ -96,17 +96,17 @@ def test_it_is_said_once_and_the_loss_is_counted(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
-    registry = MetricRegistry()
+    instruments = Instruments()
     with caplog.at_level(logging.INFO):
-        provider = start_tracing("sluice-test", registry)
+        tracing = start_tracing("sluice-test", instruments)
         for _ in range(3):
-            provider.get_tracer("test").start_span("one").end()
-            provider.force_flush()
-        counted = lost(registry)
-        provider.shutdown()
+            tracing.tracer.start_span("one").end()
+            tracing.flush()
+        counted = lost(instruments)
+        tracing.shutdown()
     assert counted == {"": 0, "export_failed": 3, "queue_full": 0}
     (said,) = [one.message for one in caplog.records if one.name.startswith("sluice.")]
-    assert said == f"{endpoint} does not take spans: they are dropped"
+    assert said == f"OTLP export of traces to {endpoint} failed, dropping data"
 
 
 def test_who_ends_a_span_waits_for_nothing(
@@ -122,19 +122,19 @@ def test_who_ends_a_span_waits_for_nothing(
 
     with collector(hold) as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-        registry = MetricRegistry()
-        provider = start_tracing("sluice-test", registry)
-        tracer = provider.get_tracer("test")
+        instruments = Instruments()
+        tracing = start_tracing("sluice-test", instruments)
+        tracer = tracing.tracer
         for _ in range(4):
             tracer.start_span("one").end()
         assert came.wait(WAIT_S)
         for _ in range(20):
             tracer.start_span("one").end()
-        assert lost(registry)[""] == 0
-        assert lost(registry)["queue_full"] >= 12
+        assert lost(instruments)[""] == 0
+        assert lost(instruments)["queue_full"] >= 12
         ended.set()
-        provider.shutdown()
-        counted = lost(registry)
+        tracing.shutdown()
+        counted = lost(instruments)
     assert (counted[""] + counted["queue_full"], counted["export_failed"]) == (24, 0)
     assert not [one for one in caplog.records if one.name.startswith("sluice.")]
 
@@ -153,10 +153,10 @@ def test_that_metrics_are_not_taken_is_said_once(
     with collector(fail) as endpoint, caplog.at_level(logging.INFO):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         with measuring("sluice-test", "one") as metrics:
-            metrics.registry.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
+            metrics.instruments.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
             assert all(came.acquire(timeout=WAIT_S) for _ in range(3))
     (said,) = [one.message for one in caplog.records if one.name.startswith("sluice.")]
-    assert said == f"{endpoint} does not take metrics: they are dropped"
+    assert said == f"OTLP export of metrics to {endpoint} failed, dropping data"
 
 
 @pytest.mark.parametrize("endpoint", ["down", "slow"], indirect=True)
@@ -166,9 +166,9 @@ def test_the_end_of_a_process_does_not_wait_for_it(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
     # With the SDK's own bounds an export takes 10 s, and the end of a process 30 s.
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_TIMEOUT", raising=False)
-    provider = start_tracing("sluice-test", MetricRegistry())
-    provider.get_tracer("test").start_span("one").end()
-    ending = Thread(target=provider.shutdown, daemon=True)
+    tracing = start_tracing("sluice-test", Instruments())
+    tracing.tracer.start_span("one").end()
+    ending = Thread(target=tracing.shutdown, daemon=True)
     ending.start()
     ending.join(4 * SHUTDOWN_S)
     assert not ending.is_alive()

@@ -6,7 +6,7 @@ from tests.batcher.core.scheduler.fuzz import QueueFuzz
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.long) for n in range(8, 220))]
+    "seed", [*range(20), *(pytest.param(n, marks=pytest.mark.long) for n in range(20, 220))]
 )
 def test_every_decision_is_right(seed: int) -> None:
     QueueFuzz(seed).run()
