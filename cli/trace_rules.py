@@ -7,7 +7,7 @@
    wrong. Rows that were given up are excepted: who works on them learns of it later; and Triton's own spans, which may
    end after a short answer: its reply says only that a batch was taken, and nobody waits for more.
 4. The root says what one searches by: request, tenant, class, model, and finish reason or error.
-5. An answer has an attempt of the model that gave it, and below it task, queue, batch, prefill and decode.
+5. An answer has a span of the model that gave it, and below it task, queue, batch, prefill and decode.
 6. An answer that was recovered says so on its root: a worker was lost that had given tokens of it.
 7. The critical path of an answer leads through its decode, where that took time (of one token it takes none).
 
@@ -44,7 +44,7 @@ _OF_ANSWERS: Final = (
     names.SPAN_DECODE,
 )
 _CANCELLED: Final = frozenset(
-    ("cancelled", "superseded", "escalated", "lost", "deadline", "deadline_passed")
+    ("cancelled", "superseded", "escalated", "lost", "deadline", "deadline_exceeded")
 )
 
 
@@ -76,17 +76,33 @@ def faults(
         known: every (trace, span) there is; None: links are not checked.
     """
     incomplete = any(span.name == names.SPAN_INCOMPLETE for span in spans)
-    tops = [one for one in _roots(spans) if not (one.name in ROOTS or _is_triton(one))]
+    tops = [one for one in _roots(spans) if not (is_root(one) or _is_triton(one))]
     if not spans or (tops and not incomplete):
         return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
     found = [] if known is None or incomplete else list(_lost_links(spans, known))
     found += _clock_faults(spans)
-    for call in (span for span in spans if span.name == names.SPAN_GENERATE):
+    for call in filter(_is_generate, spans):
         below = [call, *_below(call, spans)]
         found += _root_faults(call, below)
         if not incomplete:
             found += _answer_faults(call, below)
     return found
+
+
+def is_root(span: TraceSpan) -> bool:
+    """Whether a span may have no parent in its trace: it is of a call or a job."""
+    return span.name in ROOTS or names.HTTP_ROUTE in span.attributes
+
+
+def is_model(span: TraceSpan) -> bool:
+    """Whether it is the span of a model's work."""
+    return span.attributes.get(names.MESSAGING_OPERATION) == names.SEND
+
+
+def _is_generate(span: TraceSpan) -> bool:
+    operation = span.attributes.get(names.GEN_AI_OPERATION)
+    by_http = names.HTTP_ROUTE in span.attributes and operation in ("chat", "text_completion")
+    return by_http or span.name == names.SPAN_GENERATE
 
 
 def _is_triton(span: TraceSpan) -> bool:
@@ -145,10 +161,10 @@ def _root_faults(root: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[str]:
     again = any(
         span.attributes.get(names.ATTEMPT)
         for span in spans
-        if span.name == names.SPAN_DECODE or span.name == names.SPAN_ATTEMPT
+        if span.name == names.SPAN_DECODE or is_model(span)
     )
     resumed = any(
-        span.attributes.get(names.END) == "lost" and span.attributes.get(names.GEN_AI_OUTPUT_TOKENS)
+        span.attributes.get(names.END) == "lost" and span.attributes.get(names.OUTPUT_TOKENS)
         for span in spans
     )
     if again and resumed and _reasons(root) and not root.attributes.get(names.RECOVERED):
@@ -157,15 +173,13 @@ def _root_faults(root: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[str]:
 
 def _answer_faults(root: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[str]:
     answered = [
-        span
-        for span in spans
-        if span.name == names.SPAN_ATTEMPT and span.attributes.get(names.END) == "answered"
+        span for span in spans if is_model(span) and span.attributes.get(names.END) == "answered"
     ]
     if not _reasons(root) or not answered or not root.attributes.get(names.GEN_AI_OUTPUT_TOKENS):
         return
     model = root.attributes.get(names.GEN_AI_RESPONSE_MODEL)
     if answered[-1].attributes.get(names.GEN_AI_REQUEST_MODEL) != model:
-        yield f"the root names {model}, which has no attempt that answered"
+        yield f"the root names {model}, which has no span that answered"
     below = list(_below(answered[-1], spans))
     for name in _OF_ANSWERS:
         if all(span.name != name for span in below):

@@ -10,7 +10,7 @@ from typer import BadParameter
 from cli import output
 from cli.commands import Commands, argument, option
 from cli.jaeger import Jaeger, JaegerTrace, full_id
-from cli.trace_rules import ROOTS, TraceSpan, faults
+from cli.trace_rules import TraceSpan, faults, is_model, is_root
 from sluice.telemetry import names
 
 LIMIT_MAX: Final = 1500
@@ -131,7 +131,7 @@ def _verdict(trace: JaegerTrace, known: Collection[tuple[str, str]], *, triton: 
     ]
     wrong = faults(trace.spans, known)
     if not marked:
-        if all(span.name not in ROOTS for span in trace.spans):
+        if not any(map(is_root, trace.spans)):
             wrong.append("it has no root: no span of a call or a job")
         wrong += _missing_hops(trace.spans, HOPS + (names.SERVICE_TRITON,) * triton)
     return Verdict(trace.trace_id, len(trace.spans), wrong, sorted(set(marked)))
@@ -141,8 +141,7 @@ def _missing_hops(spans: Iterable[TraceSpan], hops: Iterable[str]) -> list[str]:
     """Return what is missing of a trace in which a row was answered."""
     spans = list(spans)
     answered = any(
-        span.name == names.SPAN_ATTEMPT and span.attributes.get(names.END) == "answered"
-        for span in spans
+        is_model(span) and span.attributes.get(names.END) == "answered" for span in spans
     )
     services = {span.service for span in spans}
     return [f"no span of {hop}" for hop in hops if answered and hop not in services]

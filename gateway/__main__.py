@@ -24,7 +24,7 @@ async def _serve(process: Process) -> None:
     settings, path = process.settings, process.config
     _check(settings, path)
     policies = await asyncio.to_thread(load_all, settings)
-    gateway = Gateway(settings, process.id, policies, process.tracer, process.registry, load_all)
+    gateway = Gateway(settings, process.id, policies, process.tracer, process.instruments, load_all)
     async with gateway.running() as nats_client:
         freeze_heap()
         async with reloading(path, gateway.reload, nats_client):

@@ -51,8 +51,8 @@ from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings
 from sluice.startup import split_address
 from sluice.telemetry.exchange import MetricsExchange
+from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.names import SERVICE_GATEWAY
-from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
@@ -91,13 +91,13 @@ class Gateway:
         gateway_id: str,
         policies: Policies,
         tracer: Tracer,
-        metric_registry: MetricRegistry,
+        instruments: Instruments,
         load: Load,
     ) -> None:
         """``policies`` are those of ``settings``; ``load`` loads later ones."""
         limits = settings.gateway
         self._settings = settings
-        self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
+        self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, instruments)
         self._loads = loads = ModelLoadTable()
         dispatch = Dispatch(gateway_id, loads, limits.stall_s, limits.stream_interval_ms)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
@@ -128,7 +128,7 @@ class Gateway:
             self._limiter,
         )
         self._streams = StreamKeeper(self._restore_streams)
-        self._drift = DriftMonitor(gateway_id, metric_registry)
+        self._drift = DriftMonitor(gateway_id, instruments)
         self._drift.use(policies.router.held_out, settings.routing.drift)
         self.reload = GatewayReload(
             load, self.shared, in_force, loads, self._store, self._drift, self.authenticator
@@ -137,7 +137,7 @@ class Gateway:
             settings, self.shared, self.registry, self._store, self._drift, self._exchange
         )
         self._safety = SafetyService(self._admission, self._limiter, self.shared.peers)
-        self._generator = self._make_generator(tracer, metric_registry)
+        self._generator = self._make_generator(tracer, instruments)
         # What knows each other: the later one of the two is told here.
         dispatch.on_due = self._transport.flush
         dispatch.on_later = lambda *wait: asyncio.get_running_loop().call_later(*wait)
@@ -150,7 +150,9 @@ class Gateway:
             int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if policies.catalog.hearing else 0
         )
         self._arriving = Arriving(limits.max_message_bytes + self._audio_max_bytes)
-        self._checks = CallChecks(self.authenticator, self._limiter, self._arriving)
+        self._checks = CallChecks(
+            self.authenticator, self._limiter, self._arriving, self._generator.metrics.refused
+        )
         self._grpc = self._make_grpc()
         http = settings.http.address
         self.http = None if http is None else self._make_http(http)
@@ -321,7 +323,7 @@ class Gateway:
         self.authenticator.mesh_key = await self.shared.mesh_key()
         await self.authenticator.start(client)
 
-    def _make_generator(self, tracer: Tracer, metric_registry: MetricRegistry) -> Generator:
+    def _make_generator(self, tracer: Tracer, instruments: Instruments) -> Generator:
         settings = self._settings
         upstream = Upstream(
             admission=self._admission,
@@ -331,7 +333,7 @@ class Gateway:
             transport=self._transport,
             stall_s=settings.gateway.stall_s,
         )
-        metrics = RequestMetrics(metric_registry)
+        metrics = RequestMetrics(instruments)
         metrics.show(self.registry.dispatch, self._limiter)
         gateway_id = self._transport.gateway_id
         records = RequestRecords(settings.records, self._store, gateway_id, settings.currency)

@@ -19,7 +19,7 @@
 | `Unauthenticated` | UNAUTHENTICATED | UNAUTHENTICATED | metadata problem |
 | `PermissionDenied` | PERMISSION_DENIED | PERMISSION_DENIED | |
 | `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
-| `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
+| `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_EXCEEDED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
 | `Overloaded` | RESOURCE_EXHAUSTED | OVERLOADED | RetryInfo |
 | `ExpectedLate` | RESOURCE_EXHAUSTED | EXPECTED_LATE | RetryInfo |
@@ -218,7 +218,7 @@ class IdempotencyConflict(
     """The idempotency key belongs to another request."""
 
 
-class DeadlinePassed(SluiceError, code=StatusCode.DEADLINE_EXCEEDED, reason="DEADLINE_PASSED"):
+class DeadlinePassed(SluiceError, code=StatusCode.DEADLINE_EXCEEDED, reason="DEADLINE_EXCEEDED"):
     """The deadline came before the answer was complete."""
 
 

@@ -85,6 +85,10 @@ class AnyCall(Protocol):
     """The trace context is among it."""
 
     @property
+    def route(self) -> str:
+        """The path of a call over HTTP; empty: it is none."""
+
+    @property
     def remaining_s(self) -> float | None:
         """Until its deadline, seconds; None: it has none."""
 
@@ -447,6 +451,8 @@ class CallChecks:
     authenticator: Authenticator
     limiter: ClassLimiter
     arriving: Arriving
+    refused: Callable[[SluiceError], None] = lambda _: None
+    """Counts the error that a call ends with."""
 
 
 async def guarded(

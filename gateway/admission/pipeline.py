@@ -274,7 +274,7 @@ class Admission:
                 return False
             if log.recorded:
                 span.set_attribute(
-                    names.GEN_AI_INPUT_TOKENS,
+                    names.INPUT_TOKENS,
                     sum(len(row.prompt_token_ids) for row in incoming.rows),
                 )
             log.hop("")

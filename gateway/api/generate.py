@@ -29,7 +29,7 @@ from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.idempotency import Replay
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
-from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.request_log import CALLER_GONE, RequestLog
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
@@ -145,7 +145,9 @@ class Generator:
         Raises:
             SluiceError: the call ends with it.
         """
-        with RequestLog(self.tracer, GENERATE.span, call.metadata, request_id=request_id) as log:
+        with RequestLog(
+            self.tracer, GENERATE.span, call.metadata, request_id=request_id, route=call.route
+        ) as log:
             log.asked(request, call.caller.tenant)
             with self.upstream.admission.refusals_counted(call.caller):
                 valid = validate(
@@ -234,6 +236,9 @@ class RunningCall(TimeLimit):
         except TimeoutError:
             error = self._stopped or DeadlinePassed(self._kind.late)
             raise error.of_request(self._request_id) from None
+        except asyncio.CancelledError:
+            self.departure(request)
+            raise
         except SluiceError as error:
             _log_failure(error, request.tenant)
             raise error.of_request(self._request_id) from error
@@ -271,8 +276,11 @@ class RunningCall(TimeLimit):
 
     def departure(self, request: ValidRequest) -> SluiceError:
         """Why the caller does not wait any more. It ends its call by its own clock; gRPC rounds deadlines by 1 %."""
-        late = time.monotonic() - self._log.arrived_at >= 0.98 * request.timeout_s
-        return DeadlinePassed(self._kind.late) if late else Cancelled("the caller has gone")
+        if self._log.left is None:
+            late = time.monotonic() - self._log.arrived_at >= 0.98 * request.timeout_s
+            gone = DeadlinePassed(self._kind.late) if late else Cancelled(CALLER_GONE)
+            self._log.left = gone
+        return self._log.left
 
 
 class _GenerateCall(RunningCall):

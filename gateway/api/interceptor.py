@@ -56,6 +56,7 @@ class GrpcCall:
     """
 
     __slots__ = ("_remaining_s", "abort", "caller", "metadata", "peer", "write")
+    route = ""
 
     def __init__(self, context: Any, entries: Metadata) -> None:
         """The call of ``context`` with the metadata ``entries``; ``caller`` is not known yet."""
@@ -147,7 +148,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             with self._arriving.watching.held(address):
                 await behaviour(request, context)
 
-        return _guarded(_OPEN, answer, None, handler.response_serializer)
+        return _guarded(_OPEN, answer, None, handler.response_serializer, self._checks.refused)
 
     def _streamed(self, method: str, handler: Any) -> Any:
         """Of a method with many requests, which parses and counts them itself: items, jobs, reflection."""
@@ -173,7 +174,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 await behave(requests, call)
 
         read, write = handler.request_deserializer, handler.response_serializer
-        return _guarded(method, answer, read, write)
+        return _guarded(method, answer, read, write, self._checks.refused)
 
     async def _one(self, requests: Any, tenant: str) -> AsyncIterator[Any]:
         """The only message of a call; what comes behind it is not read."""
@@ -216,7 +217,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 self._arriving.bytes.give(tenant, size)
 
         make = stream_unary if hasattr(behaviour, "returns_last") else stream_stream
-        return _guarded(method, answer, None, handler.response_serializer, make)
+        write = handler.response_serializer
+        return _guarded(method, answer, None, write, self._checks.refused, make)
 
     def _read(self, payload: Any, size: int, read: Read) -> Message:
         """The message of a call; raises what is wrong with it."""
@@ -253,14 +255,18 @@ def _guarded(
     answer: Callable[[Any, Any, Metadata], Awaitable[Any]],
     read: Any,
     write: Any,
+    refused: Callable[[SluiceError], None],
     make: Callable[..., Any] = stream_stream,
 ) -> Callable[[Metadata], Any]:
     """What makes the handler of a call. To gRPC every method is a stream of messages in both directions."""
 
     def handler(entries: Metadata) -> Any:
         async def handle(requests: Any, context: Any) -> Any:
-            work = answer(requests, context, entries)
-            return await guarded(work, partial(abort, context), method)
+            async def fail(error: SluiceError) -> None:
+                refused(error)
+                await abort(context, error)
+
+            return await guarded(answer(requests, context, entries), fail, method)
 
         return make(handle, read, write)
 
@@ -283,10 +289,13 @@ async def abort(context: Any, error: SluiceError) -> None:
 
     For a client that does not read, gRPC keeps the status: after `ABORT_S` the rest of the call is released.
     """
+    status = error.as_abort()
     try:
         async with asyncio.timeout(ABORT_S):
-            await context.abort(*error.as_abort())
-    except TimeoutError:
+            await context.abort(*status)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:  # nobody reads, or the client has left at its own deadline: gRPC cannot send the status any more
         raise asyncio.CancelledError from None
 
 

@@ -18,7 +18,7 @@ from gateway.admission.prompts import PreparedPrompt, embed_rows, rerank_rows, s
 from gateway.api.generate import Generator, Kind, RunningCall
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
-from gateway.telemetry.request_log import RequestLog, row_attributes
+from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.rows import InternalRow
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import (
@@ -119,7 +119,9 @@ async def logged_texts(
     Raises:
         SluiceError: the call ends with it.
     """
-    with RequestLog(shared.tracer, kind.span, asked_by.metadata, kind.operation) as log:
+    with RequestLog(
+        shared.tracer, kind.span, asked_by.metadata, kind.operation, route=asked_by.route
+    ) as log:
         log.asked(wire, asked_by.caller.tenant)
         catalog, timeout_s = shared.catalog, shared.timeout_s(asked_by)
         with shared.upstream.admission.refusals_counted(asked_by.caller):
@@ -176,8 +178,9 @@ class _TextsCall(RunningCall):
         # Answers of no tokens must not count as short answers of the caller's own kind of work.
         request = replace(admitted.request, labels={WORKLOAD_LABEL: self._kind.operation})
         deadline = admitted.deadline
-        sent = row_attributes(admitted.plan.model, self._request_id)
-        with self._log.child(names.SPAN_ATTEMPT, sent, SpanKind.PRODUCER) as span:
+        sent = self._log.row_attributes(admitted.plan.model, self._request_id)
+        name = names.model_span(self._kind.operation, admitted.plan.model)
+        with self._log.child(name, sent, SpanKind.CLIENT) as span:
             traced = headers_of(span)
             untraced = _untraced(traced)
             for number, row in enumerate(rows):
@@ -187,6 +190,8 @@ class _TextsCall(RunningCall):
                     InternalRow(self._upstream, request, row, row_id, deadline, headers)
                 )
             await InternalRow.answer(*self._rows)
+            computed = sum(len(row.prompt_token_ids) for row in rows)
+            span.set_attribute(names.GEN_AI_INPUT_TOKENS, computed)
         return [one.attempt.final.values for one in self._rows if one.attempt.final]
 
     def _ended(self, admitted: AdmittedRequest, error: SluiceError | None = None) -> pb.Usage:

@@ -23,6 +23,7 @@ class EntryCall:
     caller: Caller
     metadata: Mapping[str, str]
     remaining_s: float | None
+    route: str = ""
 
 
 async def whole_answer(

@@ -109,6 +109,11 @@ class HttpCall(Request):
         """Return the id that the client knows the call by."""
         return self.request_id
 
+    @property
+    def route(self) -> str:
+        """The path of its URL, which is that of the route: no URL that asks a model has parameters."""
+        return str(self.scope["path"])
+
     async def object(self) -> dict[str, Any]:
         """The body, a JSON object.
 
@@ -285,7 +290,11 @@ class Endpoint:
         """Answers one call."""
         call = HttpCall(scope, receive, send, self.max_body_bytes)
         self.checks.limiter.turns.arrived_at = time.monotonic()
-        await guarded(self._answer(call), call.fail, call)
+        await guarded(self._answer(call), partial(self._fail, call), call)
+
+    async def _fail(self, call: HttpCall, error: SluiceError) -> None:
+        self.checks.refused(error)
+        await call.fail(error)
 
     def _serves(self, host: str) -> bool:
         return self.hosts is None or host in self.hosts or is_loopback(host)

@@ -457,7 +457,11 @@ class Dispatch:
     @property
     def waiting(self) -> Mapping[Line, int]:
         """How many rows wait here for room."""
-        return {line: len(rows) for line, rows in self._lines.items()}
+        return {line: len(rows) for line, rows in list(self._lines.items())}
+
+    def waited_s(self, now: float) -> Mapping[Line, float]:
+        """Tell how long the oldest of them has waited, in seconds."""
+        return {line: max(0.0, now - rows.since) for line, rows in list(self._lines.items())}
 
     def use_weights(self, weights: Mapping[str, float]) -> None:
         """Tenants that differ from 1 have these from now on, also where rows wait."""
@@ -482,7 +486,7 @@ class Dispatch:
 
     def _wait_in_line(self, row: SentRow, now: float) -> None:
         """The row waits for room; while there is no batcher at all, for one."""
-        row.waits = True
+        row.waits, row.waits_since = True, now
         row.ask_at = math.inf if row.was_held else now + NO_BATCHER_S
         self._lines.setdefault(row.line, WaitingLine(self._taken.weights)).add(row)
 

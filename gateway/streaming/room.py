@@ -42,6 +42,7 @@ class SentRow:
         deadline: seconds.
         line: its model and class, once it was sent.
         waits: it is in this gateway, until a batcher has room for it.
+        waits_since: when that began last, seconds.
         batcher: that it was sent to; empty: none.
         held: that batcher has said that it has it.
         was_held: one has said so: it waits for a worker until its deadline.
@@ -63,6 +64,7 @@ class SentRow:
     deadline: float
     line: Line = field(init=False)
     waits: bool = False
+    waits_since: float = 0.0
     batcher: str = ""
     held: bool = False
     was_held: bool = False
@@ -182,6 +184,12 @@ class WaitingLine:
     def __iter__(self) -> Iterator[SentRow]:
         """All rows, those of a tenant in their order."""
         return (row for rows in self._rows.values() for row in rows)
+
+    @property
+    def since(self) -> float:
+        """Since when the one waits that has waited longest, as far as they wait in order; infinity: none does."""
+        heads = [rows[0] for rows in list(self._rows.values()) if rows]
+        return min((row.waits_since for row in heads), default=inf)
 
     def add(self, row: SentRow) -> None:
         """A row waits."""

@@ -22,7 +22,7 @@ from gateway.routing.prediction import HeadKey
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
-from sluice.telemetry.registry import MetricRegistry, Point
+from sluice.telemetry.instruments import Instruments, Point
 from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
@@ -177,12 +177,12 @@ _GAUGES: Final = (catalog.INPUT_DRIFT, catalog.ACCURACY_BIAS, catalog.BRIER, cat
 class DriftMonitor:
     """Monitors the heads of the learned routers in use."""
 
-    def __init__(self, gateway_id: str, registry: MetricRegistry) -> None:
+    def __init__(self, gateway_id: str, instruments: Instruments) -> None:
         self._gateway_id = gateway_id
         self._settings = DriftSettings()
         self._monitors: Mapping[HeadKey, HeadMonitor] = {}
         for gauge in _GAUGES:
-            registry.observe(gauge, partial(self._values, gauge))
+            instruments.observe(gauge, partial(self._values, gauge))
 
     def use(self, held_out: HeldOut, settings: DriftSettings) -> None:
         """Monitors these heads from now on; the windows of those that have not changed are kept."""

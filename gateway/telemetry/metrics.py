@@ -1,13 +1,15 @@
 """Request metrics: what a gateway counts of each request when it has ended."""
 
+import time
 from collections.abc import Mapping
 from typing import Final, Protocol
 
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.row import finish_reason_of
 from gateway.telemetry.request_log import RequestLog
+from sluice.errors import SluiceError
 from sluice.telemetry import catalog
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason
 from sluice.v1.safety_pb2 import SafetyAction
@@ -33,32 +35,39 @@ class RunningCalls(Protocol):
 class RequestMetrics:
     """Valid requests by outcome, their tokens, cost and times, and what was decided about them."""
 
-    def __init__(self, registry: MetricRegistry) -> None:
-        self._registry = registry
-        self._requests = registry.counter(catalog.REQUESTS)
-        self._tokens = registry.counter(catalog.TOKENS)
-        self._cost = registry.counter(catalog.COST)
-        self._cached = registry.counter(catalog.CACHED)
-        self._first_token = registry.histogram(catalog.FIRST_TOKEN)
-        self._token_time = registry.histogram(catalog.TOKEN_TIME)
-        self._duration = registry.histogram(catalog.DURATION)
-        self._prediction_error = registry.histogram(catalog.PREDICTION_ERROR)
-        self._routes = registry.counter(catalog.ROUTES)
-        self._escalations = registry.counter(catalog.ESCALATIONS)
-        self._recoveries = registry.counter(catalog.RECOVERIES)
-        self._safety = registry.counter(catalog.SAFETY_ACTIONS)
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
+        self._requests = instruments.counter(catalog.REQUESTS)
+        self._refused = instruments.counter(catalog.REFUSED)
+        self._tokens = instruments.counter(catalog.TOKENS)
+        self._cost = instruments.counter(catalog.COST)
+        self._cached = instruments.counter(catalog.CACHED)
+        self._first_token = instruments.histogram(catalog.FIRST_TOKEN)
+        self._token_time = instruments.histogram(catalog.TOKEN_TIME)
+        self._duration = instruments.histogram(catalog.DURATION)
+        self._prediction_error = instruments.histogram(catalog.PREDICTION_ERROR)
+        self._routes = instruments.counter(catalog.ROUTES)
+        self._escalations = instruments.counter(catalog.ESCALATIONS)
+        self._recoveries = instruments.counter(catalog.RECOVERIES)
+        self._safety = instruments.counter(catalog.SAFETY_ACTIONS)
 
     def show(self, dispatch: Dispatch, calls: RunningCalls) -> None:
         """Show ``calls`` and the rows of ``dispatch``: waiting for room, sent again, given up."""
-        observe = self._registry.observe
+        observe = self._instruments.observe
         observe(catalog.RUNNING, lambda: [((), calls.active)])
         observe(
             catalog.PREPARING,
             lambda: [((name,), count) for name, count in calls.pending.items()],
         )
         observe(catalog.ROOM_WAITING, lambda: list(dispatch.waiting.items()))
+        observe(catalog.ROOM_OLDEST, lambda: dispatch.waited_s(time.monotonic()).items())
         observe(catalog.RESENDS, lambda: list(dispatch.resent.items()))
         observe(catalog.DEAD_LETTERS, lambda: list(dispatch.given_up.items()))
+
+    def refused(self, error: SluiceError) -> None:
+        """Count the error of a call that asked for nothing valid; an error of a valid request names that."""
+        if "request_id" not in error.metadata:
+            self._refused[error.reason,] += 1
 
     def ended(self, log: RequestLog, record: RequestRecord) -> None:
         """A valid request has ended, as its ``record`` says, which is made of ``log``."""

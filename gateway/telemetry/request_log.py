@@ -4,13 +4,14 @@ Its spans are made while it is told (`sluice/telemetry/names.py` lists them; con
 and audit entry (`gateway.telemetry.request_record`) and its metrics (`gateway.telemetry.metrics`) are made of it.
 """
 
+import json
 import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -35,12 +36,13 @@ from gateway.streaming.idempotency import Replay
 from gateway.streaming.row import Row
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
-from sluice.errors import SluiceError
+from sluice.errors import Cancelled, InternalError, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings.models import ModelSettings
 from sluice.telemetry import names
+from sluice.telemetry.environment import EVENT, SPAN, content_capture
 from sluice.telemetry.logs import about_request
-from sluice.telemetry.tracing import context_of, headers_of, trace_id_of
+from sluice.telemetry.tracing import headers_of, start_server_span, trace_id_of
 from sluice.v1.admin_pb2 import ShadowRun
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
@@ -64,6 +66,13 @@ from sluice.wire.enums import word_of
 Attributes = Mapping[str, AttributeValue]
 Wire = GenerateRequest | EmbedRequest | RerankRequest | ScoreRequest
 
+CALLER_GONE: Final = "the caller has gone"
+CONVERSATION_LABELS: Final = ("conversation_id", "session_id", "thread_id")
+"""Labels, which OpenAI's API calls metadata, that name a conversation; the first one that is there counts."""
+ERROR_CHARS_MAX: Final = 500
+"""Bound of the error messages in traces."""
+CONTENT_CHARS_MAX: Final = 65_536
+"""Bound of a message in traces; collectors take 4 MiB at a time."""
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
@@ -98,6 +107,7 @@ class RequestLog:
         first_token_at: when callers could see something, monotonic seconds.
         ended_at: monotonic seconds.
         shadows: the models that were given the request as well.
+        left: why the caller did not wait for the end.
     """
 
     request: ValidRequest | None = None
@@ -120,6 +130,7 @@ class RequestLog:
     first_token_at: float | None = None
     ended_at = 0.0
     shadows: Sequence[ShadowRun] = ()
+    left: SluiceError | None = None
     _hop = ""
 
     def __init__(
@@ -129,27 +140,35 @@ class RequestLog:
         metadata: Mapping[str, str],
         operation: str = "",
         request_id: str | None = None,
+        route: str = "",
     ) -> None:
         """Begin the log of a call that has come.
 
         Args:
             tracer: makes its spans.
-            span: the name of its span.
+            span: the name of its gRPC method.
             metadata: has its trace context.
             operation: see the class.
             request_id: by which the caller knows the request already; None: a new one.
+            route: of a call over HTTP, which its span is named by.
         """
         self.request_id = request_id or new_request_id()
         self.operation = operation
         self.arrived_at = time.monotonic()
         self.arrived_unix_ms = unix_ms()
-        self.server = tracer.start_span(span, context_of(metadata), SpanKind.SERVER)
+        self.server = start_server_span(tracer, f"POST {route}" if route else span, metadata)
         context = self.server.get_span_context()
         self.trace_id = trace_id_of(self.server)
         self.recorded = self.server.is_recording()
         self._tracer = tracer
         if self.recorded:
             self._context = trace.set_span_in_context(self.server, Context())
+            self.server.set_attributes(
+                {names.HTTP_METHOD: "POST", names.HTTP_ROUTE: route}
+                if route
+                else {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: span}
+            )
+        self._is_grpc = not route
         self._unseen = NonRecordingSpan(context) if self.recorded else self.server
         self._hops_ms: dict[str, float] = {}
         self._hop_at = self.arrived_at
@@ -188,6 +207,7 @@ class RequestLog:
             )
             if request.sampling.HasField("max_tokens"):
                 self.server.set_attribute(names.GEN_AI_MAX_TOKENS, request.sampling.max_tokens)
+            self.server.set_attributes(self._conversation())
 
     def describe(self, attributes: Attributes) -> None:
         """More that is said of the call."""
@@ -199,14 +219,30 @@ class RequestLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        reason = "" if error is None else _reason_of(error)
-        if reason:
-            _fail(self.server, reason)
+        if error is not None:
+            ended = self._ended_with(error)
+            _fail(self.server, ended)
+            if self._is_grpc:
+                self.server.set_attribute(names.RPC_STATUS, ended.code.name)
+            if self._hop:
+                _fail(self._hop_span, ended)
         if self._hop:
-            if reason:
-                _fail(self._hop_span, reason)
             self.hop("")
         self.server.end()
+
+    def _ended_with(self, error: BaseException) -> SluiceError:
+        """Tell what the caller of a call that ``error`` ended has got, or would have."""
+        if isinstance(error, SluiceError):
+            return error
+        if isinstance(error, Exception):
+            return InternalError("the gateway failed; its log has the reason")
+        return self.left or Cancelled(CALLER_GONE)
+
+    def _conversation(self) -> Attributes:
+        """Name the conversation that the request is part of, as its labels do."""
+        labels = {} if self.request is None else self.request.labels
+        found = next((labels[name] for name in CONVERSATION_LABELS if labels.get(name)), "")
+        return {names.GEN_AI_CONVERSATION: found} if found else {}
 
     # The prompt.
 
@@ -263,18 +299,31 @@ class RequestLog:
         try:
             yield span
         except SluiceError as error:
-            _fail(span, error.reason)
+            _fail(span, error)
             raise
         finally:
             span.end()
+
+    def row_attributes(self, model: str, row_id: str) -> Attributes:
+        """Describe the span of a row, or of several that are sent together."""
+        return {
+            names.GEN_AI_OPERATION: self.method,
+            names.GEN_AI_SYSTEM: "sluice",
+            names.GEN_AI_REQUEST_MODEL: model,
+            names.REQUEST_ID: row_id,
+            names.MESSAGING_SYSTEM: "nats",
+            names.MESSAGING_OPERATION: names.SEND,
+            names.MESSAGING_TEMPLATE: subjects.ALL_TASKS,
+            **self._conversation(),
+        }
 
     def row_sent(self, row_id: str, model: str) -> Mapping[str, str]:
         """A row is on its way: what its tasks carry of its span, which ends with the answer."""
         if not self.recorded:
             return headers_of(self._unseen)
-        attributes = row_attributes(model, row_id)
-        kind = SpanKind.PRODUCER
-        span = self._tracer.start_span(names.SPAN_ATTEMPT, self._context, kind, attributes)
+        attributes = self.row_attributes(model, row_id)
+        name = names.model_span(self.method, model)
+        span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes)
         self._row_spans[row_id] = span
         return headers_of(span)
 
@@ -308,8 +357,30 @@ class RequestLog:
         for row_id, span in self._row_spans.items():
             attributes, ago_s = _row_end(answer, now, row_id)
             span.set_attributes(attributes)
+            if answer.error is not None and row_id == answer.current.row_id:
+                _fail(span, answer.error)
+            self._add_content(span, answer, row_id)
             span.end(time.time_ns() - int(ago_s * 1e9))
         self._row_spans.clear()
+
+    def _add_content(self, span: Span, answer: Answer, row_id: str) -> None:
+        """Add what was asked and answered, as the model and the caller saw it, where the operator wants that."""
+        wanted, row = content_capture(), answer.current
+        if not wanted or row.row_id != row_id or self.request is None:
+            return
+        turns = zip(self.request.conversation.turns, self.seen, strict=False)
+        asked = [_message(turn.role, seen) for turn, seen in turns]
+        answered = _message("assistant", answer.text_before(row.completion_tokens))
+        if answer.finished is not None:
+            answered["finish_reason"] = word_of(FinishReason, answer.finished.reason)
+        content = {
+            names.GEN_AI_INPUT_MESSAGES: json.dumps(asked, ensure_ascii=False),
+            names.GEN_AI_OUTPUT_MESSAGES: json.dumps([answered], ensure_ascii=False),
+        }
+        if SPAN in wanted:
+            span.set_attributes(content)
+        if EVENT in wanted:
+            span.add_event(names.GEN_AI_DETAILS, content)
 
     def rows_ended(
         self, plan: Plan, rows: Sequence[Row], usage: Usage, error: str, now: float
@@ -319,7 +390,7 @@ class RequestLog:
         self.describe(
             {
                 names.GEN_AI_RESPONSE_MODEL: plan.model,
-                names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
+                **usage_attributes(usage, sum(row.cost for row in rows)),
                 names.TIER: plan.tier,
                 names.ROUTE_STRATEGY: plan.strategy,
                 names.CACHED: usage.cached,
@@ -386,27 +457,19 @@ def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> Attributes:
     return {names.FINDINGS: pairs, **counts}
 
 
-def row_attributes(model: str, row_id: str) -> Mapping[str, str]:
-    """Of the span of a row, or of several that are sent together."""
-    return {
-        names.GEN_AI_REQUEST_MODEL: model,
-        names.REQUEST_ID: row_id,
-        names.MESSAGING_SYSTEM: "nats",
-        names.MESSAGING_OPERATION: "send",
-        names.MESSAGING_TEMPLATE: subjects.ALL_TASKS,
-    }
+def _message(role: str, text: str) -> dict[str, Any]:
+    """Write a message in the form of the conventions for generative AI."""
+    if len(text) > CONTENT_CHARS_MAX:
+        text = f"{text[:CONTENT_CHARS_MAX]}..."
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
 
 
-def _fail(span: Span, reason: str) -> None:
-    """Marks ``span`` as failed with an ErrorInfo reason."""
-    span.set_attribute(names.ERROR_REASON, reason)
-    span.set_status(Status(StatusCode.ERROR, reason))
-
-
-def _reason_of(error: BaseException) -> str:
-    if isinstance(error, SluiceError):
-        return error.reason
-    return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
+def _fail(span: Span, error: SluiceError) -> None:
+    """Mark ``span`` as failed with ``error``."""
+    if span.is_recording():
+        span.set_attribute(names.ERROR_REASON, error.reason)
+        message = error.message[:ERROR_CHARS_MAX]
+        span.set_status(Status(StatusCode.ERROR, f"{error.reason}: {message}"))
 
 
 def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelSettings]) -> Attributes:
@@ -423,9 +486,23 @@ def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelSettings]
         attributes[names.TIER] = models[model].tier
     if finished is not None:
         attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
-        attributes[names.GEN_AI_OUTPUT_TOKENS] = finished.usage.completion_tokens
+        cost = sum(row.cost for row in answer.attempts) if isinstance(answer, Answer) else 0.0
+        attributes |= usage_attributes(finished.usage, cost)
         if finished.usage.cached:
             attributes[names.CACHED] = True
+    return attributes
+
+
+def usage_attributes(usage: Usage, cost: float) -> dict[str, AttributeValue]:
+    """Count tokens, and what they cost."""
+    attributes: dict[str, AttributeValue] = {
+        names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
+        names.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
+    }
+    if usage.cached_prompt_tokens:
+        attributes[names.GEN_AI_CACHED_TOKENS] = usage.cached_prompt_tokens
+    if cost:
+        attributes[names.GEN_AI_COST] = cost
     return attributes
 
 
@@ -454,7 +531,8 @@ def _row_end(answer: Answer, now: float, row_id: str) -> tuple[Attributes, float
     attributes: dict[str, AttributeValue] = {
         names.END: end if last else "escalated",
         names.ATTEMPT: row.attempt,
-        names.GEN_AI_OUTPUT_TOKENS: row.completion_tokens,
+        names.GEN_AI_RESPONSE_MODEL: row.model,
+        **usage_attributes(row.usage, row.cost),
     }
     if row.hint_tokens:
         attributes[names.HINT_TOKENS] = row.hint_tokens

@@ -995,7 +995,7 @@ Global___GenerateTextResponse: _TypeAlias = GenerateTextResponse  # noqa: Y015
 @_typing.final
 class GenerateBatchRequest(_message.Message):
     """Many requests. The call's deadline is that of all; answers that are not complete shortly before it end with
-    DEADLINE_PASSED, so that the others still arrive.
+    DEADLINE_EXCEEDED, so that the others still arrive.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -42,7 +42,7 @@ async def test_help_names_each_command_once(cli: Cli) -> None:
     assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
 
 
-@pytest.mark.parametrize("words", [("--help",), ("generate", "--help")])
+@pytest.mark.parametrize("words", [("--help",), ("keys", "--help"), ("generate", "--help")])
 def test_help_is_the_same_on_a_terminal(words: tuple[str, ...]) -> None:
     code, shown = on_terminal(*words)
     assert code == 0
@@ -104,7 +104,7 @@ def test_a_json_error_is_shown_once_on_a_terminal() -> None:
     assert piped.stderr.startswith("sluice: TRANSPORT_UNAVAILABLE: ")
 
 
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_error_of_their_own(closed: str) -> None:
     line = f"{sys.executable} -m cli models --address 127.0.0.1:1 {closed}"
     ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=BOUND_S)

@@ -73,10 +73,9 @@ async def test_a_cost_may_be_fitted_to_a_file(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     points = [[rows, 0, 1000 * (1 + rows)] for rows in range(1, 20)]
     file.write_text(json.dumps({"figure": "engine_cost", "phase": "decode", "points": points}))
-    load = (*LOAD[:-1], "2")
-    ran = await cli("simulate", *load, "--cost", str(file), "--json")
+    ran = await cli("simulate", *LOAD, "--cost", str(file), "--json")
     summary = json.loads(ran.out)["policies"]["continuous"]
-    assert summary["classes"][0]["latency_s"]["p50"] > 2
+    assert summary["classes"][0]["latency_s"]["p50"] > 5
 
 
 async def test_workers_may_share_cores_as_a_measured_mesh_did(cli: Cli, tmp_path: Path) -> None:

@@ -21,8 +21,13 @@ ENDED = {
     names.GEN_AI_OUTPUT_TOKENS: 3,
     names.GEN_AI_RESPONSE_MODEL: "small",
 }
-LOST = {names.END: "lost", names.GEN_AI_OUTPUT_TOKENS: 2}
-ANSWERED = {names.END: "answered", names.GEN_AI_REQUEST_MODEL: "small"}
+CHAT = names.model_span("chat", "small")
+LOST = {names.END: "lost", names.OUTPUT_TOKENS: 2}
+ANSWERED = {
+    names.END: "answered",
+    names.GEN_AI_REQUEST_MODEL: "small",
+    names.MESSAGING_OPERATION: names.SEND,
+}
 
 
 def span(name: str, parent: str, start: float, end: float, **attributes: Any) -> TraceSpan:
@@ -34,8 +39,8 @@ TRACE = {
     for one in (
         span(names.SPAN_GENERATE, "caller", 0, 100, **SEARCHED, **ENDED),
         span(names.SPAN_SAFETY, names.SPAN_GENERATE, 1, 4),
-        span(names.SPAN_ATTEMPT, names.SPAN_GENERATE, 5, 98, **ANSWERED),
-        span(names.SPAN_TASK, names.SPAN_ATTEMPT, 6, 97),
+        span(CHAT, names.SPAN_GENERATE, 5, 98, **ANSWERED),
+        span(names.SPAN_TASK, CHAT, 6, 97),
         span(names.SPAN_QUEUE, names.SPAN_TASK, 7, 8),
         span(names.SPAN_BATCH, names.SPAN_TASK, 8, 96),
         span(names.SPAN_PREFILL, names.SPAN_BATCH, 9, 20),
@@ -59,7 +64,7 @@ def test_a_whole_trace_has_no_fault() -> None:
 def test_the_critical_path_leads_through_what_took_the_time() -> None:
     path = [one.name for one in critical_path(TRACE[names.SPAN_GENERATE], list(TRACE.values()))]
     decode, prefill = path.index(names.SPAN_DECODE), path.index(names.SPAN_PREFILL)
-    assert path[:4] == [names.SPAN_GENERATE, names.SPAN_ATTEMPT, names.SPAN_TASK, names.SPAN_BATCH]
+    assert path[:4] == [names.SPAN_GENERATE, CHAT, names.SPAN_TASK, names.SPAN_BATCH]
     assert decode < prefill < path.index(names.SPAN_SAFETY)
 
 
@@ -97,7 +102,7 @@ def test_each_fault_is_named(spans: Callable[[], list[TraceSpan]], words: str) -
 
 
 def test_an_answer_that_had_no_token_yet_was_not_recovered() -> None:
-    lost = span("lost", names.SPAN_TASK, 8, 9, **{**LOST, names.GEN_AI_OUTPUT_TOKENS: 0})
+    lost = span("lost", names.SPAN_TASK, 8, 9, **{**LOST, names.OUTPUT_TOKENS: 0})
     again = changed(names.SPAN_DECODE, attributes={names.ATTEMPT: 1})
     assert faults([*again, lost]) == []
 
@@ -107,7 +112,7 @@ def test_a_decode_of_one_token_takes_no_time() -> None:
 
 
 def test_nobody_waits_for_the_end_of_a_request_to_triton() -> None:
-    late = span("InferRequest", names.SPAN_ATTEMPT, 8, 99.5)
+    late = span("InferRequest", CHAT, 8, 99.5)
     assert faults([*TRACE.values(), late])
     assert faults([*TRACE.values(), replace(late, service=names.SERVICE_TRITON)]) == []
 
@@ -119,7 +124,7 @@ def test_an_answer_may_lack_spans_where_its_trace_says_so() -> None:
     lacking = without(names.SPAN_PREFILL, names.SPAN_DECODE)
     assert faults(lacking)
     # Its process was found dead after the answer had ended.
-    mark = span(names.SPAN_INCOMPLETE, names.SPAN_ATTEMPT, 150, 151)
+    mark = span(names.SPAN_INCOMPLETE, CHAT, 150, 151)
     assert faults([*lacking, mark]) == []
     root = next(one for one in lacking if one.name == names.SPAN_GENERATE)
     unsearchable = [replace(one, attributes=ENDED) if one is root else one for one in lacking]
@@ -127,9 +132,9 @@ def test_an_answer_may_lack_spans_where_its_trace_says_so() -> None:
 
 
 def test_a_trace_without_its_gateway_s_spans_says_so() -> None:
-    left = without(names.SPAN_GENERATE, names.SPAN_ATTEMPT)
+    left = without(names.SPAN_GENERATE, CHAT)
     assert faults(left)
-    assert faults([*left, span(names.SPAN_INCOMPLETE, names.SPAN_ATTEMPT, 150, 151)]) == []
+    assert faults([*left, span(names.SPAN_INCOMPLETE, CHAT, 150, 151)]) == []
 
 
 def test_a_link_that_leads_nowhere_is_a_fault() -> None:

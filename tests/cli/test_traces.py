@@ -123,7 +123,7 @@ async def test_named_traces_are_read_with_those_they_link_to(cli: Cli) -> None:
     ("missing", "fault"),
     [
         ((names.SPAN_GENERATE,), "spans without a parent"),
-        ((names.SPAN_ATTEMPT,), "spans without a parent"),
+        ((names.model_span("chat", "small"),), "spans without a parent"),
         ((names.SPAN_TASK,), "spans without a parent"),
         ((names.SPAN_PREFILL, names.SPAN_DECODE), "no span of sluice-worker"),
         ((names.SPAN_DECODE,), "the answer has no decode"),

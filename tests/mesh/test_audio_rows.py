@@ -25,7 +25,7 @@ from model_workers.worker import Worker
 from sluice.client import AsyncClient, Audio, Event, Notice, NoticeKind
 from sluice.settings import GatewaySettings, HttpSettings, ModelSettings, Settings
 from sluice.startup import free_port
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from tests.batcher.batchers import running_batcher, settings_of
 from tests.gateway.kit.wire import is_served
 from tests.support.sounds import sound, wav
@@ -77,7 +77,7 @@ class StruckWorker:
 async def served(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway without a policy."""
     policies = load_all(settings)
-    telemetry = NoOpTracer(), MetricRegistry()
+    telemetry = NoOpTracer(), Instruments()
     gateway = Gateway(settings, "gw1", policies, *telemetry, load_all)
     async with gateway.running():
         yield gateway

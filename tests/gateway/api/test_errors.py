@@ -238,7 +238,7 @@ async def test_the_deadline_ends_a_call_that_nobody_reads(
         await wire.batcher.cancelled(task)
         assert len(wire.gateway.registry) == 0
         code, error = await error_of(call)
-        assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_PASSED")
+        assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
         await wire.until(lambda: wire.gateway.active == 0)
 
 
@@ -274,7 +274,7 @@ async def test_a_call_that_is_not_read_is_released_and_keeps_its_status(
             lambda: not any(one.get_coro().__name__ in handlers for one in asyncio.all_tasks())
         )
         _, error = await error_of(call)
-        assert error.reason == "DEADLINE_PASSED"
+        assert error.reason == "DEADLINE_EXCEEDED"
 
 
 async def test_the_first_event_is_written_whole(wire: Wire) -> None:
@@ -319,7 +319,7 @@ async def test_a_deadline_has_a_maximum(nats_url: str, model_folder: Path) -> No
         task = await wire.batcher.task()
         assert task.timeout_ms <= 1000
         code, error = await error_of(call)
-        assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_PASSED")
+        assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
 
 
 async def test_a_caller_that_vanishes_is_noticed(

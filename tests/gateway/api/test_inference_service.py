@@ -124,13 +124,13 @@ async def test_the_spans_of_a_request_form_one_trace(wire: Wire) -> None:
     assert server is not None
     assert server.kind is SpanKind.SERVER
     assert format(server.parent.span_id, "016x") == parent_id
-    for name in ("safety", "route", "tokenize", "attempt"):
+    for name in ("safety", "route", "tokenize", "chat small"):
         span = wire.span(name)
         assert span is not None, name
         assert span.parent.span_id == server.context.span_id
-    attempt = wire.span(names.SPAN_ATTEMPT)
+    attempt = wire.span(names.model_span("chat", "small"))
     assert attempt is not None
-    assert attempt.kind is SpanKind.PRODUCER
+    assert attempt.kind is SpanKind.CLIENT
     assert message.headers is not None
     assert format(attempt.context.span_id, "016x") in message.headers["traceparent"]
     assert server.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)

@@ -86,8 +86,12 @@ async def test_headers_say_class_and_labels(http: Wire, openai: AsyncOpenAI) -> 
     whole.final.values = array("f", [1]).tobytes()
     await http.batcher.send(task, whole)
     await future
-    await http.until(lambda: http.span(names.SPAN_EMBED) is not None)
-    assert http.span(names.SPAN_EMBED).attributes[names.PRIORITY_CLASS] == "standard"
+    await http.until(lambda: http.span("POST /v1/embeddings") is not None)
+    root, work = http.span("POST /v1/embeddings"), http.span("embeddings embed")
+    assert root.attributes[names.PRIORITY_CLASS] == "standard"
+    assert root.attributes[names.HTTP_ROUTE] == "/v1/embeddings"
+    tokens = names.GEN_AI_INPUT_TOKENS
+    assert work.attributes[tokens] == root.attributes[tokens] == len(task.prompt_token_ids)
 
 
 async def test_rerank_is_there_without_a_version_too(http: Wire) -> None:

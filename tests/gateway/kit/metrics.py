@@ -1,16 +1,18 @@
 """What a registry holds."""
 
+from opentelemetry.sdk.metrics.export import HistogramDataPoint
+
 from sluice.telemetry.catalog import Metric
-from sluice.telemetry.registry import MetricRegistry, Series
+from sluice.telemetry.instruments import Instruments
 
 Labels = frozenset[tuple[str, object]]
 
 
-def values(registry: MetricRegistry, metric: Metric) -> dict[Labels, float]:
+def values(registry: Instruments, metric: Metric) -> dict[Labels, float]:
     """The values of a metric now, by their labels; of a histogram its counts."""
     return {
         frozenset(pair for pair in zip(metric.labels, labels, strict=True) if pair[1]): (
-            sum(value.counts) if isinstance(value, Series) else value
+            value.count if isinstance(value, HistogramDataPoint) else value
         )
         for found, points in registry.collect()
         if found is metric

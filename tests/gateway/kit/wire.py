@@ -41,7 +41,7 @@ from sluice.settings import (
     Settings,
 )
 from sluice.settings.routing import RoutingSettings
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2_grpc import SafetyServiceStub
@@ -111,7 +111,7 @@ class Wire:
     channel: grpc.aio.Channel
     catalog: Catalog
     spans: InMemorySpanExporter
-    metrics: MetricRegistry
+    metrics: Instruments
     settings: Settings
     reload: GatewayReload
 
@@ -220,7 +220,7 @@ async def open_wire(
     labelled = [one.model_dump_json() for one in settings.models] if more_models else []
     inspector = Inspector(_compiled(json.dumps(safety), *labelled))
     router = load_router(settings, catalog.settings)
-    metrics = MetricRegistry()
+    metrics = Instruments()
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

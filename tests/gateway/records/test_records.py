@@ -171,7 +171,7 @@ async def test_a_request_that_cannot_be_audited_is_refused(
     assert error.retry_after_s
 
 
-@pytest.mark.parametrize("reason", ["CANCELLED", "DEADLINE_PASSED"])
+@pytest.mark.parametrize("reason", ["CANCELLED", "DEADLINE_EXCEEDED"])
 async def test_what_ends_during_its_admission_is_recorded_and_counted(
     nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
@@ -181,7 +181,7 @@ async def test_what_ends_during_its_admission_is_recorded_and_counted(
         begun.set()
         await asyncio.Event().wait()
 
-    limit_s = 1.0 if reason == "DEADLINE_PASSED" else 60.0
+    limit_s = 1.0 if reason == "DEADLINE_EXCEEDED" else 60.0
     async with open_wire(nats_url, model_folder, default_timeout_s=limit_s) as wire:
         monkeypatch.setattr("gateway.admission.pipeline.Admission.admit", endless)
         call = wire.stub.Generate(prompt(), metadata=(("sluice-tenant", "acme"),))

@@ -14,8 +14,8 @@ from sluice.errors import Cancelled, InvalidRequest, RequestUnknown, WorkerUnkno
 from sluice.internal.v1.control_pb2 import ControlMessage, DrainRecord
 from sluice.telemetry import catalog, exchange
 from sluice.telemetry.exchange import MetricsExchange
+from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.names import SERVICE_BATCHER
-from sluice.telemetry.registry import MetricRegistry
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2 import PRIORITY_INTERACTIVE
@@ -101,7 +101,7 @@ async def test_what_cannot_be_cancelled_is_said(wire: Wire) -> None:
 
 async def show_workers(wire: Wire, *workers: str) -> None:
     """As a batcher does: ``workers`` of the model "small" live."""
-    registry = MetricRegistry()
+    registry = Instruments()
     registry.observe(catalog.WORKER_LIVE, lambda: [(("small", name), 1) for name in workers])
     await MetricsExchange(SERVICE_BATCHER, "b-1", registry).start(wire.batcher.client)
     await wire.batcher.client.flush()

@@ -16,7 +16,7 @@ from learning.train import train
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import catalog, names
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.instruments import Instruments
 from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
@@ -53,8 +53,8 @@ class Heard:
     """A `DriftMonitor` and its metrics."""
 
     def __init__(self) -> None:
-        self.registry = MetricRegistry()
-        self.drift = DriftMonitor("gw1", self.registry)
+        self.instruments = Instruments()
+        self.drift = DriftMonitor("gw1", self.instruments)
 
     def score(self, by: HeadKey, gain: float, count: int = 1) -> None:
         for _ in range(count):
@@ -86,25 +86,25 @@ def outcome_rows(drift: DriftMonitor) -> dict[str, int]:
     }
 
 
-def drifted(registry: MetricRegistry) -> dict[str, float]:
+def drifted(instruments: Instruments) -> dict[str, float]:
     """By signal."""
-    found = values(registry, catalog.DRIFTED)
+    found = values(instruments, catalog.DRIFTED)
     return {dict(labels)[names.DRIFT_SIGNAL]: value for labels, value in found.items()}
 
 
 def test_a_shift_is_a_metric_until_it_is_over_or_its_router_goes() -> None:
     heard = Heard()
     heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
-    assert values(heard.registry, catalog.INPUT_DRIFT) == {}, "gathering"
+    assert values(heard.instruments, catalog.INPUT_DRIFT) == {}, "gathering"
     heard.score(PROMPT_HEAD, 0.9, count=40)
-    assert len(values(heard.registry, catalog.INPUT_DRIFT)) == 1
-    assert values(heard.registry, catalog.ACCURACY_BIAS) == {}, "no outcomes, no bias"
-    assert drifted(heard.registry) == {"inputs": 1, "accuracy": 0}
+    assert len(values(heard.instruments, catalog.INPUT_DRIFT)) == 1
+    assert values(heard.instruments, catalog.ACCURACY_BIAS) == {}, "no outcomes, no bias"
+    assert drifted(heard.instruments) == {"inputs": 1, "accuracy": 0}
     for gain in held_out(PROMPT_HEAD)[PROMPT_HEAD][:WINDOW].tolist():
         heard.score(PROMPT_HEAD, gain)
-    assert drifted(heard.registry) == {"inputs": 0, "accuracy": 0}
+    assert drifted(heard.instruments) == {"inputs": 0, "accuracy": 0}
     heard.drift.use(held_out(), SETTINGS)
-    assert drifted(heard.registry) == {}
+    assert drifted(heard.instruments) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from time import monotonic
 
+import grpc
 import pytest
 
 from gateway.telemetry.metrics import PREDICTED_WAIT_MS
@@ -123,3 +124,20 @@ async def test_no_label_grows_with_tenants_or_requests(wire: Wire) -> None:
 def test_the_histogram_has_the_bounds_of_the_conventions() -> None:
     assert len(catalog.FIRST_TOKEN.bounds) == 16
     assert list(catalog.FIRST_TOKEN.bounds) == pytest.approx(sorted(catalog.FIRST_TOKEN.bounds))
+
+
+async def test_refused_calls_are_counted_by_reason(wire: Wire) -> None:
+    await error_of(wire.stub.Generate(prompt(model="nope")))
+    await error_of(wire.stub.Generate(prompt(model="nope")))
+    await error_of(wire.stub.Generate(prompt(sampling=pb.SamplingParams(temperature=-1))))
+    call = wire.stub.Generate(prompt("hello"))
+    await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
+    await events_of(call)
+    late = wire.stub.Generate(prompt("hello"), timeout=0.5)
+    await wire.batcher.task()
+    with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+        await events_of(late)
+    assert values(wire.metrics, catalog.REFUSED) == {
+        frozenset({(names.ERROR_REASON, "MODEL_UNKNOWN")}): 2,
+        frozenset({(names.ERROR_REASON, "REQUEST_INVALID")}): 1,
+    }

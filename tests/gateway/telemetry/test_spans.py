@@ -1,7 +1,10 @@
 """What the spans of a call say; before a real nats-server."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -12,11 +15,11 @@ from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.telemetry import catalog, names
-from sluice.telemetry.tracing import _CountingProcessor, is_unsampled
+from sluice.telemetry.tracing import CallSpans, is_unsampled
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
-from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
 
 TENANT = (("sluice-tenant", "acme"),)
 
@@ -45,15 +48,98 @@ async def test_an_answer_that_was_recovered_says_so(wire: Wire) -> None:
     root = await root_of(wire)
     assert (root[names.RECOVERED], root[names.RECOVERED_FROM]) == (1, "worker")
     assert root[names.RECOVERED_GAP_S] >= 0
-    attempt = wire.span(names.SPAN_ATTEMPT).attributes
+    attempt = wire.span(names.model_span("chat", "small")).attributes
     assert (attempt[names.END], attempt[names.GEN_AI_REQUEST_MODEL]) == ("answered", "small")
     assert list(values(wire.metrics, catalog.RECOVERIES).values()) == [1]
     assert root[names.MODELS_TRIED] == ("small",)
 
 
+async def test_model_span_has_usage_cost_and_conversation(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, prices={"small": (1e6, 2e6)}) as wire:
+        call = wire.stub.Generate(prompt("hello", labels={"conversation_id": "c-7"}))
+        task = await wire.batcher.task()
+        answer = last(0, wire.tokens("hello world"))
+        answer.final.cached_prompt_tokens = 1
+        await wire.batcher.send(task, answer)
+        await events_of(call)
+        root, work = await root_of(wire), wire.span("chat small").attributes
+    asked, answered = len(task.prompt_token_ids), len(wire.tokens("hello world"))
+    for span in (root, work):
+        assert span[names.GEN_AI_INPUT_TOKENS] == asked
+        assert span[names.GEN_AI_OUTPUT_TOKENS] == answered
+        assert span[names.GEN_AI_CACHED_TOKENS] == 1
+        assert span[names.GEN_AI_COST] == asked + 2 * answered
+        assert span[names.GEN_AI_CONVERSATION] == "c-7"
+    assert work[names.GEN_AI_OPERATION] == "chat"
+    assert work[names.GEN_AI_RESPONSE_MODEL] == "small"
+    usage = [
+        s.name for s in wire.spans.get_finished_spans() if names.GEN_AI_INPUT_TOKENS in s.attributes
+    ]
+    assert sorted(usage) == ["chat small", names.SPAN_GENERATE]
+
+
+async def test_error_of_a_call_is_told_with_its_message(wire: Wire) -> None:
+    await error_of(wire.stub.Generate(prompt(model="nope")))
+    await root_of(wire)
+    root = wire.span(names.SPAN_GENERATE)
+    assert root.attributes[names.RPC_SYSTEM] == "grpc"
+    assert root.attributes[names.RPC_METHOD] == names.SPAN_GENERATE
+    assert root.attributes[names.RPC_STATUS] == "NOT_FOUND"
+    assert root.status.description.startswith("MODEL_UNKNOWN: ")
+    assert "nope" in root.status.description
+
+
+async def test_deadline_of_a_client_is_no_cancellation(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("hello"), timeout=0.5)
+    await wire.batcher.task()
+    word = "DEADLINE_EXCEEDED"
+    with pytest.raises(grpc.aio.AioRpcError, match=word):
+        await events_of(call)
+    root = await root_of(wire)
+    work = wire.span("chat small")
+    assert (root[names.ERROR_REASON], root[names.RPC_STATUS]) == (word, word)
+    assert work.attributes[names.ERROR_REASON] == word
+    outcomes = {dict(labels)[names.OUTCOME] for labels in values(wire.metrics, catalog.REQUESTS)}
+    assert outcomes == {word}
+
+
+@pytest.mark.parametrize(
+    ("variable", "attributes", "events"),
+    [
+        ("", False, 0),
+        ("false", False, 0),
+        ("true", False, 1),
+        ("EVENT_ONLY", False, 1),
+        ("SPAN_ONLY", True, 0),
+        ("SPAN_AND_EVENT", True, 1),
+    ],
+)
+async def test_content_is_in_traces_on_request(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, variable: str, attributes: bool, events: int
+) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", variable)
+    call = wire.stub.Generate(prompt("good morning"))
+    await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
+    await events_of(call)
+    await root_of(wire)
+    work = wire.span("chat small")
+    assert (names.GEN_AI_INPUT_MESSAGES in work.attributes) is attributes
+    assert [event.name for event in work.events] == [names.GEN_AI_DETAILS] * events
+    content = work.attributes if attributes else {}
+    for found in (content, *(event.attributes for event in work.events)):
+        if found:
+            (asked,) = json.loads(found[names.GEN_AI_INPUT_MESSAGES])
+            (answered,) = json.loads(found[names.GEN_AI_OUTPUT_MESSAGES])
+            assert asked == {"role": "user", "parts": [{"type": "text", "content": "good morning"}]}
+            assert answered["parts"] == [{"type": "text", "content": "hello"}]
+            assert answered["finish_reason"] == "stop"
+
+
 def test_a_call_that_is_not_sampled_leaves_no_span() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider(ParentBased(ALWAYS_OFF))
-    provider.add_span_processor(_CountingProcessor(exporter))
+    provider.add_span_processor(CallSpans(exporter))
     log = RequestLog(provider.get_tracer("test"), names.SPAN_GENERATE, {})
     headers = log.row_sent("r1", "m")
     assert is_unsampled(headers)

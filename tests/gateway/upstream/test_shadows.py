@@ -172,7 +172,7 @@ async def test_a_shadow_has_a_limit(opened: Any, monkeypatch: pytest.MonkeyPatch
         shadow = await wire.batcher.task("large", "bulk")
         await wire.batcher.cancelled(shadow)
         (run,) = (await explained(wire, task.request_id)).shadows
-        assert run.dropped == "deadline_passed"
+        assert run.dropped == "deadline_exceeded"
 
 
 async def test_a_gateway_that_shuts_down_waits_for_no_shadow(opened: Any) -> None:
