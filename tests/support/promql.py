@@ -15,7 +15,7 @@ _WORDS: Final = frozenset(
     {
         *("sum", "max", "min", "avg", "count", "rate", "increase", "histogram_quantile", "topk"),
         *("by", "without", "on", "ignoring", "group_left", "group_right", "and", "or", "unless"),
-        *("clamp_min", "clamp_max"),
+        *("clamp_min", "clamp_max", "vector"),
     }
 )
 _OF_PROMETHEUS: Final = frozenset(
