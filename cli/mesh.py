@@ -91,6 +91,7 @@ def up(
     state: OfMesh,
     detach: bool = option(False, "Return when it is ready."),
     secure: bool = option(False, "Encrypt everything with certificates of its own."),
+    metrics: bool = option(False, "Serve pages of metrics for Prometheus, on free ports."),
 ) -> None:
     """Start a mesh on this machine, and run it until Ctrl-C.
 
@@ -102,7 +103,13 @@ def up(
         from supervisor.detach import start_detached
 
         ready_s = start_detached(
-            state, config, address, http, secure=secure, on_progress=_tell_progress
+            state,
+            config,
+            address,
+            http,
+            secure=secure,
+            metrics=metrics,
+            on_progress=_tell_progress,
         )
         mesh = state.read()
         assert mesh is not None, "the detached supervisor has written it"
@@ -113,7 +120,7 @@ def up(
     from sluice.telemetry.logs import log_to_stderr
     from supervisor.serve import serve, settings_of
 
-    settings = settings_of(config, address, http, secure=secure)
+    settings = settings_of(config, address, http, secure=secure, metrics=metrics)
     log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
 
     def on_ready(mesh: "Mesh") -> None:
@@ -208,6 +215,9 @@ def _write_started(state: "MeshState", ready_s: float, root: Path, stop: str) ->
     def write() -> None:
         rows = [(p.name, p.pid, p.port or None, p.log or None) for p in state.processes]
         output.write_table(("process", "pid", "port", "log"), rows)
+        for process in state.processes:
+            if process.page is not None:
+                print(f"metrics of {process.name}: http://{process.page}/metrics")
         if state.ca is not None:
             print(f"callers need: export {CA_VARIABLE}={state.ca}")
         print(f"ready in {ready_s:.1f} s at {state.address}{_http(state)}", flush=True)

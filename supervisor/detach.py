@@ -34,6 +34,7 @@ def start_detached(
     http: str | None = None,
     *,
     secure: bool = False,
+    metrics: bool = False,
     on_progress: Progress = lambda _: None,
 ) -> float:
     """Start a supervisor in a session of its own; return the seconds its mesh took until it was ready.
@@ -53,6 +54,7 @@ def start_detached(
     for name, value in (("--address", address), ("--http", http)):
         options += [name, value] if value is not None else []
     options += ["--secure"] if secure else []
+    options += ["--metrics"] if metrics else []
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as report:
         command = (*module_command("supervisor.serve", config and config.resolve()), *options)

@@ -18,12 +18,17 @@ from sluice.defaults import DEFAULT_HTTP_ADDRESS
 from sluice.errors import SetupError
 from sluice.settings import HttpSettings, Settings, SettingsError, load
 from sluice.settings.models import convert_models
+from sluice.startup import LOOPBACK
+from sluice.telemetry.environment import clean
 from sluice.telemetry.logs import log_to_stderr
 from supervisor.lifecycle import Progress
 from supervisor.mesh import Mesh, running_mesh
 from supervisor.plan import changed
 
 HTTP_OFF: Final = "off"
+PAGES: Final = ("gateway", "batcher", "jobs", "triton")
+"""Keys of telemetry.prometheus whose pages Prometheus reads; that of NATS is JSON."""
+FREE_PAGE: Final = f"{LOOPBACK}:0"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -41,6 +46,7 @@ async def serve(
         SetupError, SettingsError: the mesh did not start.
         KeyboardInterrupt: a signal came before it was ready.
     """
+    clean()  # once for all processes, which inherit the variables
     ready = False
 
     async def body() -> None:
@@ -76,11 +82,17 @@ async def until_signal(body: Awaitable[None]) -> None:
 
 
 def settings_of(
-    config: Path | None, address: str | None, http: str | None = None, *, secure: bool = False
+    config: Path | None,
+    address: str | None,
+    http: str | None = None,
+    *,
+    secure: bool = False,
+    metrics: bool = False,
 ) -> Settings:
     """The file's settings, with the gateway's addresses replaced when they are given; ``http`` may be "off".
 
-    Without a word about it HTTP is served at `DEFAULT_HTTP_ADDRESS`. ``secure``: everything is encrypted.
+    Without a word about it HTTP is served at `DEFAULT_HTTP_ADDRESS`. ``secure``: everything is encrypted. ``metrics``:
+    pages for Prometheus that the file leaves out are on free ports.
 
     Raises:
         SettingsError: they cannot work.
@@ -90,6 +102,11 @@ def settings_of(
     convert_models(settings.models)
     if secure:
         settings = changed(settings, tls={"embedded": True})
+    if metrics:
+        given = settings.telemetry.prometheus
+        pages = {name: getattr(given, name) or FREE_PAGE for name in PAGES}
+        prometheus = given.model_copy(update=pages)
+        settings = changed(settings, telemetry={"prometheus": prometheus})
     if address is not None:
         settings = changed(settings, gateway={"address": address})
     if http is None and "address" not in settings.http.model_fields_set:
@@ -119,11 +136,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--address")
     parser.add_argument("--http")
     parser.add_argument("--secure", action="store_true")
+    parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--report-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     try:
-        settings = settings_of(options.config, options.address, options.http, secure=options.secure)
+        settings = settings_of(
+            options.config,
+            options.address,
+            options.http,
+            secure=options.secure,
+            metrics=options.metrics,
+        )
         log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
         reporter = _Reporter(options.report_fd)
         asyncio.run(serve(settings, options.state_dir, reporter.ready, reporter.progress))
