@@ -298,9 +298,9 @@ def _thinking(value: Any) -> Json:
 def _output_config(value: Any) -> Json:
     check_kind("output_config", value, dict)
     _check_known(value, {"format", "effort"}, "output_config")
-    if value.get("effort") not in (None, _EFFORT):
-        raise BadField("output_config.effort: is not served; leave it out")
-    return {} if value.get("format") is None else _output_format(value["format"])
+    effort, shape = value.get("effort"), value.get("format")
+    chat = {} if effort in (None, _EFFORT) else {"reasoning_effort": effort}
+    return chat if shape is None else {**chat, **_output_format(shape)}
 
 
 def _output_format(value: Any) -> Json:

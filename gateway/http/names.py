@@ -43,6 +43,7 @@ MESSAGE_RULES: Final[Sequence[Rule]] = (
     *_COMMON,
     ("^(chat|input)$", "messages"),
     ("^response_format.*", "output_config.format"),
+    ("^reasoning_effort$", "output_config.effort"),
     (r"^stop(?=$|\[)", "stop_sequences"),
     ("^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
     (r"^tool_choice\.function\.", "tool_choice."),

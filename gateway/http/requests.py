@@ -36,7 +36,7 @@ _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
 
 EXTENSIONS: Final = (
     *("seed", "logit_bias", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
-    *("min_tokens", "stop_token_ids", "regex", "allow_degraded"),
+    *("min_tokens", "stop_token_ids", "regex", "chat_template_kwargs", "allow_degraded"),
 )
 """Fields that bodies of other APIs than chats may have as well; some are not OpenAI's."""
 

@@ -268,6 +268,12 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
         {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}},
         *(400, "invalid_request_error", "tool_choice.name: "),
     ),
+    (
+        {"output_config": {"effort": "low"}},
+        400,
+        "invalid_request_error",
+        "output_config.effort: small",
+    ),
     ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice: needs tools"),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}},

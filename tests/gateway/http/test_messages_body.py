@@ -122,14 +122,17 @@ def test_sampling_is_that_of_the_body() -> None:
             top_k=4,
             stop_sequences=["END"],
             metadata={"user_id": "u-1"},
-            output_config={"format": {"type": "json_schema", "schema": schema}},
+            output_config={"format": {"type": "json_schema", "schema": schema}, "effort": "low"},
             min_p=0.25,
+            chat_template_kwargs={"enable_thinking": False},
         )
     )
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 0.5, 4)
     assert (list(sampling.stop), sampling.min_p) == (["END"], 0.25)
     assert json.loads(sampling.json_schema) == schema
+    assert sampling.reasoning_effort == "low"
+    assert json.loads(sampling.chat_template_kwargs) == {"enable_thinking": False}
     assert dict(request.labels) == {"user": "u-1"}
 
 
@@ -140,11 +143,27 @@ def test_max_tokens_is_cut_to_the_limit_of_the_model(asked: int, most: int) -> N
     assert request_of(body(max_tokens=asked)).sampling.max_tokens == most
 
 
+def test_max_tokens_stays_where_no_model_has_a_limit() -> None:
+    assert MessagesBody(body()).request(lambda model: 0).sampling.max_tokens == 8
+
+
 CHOICES = [
     ({"type": "auto"}, pb.TOOL_CHOICE_MODE_AUTO),
     ({"type": "any"}, pb.TOOL_CHOICE_MODE_REQUIRED),
     ({"type": "none"}, pb.TOOL_CHOICE_MODE_NONE),
 ]
+
+
+NO_EFFECT_IN_TOOLS: list[dict[str, Any]] = [
+    {"type": "custom", "cache_control": CACHED, "defer_loading": False},
+    {"type": None, "eager_input_streaming": True, "allowed_callers": ["direct"]},
+    {"eager_input_streaming": False, "input_examples": []},
+]
+
+
+@pytest.mark.parametrize("fields", NO_EFFECT_IN_TOOLS, ids=str)
+def test_fields_of_tools_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
+    assert request_of(body(tools=[{**TOOL, **fields}])) == request_of(body(tools=[TOOL]))
 
 
 def test_tools_and_choices() -> None:
@@ -206,7 +225,7 @@ def test_cache_is_asked_for_by_any_block(given: dict[str, Any], caches: bool) ->
 def test_count_has_the_prompt_of_the_message() -> None:
     given = body(user("a"), system="Be brief.", tools=[TOOL], thinking={"type": "disabled"})
     asked = request_of(given)
-    count = MessagesBody({**given, "max_tokens": None}).count_request()
+    count = MessagesBody({**given, "max_tokens": "any"}).count_request()
     assert (count.chat, count.model, count.tools) == (asked.chat, "small", asked.tools)
     hidden = MessagesBody({**given, "tool_choice": {"type": "none"}}).count_request()
     assert not hidden.tools
@@ -277,7 +296,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"user_id": 5}}, "metadata.user_id", "text"),
     ({"metadata": {"team": "a"}}, "metadata.team", "not served"),
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking", "disabled"),
-    ({"output_config": {"effort": "low"}}, "output_config.effort", "not served"),
+    ({"output_config": {"effort": 5}}, "output_config.effort", "text"),
+    ({"output_config": {"speed": 5}}, "output_config.speed", "not served"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format", "json_schema"),
     ({"service_tier": "priority"}, "service_tier", "x-sluice-priority"),
     ({"speed": "fast"}, "speed", "not served"),
@@ -347,6 +367,7 @@ NAMES = {
     "tools[0].name": "tools[0].name",
     "tool_choice.function": "tool_choice.name",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "sampling.reasoning_effort": "output_config.effort",
     "labels": "metadata",
     "labels.user": "metadata.user_id",
     "labels.team": "x-sluice-label-team",
