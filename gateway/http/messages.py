@@ -54,8 +54,8 @@ _BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
 _THINKING: Final = ("disabled", "adaptive")
 """Kinds of thinking that leave it to the model and its template."""
 _EFFORT: Final = "high"
-"""What Anthropic takes where no effort is named."""
-_KEPT_THINKING: Final = "clear_thinking_"
+"""The effort that Anthropic takes where a request names none."""
+_CLEAR_THINKING: Final = "clear_thinking_"
 """Kind of a context edit that drops thinking, of which models get none."""
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _MESSAGE: Final = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(?:\.(\w+))?")
@@ -63,17 +63,30 @@ _PARTS: Final[Mapping[str, str]] = {"tool_call_id": "tool_use_id", "arguments": 
 """Fields of messages and calls that blocks name otherwise."""
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where a message of the chat stands in the body.
+@dataclass
+class _Turn:
+    """A message of the chat, and where it stands in the body.
 
     Attributes:
         path: of the message, block or system prompt that it begins with.
-        calls: of each of its calls.
+        calls: of tools; ``call_paths`` are their places.
+        call_id: of the call that the turn answers, where its role is tool.
     """
 
+    role: str
     path: str
-    calls: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[Json] = field(default_factory=list)
+    call_paths: list[str] = field(default_factory=list)
+    call_id: Any = None
+
+    def message(self) -> Json:
+        """Return the turn as a message of a chat."""
+        is_own = self.role == "assistant"  # whose text a model may see exactly as it wrote it
+        text = "".join(self.texts) if is_own else "\n\n".join(filter(None, self.texts))
+        calls = {"tool_calls": self.calls} if self.calls else {}
+        answers = {"tool_call_id": self.call_id} if self.role == "tool" else {}
+        return {"role": self.role, "content": text, **calls, **answers}
 
 
 class MessagesBody:
@@ -89,8 +102,7 @@ class MessagesBody:
         self._given = {name: value for name, value in body.items() if value is not None}
         self.streams = self._given.pop("stream", False)
         check_kind("stream", self.streams, bool)
-        self._messages: list[Json] = []
-        self._sources: list[_Source] = []
+        self._turns: list[_Turn] = []
         self._names = FieldNames(MESSAGE_RULES, body)
         self._add_system(self._given.pop("system", []))
         messages = self._given.pop("messages", None)
@@ -109,15 +121,16 @@ class MessagesBody:
         Raises:
             BadField: a field is not served, or its value does not fit.
         """
-        most = self._given.get("max_tokens")
-        if most is None:
-            raise BadField("max_tokens: must be there")
-        check_kind("max_tokens", most, int)
+        max_tokens = self._given.get("max_tokens")
+        if max_tokens is None:
+            raise BadField("max_tokens: is required; send the length that the answer may have")
+        check_kind("max_tokens", max_tokens, int)
         if self._last_role == "assistant":
             raise BadField(
                 "messages: the last one is of the assistant, whose text no model continues; end with one of the user"
             )
-        if most > (limit := max_answer_tokens(str(self._given.get("model", "")))) > 0:
+        limit = max_answer_tokens(str(self._given.get("model", "")))
+        if max_tokens > limit > 0:
             self._given["max_tokens"] = limit
         return self._chat_request()
 
@@ -135,16 +148,17 @@ class MessagesBody:
             return "metadata.user_id"
         name = self._names(path)
         match = _MESSAGE.match(name)
-        if match is None or int(match[1]) >= len(self._sources):
+        if match is None or int(match[1]) >= len(self._turns):
             return name
-        source = self._sources[int(match[1])]
-        place = source.path if match[2] is None else source.calls[int(match[2])]
+        turn = self._turns[int(match[1])]
+        place = turn.path if match[2] is None else turn.call_paths[int(match[2])]
         if match[3] is None or place == "system":
             return place
         return f"{place}.{_PARTS.get(match[3], match[3])}"
 
     def _chat_request(self) -> pb.GenerateRequest:
-        chat = {"messages": self._messages, **_fields_of(self._given)}
+        messages = [turn.message() for turn in self._turns]
+        chat = {"messages": messages, **_fields_of(self._given)}
         try:
             return generate_request(CHAT, chat)[0]
         except BadField as error:
@@ -153,13 +167,13 @@ class MessagesBody:
 
     def _add_system(self, system: Any) -> None:
         texts = [text for _, _, text in _blocks(system, "system", _TEXTS)]
-        if text := "\n\n".join(filter(None, texts)):
-            self._add({"role": "system", "content": text}, "system")
+        if any(texts):
+            self._turns.append(_Turn("system", "system", texts))
 
     def _add_messages(self, messages: Any) -> str:
         """Add all messages; return the role of the last one."""
         if messages is None:
-            raise BadField("messages: must be there")
+            raise BadField("messages: is required; send a list of messages")
         check_entries("messages", messages, list)
         role = ""
         for at, message in enumerate(messages):
@@ -173,37 +187,28 @@ class MessagesBody:
             raise BadField(f"{path}.role: must be one of {', '.join(_BLOCKS)}")
         _check_known(message, {"role", "content"}, path)
         if message.get("content") is None:
-            raise BadField(f"{path}.content: must be there")
+            raise BadField(f"{path}.content: is required; send text or a list of blocks")
         for at, kind, block in _blocks(message["content"], f"{path}.content", _BLOCKS[role]):
             if kind == "text":
-                self._add_text(role, block, path)
+                self._turn(role, path).texts.append(block)
             elif kind == "tool_use":
-                self._add_call(block, at, path)
+                self._add_call(self._turn(role, path), block, at)
             elif kind == "tool_result":
                 self._add_result(block, at)
         return role
 
-    def _add(self, message: Json, path: str) -> None:
-        self._messages.append(message)
-        self._sources.append(_Source(path))
+    def _turn(self, role: str, path: str) -> _Turn:
+        """Return the last turn where it is of ``role``, else a new one."""
+        if not self._turns or self._turns[-1].role != role:
+            self._turns.append(_Turn(role, path))
+        return self._turns[-1]
 
-    def _add_text(self, role: str, text: str, path: str) -> None:
-        last = self._messages[-1] if self._messages else {}
-        if last.get("role") != role or role == "system":
-            self._add({"role": role, "content": text}, path)
-        elif role == "assistant":
-            last["content"] += text
-        else:
-            last["content"] = "\n\n".join(filter(None, (last["content"], text)))
-
-    def _add_call(self, block: Mapping[str, Any], at: str, path: str) -> None:
+    def _add_call(self, turn: _Turn, block: Mapping[str, Any], at: str) -> None:
         _check_known(block, {"type", "id", "name", "input"}, at)
         check_kind(f"{at}.input", block.get("input"), dict)
-        self._add_text("assistant", "", path)
         function = {"name": block.get("name"), "arguments": json.dumps(block["input"])}
-        call = {"id": block.get("id"), "type": "function", "function": function}
-        self._messages[-1].setdefault("tool_calls", []).append(call)
-        self._sources[-1].calls.append(at)
+        turn.calls.append({"id": block.get("id"), "type": "function", "function": function})
+        turn.call_paths.append(at)
 
     def _add_result(self, block: Mapping[str, Any], at: str) -> None:
         _check_known(block, {"type", "tool_use_id", "content", "is_error"}, at)
@@ -213,7 +218,7 @@ class MessagesBody:
         check_kind(f"{at}.is_error", is_error or False, bool)
         if is_error and not text.lower().startswith("error"):
             text = f"Error: {text}"
-        self._add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}, at)
+        self._turns.append(_Turn("tool", at, [text], call_id=block.get("tool_use_id")))
 
 
 def _asks_for_cache(body: Mapping[str, Any]) -> bool:
@@ -317,7 +322,7 @@ def _context_management(value: Any) -> Json:
     check_entries("context_management.edits", edits, list)
     for at, edit in enumerate(edits):
         kind = edit.get("type") if isinstance(edit, dict) else None
-        if not str(kind).startswith(_KEPT_THINKING):
+        if not str(kind).startswith(_CLEAR_THINKING):
             raise BadField(
                 f"context_management.edits[{at}]: is not served; send what the model shall read"
             )
@@ -342,7 +347,7 @@ def _tool(tool: Any, path: str) -> Json:
                 f"{path}.{name}: {value!r:.40} is not served; send name, description and input_schema"
             )
     if function.get("parameters") is None:
-        raise BadField(f"{path}.input_schema: must be there")
+        raise BadField(f"{path}.input_schema: is required; send a JSON Schema of an object")
     return {"type": "function", "function": function}
 
 

@@ -232,7 +232,7 @@ async def test_blocked_answer_is_a_refusal(nats_url: str, model_folder: Path) ->
 
 REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"model": "x"}, 404, "not_found_error", "model: no model 'x'"),
-    ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: must be there"),
+    ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: is required"),
     ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens: must be in [1"),
     ({"top_k": 1 << 40}, 400, "invalid_request_error", "top_k: "),
     ({"stop_sequences": ["x" * 65]}, 400, "invalid_request_error", "stop_sequences[0]: "),
