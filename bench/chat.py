@@ -160,8 +160,14 @@ async def mesh_side(setup: Setup) -> AsyncIterator[Side]:
 
 
 @asynccontextmanager
-async def vllm_side(python: str, folder: Path, setup: Setup) -> AsyncIterator[Side]:
-    """`vllm serve` of the folder.
+async def vllm_side(
+    python: str,
+    folder: Path,
+    setup: Setup,
+    name: str = CHAT.name,
+    context: int | None = CHAT.context_tokens,
+) -> AsyncIterator[Side]:
+    """`vllm serve` of the folder, as the model ``name``.
 
     Raises:
         RuntimeError: it did not start; with the end of its log.
@@ -169,9 +175,9 @@ async def vllm_side(python: str, folder: Path, setup: Setup) -> AsyncIterator[Si
     port = free_port()
     command = [
         *(python, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)),
-        *("--dtype", setup.dtype, "--served-model-name", CHAT.name),
+        *("--dtype", setup.dtype, "--served-model-name", name),
         *("--host", LOOPBACK, "--port", str(port)),
-        *("--max-num-seqs", str(ROWS), "--max-model-len", str(CHAT.context_tokens)),
+        *("--max-num-seqs", str(ROWS), "--max-model-len", str(context)),
         *("--no-enable-log-requests", "--disable-uvicorn-access-log"),
     ]
     variables = {

@@ -37,6 +37,7 @@ from typing import Final, Protocol
 from model_workers import messages
 from model_workers.engine.protocol import RowStep
 from model_workers.grants import Grant
+from model_workers.runners import Changes
 from model_workers.watchdog import TICK_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
@@ -334,7 +335,10 @@ HANG_S: Final = 10.0
 
 
 class Sender:
-    """Owns the channels; every method may be called from any thread. `run` is the thread."""
+    """Owns the channels. `run` is its thread, and every other method may be called from any thread.
+
+    Without a thread `turn` is called whenever ``changed`` was notified, or `next_due` has come.
+    """
 
     def __init__(
         self,
@@ -343,6 +347,7 @@ class Sender:
         clock: Callable[[], float],
         on_lost: Callable[[str, float], None],
         on_hang: Callable[[], None],
+        changed: Changes | None = None,
     ) -> None:
         """The thread calls ``on_lost`` when a batcher's channel is gone since a moment.
 
@@ -353,7 +358,7 @@ class Sender:
         self._clock = clock
         self._on_lost, self._on_hang = on_lost, on_hang
         self._ends: deque[ResponseSender] = deque()
-        self._changed = Condition()
+        self._changed: Changes = changed or Condition()
         self._stopping = False
 
     def open(self, opening: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
@@ -417,9 +422,10 @@ class Sender:
     def has_room(self) -> bool:
         """Waits a bounded time until the backlog is below its limit; whether it is."""
         with self._changed:
-            return self._changed.wait_for(
+            has_room = self._changed.wait_for(
                 lambda: self._channels.backlog < BACKLOG_FRAMES_MAX, BACKLOG_WAIT_S
             )
+            return bool(has_room)
 
     def stop(self) -> None:
         """Lets `run` send what waits, end all requests and return."""
@@ -428,23 +434,40 @@ class Sender:
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Sends until `stop`."""
+        """Send until `stop`."""
         while True:
             with self._changed:
                 if not (self._stopping or self._ends):
                     self._changed.wait(self._seconds_until_due())
                 stopping = self._stopping
-                ends, self._ends = self._ends, deque()
-                reports = self._channels.due(self._clock())
+                ends, reports = self._take()
                 self._changed.notify_all()
-            for responses in ends:
-                self._try(responses.close)
-            for due in reports:
-                self._deliver(due)
+            self._send(ends, reports)
             self._look_at_engine()
             if stopping and not ends and not reports:
                 break
-        self._close_all()
+        self.close()
+
+    def turn(self) -> bool:
+        """Send what is due; return whether there was anything."""
+        ends, reports = self._take()
+        self._send(ends, reports)
+        return bool(reports)
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next report is due, in monotonic seconds; None without channels."""
+        return self._channels.next_due()
+
+    def _take(self) -> tuple[Sequence[ResponseSender], Sequence[DueReport]]:
+        ends, self._ends = self._ends, deque()
+        return ends, self._channels.due(self._clock())
+
+    def _send(self, ends: Iterable[ResponseSender], reports: Iterable[DueReport]) -> None:
+        for responses in ends:
+            self._try(responses.close)
+        for due in reports:
+            self._deliver(due)
 
     def _seconds_until_due(self) -> float:
         """Seconds until the next report is due, or the engine is looked at."""
@@ -480,7 +503,8 @@ class Sender:
             self._on_lost(channel.batcher, lost_at)
             self._try(channel.responses.close)
 
-    def _close_all(self) -> None:
+    def close(self) -> None:
+        """End all requests."""
         with self._changed:
             channels = self._channels.drain()
         for channel in channels:

@@ -9,13 +9,11 @@ before the step, so that the batcher hears that the row is alone: only then is a
 
 import logging
 import math
-import os
 import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from threading import Condition, Thread, current_thread
 from typing import Final
 
 from opentelemetry.trace import Tracer
@@ -24,12 +22,12 @@ from model_workers import messages
 from model_workers.engine.protocol import Engine, EngineFull, Refused, RowSpec, RowStep
 from model_workers.grants import Grants
 from model_workers.messages import row_spec
+from model_workers.runners import Changes, Runner, Threads
 from model_workers.running_batches import RunningBatches
 from model_workers.sender import Channels, Posted, ResponseSender, Sender
 from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
-from sluice.startup import ENGINE_NICE
 from sluice.wire.codec import MalformedMessage
 
 log = logging.getLogger(__name__)
@@ -54,9 +52,10 @@ class InboxFull(Exception):
 
 
 class EngineLoop:
-    """Drives one engine. `submit`, `wake` and `stop` may be called from any thread, `run` is the thread.
+    """Drives one engine. `run` is its thread, and `submit`, `wake` and `stop` may be called from any other.
 
-    `serve`, `admit`, `cancel`, `abandon` and `demand` are what commands call.
+    Without a thread, `begin` is called once, and `turn` whenever ``changed`` was notified. `serve`, `admit`, `cancel`,
+    `abandon` and `demand` are what commands call.
     """
 
     def __init__(
@@ -66,6 +65,7 @@ class EngineLoop:
         telemetry: RowTelemetry,
         watchdog: Watchdog,
         clock: Callable[[], float],
+        changed: Changes,
         *,
         isolates: bool,
     ) -> None:
@@ -84,9 +84,10 @@ class EngineLoop:
         self._inbox: deque[Command] = deque()
         self._admissions: defaultdict[str, list[worker_pb2.Admission]] = defaultdict(list)
         """What came of batches since the last report, by batcher."""
-        self._changed = Condition()
+        self._changed = changed
         self._stopping = False
         self._faults = 0
+        self._last_load = worker_pb2.WorkerLoad()
 
     def submit(self, command: Command) -> None:
         """Queues a command, to be executed between two steps.
@@ -112,16 +113,37 @@ class EngineLoop:
             self._changed.notify()
 
     def run(self) -> None:
-        """Executes commands and steps until `stop`."""
-        load = self._engine.load()
-        self._sender.post({}, load)
+        """Execute commands and steps until `stop`."""
+        self.begin()
         while (commands := self._next_commands()) is not None:
-            if commands:
-                load = self._execute_all(commands)
-            if self._is_due() and self._sender.has_room():
-                load = self._step(load)
-            self._telemetry.flush(self._clock())
+            self._execute(commands)
+        self.end()
+
+    def begin(self) -> None:
+        """Report the load of the engine before its first command."""
+        self._last_load = self._engine.load()
+        self._sender.post({}, self._last_load)
+
+    def turn(self) -> None:
+        """Execute the commands that wait, and compute a step if one is due."""
+        commands, self._inbox = self._inbox, deque()
+        self._execute(commands)
+
+    def end(self) -> None:
+        """Make the spans that are left."""
         self._telemetry.flush(math.inf)
+
+    def _execute(self, commands: Sequence[Command]) -> None:
+        if commands:
+            self._last_load = self._execute_all(commands)
+        if self.is_due and self._sender.has_room():
+            self._last_load = self._step(self._last_load)
+        self._telemetry.flush(self._clock())
+
+    @property
+    def holds(self) -> bool:
+        """Whether a turn is due after `HOLD_S`."""
+        return self._telemetry.holds
 
     def _next_commands(self) -> Sequence[Command] | None:
         """Takes the commands of the inbox; sleeps while there are neither commands nor rows. None after `stop`."""
@@ -129,11 +151,12 @@ class EngineLoop:
         held_s = HOLD_S if self._telemetry.holds else None
         left_s = until_begin_s if until_begin_s > 0 else held_s
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._inbox or self._is_due(), left_s)
+            self._changed.wait_for(lambda: self._stopping or self._inbox or self.is_due, left_s)
             commands, self._inbox = self._inbox, deque()
             return None if self._stopping else commands
 
-    def _is_due(self) -> bool:
+    @property
+    def is_due(self) -> bool:
         """Whether there is a step to compute now."""
         return self._engine.has_rows() and self._clock() >= self._begins_at
 
@@ -285,15 +308,10 @@ class EngineLoop:
         return load
 
 
-JOIN_S: Final = 5.0
-"""How long `Worker.stop` waits for each of its threads, seconds."""
-
-
 class Worker:
     """Serves the requests of batchers. ``worker_id`` is new with every start.
 
-    ``on_fault`` is called by a thread that ends by an unexpected exception, after it is logged, and when the engine
-    hangs.
+    ``on_fault`` is called after an unexpected exception was logged that ends the work, and when the engine hangs.
     """
 
     def __init__(
@@ -302,37 +320,40 @@ class Worker:
         engine: Engine,
         tracer: Tracer,
         on_fault: Callable[[], None],
+        runner: Runner | None = None,
         *,
         isolates: bool = True,
     ) -> None:
-        """``isolates``: rows are computed in this process, so one may end the others with it."""
+        """Make a worker that does not work yet.
+
+        Args:
+            runner: what runs engine and sender; two threads if None.
+            isolates: rows are computed in this process, so one may end the others with it.
+        """
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
+        runs = self._runner = runner or Threads(gives_way=isolates)
         clock, watchdog = time.monotonic, Watchdog()
         telemetry = RowTelemetry(tracer, model, self.worker_id)
         channels = Channels(self.worker_id, telemetry.counts.message)
-        self._sender = Sender(channels, watchdog, clock, self._lost, on_fault)
-        self._loop = EngineLoop(engine, self._sender, telemetry, watchdog, clock, isolates=isolates)
-        compute = partial(_give_way_and, self._loop.run) if isolates else self._loop.run
-        self._threads = [
-            Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)
-            for name, run in (("engine", compute), ("sender", self._sender.run))
-        ]
+        self._sender = Sender(
+            channels, watchdog, clock, self._lost, on_fault, runs.changes_of_sender
+        )
+        changed = runs.changes_of_engine
+        self._loop = EngineLoop(
+            engine, self._sender, telemetry, watchdog, clock, changed, isolates=isolates
+        )
+        self._on_fault = on_fault
 
     def start(self) -> None:
-        """Starts the threads."""
-        for thread in self._threads:
-            thread.start()
+        """Begin to work."""
+        self._runner.start(self._loop, self._sender, self._on_fault)
 
     def stop(self) -> None:
-        """Ends the engine after its step, then the channels."""
-        for stop, thread in zip((self._loop.stop, self._sender.stop), self._threads, strict=True):
-            stop()
-            thread.join(JOIN_S)
-            if thread.is_alive():
-                log.warning("the %s thread did not end within %s s", thread.name, JOIN_S)
+        """End the engine after its step, then the channels."""
+        self._runner.stop(self._loop, self._sender)
 
     def wake(self) -> None:
-        """`Engine.has_rows` may have become true, other than by what was handled. From any thread."""
+        """Notice that `Engine.has_rows` may have become true; from any thread that the runner allows."""
         self._loop.wake()
 
     def handle(
@@ -398,20 +419,3 @@ def _checked(
         except Refused as refusal:
             refused.append(messages.refusal(row.task.request_id, refusal))
     return batch, rows, refused, now
-
-
-def _give_way_and(run: Callable[[], None]) -> None:
-    # Linux counts the priority of each thread; 0 is the one that calls. Those that take rows and send frames do not
-    # wait for it, those of torch that it starts give way as well.
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
-    os.setpriority(os.PRIO_PROCESS, 0, max(mine, int(os.environ.get(ENGINE_NICE, "0"))))
-    run()
-
-
-def _guarded(run: Callable[[], None], on_fault: Callable[[], None]) -> None:
-    try:
-        run()
-    except Exception:
-        # The thread would end silently while heartbeats are still sent.
-        log.exception("the %s thread ended by a fault", current_thread().name)
-        on_fault()

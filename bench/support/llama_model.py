@@ -57,6 +57,8 @@ class Shape:
 
 SMALL: Final = Shape(512, 1536, layers=8, heads=8, kv_heads=4, vocab=4096, context=2048)
 """29 M parameters: what a CPU serves."""
+MEDIUM: Final = Shape(768, 2240, layers=10, heads=12, kv_heads=12, vocab=1024, context=1024)
+"""76 M parameters: what a CPU serves slowly enough that messages are not all that counts."""
 LARGE: Final = Shape(4096, 14336, layers=32, heads=32, kv_heads=8, vocab=128256, context=4096)
 """8 B parameters: what a GPU serves."""
 
@@ -76,9 +78,9 @@ def write_model(folder: Path, shape: Shape, device: str = "cpu") -> Path:
     return folder
 
 
-def write_served_model(folder: Path) -> Path:
-    """`SMALL` with a shipped tokenizer: what a mesh needs."""
-    write_model(folder, SMALL)
+def write_served_model(folder: Path, shape: Shape = SMALL) -> Path:
+    """Save a model with a shipped tokenizer: what a mesh needs."""
+    write_model(folder, shape)
     for file in Path(resolve_model_path("builtin:large")).glob(TOKENIZER):
         shutil.copy(file, folder)
     return folder

@@ -22,6 +22,7 @@ from model_workers.remote.client import ServerClient
 from model_workers.remote.engine import RemoteEngine
 from model_workers.remote.key import check_key
 from model_workers.remote.server import start_server
+from model_workers.runners import LoopTurns
 from model_workers.worker import Worker
 from sluice.errors import SetupError
 from sluice.settings import ModelSettings, SettingsError, load
@@ -66,7 +67,8 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
         tracing = start_tracing(SERVICE_WORKER)
         fault = partial(os._exit, 1)
-        worker = Worker(model.name, engine, tracing.tracer, fault, isolates=False)
+        runner = LoopTurns(asyncio.get_running_loop())
+        worker = Worker(model.name, engine, tracing.tracer, fault, runner, isolates=False)
         engine.wake = worker.wake
         await client.health.look()
         watching = asyncio.create_task(client.health.run())
@@ -79,7 +81,7 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         log.info("worker %s asks %s at %s for %s", worker.worker_id, url, address, model.name)
         await stop.wait()
         watching.cancel()
-        await asyncio.to_thread(worker.stop)
+        worker.stop()
         await server.stop(grace=1.0)
         await asyncio.to_thread(tracing.shutdown)
 

@@ -9,17 +9,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, Self
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
-
-import aiohttp
 
 from model_workers.engine.protocol import RowEnd, RowSpec, TokenLogprobs
 from model_workers.remote.api import (
     DONE,
+    EVENT_BYTES_MAX,
     TOKEN_CHARS_MAX,
     Chunk,
     EventReader,
@@ -30,6 +27,7 @@ from model_workers.remote.api import (
 from model_workers.remote.calls import CallText
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from model_workers.remote.health import ServerHealth
+from model_workers.remote.http import Connection, HttpClient
 from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
 from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded
@@ -74,7 +72,6 @@ class ServerClient:
     ) -> None:
         """``on_gate``: the gate has closed or opened, or the server went away or came back."""
         self.url = url.rstrip("/")
-        self._proxy = _proxy_of(url)
         self.gate = Gate()
         self.health = ServerHealth(self.url, self._list_models, on_gate)
         self._api = api
@@ -83,20 +80,14 @@ class ServerClient:
         self._is_told = False
         """Whether the log says that the server does not have the model."""
         self._opening: asyncio.TimerHandle | None = None
-        self._session: aiohttp.ClientSession
+        self._http = HttpClient(self.url, CONNECT_S, self._settings.stall_s)
 
     async def __aenter__(self) -> Self:
-        """Opens connections when they are needed; a request waits for none."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_S, sock_read=self._settings.stall_s
-            ),
-        )
+        """Open connections when they are needed; a request waits for none."""
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._session.close()
+        self._http.close()
 
     async def answer(self, spec: RowSpec, emit: Emit) -> Answered:
         """Asks for the answer to a row, and emits its tokens; returns how it ended.
@@ -133,8 +124,8 @@ class ServerClient:
             ServerFault: it does not say it.
         """
         try:
-            async with asyncio.timeout(LIST_S), self._response("GET", "/models") as response:
-                names = _model_names(await response.read())
+            async with asyncio.timeout(LIST_S):
+                names = _model_names(await self._read_list())
         except TimeoutError:
             raise ServerFault(f"the server said nothing for {LIST_S:g} s") from None
         if names and self._settings.model not in names and not self._is_told:
@@ -174,46 +165,65 @@ class ServerClient:
             await asyncio.sleep(wait_s)
 
     async def _ask(self, spec: RowSpec, reading: "_Reading") -> Answered:
-        body = self._api.body(spec)
-        async with (
-            self._response("POST", self._api.path, body, spec.traceparent) as response,
-            aclosing(_events(response.content)) as events,
-        ):
-            async for data in events:
-                reading.take(self._api.chunk(data))
+        body = json.dumps(self._api.body(spec), ensure_ascii=False).encode(errors="replace")
+        reader = EventReader()
+        with _faults():
+            response = await self._response("POST", self._api.path, body, spec.traceparent)
+            try:
+                # A list proves nothing of requests, but this does.
+                self.gate.answered(response.headers, time.monotonic())
+                self._watch_gate()
+                while received := await self._http.read(response):
+                    for data in reader.feed(received):
+                        if data == DONE:
+                            await self._finish(response)
+                            return reading.answered()
+                        reading.take(self._api.chunk(data))
+            finally:
+                self._http.release(response)
         return reading.answered()
 
-    @asynccontextmanager
+    async def _finish(self, response: Connection) -> None:
+        """Read to the end of a stream that is complete: its connection serves the next request."""
+        if not response.is_whole:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    while await response.read():
+                        pass
+
+    async def _read_list(self) -> bytes:
+        listed = b""
+        with _faults():
+            response = await self._response("GET", "/models")
+            try:
+                while received := await self._http.read(response):
+                    listed += received
+                    if len(listed) > EVENT_BYTES_MAX:
+                        raise ServerFault("the server's list of models has no end")
+            finally:
+                self._http.release(response)
+        return listed
+
     async def _response(
-        self, method: str, path: str, body: object = None, traceparent: str = ""
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask, and yield the answer; what breaks while the block reads it is a `ServerFault` too."""
+        self, method: str, path: str, body: bytes = b"", traceparent: str = ""
+    ) -> Connection:
+        """Ask; the connection has the head of a successful response.
+
+        Raises:
+            ServerFault: there is none, or its status says why.
+            ConnectionError: the connection broke.
+        """
+        response = await self._http.send(method, path, self._headers(traceparent), body)
+        if response.status == 200:
+            return response
+        said = b""
         try:
-            async with self._session.request(
-                method,
-                self.url + path,
-                json=body,
-                headers=self._headers(traceparent),
-                proxy=self._proxy,
-                allow_redirects=False,  # the key and the prompt go where the settings say
-            ) as response:
-                now = time.monotonic()
-                if response.status != 200:
-                    said = await response.content.read(ERROR_BYTES_MAX)
-                    wait_s = retry_after_s(response.headers, time.time())
-                    raise fault_of_status(response.status, said, wait_s)
-                if method == "POST":  # a list proves nothing of requests
-                    self.gate.answered(response.headers, now)
-                    self._watch_gate()
-                yield response
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ServerFault("the server cannot be reached", ModelUnavailable) from error
-        except TimeoutError as error:
-            said_s = f"the server said nothing for {self._settings.stall_s:g} s"
-            raise ServerFault(said_s, EngineFailed) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            kind = type(error).__name__
-            raise ServerFault(f"the connection to the server broke ({kind})") from error
+            while len(said) < ERROR_BYTES_MAX and (received := await self._http.read(response)):
+                said += received
+        finally:
+            self._http.release(response)
+        wait_s = retry_after_s(response.headers, time.time())
+        raise fault_of_status(response.status, said, wait_s)
 
     def _headers(self, traceparent: str) -> dict[str, str]:
         key = read_key(self._settings)
@@ -221,24 +231,14 @@ class ServerClient:
         return headers | {TRACEPARENT: traceparent} if traceparent else headers
 
 
-def _proxy_of(url: str) -> str | None:
-    """The proxy by HTTPS_PROXY and NO_PROXY. aiohttp would read them, and ~/.netrc, for every request, in a thread."""
-    parts = urlsplit(url)
-    bypassed = proxy_bypass(parts.hostname or "")
-    return None if bypassed else getproxies().get(parts.scheme)
-
-
-async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[str]:
-    """The data of the events up to `DONE`, or to the end."""
-    reader = EventReader()
-    async for received in content.iter_any():
-        for data in reader.feed(received):
-            if data == DONE:
-                # A connection that is read to its end serves the next request.
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(content.read(), END_S)
-                return
-            yield data
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turn what breaks a connection, or what is no answer, into a `ServerFault`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        kind = type(error).__name__
+        raise ServerFault(f"the connection to the server broke ({kind})") from error
 
 
 def _model_names(listed: bytes) -> list[str]:

@@ -1,8 +1,8 @@
 """The engine whose rows are requests to a server: see `Engine`.
 
-Its methods belong to the engine's thread; requests run on the event loop of another one. They meet in a queue of
-events: a request adds one for each of its tokens and its end, and wakes the worker, whose next step reports them. So
-the engine "has rows" for its worker only while something is to be reported.
+The worker and the requests share an event loop, and meet in a queue of events: a request adds one for each of its
+tokens and its end, and wakes the worker, whose next step reports them. So the engine "has rows" for its worker only
+while something is to be reported.
 """
 
 import asyncio
@@ -77,12 +77,9 @@ class RemoteEngine(Engine):
     _rows: dict[str, RemoteRow] = field(default_factory=dict)
     _events: deque[tuple[RemoteRow, RowStep] | None] = field(default_factory=deque)
     _steps: int = 0
-    _waking: bool = False
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.limits.slots)
-
-    # Of the engine's thread.
 
     @override
     def add(self, row: RowSpec, now: float) -> None:
@@ -93,7 +90,7 @@ class RemoteEngine(Engine):
             old.ended = True
             self._stop(old)
         added = self._rows[row.request_id] = RemoteRow(row, len(row.produced))
-        self.loop.call_soon_threadsafe(self._start, added)
+        added.task = self.loop.create_task(self._answer(added))
 
     def cancel(self, request_ids: Collection[str]) -> None:
         """See `Engine.cancel`; the request is closed at once."""
@@ -142,19 +139,11 @@ class RemoteEngine(Engine):
         for _ in range(min(len(self._events), STEP_EVENTS_MAX)):
             yield self._events.popleft()
 
-    def _stop(self, row: RemoteRow) -> None:
-        self.loop.call_soon_threadsafe(self._close, row)
-
-    # Of the event loop.
-
     def gate_changed(self) -> None:
         """The server takes requests again, or no more for now: batchers are told."""
         self._tell()
 
-    def _start(self, row: RemoteRow) -> None:
-        row.task = self.loop.create_task(self._answer(row))
-
-    def _close(self, row: RemoteRow) -> None:
+    def _stop(self, row: RemoteRow) -> None:
         if row.task is not None:
             row.task.cancel()
 
@@ -189,12 +178,6 @@ class RemoteEngine(Engine):
         return replace(step, retry_after_s=fault.retry_after_s or 0.0)
 
     def _tell(self, row: RemoteRow | None = None, step: RowStep | None = None) -> None:
-        """Adds an event; the worker is woken once for all of this turn of the loop."""
+        """Add an event and wake the worker, which takes all of this pass of the loop together."""
         self._events.append((row, step) if row and step else None)
-        if not self._waking:
-            self._waking = True
-            self.loop.call_soon(self._wake)
-
-    def _wake(self) -> None:
-        self._waking = False
         self.wake()

@@ -6,6 +6,7 @@ gets an empty response when it has ended, as from Triton.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,9 @@ from sluice.wire.codec import MalformedMessage, unpack
 log = logging.getLogger(__name__)
 
 SEND_S: Final = 10.0
-"""A batcher that takes no response for this long has lost its channel, seconds."""
+"""How long a batcher may take no response before its channel is lost, in seconds."""
+WAITING_MAX: Final = 4096
+"""Responses that may wait on a stream before its channel is lost."""
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 FINAL: Final = "triton_final_response"
 OPTIONS: Final = (
@@ -38,6 +41,57 @@ Context = grpc.aio.ServicerContext[
 ]
 
 
+class StreamLost(Exception):
+    """The batcher takes no responses of a stream any more."""
+
+
+class StreamWriter:
+    """Writes the responses of one stream in order, by a task of its own: who sends them does not wait."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiting: deque[service_pb2.ModelStreamInferResponse] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._failed = False
+
+    def write(self, response: service_pb2.ModelStreamInferResponse) -> None:
+        """Write ``response`` behind those that wait.
+
+        Raises:
+            StreamLost: the batcher takes no responses any more.
+        """
+        if self._failed or len(self._waiting) >= WAITING_MAX:
+            raise StreamLost
+        if self._context.done():
+            return
+        self._waiting.append(response)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._write_all())
+
+    def is_done(self) -> bool:
+        """Whether the stream has ended."""
+        return bool(self._context.done())
+
+    async def finish(self) -> None:
+        """Wait until all is written."""
+        if self._task is not None:
+            await self._task
+
+    async def _write_all(self) -> None:
+        try:
+            async with asyncio.timeout(SEND_S) as limit:
+                while self._waiting:
+                    limit.reschedule(asyncio.get_running_loop().time() + SEND_S)
+                    await self._context.write(self._waiting.popleft())
+        except Exception as error:
+            # gRPC raises many kinds when a stream has gone, some of them private.
+            log.debug("writing to a batcher failed: %s", type(error).__name__)
+            self._failed = True
+            self._waiting.clear()
+        finally:
+            self._task = None
+
+
 class StreamSender:
     """The responses to one request on a stream; see `model_workers.sender.ResponseSender`.
 
@@ -45,39 +99,38 @@ class StreamSender:
         ended: done when the request has ended.
     """
 
-    def __init__(self, context: Context, request: service_pb2.ModelInferRequest) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._context = context
-        self._request = request
+    def __init__(self, writer: StreamWriter, request: service_pb2.ModelInferRequest) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writer = writer
+        self._name, self._id = request.model_name, request.id
+        self._says_end = request.parameters[EMPTY_FINAL].bool_param
 
     def send(self, report: worker_pb2.StepReport) -> None:
-        """Blocks until gRPC has taken it; from another thread than the loop's."""
-        self._write(_response(self._request, report.SerializeToString()))
+        """Send a report; raises `StreamLost`."""
+        self._writer.write(self._response(report.SerializeToString()))
 
     def close(self) -> None:
-        """Ends the request."""
-        if self._request.parameters[EMPTY_FINAL].bool_param:
-            final = _response(self._request)
+        """End the request."""
+        if self._says_end:
+            final = self._response()
             final.infer_response.parameters[FINAL].bool_param = True
-            with suppress(
-                Exception
-            ):  # grpc raises many kinds when the stream has gone, which changes nothing here
-                self._write(final)
-        self._loop.call_soon_threadsafe(self._end)
+            with suppress(StreamLost):
+                self._writer.write(final)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def is_cancelled(self) -> bool:
         """Whether the stream has ended before the request."""
-        return bool(self._context.done())
+        return self._writer.is_done()
 
-    def _write(self, response: service_pb2.ModelStreamInferResponse) -> None:
-        if not self._context.done():
-            written = asyncio.run_coroutine_threadsafe(self._context.write(response), self._loop)
-            written.result(SEND_S)
-
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+    def _response(self, payload: bytes | None = None) -> service_pb2.ModelStreamInferResponse:
+        response = service_pb2.ModelStreamInferResponse()
+        infer = response.infer_response
+        infer.model_name, infer.id = self._name, self._id
+        if payload is not None:
+            infer.outputs.add(name=RESPONSE, datatype="UINT8", shape=[len(payload)])
+            infer.raw_output_contents.append(payload)
+        return response
 
 
 class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -92,8 +145,9 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         """A batcher's stream: its channel, or one batch."""
         traceparent = dict(context.invocation_metadata() or ()).get(TRACEPARENT, "")
         open_requests: set[asyncio.Future[None]] = set()
+        writer = StreamWriter(context)
         async for request in requests:
-            sender = StreamSender(context, request)
+            sender = StreamSender(writer, request)
             open_requests.add(sender.ended)
             sender.ended.add_done_callback(open_requests.discard)
             try:
@@ -104,6 +158,7 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         if open_requests:
             await asyncio.wait(open_requests)
+        await writer.finish()
 
 
 async def start_server(worker: Worker, address: str, tls: Path | None = None) -> grpc.aio.Server:
@@ -122,15 +177,3 @@ def _message(request: service_pb2.ModelInferRequest) -> worker_pb2.WorkerRequest
     if len(request.raw_input_contents) != 1:
         raise MalformedMessage("a worker's request has exactly one tensor")
     return unpack(worker_pb2.WorkerRequest, request.raw_input_contents[0])
-
-
-def _response(
-    request: service_pb2.ModelInferRequest, payload: bytes | None = None
-) -> service_pb2.ModelStreamInferResponse:
-    response = service_pb2.ModelStreamInferResponse()
-    infer = response.infer_response
-    infer.model_name, infer.id = request.model_name, request.id
-    if payload is not None:
-        infer.outputs.add(name=RESPONSE, datatype="UINT8", shape=[len(payload)])
-        infer.raw_output_contents.append(payload)
-    return response

@@ -16,7 +16,9 @@ from model_workers.remote import client as client_module
 from model_workers.remote.api import ServerApi, find_text_tokens
 from model_workers.remote.client import ServerClient
 from model_workers.remote.engine import RemoteEngine
+from model_workers.remote.http import proxy_of
 from model_workers.remote.server import start_server
+from model_workers.runners import LoopTurns
 from model_workers.worker import Worker
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import ModelSettings
@@ -116,7 +118,8 @@ async def running(
     async with ServerClient(spoken, server.url, lambda: engine.gate_changed()) as client:
         limits = RowLimits(SLOTS, 32, 1000, 0)
         engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
-        worker = Worker("gpt", engine, NoOpTracer(), on_fault=pytest.fail)
+        runner = LoopTurns(asyncio.get_running_loop())
+        worker = Worker("gpt", engine, NoOpTracer(), pytest.fail, runner)
         engine.wake = worker.wake
         worker.start()
         address = f"127.0.0.1:{free_port()}"
@@ -131,7 +134,7 @@ async def running(
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             await batcher.close()
-            await asyncio.to_thread(worker.stop)
+            worker.stop()
             await grpc_server.stop(None)
 
 
@@ -506,5 +509,7 @@ async def test_a_failed_request_asks_for_the_server(server: OpenAIServer) -> Non
 def test_proxies_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "inside")
-    found = [client_module._proxy_of(f"https://{host}/v1") for host in ("inside", "outside")]
-    assert found == [None, "http://proxy:3128"]
+    inside, outside = (proxy_of(f"https://{host}/v1") for host in ("inside", "outside"))
+    assert inside is None
+    assert outside is not None
+    assert (outside.hostname, outside.port) == ("proxy", 3128)

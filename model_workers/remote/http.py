@@ -1,0 +1,304 @@
+"""HTTP/1.1 to one server, over connections that are kept: what a worker needs of it, at a tenth of a client's CPU.
+
+httptools parses, as in the gateway's HTTP server. docs/internals/decisions/0016-remote-workers.md says what this saves
+and what it leaves out: redirects, cookies, compression, HTTP/2.
+"""
+
+import asyncio
+import base64
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httptools
+
+from model_workers.remote.faults import ServerFault
+from sluice.errors import EngineFailed, ModelUnavailable
+
+T = TypeVar("T")
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""Limit for the head of a response."""
+UNREAD_BYTES_MAX: Final = 1024 * 1024
+"""Body bytes above which a connection is not read from until its response is."""
+IDLE_MAX: Final = 1024
+"""Connections that are kept for later requests."""
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class Connection(asyncio.Protocol):
+    """One connection, and the response that it is receiving.
+
+    Attributes:
+        status: of the response; 0 until its head has come.
+        headers: the same, by lower-case name.
+        is_whole: the whole response has come.
+        has_failed: it has ended before that.
+        is_reused: it served another request before.
+    """
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.is_reused = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Prepare for the next response."""
+        self.status, self.headers = 0, dict[str, str]()
+        self.is_whole = self.has_failed = self._keeps_alive = False
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._pieces: deque[bytes] = deque()
+        self._unread = self._head = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether the connection may take another request."""
+        open_ = self.transport is not None and not self.transport.is_closing()
+        return open_ and self.is_whole and self._keeps_alive
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def read(self) -> bytes:
+        """Return the next bytes of the body; empty behind its end.
+
+        Raises:
+            ConnectionError: the connection broke.
+        """
+        while not self._pieces:
+            if self.is_whole:
+                return b""
+            if self.has_failed:
+                raise ConnectionResetError
+            await self._change()
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._unread = 0
+        if self.transport is not None and not self.transport.is_reading():
+            self.transport.resume_reading()
+        return data
+
+    async def until_head(self) -> None:
+        """Wait until the head of the response has come; raises as `read`."""
+        while not self.status:
+            if self.has_failed:
+                raise ConnectionResetError
+            await self._change()
+
+    async def _change(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if not self.status:
+            self._head += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.has_failed = True
+        if self.has_failed or self._head > HEAD_BYTES_MAX + len(data):
+            self.has_failed = True
+            self.close()
+        elif self._unread > UNREAD_BYTES_MAX and self.transport is not None:
+            self.transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        ends_here = self.status and error is None and not self._is_delimited
+        self.is_whole |= bool(ends_here)
+        self.has_failed |= not self.is_whole
+        self._wake()
+
+    @property
+    def _is_delimited(self) -> bool:
+        return bool({"content-length", "transfer-encoding"} & self.headers.keys())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools."""
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        status = self._parser.get_status_code()
+        self.status = 0 if 100 <= status < 200 else status
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._pieces.append(body)
+        self._unread += len(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self.is_whole = bool(self.status)
+        self._keeps_alive = bool(self._parser.should_keep_alive())
+
+
+class HttpClient:
+    """Asks one server.
+
+    Args:
+        url: where the API begins.
+        connect_s: how long a connection may take, in seconds.
+        stall_s: how long the server may be silent, in seconds.
+    """
+
+    def __init__(self, url: str, connect_s: float, stall_s: float) -> None:
+        self._parts = urlsplit(url)
+        self._connect_s, self._stall_s = connect_s, stall_s
+        self._idle: list[Connection] = []
+        self._proxy = proxy_of(url)
+        self._tls = ssl.create_default_context() if self._parts.scheme == "https" else None
+        host = self._parts.hostname or ""
+        self._address = host, self._parts.port or _PORTS[self._parts.scheme]
+        self._host = self._parts.netloc.rpartition("@")[2]
+        tunnelled = self._proxy is None or self._tls is not None
+        self._before_path = (
+            self._parts.path if tunnelled else f"http://{self._host}{self._parts.path}"
+        )
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> Connection:
+        """Ask, and return the connection when the head of the response has come.
+
+        Whoever gets it gives it back with `release`, however reading it ends.
+
+        Raises:
+            ServerFault: the server cannot be reached.
+            ConnectionError: the connection broke.
+        """
+        lines = [f"{method} {self._before_path}{path} HTTP/1.1", f"host: {self._host}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if self._tls is None:
+            lines += self._credentials()
+        if method == "POST":
+            lines += ["content-type: application/json", f"content-length: {len(body)}"]
+        request = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+        while True:
+            connection = await self._connection()
+            try:
+                assert connection.transport is not None
+                connection.transport.write(request)
+                await self.in_time(connection.until_head())
+            except ConnectionError:
+                connection.close()
+                if connection.is_reused and not connection.headers:
+                    continue  # the server had closed it before the request came
+                raise
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    async def read(self, connection: Connection) -> bytes:
+        """Return the next bytes of the body; empty behind its end; raises as `in_time`, and ConnectionError."""
+        return await self.in_time(connection.read())
+
+    def release(self, connection: Connection) -> None:
+        """Keep the connection if its response is whole, else close it."""
+        if connection.can_serve and len(self._idle) < IDLE_MAX:
+            connection.is_reused = True
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def in_time(self, waiting: Awaitable[T]) -> T:
+        """Return what ``waiting`` gives.
+
+        Raises:
+            ServerFault: the server says nothing for too long.
+        """
+        try:
+            async with asyncio.timeout(self._stall_s):
+                return await waiting
+        except TimeoutError as error:
+            said = f"the server said nothing for {self._stall_s:g} s"
+            raise ServerFault(said, EngineFailed) from error
+
+    async def _connection(self) -> Connection:
+        """Return a connection that serves no request; the one used last is the least likely to be closed soon."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.can_serve:
+                connection.reset()
+                return connection
+            connection.close()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                return await self._connect()
+        except (OSError, TimeoutError) as error:
+            raise ServerFault("the server cannot be reached", ModelUnavailable) from error
+
+    async def _connect(self) -> Connection:
+        loop, (host, port) = asyncio.get_running_loop(), self._address
+        if self._proxy is None:
+            _, connection = await loop.create_connection(
+                Connection, host, port, ssl=self._tls, server_hostname=host if self._tls else None
+            )
+            return connection
+        proxy_host, proxy_port = self._proxy.hostname or "", self._proxy.port or 80
+        _, connection = await loop.create_connection(Connection, proxy_host, proxy_port)
+        if self._tls is not None:
+            await self._open_tunnel(connection, host, port)
+        return connection
+
+    async def _open_tunnel(self, connection: Connection, host: str, port: int) -> None:
+        """Have the proxy connect to the server, and set up TLS with it."""
+        transport, tls = connection.transport, self._tls
+        assert transport is not None
+        assert tls is not None
+        lines = [f"CONNECT {host}:{port} HTTP/1.1", f"host: {host}:{port}", *self._credentials()]
+        transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        await connection.until_head()
+        if connection.status != 200:
+            connection.close()
+            raise ConnectionRefusedError(f"the proxy answered {connection.status}")
+        connection.reset()
+        loop = asyncio.get_running_loop()
+        connection.transport = cast(
+            asyncio.Transport,
+            await loop.start_tls(transport, connection, tls, server_hostname=host),
+        )
+
+    def _credentials(self) -> list[str]:
+        """The header that names the caller to the proxy, where its address has a name."""
+        proxy = self._proxy
+        if proxy is None or proxy.username is None:
+            return []
+        named = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        return [f"proxy-authorization: Basic {base64.b64encode(named.encode()).decode()}"]
+
+
+def proxy_of(url: str) -> SplitResult | None:
+    """Return the proxy by HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
+    parts = urlsplit(url)
+    if proxy_bypass(parts.hostname or ""):
+        return None
+    proxy = getproxies().get(parts.scheme)
+    if not proxy:
+        return None
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}")

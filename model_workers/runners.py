@@ -1,0 +1,254 @@
+"""What runs the engine and the sender of a worker: two threads, or the event loop of a worker that computes nothing.
+
+Threads keep an engine that computes from delaying messages. An engine whose rows are requests to a server has nothing
+to compute; in one event loop a row costs no switch between threads.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from threading import Condition, Thread, current_thread
+from types import TracebackType
+from typing import Final, Protocol
+
+from model_workers.telemetry import HOLD_S
+from sluice.startup import ENGINE_NICE
+
+logger = logging.getLogger(__name__)
+
+PACE_S: Final = 0.002
+"""Least time between two times that `LoopTurns` sends, in seconds: what comes meanwhile shares messages."""
+JOIN_S: Final = 5.0
+"""How long `Threads.stop` waits for each thread, in seconds."""
+
+
+class Changes(Protocol):
+    """What announces that there is something to do: the interface of `threading.Condition`."""
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+    def notify(self) -> None:
+        """Announce it to one that waits."""
+
+    def notify_all(self) -> None:
+        """Announce it to all that wait."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for an announcement; return whether there was one in time."""
+
+    def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
+        """Wait until ``predicate`` holds, or the time is over; return what it returned last."""
+
+
+class EnginePart(Protocol):
+    """The engine's side of a worker; see `model_workers.worker.EngineLoop`."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is a step to compute now."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something to do later."""
+
+    def run(self) -> None:
+        """Work until `stop`."""
+
+    def stop(self) -> None:
+        """Let `run` return."""
+
+    def begin(self) -> None:
+        """Prepare for the first turn."""
+
+    def turn(self) -> None:
+        """Do what there is to do."""
+
+    def end(self) -> None:
+        """Finish what is left behind the last turn."""
+
+
+class SenderPart(Protocol):
+    """The sender's side of a worker; see `model_workers.sender.Sender`."""
+
+    @property
+    def next_due(self) -> float | None:
+        """When there is something to send, in monotonic seconds."""
+
+    def run(self) -> None:
+        """Send until `stop`."""
+
+    def stop(self) -> None:
+        """Let `run` return when all is sent."""
+
+    def turn(self) -> bool:
+        """Send what is due; return whether there was anything."""
+
+    def close(self) -> None:
+        """End all requests."""
+
+
+class Runner(Protocol):
+    """Runs both parts."""
+
+    @property
+    def changes_of_engine(self) -> Changes:
+        """Announces work for the engine."""
+
+    @property
+    def changes_of_sender(self) -> Changes:
+        """Announces work for the sender."""
+
+    def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
+        """Run both until `stop`; ``on_fault`` is called when one ends by an exception, which is logged."""
+
+    def stop(self, engine: EnginePart, sender: SenderPart) -> None:
+        """Let the engine end its step, then the sender send what is left."""
+
+
+class Threads:
+    """A thread for each part."""
+
+    def __init__(self, *, gives_way: bool = True) -> None:
+        """Make the runner; ``gives_way``: the engine's thread has a lower priority than those of messages."""
+        self.changes_of_engine: Changes = Condition()
+        self.changes_of_sender: Changes = Condition()
+        self._gives_way = gives_way
+        self._threads: list[Thread] = []
+
+    def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
+        """See `Runner.start`."""
+        compute = (lambda: _give_way_and(engine.run)) if self._gives_way else engine.run
+        self._threads = [
+            Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)
+            for name, run in (("engine", compute), ("sender", sender.run))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, engine: EnginePart, sender: SenderPart) -> None:
+        """See `Runner.stop`."""
+        for stop, thread in zip((engine.stop, sender.stop), self._threads, strict=True):
+            stop()
+            thread.join(JOIN_S)
+            if thread.is_alive():
+                logger.warning("the %s thread did not end within %s s", thread.name, JOIN_S)
+
+
+class _LoopChanges:
+    """Announcements inside one event loop, where nobody waits and nothing is locked."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self.notify = self.notify_all = on_change
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+    def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
+        return predicate()
+
+
+class LoopTurns:
+    """Both parts in an event loop, in turns: first the engine, then the sender.
+
+    All that arrives in one pass of the loop is one turn. Everything must be called in that loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.changes_of_engine: Changes = _LoopChanges(self._on_change)
+        self.changes_of_sender: Changes = _LoopChanges(self._on_change)
+        self._loop = loop
+        self._parts: tuple[EnginePart, SenderPart, Callable[[], None]] | None = None
+        self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._send_at = 0.0
+
+    def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
+        """See `Runner.start`."""
+        self._parts = engine, sender, on_fault
+        engine.begin()
+        self._on_change()
+
+    def stop(self, engine: EnginePart, sender: SenderPart) -> None:
+        """See `Runner.stop`."""
+        self._parts = None
+        if self._timer is not None:
+            self._timer.cancel()
+        engine.stop()
+        engine.end()
+        sender.turn()
+        sender.close()
+
+    def _on_change(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        if self._parts is None:
+            return
+        engine, sender, on_fault = self._parts
+        try:
+            engine.turn()
+            self._is_scheduled = False  # what the engine has posted is sent here
+            now = time.monotonic()
+            if now >= self._send_at and sender.turn():
+                self._send_at = now + PACE_S
+        except Exception:
+            logger.exception("the worker ended by a fault")
+            on_fault()
+            return
+        if engine.is_due:
+            self._on_change()
+        self._set_timer(engine, sender)
+
+    def _set_timer(self, engine: EnginePart, sender: SenderPart) -> None:
+        """Have a turn when the next report is due; a timer that is earlier stays."""
+        now, due_at = time.monotonic(), sender.next_due
+        if due_at is not None:
+            due_at = max(due_at, self._send_at)
+        flush_at = now + HOLD_S if engine.holds else None
+        times = [at for at in (due_at, flush_at) if at is not None]
+        if not times or (self._timer is not None and now < self._timer_at <= min(times)):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = min(times)
+        self._timer = self._loop.call_later(max(0.0, self._timer_at - now), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._on_change()
+
+
+def _give_way_and(run: Callable[[], None]) -> None:
+    # Linux counts the priority of each thread; 0 is the one that calls. Those that take rows and send frames do not
+    # wait for it, those of torch that it starts give way as well.
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, max(mine, int(os.environ.get(ENGINE_NICE, "0"))))
+    run()
+
+
+def _guarded(run: Callable[[], None], on_fault: Callable[[], None]) -> None:
+    try:
+        run()
+    except Exception:
+        # The thread would end silently while heartbeats are still sent.
+        logger.exception("the %s thread ended by a fault", current_thread().name)
+        on_fault()
