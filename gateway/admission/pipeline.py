@@ -21,7 +21,7 @@ from gateway.admission.prompts import (
     prepare,
     prompt_too_long,
 )
-from gateway.admission.text_work import LOOP_CHARS, LoopTurns, TextThreads
+from gateway.admission.text_work import LOOP_COST, LoopTurns, TextThreads
 from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
@@ -179,7 +179,7 @@ class Admission:
         self.in_force = in_force
         self._overload = overload
         self._usage = usage
-        turns = LoopTurns(LOOP_CHARS)
+        turns = LoopTurns(LOOP_COST)
         # One thread a tenant: inspection holds the interpreter, which the threads share with the event loop.
         self._inspections = TextThreads("inspection", turns, INSPECTING_MAX, own=1)
         self.threads = TextThreads("encoding", turns)

@@ -1,7 +1,7 @@
-"""Work on texts: short ones in the event loop, long ones in threads. Tenants take turns for both.
+"""Work on texts: cheap ones in the event loop, others in threads. Tenants take turns for both.
 
-To inspect 1,000 characters takes about 2 ms, to encode them less. docs/internals/decisions/0015-work-beside-the-loop.md
-has the measurements.
+What it costs to inspect a text depends on what is in it: digits and addresses are checked one by one.
+docs/internals/decisions/0015-work-beside-the-loop.md has the measurements.
 """
 
 import asyncio
@@ -11,17 +11,29 @@ from typing import Final, TypeVar
 
 from gateway.admission.tenant_threads import CORES_THREADS, OWN_THREADS, TenantThreads
 
-LOOP_CHARS: Final = 1024
-"""Longer texts are worked on in threads: a short one is done sooner than it is handed to a thread and back."""
-TURN_CHARS: Final = 128
-"""What a message costs beside its text, in characters."""
+LOOP_COST: Final = 1024
+"""Texts that cost more are worked on in threads. To inspect and encode others takes at most 8 ms, and they are done
+sooner than they are handed to a thread and back."""
+TURN_COST: Final = 128
+"""What a message costs beside its text."""
+CHAR_SHARE: Final = 5
+"""As many characters cost as much as one digit, address or character beyond ASCII."""
+_DIGITS: Final = "0123456789"
 
 _T = TypeVar("_T")
 
 
-def size_of(texts: Sequence[str]) -> int:
-    """Return what it costs to work on ``texts``, in characters."""
-    return sum(map(len, texts)) + TURN_CHARS * len(texts)
+def cost_of(texts: Sequence[str]) -> int:
+    """Estimate what it costs to inspect and encode ``texts``; `LOOP_COST` is the unit's scale."""
+    return sum(map(_cost_of, texts)) + TURN_COST * len(texts)
+
+
+def _cost_of(text: str) -> int:
+    """Return the cost of one text; of a long one, that it is above `LOOP_COST`."""
+    chars = len(text)
+    if chars <= LOOP_COST // 8 or chars > CHAR_SHARE * LOOP_COST or not text.isascii():
+        return chars
+    return chars // CHAR_SHARE + sum(map(text.count, _DIGITS)) + 16 * text.count("@")
 
 
 class LoopTurns:
@@ -83,8 +95,8 @@ class TextThreads(TenantThreads):
 
     async def work_on(self, texts: Sequence[str], tenant: str, work: Callable[[], _T]) -> _T:
         """Return or raise what ``work`` on ``texts`` does, once it is the turn of ``tenant``."""
-        size = size_of(texts)
-        if size > LOOP_CHARS:
+        size = cost_of(texts)
+        if size > LOOP_COST:
             return await self.run(tenant, work)
         await self._turns.take(tenant, size)
         return work()

@@ -17,7 +17,6 @@ from typing import Final
 
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt, encode_now, fit
-from gateway.admission.text_work import size_of
 from gateway.safety.inspector import NO_ENTITIES
 from gateway.streaming.row import Row
 from gateway.validation.conversation import USER, Conversation
@@ -25,7 +24,7 @@ from sluice.errors import SluiceError
 from sluice.settings.routing import DRAFT
 
 ENCODED_CHARS: Final = 8192
-"""Longer prompts are not encoded again for a hint, in characters of `size_of`."""
+"""Longer prompts are not encoded again for a hint."""
 
 
 class HintDropped(Exception):
@@ -100,7 +99,7 @@ def _with_note(conversation: Conversation, note: str) -> Conversation:
 
 
 def _encoded(conversation: Conversation, prepared: PreparedPrompt) -> Sequence[int]:
-    if size_of(conversation.texts) > ENCODED_CHARS:
+    if sum(map(len, conversation.texts)) > ENCODED_CHARS:
         raise HintDropped("the prompt is too long to be encoded again beside other calls")
     try:
         return encode_now(conversation, prepared.model)

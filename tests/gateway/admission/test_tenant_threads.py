@@ -9,7 +9,7 @@ from grpc.aio import AioRpcError
 
 from gateway.admission.calls import PREPARED_MAX
 from gateway.admission.tenant_threads import TenantSlots, TenantThreads
-from gateway.admission.text_work import LOOP_CHARS
+from gateway.admission.text_work import LOOP_COST
 from gateway.safety.compiled import CompiledPolicy
 from gateway.safety.inspector import RequestInspection
 from sluice.v1.inference_pb2 import GenerateRequest
@@ -142,7 +142,10 @@ async def test_long_texts_of_one_tenant_do_not_queue_before_those_of_another(
     monkeypatch.setattr(RequestInspection, "__init__", slow)
 
     async def ask(tenant: str) -> None:
-        text, metadata = tenant * (LOOP_CHARS // len(tenant) + 1), (("sluice-tenant", tenant),)
+        text, metadata = (
+            tenant + "7" * LOOP_COST,
+            (("sluice-tenant", tenant),),
+        )
         if method == "CheckText":
             await wire.safety.CheckText(CheckTextRequest(text=text), metadata=metadata)
         else:  # each is refused

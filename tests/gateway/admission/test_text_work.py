@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.admission.text_work import LOOP_CHARS, TURN_CHARS, LoopTurns, TextThreads
+from gateway.admission.text_work import CHAR_SHARE, LOOP_COST, TURN_COST, LoopTurns, TextThreads
 
 BOUND_S = 30.0
 
 
 @pytest.fixture
 async def threads() -> AsyncIterator[TextThreads]:
-    made = TextThreads("test", LoopTurns(LOOP_CHARS), 1, 1)
+    made = TextThreads("test", LoopTurns(LOOP_COST), 1, 1)
     yield made
     made.close()
 
@@ -21,9 +21,15 @@ async def threads() -> AsyncIterator[TextThreads]:
 @pytest.mark.parametrize(
     ("texts", "in_loop"),
     [
-        (["x" * (LOOP_CHARS - TURN_CHARS)], True),
-        (["x" * LOOP_CHARS], False),
-        ([""] * (LOOP_CHARS // TURN_CHARS + 1), False),
+        (["x" * CHAR_SHARE * (LOOP_COST - TURN_COST)], True),
+        (["x" * CHAR_SHARE * LOOP_COST], False),
+        (["x" * CHAR_SHARE * LOOP_COST + "x"], False),
+        (["7" * (LOOP_COST - TURN_COST)], False),
+        (["7" * (LOOP_COST // 2)], True),
+        (["ab@example.com " * 100], False),
+        (["ж" * (LOOP_COST - TURN_COST)], True),
+        (["ж" * LOOP_COST], False),
+        ([""] * (LOOP_COST // TURN_COST + 1), False),
     ],
 )
 async def test_long_texts_leave_the_event_loop(
