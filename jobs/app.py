@@ -93,6 +93,7 @@ async def serve(
             running = asyncio.gather(scheduler.run(), streams.run())
             await stop.wait()
             running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
             await scheduler.close()
             of_all.outside.close()
     finally:

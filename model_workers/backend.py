@@ -68,7 +68,7 @@ class TritonPythonModel:
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
-        exit_with_parent()
+        exit_with_parent(self._end)
         settings = _settings(args["model_config"])
         # Before torch is imported, by build_engine: OpenMP reads it once.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
@@ -92,6 +92,11 @@ class TritonPythonModel:
                 self._worker.handle(_message(request), responses, _traceparent(request))
             except (MalformedMessage, InboxFull) as error:
                 responses.refuse(str(error))
+
+    def _end(self) -> None:
+        """Do what `finalize` does, unless the model still loads."""
+        if hasattr(self, "_worker"):
+            self.finalize()
 
     def finalize(self) -> None:
         """Ends the threads, then sends the spans that are left."""

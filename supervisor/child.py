@@ -11,13 +11,14 @@ Rules:
 import asyncio
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
 import textwrap
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -52,6 +53,9 @@ class ChildSpec:
         nice: above 0, it gives way to the other processes where they want the same core (nice(2), sched(7)).
         page: host and port of its metrics for Prometheus, if it has any.
         folder: its working directory; None: ours.
+        parts_of: gives those of its own children, by its pid, that end on SIGTERM by themselves. They are ended in its
+            place, and it is killed once they have.
+        linger_s: how long it is left alone between both, seconds.
     """
 
     name: str
@@ -64,6 +68,8 @@ class ChildSpec:
     nice: int = 0
     page: str | None = None
     folder: Path | None = None
+    parts_of: Callable[[int], Collection[int]] = lambda _: ()
+    linger_s: float = 0.0
 
 
 class Child:
@@ -74,13 +80,16 @@ class Child:
         started_unix_ms: when it started, milliseconds since the Unix epoch.
         log_start: how long the log was when it started, bytes.
         ending: whether it was asked to end.
+        ended_by_parts: whether all that counts in it has ended, and it was killed.
         exited: done with the exit code (negative: the signal) when it has ended and is reaped.
     """
 
     def __init__(self, spec: ChildSpec) -> None:
         """Starts ``spec``; needs a running event loop, and raises OSError when no process can be started."""
         self._loop = asyncio.get_running_loop()
+        self._parts_of, self._linger_s = spec.parts_of, spec.linger_s
         self.ending = False
+        self.ended_by_parts = False
         self.exited: asyncio.Future[int] = self._loop.create_future()
         with _open_log(spec.log) as log:
             self.log_start = log.tell() if log is not None else 0
@@ -103,8 +112,14 @@ class Child:
             self._process.send_signal(sent)
 
     async def end(self, bound_s: float) -> int:
-        """SIGTERM, and SIGKILL when it has not ended after ``bound_s`` seconds; returns its exit code."""
+        """Send SIGTERM, and SIGKILL when it has not ended after ``bound_s`` seconds; return the exit code."""
         self.ending = True
+        if self.alive and (parts := self._parts_of(self.pid)):
+            await asyncio.to_thread(_end_all, parts, bound_s)
+            await asyncio.wait([self.exited], timeout=self._linger_s)
+            self.ended_by_parts = self.alive
+            self.send(signal.SIGKILL)
+            return await self.exited
         self.send(signal.SIGTERM)
         try:
             return await asyncio.wait_for(asyncio.shield(self.exited), bound_s)
@@ -132,6 +147,25 @@ class Child:
         code = self._process.wait()
         if not self.exited.done():
             self.exited.set_result(code)
+
+
+def _end_all(pids: Collection[int], bound_s: float) -> None:
+    """End processes that are not our children, and return when they have ended or the time is over."""
+    until = time.monotonic() + bound_s
+    with ExitStack() as opened:
+        waiting = select.poll()
+        left = set[int]()
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it has ended
+                descriptor = os.pidfd_open(pid)
+                opened.callback(os.close, descriptor)
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                waiting.register(descriptor, select.POLLIN)
+                left.add(descriptor)
+        while left and (left_s := until - time.monotonic()) > 0:
+            for descriptor, _ in waiting.poll(left_s * 1000):
+                waiting.unregister(descriptor)
+                left.discard(descriptor)
 
 
 def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:

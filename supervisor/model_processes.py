@@ -12,6 +12,7 @@ did not answer for a second for good. A debugger's stop is another state and doe
 import asyncio
 import logging
 import os
+import re
 import signal
 from collections.abc import Collection
 from pathlib import Path
@@ -28,8 +29,28 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 """How often the states of the processes are read, of all in one moment; one that is stopped twice in succession counts
 as lost, seconds."""
+START_BYTES: Final = 65_536
+"""How much of a server's log is read for what it says while it starts."""
+_NO_GPU: Final = re.compile(
+    rb'^E(.*server\.cc:\d+\] )("CudaDriverHelper has not been initialized\.")', re.MULTILINE
+)
+_NO_GPU_WORDS: Final = b'"no GPU: models compute on the CPU"'
 STAT_BYTES_MAX: Final = 1024
 """The state is among the first 100 bytes."""
+
+
+def reword_missing_gpu(log: Path, start: int) -> None:
+    """Make the error that Triton logs on every machine without a GPU a line of information, in a log from ``start`` on.
+
+    No option leaves it out. The new words are as long as the old ones: the server goes on writing to the file.
+    """
+    with log.open("r+b") as file:
+        file.seek(start)
+        found = _NO_GPU.search(file.read(START_BYTES))
+        if found is not None:
+            calm = b"I" + found[1] + _NO_GPU_WORDS.ljust(len(found[2]))
+            file.seek(start + found.start())
+            file.write(calm)
 
 
 async def until_lost(server: Child, config: TritonConfig, start_s: float) -> None:
@@ -123,12 +144,18 @@ async def kill_when_stopped(child: Child) -> None:
         child.send(signal.SIGKILL)
 
 
-def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:
-    """Kills a server when a process of it is lost, and removes Triton's shared memory when it ends."""
+def triton_watcher(config: TritonConfig, start_s: float, log: Path | None = None) -> Watcher:
+    """Kill a server when a process of it is lost, and remove Triton's shared memory when it ends.
+
+    ``log``: its output; None: ours.
+    """
     remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
 
     async def watcher(child: Child) -> None:
         try:
+            await wait_for_triton(config.address, start_s, config.tls)
+            if log is not None:
+                reword_missing_gpu(log, child.log_start)
             await until_lost(child, config, start_s)
             if not child.ending:
                 logger.warning(

@@ -287,7 +287,9 @@ def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProc
     """Starts the workers of ``plan``."""
     start_s, log = plan.settings.triton.start_s, plan.state.log
     started = [
-        supervisor.start(triton_spec(one, log(one.name)), triton_watcher(one, start_s))
+        supervisor.start(
+            triton_spec(one, log(one.name)), triton_watcher(one, start_s, log(one.name))
+        )
         for one in plan.tritons
     ]
     return started + [

@@ -8,6 +8,7 @@ from typing import Final
 
 from sluice.startup import ENGINE_NICE, child_environment, module_command
 from supervisor.child import ChildSpec
+from supervisor.model_processes import stub_pids
 from supervisor.nats import NatsConfig, nats_command, nats_environment
 from supervisor.plan import (
     BATCHER,
@@ -21,7 +22,13 @@ from supervisor.plan import (
     id_of,
 )
 from supervisor.state import StateDir
-from supervisor.triton import TritonConfig, prepare_runtime, triton_command, triton_environment
+from supervisor.triton import (
+    SPANS_S,
+    TritonConfig,
+    prepare_runtime,
+    triton_command,
+    triton_environment,
+)
 
 _REMOTE_MODULE: Final = "model_workers.remote"
 _STAGES: Final = {NATS: 0, TRITON: 1, _REMOTE_MODULE: 1, BATCHER: 2, GATEWAY: 3, JOBS: 4}
@@ -75,6 +82,8 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
         env={**environment, ENGINE_NICE: str(config.nice)},
         log=log,
         folder=config.repository,
+        parts_of=lambda pid: stub_pids(pid).values(),
+        linger_s=0.0 if config.otlp_endpoint is None else SPANS_S,
         port=config.port,
         page=config.page,
         stop_s=config.exit_timeout_s + _MARGIN_S,

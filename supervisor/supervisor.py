@@ -61,7 +61,12 @@ class SupervisedProcess:
         self._on_change()
         if self.child is not None:
             code = await self.child.end(self.spec.stop_s)
-            logger.info("stopped %s (%s)", self.spec.name, describe_exit(code))
+            how = (
+                "killed once its models had ended"
+                if self.child.ended_by_parts
+                else describe_exit(code)
+            )
+            logger.info("stopped %s (%s)", self.spec.name, how)
         if self._task is not None:
             await self._task
 

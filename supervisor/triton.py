@@ -44,6 +44,8 @@ a processor finds few small pages at a time (docs/internals/decisions/engine-num
 _SECRET_KEY: Final = "sluice-secret"
 _EXPORT_DELAY_MS: Final = 100
 """How long a finished span may wait for others before it is sent."""
+SPANS_S: Final = 2 * _EXPORT_DELAY_MS / 1000
+"""How long a server needs to send its last spans, in seconds."""
 CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),  # the smallest that gRPC takes
     ("grpc.max_reconnect_backoff_ms", 200),

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import select
 import signal
 from collections.abc import AsyncIterator
@@ -19,6 +20,9 @@ from supervisor.status import report_of
 from tests.support.mesh import kill, stubs_of
 
 BOUND_S = 60.0
+ERRORS = re.compile(
+    r"^E\d{4} |\berror\b|\bfailed\b|exception|Traceback", re.IGNORECASE | re.MULTILINE
+)
 ALL = ["nats", "triton-echo", "triton-echo.1", "batcher", "gateway", "jobs"]
 
 pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
@@ -131,6 +135,8 @@ async def test_the_end_of_the_block_is_the_end_of_everything(tmp_path: Path) -> 
         pids = [*mesh.supervisor.pids.values(), *stubs_of(mesh).values()]
         assert len(pids) == len(ALL) + 2, "a Python process in each of two Tritons"
         ends = [os.pidfd_open(pid) for pid in pids]
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert {name: text for name, text in logs.items() if ERRORS.search(text)} == {}
     for end in ends:
         assert select.select([end], [], [], BOUND_S)[0], (
             "it has ended, or is about to: it was killed"
