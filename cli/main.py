@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "down": ("mesh", "down", "mesh"),
     "reload": ("mesh", "reload", "mesh"),
     "status": ("mesh", "status", "mesh"),
+    "config": ("config", "config", "mesh"),
     "certs": ("certs", "certs", "mesh"),
     "demo": ("demo", "demo", "mesh"),
     "generate": ("generate", "generate", ""),
@@ -68,7 +69,7 @@ for the support tasks.
 """
 
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "A mesh on this machine": ("up", "down", "status", "reload", "logs", "certs", "demo"),
+    "A mesh on this machine": ("up", "down", "status", "reload", "config", "logs", "certs", "demo"),
     "Ask": ("generate", "chat", "embed", "transcribe", "models"),
     "Offline jobs": ("batch",),
     "See what happens": ("top", "requests", "explain", "trace", "traces", "drift"),

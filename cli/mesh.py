@@ -97,20 +97,17 @@ def up(
 
     It consists of nats-server, a tritonserver for each worker, batcher, gateway and jobs.
     """
+    from supervisor.state import Origin
+
     if config is None:
         _report_missing_chat()
+    origin = Origin(
+        None if config is None else str(config.absolute()), address, http, secure, metrics
+    )
     if detach:
         from supervisor.detach import start_detached
 
-        ready_s = start_detached(
-            state,
-            config,
-            address,
-            http,
-            secure=secure,
-            metrics=metrics,
-            on_progress=_tell_progress,
-        )
+        ready_s = start_detached(state, origin, _tell_progress)
         mesh = state.read()
         assert mesh is not None, "the detached supervisor has written it"
         _write_started(mesh, ready_s, state.root, "stop it with: sluice down")
@@ -120,18 +117,18 @@ def up(
     from sluice.telemetry.logs import log_to_stderr
     from supervisor.serve import serve, settings_of
 
-    settings = settings_of(config, address, http, secure=secure, metrics=metrics)
+    settings = settings_of(origin)
     log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
 
     def on_ready(mesh: "Mesh") -> None:
         _write_started(mesh.state, mesh.ready_s, state.root, "Ctrl-C stops it")
 
-    asyncio.run(serve(settings, state.root, on_ready, _tell_progress))
+    asyncio.run(serve(settings, state.root, on_ready, _tell_progress, origin))
 
 
 def _tell_progress(step: str) -> None:
     if not wants_json():
-        output.note(step)
+        output.progress(step)
 
 
 def _report_missing_chat() -> None:
@@ -149,8 +146,7 @@ def down(state: OfMesh) -> None:
     from supervisor.control import stop_mesh
 
     def on_wait(names: Sequence[str], left_s: float) -> None:
-        if not wants_json():
-            output.note(f"waiting for {', '.join(names)} to end (at most {left_s:.0f} s)")
+        _tell_progress(f"waiting for {', '.join(names)} to end (at most {left_s:.0f} s)")
 
     stopped = stop_mesh(state, on_wait)
     how = "killed" if stopped.killed or stopped.leftovers else "stopped"
@@ -162,13 +158,12 @@ def down(state: OfMesh) -> None:
 
 def reload(
     *,
-    config: Path | None = option(
-        None, "YAML file; without one word lists and model folders are read again."
-    ),
+    config: Path | None = option(None, "YAML file; without one that of `sluice up` is read again."),
     state: OfMesh,
 ) -> None:
     """Change models, policies and limits of the running mesh.
 
+    Word lists and model folders are read again in any case.
     Requests in flight keep what they began with. A model that is added or replaced is loaded beside those that run.
     Exit code 0 when every process has taken the change. What cannot change while running is refused by its key, and
     then nothing changes.

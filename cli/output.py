@@ -128,6 +128,11 @@ def note(text: str) -> None:
         print(styled(printable(text), DIM, sys.stderr), file=sys.stderr, flush=True)
 
 
+def progress(text: str) -> None:
+    """Write a step of what a command does: on stderr, into a file or a pipe too."""
+    print(styled(printable(text), DIM, sys.stderr), file=sys.stderr, flush=True)
+
+
 def styled(text: str, style: str, stream: TextIO) -> str:
     """Return ``text`` in a colour, or dim, where ``stream`` is a terminal and NO_COLOR is not set."""
     plain = os.environ.get("NO_COLOR") or not can_move(stream)

@@ -6,7 +6,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +16,11 @@ from sluice.defaults import DEFAULT_ADDRESS
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
+from supervisor.check import load_with_policies
 from supervisor.control_socket import ask
 from supervisor.plan import changed, shm_prefix
 from supervisor.reload import RELOAD_S, Reloaded
-from supervisor.serve import check_policies
+from supervisor.serve import settings_of
 from supervisor.state import MeshState, StateDir
 from supervisor.triton import remove_shared_memory
 
@@ -136,9 +137,10 @@ def _ended(descriptor: int, bound_s: float) -> bool:
 
 
 def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
-    """Checks ``config`` and has the supervisor put it into force, all or nothing.
+    """Check ``config`` and have the supervisor put it into force, all or nothing.
 
-    Without ``config`` the present one is read again, with the lists and model folders that it names.
+    Without ``config`` the file that `sluice up` was given is read again, without one there the present configuration;
+    word lists and model folders that it names in any case.
 
     Raises:
         SetupError: no mesh runs there, a model cannot be loaded, or a process does not answer.
@@ -148,14 +150,15 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
     if seen is None or not state.is_locked() or not seen.ready:
         raise SetupError(f"no mesh is running in {state.root}; start one with: sluice up --detach")
     before = load(state.config)
-    asked = None
+    file = seen.origin.config if config is None else str(config)
     with _working_directory_of(seen.pid):
-        read = load(config or state.config)
-        check_policies(read)
-    if config is not None:
-        asked = _carried(read, before)
-        refuse_changes(before, asked, _FIXED)
-    command = {"settings": asked and asked.model_dump(mode="json")}
+        if file is None:
+            read, asked = load_with_policies(state.config), None
+        else:
+            read = settings_of(replace(seen.origin, config=file), before.http.address)
+            asked = _carried(read, before)
+            refuse_changes(before, asked, _FIXED)
+    command = {"settings": asked and asked.model_dump(mode="json"), "config": file}
     bound_s = before.triton.start_s * max(1, len(read.models)) + 4 * RELOAD_S
     answer = ask(state.root, command, bound_s)
     if "settings_error" in answer:

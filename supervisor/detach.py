@@ -18,8 +18,8 @@ from sluice.settings import load
 from sluice.settings.models import convert_models
 from sluice.startup import child_environment, module_command
 from supervisor.child import describe_exit, log_tail
-from supervisor.lifecycle import Progress
-from supervisor.state import StateDir
+from supervisor.progress import Progress
+from supervisor.state import Origin, StateDir
 
 START_S: Final = 120.0
 """What the start of a mesh may take on top of `triton.start_s`, seconds; the supervisor itself gives up sooner."""
@@ -28,14 +28,7 @@ _LOG: Final = "supervisor"
 
 
 def start_detached(
-    state: StateDir,
-    config: Path | None,
-    address: str | None,
-    http: str | None = None,
-    *,
-    secure: bool = False,
-    metrics: bool = False,
-    on_progress: Progress = lambda _: None,
+    state: StateDir, origin: Origin, on_progress: Progress = lambda _: None
 ) -> float:
     """Start a supervisor in a session of its own; return the seconds its mesh took until it was ready.
 
@@ -43,21 +36,22 @@ def start_detached(
 
     Raises:
         SetupError: it did not start; what the supervisor said, or the last lines of its log.
-        SettingsError: ``config`` cannot be read.
+        SettingsError: the configuration cannot work.
     """
     if state.is_locked():
         raise state.taken()
-    settings = load(config)
+    settings = load(origin.file)
     convert_models(settings.models)  # here, where its progress is seen
     state.create()
     options = ["--state-dir", str(state.root)]
-    for name, value in (("--address", address), ("--http", http)):
+    given = {"--address": origin.address, "--http": origin.http}
+    for name, value in given.items():
         options += [name, value] if value is not None else []
-    options += ["--secure"] if secure else []
-    options += ["--metrics"] if metrics else []
+    options += ["--secure"] if origin.secure else []
+    options += ["--metrics"] if origin.metrics else []
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as report:
-        command = (*module_command("supervisor.serve", config and config.resolve()), *options)
+        command = (*module_command("supervisor.serve", origin.file), *options)
         process, log_start = _spawn_detached(command, state.log(_LOG), writing)
         os.close(writing)
         try:

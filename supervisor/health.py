@@ -1,7 +1,7 @@
 """What gateways and other servers of the mesh say of themselves, by gRPC health and by answering at all."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sluice.errors import SetupError
 from sluice.tls import channel_credentials, open_channel
-from supervisor.lifecycle import Progress
 from supervisor.triton import CHANNEL_OPTIONS, wait_for_triton
 
 _SERVING: Final = "SERVING"
@@ -26,9 +25,9 @@ async def wait_until_serving(
     bound_s: float,
     tls: Path | None = None,
     remote: Sequence[str] = (),
-    on_progress: Progress = lambda _: None,
+    on_ready: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Return when the gateway at ``address`` says SERVING for each of ``models``; ``on_progress`` is told of each.
+    """Return when the gateway at ``address`` says SERVING for each of ``models``; ``on_ready`` is told of each.
 
     ``remote`` are models whose servers may be down: they get `REMOTE_S`. Returns those that are not ready.
 
@@ -45,7 +44,7 @@ async def wait_until_serving(
                 while True:
                     said = await _health_of(channel, f"model.{model}")
                     if said == _SERVING:
-                        on_progress(f"{model} is ready")
+                        on_ready(model)
                         break
                     await asyncio.sleep(_RETRY_S)
             return [one for one in remote if not await _serves_soon(channel, one)]

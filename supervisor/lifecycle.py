@@ -4,16 +4,13 @@ A core without clock and processes: `now` is monotonic seconds.
 """
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 BACKOFF_MIN_S: Final = 0.2
 BACKOFF_MAX_S: Final = 5.0
 STEADY_S: Final = 5.0
 """A process that ran for this long is started again at once; one that ended sooner waits longer each time."""
-
-Progress = Callable[[str], None]
-"""Takes one step of the start of a mesh, in words."""
 
 
 class Phase(enum.StrEnum):

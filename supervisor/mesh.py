@@ -9,10 +9,10 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from model_workers.deploy import render_repository, render_workers
 from sluice.errors import SetupError
@@ -21,7 +21,6 @@ from sluice.startup import LOOPBACK, is_loopback, reachable
 from sluice.tls import AUTHORITIES
 from supervisor.disk import check_room, nats_watcher
 from supervisor.health import wait_until_reachable, wait_until_serving
-from supervisor.lifecycle import Progress
 from supervisor.model_processes import kill_when_stopped, triton_watcher
 from supervisor.nats import wait_for_nats
 from supervisor.plan import (
@@ -34,6 +33,7 @@ from supervisor.plan import (
     plan_triton,
 )
 from supervisor.ports import Ports
+from supervisor.progress import Progress, tell_while_waiting
 from supervisor.reload import Reload, start_workers
 from supervisor.specs import (
     batcher_spec,
@@ -42,9 +42,11 @@ from supervisor.specs import (
     nats_spec,
     triton_spec,
 )
-from supervisor.state import MeshState, StateDir, write_atomically
+from supervisor.state import DEFAULTS, MeshState, Origin, StateDir, write_atomically
 from supervisor.supervisor import Supervisor
 from supervisor.triton import wait_for_triton
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +59,17 @@ class Mesh:
     external ones are missing. From the second gateway on the names have a number: "gateway.1".
     """
 
-    def __init__(self, plan: MeshPlan, on_progress: Progress = lambda _: None) -> None:
-        """``on_progress`` is told each step of the start."""
+    def __init__(
+        self, plan: MeshPlan, on_progress: Progress = lambda _: None, origin: Origin = DEFAULTS
+    ) -> None:
+        """``on_progress`` is told each step of the start; ``origin``: where the settings came from."""
         self._on_progress = on_progress
         self.state_dir = plan.state
         self.ready_s = 0.0
         self._plan = plan
         self._ready = False
         self.supervisor = Supervisor(self._write_state)
-        self._reload = Reload(plan, self.supervisor)
+        self._reload = Reload(plan, self.supervisor, origin, self._write_state)
 
     @property
     def settings(self) -> Settings:
@@ -119,6 +123,7 @@ class Mesh:
             ca=None if self.ca is None else str(self.ca),
             nats_url=self.nats_url,
             processes=self.supervisor.states,
+            origin=self._reload.origin,
         )
 
     async def start(self) -> None:
@@ -137,9 +142,8 @@ class Mesh:
             spec = nats_spec(self._plan.nats, self.state_dir)
             watcher = nats_watcher(self._plan.nats.store, self.state_dir.log(spec.name))
             self.supervisor.start(spec, watcher)
-            await self.supervisor.during_start(
-                wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
-            )
+            connected = wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
+            await self._during_start(connected, {}, spec.name)
         self._on_progress(f"loading {', '.join(models)}")
         start_workers(self.supervisor, self._plan)
         self.supervisor.start(batcher_spec(self._plan), kill_when_stopped)
@@ -150,20 +154,24 @@ class Mesh:
         for remote in self._plan.remotes:
             worker_at, tls = f"{LOOPBACK}:{remote.port}", self.settings.tls.mesh
             answering = wait_until_reachable(remote.name, worker_at, bound_s, tls)
-            await self.supervisor.during_start(answering)
+            await self._during_start(answering, {}, remote.name)
+        loading = self._workers_of(models)
+
+        def on_ready(model: str) -> None:
+            if loading.pop(model, None) is not None:
+                self._on_progress(f"{model} is ready")
+
         for gateway in self._plan.gateways:
             address = reachable(gateway.address)
-            serving = wait_until_serving(
-                address, models, bound_s, self._tls, elsewhere, self._on_progress
-            )
-            for model in await self.supervisor.during_start(serving):
+            serving = wait_until_serving(address, models, bound_s, self._tls, elsewhere, on_ready)
+            for model in await self._during_start(serving, loading, gateway.name):
                 logger.warning(
                     "model %s is not ready: its server does not answer (the log of remote-%s says why)",
                     *(model, model),
                 )
         for one in self._plan.jobs:
             answering = wait_until_reachable(one.name, one.address, bound_s, self._tls)
-            await self.supervisor.during_start(answering)
+            await self._during_start(answering, {}, one.name)
         self.ready_s = time.monotonic() - begun
         self._ready = True
         await self._reload.start()
@@ -174,6 +182,29 @@ class Mesh:
         self._ready = False
         await self._reload.stop()
         await self.supervisor.stop()
+
+    async def _during_start(
+        self, ready: Awaitable[_T], waiting: Mapping[str, str], last: str = ""
+    ) -> _T:
+        """Wait for ``ready``, and tell which processes it still takes.
+
+        Args:
+            waiting: processes by what they serve; it shrinks meanwhile.
+            last: the one that is waited for when it is empty.
+        """
+        return await tell_while_waiting(
+            self.supervisor.during_start(ready),
+            lambda: ", ".join(waiting.values()) or last,
+            self._on_progress,
+        )
+
+    def _workers_of(self, models: Iterable[str]) -> dict[str, str]:
+        """Return by model the names of the processes that load it."""
+        found = {}
+        for model in models:
+            names = [one.name for one in self._plan.tritons if model in one.models]
+            found[model] = ", ".join(names) or f"model {model}"
+        return found
 
     def _prepare_files(self) -> None:
         state = self.state_dir
@@ -193,6 +224,7 @@ async def running_mesh(
     settings: Settings,
     state_dir: Path | None = None,
     on_progress: Progress = lambda _: None,
+    origin: Origin = DEFAULTS,
 ) -> AsyncIterator[Mesh]:
     """A mesh that is ready when the block begins and stopped when it ends.
 
@@ -209,7 +241,7 @@ async def running_mesh(
             plan = make_plan(settings, state)
             if plan.nats is not None:
                 check_room(settings, plan.nats.store)
-            mesh = Mesh(plan, on_progress)
+            mesh = Mesh(plan, on_progress, origin)
             try:
                 await mesh.start()
                 yield mesh

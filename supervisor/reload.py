@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from supervisor.plan import (
     version_folder,
 )
 from supervisor.specs import remote_spec, triton_spec
-from supervisor.state import ProcessState, write_atomically
+from supervisor.state import DEFAULTS, Origin, ProcessState, write_atomically
 from supervisor.supervisor import SupervisedProcess, Supervisor
 from supervisor.triton import wait_for_triton
 from supervisor.versions import Version, change_of
@@ -74,10 +74,19 @@ class Reload:
 
     Attributes:
         settings: in force, with every address filled in.
+        origin: where they came from.
     """
 
-    def __init__(self, plan: MeshPlan, supervisor: Supervisor) -> None:
-        self.settings = plan.settings
+    def __init__(
+        self,
+        plan: MeshPlan,
+        supervisor: Supervisor,
+        origin: Origin = DEFAULTS,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_change`` is called when ``origin`` has changed."""
+        self.settings, self.origin = plan.settings, origin
+        self._on_change = on_change
         self._plan = plan
         self._supervisor = supervisor
         self._served = _first_versions(plan)
@@ -105,7 +114,11 @@ class Reload:
         try:
             asked = None if text is None else parse(text, "configuration")
             # A task, so that the end of the mesh ends it too.
-            return asdict(await self._spawn(self.reload(asked)))
+            done = asdict(await self._spawn(self.reload(asked)))
+            if asked is not None:
+                self.origin = replace(self.origin, config=command["config"])
+                self._on_change()
+            return done
         except SettingsError as error:
             return {"settings_error": str(error)}
         except SetupError as error:

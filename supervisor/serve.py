@@ -16,14 +16,16 @@ from typing import Final
 
 from sluice.defaults import DEFAULT_HTTP_ADDRESS
 from sluice.errors import SetupError
-from sluice.settings import HttpSettings, Settings, SettingsError, load
+from sluice.settings import Settings, SettingsError
 from sluice.settings.models import convert_models
 from sluice.startup import LOOPBACK
 from sluice.telemetry.environment import clean
 from sluice.telemetry.logs import log_to_stderr
-from supervisor.lifecycle import Progress
+from supervisor.check import check
 from supervisor.mesh import Mesh, running_mesh
 from supervisor.plan import changed
+from supervisor.progress import Progress
+from supervisor.state import DEFAULTS, Origin
 
 HTTP_OFF: Final = "off"
 PAGES: Final = ("gateway", "batcher", "jobs", "triton")
@@ -37,6 +39,7 @@ async def serve(
     root: Path,
     on_ready: Callable[[Mesh], None],
     on_progress: Progress = lambda _: None,
+    origin: Origin = DEFAULTS,
 ) -> None:
     """Start a mesh, call ``on_ready``, and keep it up until one of `SIGNALS`; a second signal ends it at once.
 
@@ -51,7 +54,7 @@ async def serve(
 
     async def body() -> None:
         nonlocal ready
-        async with running_mesh(settings, root, on_progress) as mesh:
+        async with running_mesh(settings, root, on_progress, origin) as mesh:
             ready = True
             on_ready(mesh)
             try:
@@ -81,58 +84,36 @@ async def until_signal(body: Awaitable[None]) -> None:
         running.result()
 
 
-def settings_of(
-    config: Path | None,
-    address: str | None,
-    http: str | None = None,
-    *,
-    secure: bool = False,
-    metrics: bool = False,
-) -> Settings:
-    """The file's settings, with the gateway's addresses replaced when they are given; ``http`` may be "off".
+def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Settings:
+    """Return the settings of the file, with what `sluice up` was given beside it in place of the file's.
 
-    Without a word about it HTTP is served at `DEFAULT_HTTP_ADDRESS`. ``secure``: everything is encrypted. ``metrics``:
-    pages for Prometheus that the file leaves out are on free ports.
+    Without a word about it HTTP is served at ``http``.
 
     Raises:
         SettingsError: they cannot work.
     """
-    settings = load(config)
-    check_policies(settings)
+    settings = check(origin.file)
     convert_models(settings.models)
-    if secure:
+    if origin.secure:
         settings = changed(settings, tls={"embedded": True})
-    if metrics:
+    if origin.metrics:
         given = settings.telemetry.prometheus
         pages = {name: getattr(given, name) or FREE_PAGE for name in PAGES}
         prometheus = given.model_copy(update=pages)
         settings = changed(settings, telemetry={"prometheus": prometheus})
-    if address is not None:
-        settings = changed(settings, gateway={"address": address})
-    if http is None and "address" not in settings.http.model_fields_set:
-        http = DEFAULT_HTTP_ADDRESS
+    if origin.address is not None:
+        settings = changed(settings, gateway={"address": origin.address})
+    if origin.http is not None or "address" in settings.http.model_fields_set:
+        http = origin.http
     if http is not None:
-        served = HttpSettings(address=None if http == HTTP_OFF else http)
-        settings = settings.model_copy(update={"http": served})
+        settings = changed(settings, http={"address": None if http == HTTP_OFF else http})
     return settings
-
-
-def check_policies(settings: Settings) -> None:
-    """Raises SettingsError when the gateway could not use its rules for routing or its safety policies."""
-    from gateway.routing.rules import check_patterns
-
-    check_patterns(settings.routing)
-    if settings.safety:
-        # Imported here: it reads all safety rules, which a mesh with policies of its own alone needs.
-        from gateway.config.policies import read_policies
-
-        read_policies(settings)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The detached supervisor; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m supervisor.serve")
-    parser.add_argument("--config", type=Path)
+    parser.add_argument("--config")
     parser.add_argument("--address")
     parser.add_argument("--http")
     parser.add_argument("--secure", action="store_true")
@@ -141,16 +122,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--report-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     try:
-        settings = settings_of(
-            options.config,
-            options.address,
-            options.http,
-            secure=options.secure,
-            metrics=options.metrics,
+        origin = Origin(
+            options.config, options.address, options.http, options.secure, options.metrics
         )
+        settings = settings_of(origin)
         log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
         reporter = _Reporter(options.report_fd)
-        asyncio.run(serve(settings, options.state_dir, reporter.ready, reporter.progress))
+        asyncio.run(serve(settings, options.state_dir, reporter.ready, reporter.progress, origin))
     except (SetupError, SettingsError) as error:
         _Reporter(options.report_fd).end({"error": str(error)})
         return 1

@@ -38,7 +38,7 @@ from sluice.local_mesh import (
     try_lock,
 )
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,34 @@ class ProcessState:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What `sluice up` was given.
+
+    Attributes:
+        config: the file, an absolute path; None: the defaults.
+        address: of the gateway, instead of what the file says.
+        http: the same of HTTP; "off": none.
+        secure: whether everything is encrypted.
+        metrics: whether pages for Prometheus that the file leaves out are on free ports.
+    """
+
+    config: str | None = None
+    address: str | None = None
+    http: str | None = None
+    secure: bool = False
+    metrics: bool = False
+
+    @property
+    def file(self) -> Path | None:
+        """The configuration."""
+        return None if self.config is None else Path(self.config)
+
+
+DEFAULTS: Final = Origin()
+"""Where the settings of a mesh come from that was given nothing."""
+
+
+@dataclass(frozen=True)
 class MeshState:
     """A mesh, as its supervisor saw it last.
 
@@ -83,6 +111,7 @@ class MeshState:
         ca: file with the authorities of its certificate; None: it is not encrypted.
         processes: in the order of their start.
         http: where HTTP is served, like ``address``; None: nowhere.
+        origin: what it was started with; after a reload with its file.
     """
 
     pid: int
@@ -94,6 +123,7 @@ class MeshState:
     nats_url: str
     processes: tuple[ProcessState, ...]
     http: str | None = None
+    origin: Origin = DEFAULTS
 
     def to_json(self) -> str:
         """One JSON object."""
@@ -120,7 +150,8 @@ class MeshState:
             if values.pop("version") != _VERSION:
                 raise ValueError("written by another version of Sluice")
             processes = tuple(ProcessState(**process) for process in values.pop("processes"))
-            return cls(processes=processes, **values)
+            origin = Origin(**values.pop("origin"))
+            return cls(processes=processes, origin=origin, **values)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a state file: {error}") from error
 

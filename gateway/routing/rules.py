@@ -64,8 +64,9 @@ def check_patterns(settings: RoutingSettings) -> None:
     """Refuse rules with a pattern that cannot be used.
 
     Raises:
-        SettingsError: the key of the first one, and what is wrong with it.
+        SettingsError: a line for each, with its key and what is wrong with it.
     """
+    found = []
     named = {
         "routing": settings,
         **{f"routing.policies.{n}": p for n, p in settings.policies.items()},
@@ -77,9 +78,9 @@ def check_patterns(settings: RoutingSettings) -> None:
                 try:
                     compiled((pattern,))
                 except ValueError as error:
-                    raise SettingsError(
-                        f"{where}: {error}; write it in the syntax of RE2"
-                    ) from error
+                    found.append(f"{where}: {error}; write it in the syntax of RE2")
+    if found:
+        raise SettingsError("\n".join(found))
 
 
 def selects(selection: RouteRule | Selection, features: Features) -> bool:

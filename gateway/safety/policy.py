@@ -145,8 +145,9 @@ def load_policies(
         settings = SafetySettings.model_validate(section, context=known_models)
     except ValidationError as error:
         raise SettingsError("\n".join(problems(error, SafetySettings, SECTION))) from None
-    for place, problem in _problems(settings, known_rules, known_models, token_classifiers):
-        raise _error(place, problem)
+    found = _problems(settings, known_rules, known_models, token_classifiers)
+    if lines := [str(_error(place, problem)) for place, problem in found]:
+        raise SettingsError("\n".join(lines))
     policies = {
         name: Policy(
             name,

@@ -2,7 +2,7 @@
 
 from sluice.errors import SettingsError
 from sluice.settings.identity import IdentitySettings, JwtSettings
-from sluice.settings.load import load, parse
+from sluice.settings.load import load, parse, refuse
 from sluice.settings.mesh import (
     BatcherSettings,
     CacheSettings,
@@ -20,7 +20,7 @@ from sluice.settings.mesh import (
     TritonSettings,
 )
 from sluice.settings.models import ModelSettings, resolve_model_path
-from sluice.settings.problems import problems
+from sluice.settings.problems import Problem, problems
 
 __all__ = [
     "BatcherSettings",
@@ -33,6 +33,7 @@ __all__ = [
     "JwtSettings",
     "ModelSettings",
     "NatsSettings",
+    "Problem",
     "PrometheusSettings",
     "RecordsSettings",
     "Settings",
@@ -44,5 +45,6 @@ __all__ = [
     "load",
     "parse",
     "problems",
+    "refuse",
     "resolve_model_path",
 ]

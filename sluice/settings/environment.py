@@ -114,8 +114,8 @@ def unknown_variables(variables: Sequence[Variable], settings: type[BaseSettings
         section, *below = variable.place
         meant = joined.get(variable.name) if not below and not _is_link(variable) else None
         if below and section not in settings.model_fields:
-            close = get_close_matches(variable.name, known, n=1, cutoff=0.7)
-            meant = close[0] if close else None
+            close = get_close_matches(str(section), settings.model_fields, n=1)
+            meant = name_of((*close, *below)) if close else None
         elif meant is None or meant == variable.name:
             continue
         hint = (

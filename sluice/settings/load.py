@@ -1,6 +1,8 @@
 """Read settings from a file and the environment."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,19 @@ def parse(values: dict[str, Any], where: str, lines: Lines | None = None) -> Set
     return settings
 
 
+def refuse(found: Iterable[Problem], path: Path | None) -> None:
+    """Raise SettingsError for problems with the settings of ``path`` that somebody else has found, if there are any."""
+    variables = read_variables()
+    located = [replace(one, origin=_origin_of(one.place, variables)) for one in found]
+    if located:
+        lines = {} if path is None else read_yaml(path)[1]
+        raise SettingsError(joined(located, str(path or "settings"), lines))
+
+
+def _origin_of(place: Place, variables: Sequence[Variable]) -> str:
+    return next((one.origin for one in variables if place and one.sets(place)), "")
+
+
 def _all_problems(
     error: ValidationError, values: dict[str, Any], variables: Sequence[Variable]
 ) -> list[Problem]:
@@ -50,10 +65,7 @@ def _all_problems(
     Sections are compared once each of them is right. So those that are not are left out for a second look; without
     the models there is nothing to compare with.
     """
-
-    def origin_of(place: Place) -> str:
-        return next((one.origin for one in variables if place and one.sets(place)), "")
-
+    origin_of = partial(_origin_of, variables=variables)
     found = problems_of(error, Settings, origin_of)
     wrong = {problem.place[0] for problem in found if problem.place}
     if "models" in wrong or not wrong & values.keys():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final, get_args
+from typing import Any, Final, Self, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -43,12 +43,7 @@ PLACEHOLDER: Final = re.compile(r"\{\{-?[\w\s.$|\"'()-]+\}\}|\{%.*?%\}|\$\{\w+(?
 
 _NO_SECTION: Final = "{input} is not a section; write keys below it"
 _NO_LIST: Final = "{input} is not a list; write [...] or lines that begin with a dash"
-_OF_VARIABLES: Final[Mapping[str, str]] = {
-    _NO_SECTION: "{input} is not a section; write it as JSON, or set its keys by variables of their own, such as "
-    "SLUICE_NATS__URL",
-    _NO_LIST: """{input} is not a list; write it as JSON, such as '["a", "b"]'""",
-}
-"""What is said instead where the value came from a variable."""
+_EXAMPLES: Final = {_NO_SECTION: """'{"name": "value"}'""", _NO_LIST: """'["a", "b"]'"""}
 
 _WORDS: Final[Mapping[str, str]] = {
     "missing": "is missing",
@@ -76,8 +71,11 @@ _WORDS: Final[Mapping[str, str]] = {
     "model_type": _NO_SECTION,
     "model_attributes_type": _NO_SECTION,
     "dict_type": _NO_SECTION,
-    "tuple_type": "{input} is not a list; write [...] or lines that begin with a dash",
-    "list_type": "{input} is not a list; write [...] or lines that begin with a dash",
+    "mapping_type": _NO_SECTION,
+    "tuple_type": _NO_LIST,
+    "list_type": _NO_LIST,
+    "set_type": _NO_LIST,
+    "frozen_set_type": _NO_LIST,
 }
 """By the type of pydantic's error; of others pydantic's own words are used."""
 
@@ -95,6 +93,12 @@ class Problem:
     place: Place
     text: str
     origin: str = ""
+
+    @classmethod
+    def of(cls, line: str) -> Self:
+        """Return the problem that a line "KEY: TEXT" describes."""
+        key, _, text = line.partition(": ")
+        return cls(_parts_of(key), text) if text else cls((), line)
 
     @property
     def line(self) -> str:
@@ -130,10 +134,14 @@ def problems_of(
 def _key_in(text: str, model: type[BaseModel], place: Place) -> tuple[Place, str]:
     """Take the key off a text that begins with one: checks of a whole section say which of its values is wrong."""
     key, colon, words = text.partition(": ")
-    parts = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    parts = _parts_of(key)
     inside = _found(model, (*place, str(parts[0])))[0]
     is_key = colon and any(str(parts[0]) in one.model_fields for one in inside)
     return (parts, words) if is_key else ((), text)
+
+
+def _parts_of(key: str) -> Place:
+    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
 
 
 def joined(found: Sequence[Problem], where: str, lines: Lines) -> str:
@@ -171,12 +179,23 @@ def _text(problem: Any, model: type[BaseModel], *, is_variable: bool = False) ->
     words = _WORDS.get(problem["type"])
     if words is None:
         return str(problem["msg"]).removeprefix("Value error, ")
-    if is_variable:
-        words = _OF_VARIABLES.get(words, words)
+    if is_variable and words in (_NO_SECTION, _NO_LIST):
+        return words.partition(";")[0].format(input=shown(problem["input"])) + _as_json(
+            key, field, words
+        )
     if problem["input"] is None and words in (_NO_SECTION, _NO_LIST):
         return "is empty; write what belongs below it, or leave it out"
     hidden = field is not None and not field.repr
     return words.format(input="this" if hidden else shown(problem["input"]), **_limits(problem))
+
+
+def _as_json(key: str, field: FieldInfo | None, words: str) -> str:
+    """Say how a variable sets the section or list ``key``."""
+    section = None if field is None else field.annotation
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        single = "__".join((*key.split("."), next(iter(section.model_fields)))).upper()
+        return f"; write it as JSON, or set its keys by variables of their own, such as SLUICE_{single}"
+    return f"; write it as JSON, such as {_EXAMPLES[words]}"
 
 
 def _limits(problem: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +18,7 @@ import pytest
 
 from cli.main import run
 from sluice.client import Client
-from sluice.settings import SettingsError
+from sluice.settings import SettingsError, load
 from sluice.startup import free_port
 from supervisor.control import reload_mesh
 from supervisor.model_processes import stub_pids
@@ -190,8 +191,10 @@ def test_a_worker_in_the_foreground(shell: Shell) -> None:
 
 @pytest.mark.mesh
 def test_a_mesh_in_the_background(shell: Shell) -> None:
-    up = shell.json("up", "--config", str(shell.config), "--detach")
-    assert up["ready_s"] > 0
+    piped = shell.run("up", "--config", str(shell.config), "--detach")
+    assert piped.stderr.splitlines()[:2] == ["starting nats-server", "loading echo"]
+    assert "echo is ready" in piped.stderr
+    up = asdict(shell.saved())
     names = [process["name"] for process in up["processes"]]
     assert names == ["nats", "triton-echo", "batcher", "gateway", "jobs"]
 
@@ -214,6 +217,7 @@ def test_a_mesh_in_the_background(shell: Shell) -> None:
     explained = shell.json("explain", answer["trace_id"])
     assert explained["record"]["request_id"] == answer["request_id"]
     reload_policies(shell, up["address"])
+    reload_file_of_up(shell)
 
     down = shell.json("down")
     assert down["pid"] == up["pid"]
@@ -266,6 +270,24 @@ def test_a_signal_during_the_start(shell: Shell) -> None:
         up.send_signal(signal.SIGTERM)
         assert up.wait(BOUND_S) == 130
     assert shell.state.read() is None
+
+
+def reload_file_of_up(shell: Shell) -> None:
+    """Without a name the file that the mesh was started with is read again."""
+    relaxed = CONFIG + "limits: {requests_per_minute: 600}\n"
+    shell.config.write_text(relaxed)
+    done = shell.here("reload")
+    assert "another configuration" in done.stdout, done.stderr
+    assert load(shell.state.config).limits.requests_per_minute == 600
+    shell.config.write_text(CONFIG + "limits: {requests_per_minute: many}\n")
+    refused = shell.here("reload")
+    assert refused.returncode == 1
+    assert f"{shell.config}: line 7: limits.requests_per_minute: 'many' is not" in refused.stderr
+    other = shell.config.with_name("other.yaml")
+    other.write_text(CONFIG)
+    assert "another configuration" in shell.here("reload", "--config", str(other)).stdout
+    assert shell.saved().origin.file == other
+    assert "the same configuration, read again" in shell.here("reload").stdout
 
 
 def reload_policies(shell: Shell, address: str) -> None:

@@ -16,7 +16,8 @@ import ctypes, os, sys
 from model_workers.parent import exit_with_parent
 exit_with_parent(lambda: print("ended", flush=True))
 print(os.getpid(), flush=True)
-ctypes.CDLL(None).sleep(60)  # like the main thread of a stub, which no handler in Python interrupts
+while True:
+    ctypes.CDLL(None).sleep(60)  # like the main thread of a stub, which no handler in Python interrupts
 """
 PARENT = f"""
 import subprocess, sys

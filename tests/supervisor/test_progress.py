@@ -1,5 +1,6 @@
 """What a start and a stop of a mesh tell the command that waits for them."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervisor import control, detach
+from supervisor.progress import tell_while_waiting
 from supervisor.state import MeshState, ProcessState, StateDir
 
 BOUND_S = 60.0
@@ -30,6 +32,26 @@ def test_a_detached_start_reports_its_steps() -> None:
     message, steps = read(b'{"progress": "one"}\n{"prog', b'ress": "two"}\n{"ready_s": 1.5}\n')
     assert (message, steps) == ({"ready_s": 1.5}, ["one", "two"])
     assert read(b'{"progress": "one"}\n') == (None, ["one"])
+
+
+async def test_a_start_tells_what_it_waits_for() -> None:
+    waiting, told = {"small": "triton-small", "large": "triton-large"}, list[str]()
+    ready = asyncio.get_running_loop().create_future()
+
+    def on_progress(step: str) -> None:
+        told.append(step.partition(" (")[0])
+        if waiting:
+            waiting.popitem()
+        elif not ready.done():
+            ready.set_result(7)
+
+    names = lambda: ", ".join(waiting.values()) or "gateway"  # noqa: E731
+    assert await tell_while_waiting(ready, names, on_progress, every_s=0.001) == 7
+    assert told == [
+        "waiting for triton-small, triton-large",
+        "waiting for triton-small",
+        "waiting for gateway",
+    ]
 
 
 def test_a_stop_names_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
