@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Thread
 
 
-def exit_with_parent(on_term: Callable[[], None]) -> None:
+def exit_with_parent(on_term: Callable[[], None] = lambda: None) -> None:
     """Start a thread that ends this process: at once when its parent has ended, after ``on_term`` when SIGTERM comes.
 
     A stub whose server was killed can live on for minutes, with the model's memory and a full engine. The parent-death

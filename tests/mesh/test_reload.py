@@ -117,7 +117,7 @@ async def test_models_change_while_callers_stream(tmp_path: Path) -> None:
             # A version that cannot be loaded leaves the one before; so does a file that cannot work.
             with pytest.raises(SetupError, match="triton-small--2 ended while starting"):
                 await reloaded(mesh, SMALL | {"engine": "transformers", "device": "cuda:77"})
-            with pytest.raises(SettingsError, match="models: echo: "):
+            with pytest.raises(SettingsError, match=r"models\.1: echo: "):
                 await reloaded(mesh, SMALL | {"path": str(second)}, ECHO | {"path": "/nowhere"})
             assert workers(mesh) == {"triton-small--1"}
             # Added, and the first version comes back.
