@@ -200,14 +200,24 @@ def submit(
     local = given.fill(spec.input, source)
     if local is not None:
         check_input(local)
+    waits = out is not None or wait
     with opened(out) as file:
+        if local is not None and waits:
+            _tell(f"uploading {local.name}")
         if local is not None:
             spec.input.upload_id = client.jobs.upload(local.name, lambda: pieces(local))
         job = client.jobs.create(spec, key or uuid.uuid4().hex)
         if file is None and not wait and not watch:
             _show(job)
             return
+        if not watch:
+            _tell(f"created job {job.id}, waiting for its end (--watch shows how far it is)")
         _finish(client, job, file, watch, max_dead)
+
+
+def _tell(step: str) -> None:
+    if not wants_json():
+        output.progress(step)
 
 
 @batch.command()
@@ -384,6 +394,8 @@ def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_
 def _wait(client: Client, job: pb.Job, shown: bool) -> pb.Job:
     with batch_view.display(shown) as show:
         for changed in client.jobs.watch(job.id, until_paused=True):
+            if not shown and changed.reason and changed.reason != job.reason:
+                _tell(f"job {job.id}: {changed.reason}")
             job = changed
             show(job)
     return job

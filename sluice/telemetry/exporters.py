@@ -5,9 +5,11 @@
 
 import logging
 import os
+import socket
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from sluice import __version__
 
@@ -18,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 Signal = Literal["traces", "metrics"]
 
+CONNECT_S: Final = 0.5
+"""How long a process that ends waits until a collector accepts a connection, in seconds."""
 _OTLP: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 """Names of the exporters' entry points by OTEL_EXPORTER_OTLP_PROTOCOL."""
 _LOUD: Final = (
@@ -101,6 +105,27 @@ def make_exporters(signal: Signal, kinds: list[type[Any]] | None = None) -> list
         except Exception as error:  # telemetry shall not keep a process from starting
             logger.error("export of %s failed to start: %s", signal, error)
     return made
+
+
+def collector_answers(signal: Signal) -> bool:
+    """Tell whether the OTLP endpoint of a signal accepts connections; True where that is unknown.
+
+    The exporters try for 10 s. So a process that ends asks first, and leaves out what nobody would take.
+    """
+    if not any(name.startswith("otlp") for name in exporter_names(signal)):
+        return True
+    port = 4317 if protocol(signal) == "grpc" else 4318
+    given = endpoint(signal) or f"http://localhost:{port}"
+    url = urlsplit(given if "://" in given else f"//{given}")
+    host = url.hostname or "localhost"
+    if getproxies().get(url.scheme or "http") and not proxy_bypass(host):
+        return True
+    try:
+        socket.create_connection((host, url.port or port), timeout=CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        logger.warning("dropped the last %s: %s does not answer (%s)", signal, given, error)
+        return False
+    return True
 
 
 def resource_of(service: str, instance: str = "") -> "Resource":

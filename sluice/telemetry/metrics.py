@@ -19,7 +19,13 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.metrics.export import Metric as SdkMetric
 
-from sluice.telemetry.exporters import Outage, exporter_kinds, make_exporters, resource_of
+from sluice.telemetry.exporters import (
+    Outage,
+    collector_answers,
+    exporter_kinds,
+    make_exporters,
+    resource_of,
+)
 from sluice.telemetry.instruments import Instruments
 
 logger = logging.getLogger(__name__)
@@ -38,6 +44,11 @@ class Metrics:
 
     instruments: Instruments
     page: str | None
+
+
+def _shut_down(instruments: Instruments) -> None:
+    if collector_answers("metrics"):
+        instruments.shutdown(SHUTDOWN_S)
 
 
 @contextmanager
@@ -62,7 +73,7 @@ def measuring(
     with ExitStack() as opened:
         readers = _readers(lambda: instruments.reported())
         instruments = Instruments(resource, readers if scraped is None else [scraped, *readers])
-        opened.callback(instruments.shutdown, SHUTDOWN_S)
+        opened.callback(_shut_down, instruments)
         page = None
         if address is not None and scraped is not None:
             # Imported here: what a process does not use it should not pay for.

@@ -29,7 +29,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from sluice import __version__
 from sluice.telemetry import catalog
 from sluice.telemetry.environment import QUEUE_SPANS
-from sluice.telemetry.exporters import Outage, make_exporters, resource_of
+from sluice.telemetry.exporters import (
+    Outage,
+    collector_answers,
+    make_exporters,
+    resource_of,
+)
 
 if TYPE_CHECKING:  # workers have traces and no instruments
     from sluice.telemetry.instruments import Instruments, Point
@@ -59,7 +64,7 @@ class Tracing:
 
     def shutdown(self) -> None:
         """Send what is left; a collector that does not answer holds it up for `SHUTDOWN_S`."""
-        if self._provider is not None:
+        if self._provider is not None and collector_answers("traces"):
             # The SDK waits for up to 30 s.
             last = Thread(target=self._provider.shutdown, name="last spans", daemon=True)
             last.start()

@@ -8,6 +8,7 @@ import pytest
 from sluice.telemetry import catalog, names
 from sluice.telemetry.environment import clean
 from sluice.telemetry.exporters import (
+    collector_answers,
     exporter_kinds,
     make_exporters,
     resource_of,
@@ -171,3 +172,45 @@ def record_two() -> None:
         buckets = [2] + [0] * len(catalog.STEP_TIME.bounds)
         step = Reported(buckets, 0.4, 0.1, 0.3)
         metrics.instruments.report(catalog.STEP_TIME, lambda: [(("small", "w"), step)])
+
+
+@pytest.mark.parametrize(
+    ("given", "answers"),
+    [
+        ({}, True),
+        ({"TRACES_EXPORTER": "console"}, True),
+        ({"EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, False),
+        ({"EXPORTER_OTLP_TRACES_ENDPOINT": "127.0.0.1:9"}, False),
+        ({"EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:not"}, False),
+        ({"EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "TRACES_EXPORTER": "none"}, True),
+    ],
+)
+def test_a_collector_that_refuses_is_known(
+    variables: SET, given: dict[str, str], answers: bool
+) -> None:
+    variables(**given)
+    assert collector_answers("traces") is answers
+
+
+def test_a_collector_behind_a_proxy_is_tried(
+    variables: SET, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables(EXPORTER_OTLP_ENDPOINT="http://collector.invalid:4317")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert collector_answers("traces")
+
+
+def test_an_end_does_not_wait_for_a_dead_collector(
+    variables: SET, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the exporters would try for seconds; nothing was exported before, so no outage is known."""
+    variables(EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
+    with measuring(names.SERVICE_GATEWAY, "g") as metrics:
+        tracing = start_tracing(names.SERVICE_GATEWAY, metrics.instruments)
+        tracing.tracer.start_span("last").end()
+        tracing.shutdown()
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        "dropped the last traces",
+        "dropped the last metrics",
+    ]
