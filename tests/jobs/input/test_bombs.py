@@ -60,7 +60,9 @@ def test_empty_lines_end() -> None:
     assert "over 1000 empty lines in succession" in refused(table, Format.CSV)
 
 
-@pytest.mark.parametrize("format", [Format.JSONL, Format.TEXT, Format.PARQUET])
+@pytest.mark.parametrize(
+    "format", [pytest.param(Format.JSONL, marks=pytest.mark.long), Format.TEXT, Format.PARQUET]
+)
 def test_what_is_compressed_grows_to_a_limit(format: Format) -> None:
     assert "grows to over 256 times its size" in refused(bombs.compressed(), format)
 
