@@ -177,7 +177,11 @@ async def test_a_key_holds_once_its_command_has_returned(
         secured(nats_url, model_folder, tmp_path) as one,
         secured(nats_url, model_folder, tmp_path, gateway_id="gw2") as two,
     ):
-        for mesh in (one, two):  # no look of their own
+        for mesh, other in ((one, "gw2"), (two, "gw1")):
+            # The command asks until each has answered that another one knows.
+            peers = mesh.wire.gateway.shared.peers
+            await mesh.wire.until(lambda peers=peers, other=other: other in peers.known)  # type: ignore[misc]
+            # No look of their own.
             mesh.wire.gateway.authenticator._identities.bucket.run = asyncio.Event().wait  # type: ignore[method-assign,union-attr]
             mesh.wire.gateway.authenticator.use(mesh.wire.gateway.authenticator._identities)
         for _ in range(3):
