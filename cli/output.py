@@ -268,7 +268,7 @@ def _described(value: Any) -> Any:
 
 
 def message_object(message: Any) -> dict[str, Any]:
-    """A message as JSON, its fields by name, enums as words, those that are not set with their zero or null."""
+    """Return a message as JSON: fields by name, enums as words, bytes as numbers, zero or null where nothing is set."""
     return {field.name: _field_value(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -284,7 +284,7 @@ def _field_value(message: Any, field: FieldDescriptor) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     if kind is None:
-        return value
+        return [*value] if isinstance(value, bytes) else value
     if kind.full_name == "google.protobuf.Duration":
         return ms_of(value) / 1e3
     return message_object(value)

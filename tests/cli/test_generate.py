@@ -52,7 +52,8 @@ async def test_json_is_one_object(cli: Cli) -> None:
 async def test_json_has_logprobs_stop_and_notices(cli: Cli) -> None:
     piece = delta(0, "a")
     top = pb.TokenLogprob(token_id=5, text="b", logprob=-1.5)
-    piece.delta.logprobs.append(pb.TokenLogprobs(logprob=-0.5, text="a", top=[top]))
+    logprobs = pb.TokenLogprobs(logprob=-0.5, text="a", token_bytes=b"a", top=[top])
+    piece.delta.logprobs.append(logprobs)
     notice = pb.Notice(kind=pb.NOTICE_KIND_RECOVERED, message="m")
     end = finished(1, pb.FINISH_REASON_STOP_SEQUENCE)
     end.finished.stop = "END"
@@ -61,7 +62,12 @@ async def test_json_has_logprobs_stop_and_notices(cli: Cli) -> None:
         ran = await cli("generate", "p", "--json", "--logprobs", "1", "--address", service.address)
     answer = json.loads(ran.out)
     assert answer["logprobs"] == [
-        {"logprob": -0.5, "text": "a", "top": [{"token_id": 5, "text": "b", "logprob": -1.5}]}
+        {
+            "logprob": -0.5,
+            "text": "a",
+            "token_bytes": [97],
+            "top": [{"token_id": 5, "text": "b", "logprob": -1.5, "token_bytes": []}],
+        }
     ]
     assert (answer["finish_reason"], answer["stop"]) == ("stop_sequence", "END")
     assert answer["notices"] == [
