@@ -93,7 +93,7 @@ class RowSpans:
         """
         members = {row: self._open[row] for row in batch.rows if row in self._open}
         if not members:
-            return ["", *[row.headers[TRACEPARENT] for row in batch.rows]]
+            return ["", *[row.headers.get(TRACEPARENT, "") for row in batch.rows]]
         links = _links_to(spans.task for spans in members.values())
         own = ""
         for row, spans in members.items():
@@ -110,7 +110,9 @@ class RowSpans:
         return [
             own,
             *(
-                traceparent_of(members[row].inner) if row in members else row.headers[TRACEPARENT]
+                traceparent_of(members[row].inner)
+                if row in members
+                else row.headers.get(TRACEPARENT, "")
                 for row in batch.rows
             ),
         ]

@@ -60,7 +60,7 @@ def parts() -> Policies:
             "http": {"address": "127.0.0.1:0"},
             "records": {"enabled": False, "audit_enabled": False},
             "nats": {"url": "nats://127.0.0.1:1"},
-            "limits": {"requests_per_minute": 1e9, "tokens_per_minute": 1e12, "concurrent": 500},
+            "limits": {"requests_per_minute": 1e9, "tokens_per_minute": 1e9, "concurrent": 500},
             "routing": {"default": "small", "breaker": {"failures": 1_000_000}},
             "safety": {"policies": {"default": {"actions": {"pii.*": "redact"}}}},
         },

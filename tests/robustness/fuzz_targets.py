@@ -32,6 +32,7 @@ from sluice.internal.v1.control_pb2 import ControlMessage
 from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.internal.v1.task_pb2 import Task
+from sluice.openai.fields import BadField
 from sluice.settings import IdentitySettings, parse
 from sluice.telemetry.instruments import Instruments
 from sluice.v1 import jobs_pb2
@@ -279,7 +280,7 @@ async def upload(draw: Mutator) -> str:
     kind = draw.random.choice((_form, _batch, _job))
     try:
         kind(draw)
-    except SluiceError as error:
+    except (SluiceError, BadField) as error:
         return type(error).__name__
     return "taken"
 
