@@ -68,7 +68,8 @@ def _message(error: SluiceError, named: Callable[[str], str]) -> str:
     if isinstance(error, PromptTooLong):
         # Anthropic's words, by which agents know that they have to shorten the conversation.
         tokens, context = map(error.metadata.get, ("prompt_tokens", "context_tokens"))
-        return f"prompt is too long: {tokens} tokens > {context} maximum: {error.message}"
+        sizes = f"{tokens} tokens > {context} maximum: " if tokens and context else ""
+        return f"prompt is too long: {sizes}{error.message}"
     if isinstance(error, UnknownModel):
         return f"model: {error.message}"
     said = [f"{named(one.field)}: {one.description}" for one in error.violations]

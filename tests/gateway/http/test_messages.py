@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anthropic as sdk
 import pytest
 from anthropic import AsyncAnthropic
+from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, RowError
@@ -373,7 +374,13 @@ async def test_headers_of_sluice_hold(http: Wire, client: AsyncAnthropic) -> Non
     future = asyncio.ensure_future(client.messages.create(**asked(), extra_headers=headers))
     task = await http.batcher.task(priority_class="bulk")
     await send(http, task, "rain")
-    await future
+    message = await future
+    assert message._request_id == task.request_id
+    await http.until(lambda: "POST /v1/messages" in {span.name for span in finished(http)})
+
+
+def finished(wire: Wire) -> Sequence[ReadableSpan]:
+    return wire.spans.get_finished_spans()
 
 
 async def test_models_have_the_shape_of_the_caller(http: Wire, client: AsyncAnthropic) -> None:

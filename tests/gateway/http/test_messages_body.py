@@ -143,6 +143,10 @@ def test_max_tokens_is_cut_to_the_limit_of_the_model(asked: int, most: int) -> N
     assert request_of(body(max_tokens=asked)).sampling.max_tokens == most
 
 
+def test_temperature_may_be_0() -> None:
+    assert request_of(body(temperature=0)).sampling.temperature == 0
+
+
 def test_max_tokens_stays_where_no_model_has_a_limit() -> None:
     assert MessagesBody(body()).request(lambda model: 0).sampling.max_tokens == 8
 
@@ -266,6 +270,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "object",
     ),
     (
+        {"messages": [user("a"), assistant(use(x=1)), user(result())]},
+        "messages[1].content[0].x",
+        "not served",
+    ),
+    (
         {"messages": [user("a"), assistant(text("b"), use(id=5)), user(result())]},
         "messages[1].content[1].id",
         "text",
@@ -285,6 +294,21 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "messages[2].content[0].is_error",
         "true or false",
     ),
+    (
+        {"messages": [user("a"), assistant(use()), user(result(x=1))]},
+        "messages[2].content[0].x",
+        "not served",
+    ),
+    ({"messages": [user(text("a"), "b")]}, "messages[0].content[1]", "object"),
+    ({"messages": [user(*[text("a")] * 2049)]}, "messages[0].content", "2048"),
+    ({"messages": [assistant(IMAGE), user("a")]}, "messages[0].content[0]", "text and tool_use"),
+    ({"temperature": -0.1}, "temperature", "0 to 1"),
+    ({"metadata": "x"}, "metadata", "object"),
+    ({"thinking": "x"}, "thinking", "object"),
+    ({"output_config": "x"}, "output_config", "object"),
+    ({"context_management": "x"}, "context_management", "object"),
+    ({"context_management": {"edits": "x"}}, "context_management.edits", "list"),
+    ({"tools": [TOOL], "tool_choice": {"type": "any", "x": 1}}, "tool_choice.x", "not served"),
     ({"system": [IMAGE]}, "system[0]", "'image'"),
     ({"system": 5}, "system", "text nor a list"),
     ({"temperature": 1.5}, "temperature", "0 to 1"),
@@ -357,7 +381,8 @@ NAMES = {
     "chat.messages[3].tool_call_id": "messages[2].content[0].tool_use_id",
     "chat.messages[4].content": "messages[2].content",
     "chat.messages[5].tool_call_id": "messages[2].content[2].tool_use_id",
-    "chat.messages[99].content": "messages[99].content",
+    "chat.messages[6].content": "messages[6].content",
+    "chat.messages[2].tool_calls": "messages[1].tool_calls",
     "sampling.max_tokens": "max_tokens",
     "sampling.stop[0]": "stop_sequences[0]",
     "sampling.stop": "stop_sequences",
