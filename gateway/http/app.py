@@ -18,7 +18,7 @@ from gateway.http.anthropic import COUNT_TOKENS, MESSAGES
 from gateway.http.api import api_of
 from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS
 from gateway.http.batches import JobCalls
-from gateway.http.call import Behaviour, Endpoint
+from gateway.http.call import ABORT, Behaviour, Endpoint
 from gateway.http.inference import RESPONSES, ModelCalls
 from gateway.http.models import ModelList
 from gateway.identity.caller import ANY, ASKS, CHANGES
@@ -46,8 +46,18 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        route = scope["method"], scope["path"]
-        await self.fixed.get(route, self.others)(scope, receive, send)
+        endpoint = self.fixed.get((scope["method"], scope["path"]))
+        if endpoint is None:
+            await self.others(scope, receive, send)
+            return
+        try:
+            await endpoint(scope, receive, send)
+        except Exception as error:  # also in the code that turns errors into answers
+            response = await _failed(Request(scope), error)
+            try:
+                await response(scope, receive, send)
+            except RuntimeError:  # a part of the answer has been sent
+                scope.get(ABORT, lambda: None)()
 
 
 def make_app(

@@ -122,8 +122,9 @@ class FieldNames:
 
     def _as_sent(self, path: str) -> str:
         body = self._body
-        if path == "max_tokens" and body.get(path) is None and "max_completion_tokens" in body:
-            return "max_completion_tokens"
+        longest = "max_completion_tokens"
+        if path == "max_tokens" and longest in body and body.get("max_tokens") is None:
+            return longest
         if path == "stop[0]" and isinstance(body.get("stop"), str):
             return "stop"
         if path == "input[0]" and isinstance(body.get("input"), str):

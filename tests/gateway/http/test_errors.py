@@ -8,11 +8,12 @@ import pytest
 
 from gateway.http.answers import error_answer
 from gateway.http.api import OPENAI
+from gateway.http.call import HttpCall
 from gateway.http.names import CHAT_RULES, FieldNames
-from sluice.errors import InvalidRequest, PromptTooLong
-from sluice.internal.v1.frame_pb2 import ROW_END_REFUSED, RowError
+from sluice.errors import InvalidRequest, PromptTooLong, SluiceError
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_REFUSED, RowError
 from tests.gateway.kit.batcher import frame
-from tests.gateway.kit.http import Connection, ask, chat
+from tests.gateway.kit.http import CHAT, Connection, ask, chat
 from tests.gateway.kit.wire import Wire
 
 
@@ -58,6 +59,34 @@ async def test_a_fault_in_the_error_path_is_json(
     reply = await ask(http.http, body=chat(temperature=3))
     assert (reply.status, reply.error["code"]) == (500, "internal")
     assert f"of a call: {reply.headers['x-request-id']}" in caplog.text
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_fault_that_nothing_else_catches(
+    http: Wire, streams: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that has begun is cut: its client must not take it for complete."""
+
+    async def fail(call: HttpCall, error: SluiceError) -> None:
+        raise KeyError("a word of ours")
+
+    monkeypatch.setattr(HttpCall, "fail", fail)
+    connection = await Connection.to(http.http)
+    await connection.send(CHAT, chat(stream=streams))
+    task = await http.batcher.task()
+    if streams:
+        await http.batcher.send(task, frame(0, http.tokens("hello")))
+        await connection.head()
+    failed = frame(len(http.tokens("hello")) if streams else 0, end=ROW_END_FAILED)
+    await http.batcher.send(task, failed)
+    if streams:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await connection.reply()
+    else:
+        reply = await connection.reply()
+        assert (reply.status, reply.error["code"]) == (500, "internal")
+        assert f"HTTP call {reply.headers['x-request-id']} failed: POST {CHAT}" in caplog.text
+    connection.close()
 
 
 NO_REQUESTS = [
