@@ -46,7 +46,8 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        endpoint = self.fixed.get((scope["method"], scope["path"]))
+        route = scope["method"], scope["path"]
+        endpoint = self.fixed.get(route)
         if endpoint is None:
             await self.others(scope, receive, send)
             return
