@@ -107,7 +107,7 @@ class Outbound:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError as error:
-            raise InvalidRequest.of(field, f"is no URL: {error}") from error
+            raise InvalidRequest.of(field, "is no URL; send https://HOST/PATH") from error
         host = parts.hostname
         if parts.scheme not in ("http", "https") or not host:
             raise InvalidRequest.of(field, "is no http or https URL")

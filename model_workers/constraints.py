@@ -16,14 +16,13 @@ from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from model_workers.engine.protocol import RowInvalid, Sampling
+from sluice.constraint_reasons import TOO_COMPLEX
 from sluice.constraints import (
-    SIMPLER,
     ConstraintInvalid,
     compile_grammar,
     is_dead_end,
     json_grammar,
     lark_grammar,
-    reason_of,
     regex_grammar,
 )
 
@@ -111,9 +110,7 @@ class ConstraintCompiler:
             assert sampling.regex is not None, "a row without a constraint has no matcher"
             return CompiledGrammar(regex_grammar(sampling.regex), self._tokenizer)
         except ConstraintInvalid as error:
-            raise RowInvalid(
-                f"cannot be enforced: {error}; {SIMPLER}", sampling.constraint_field
-            ) from error
+            raise RowInvalid(f"cannot be enforced: {error}", sampling.constraint_field) from error
 
 
 class CompiledGrammar:
@@ -254,7 +251,7 @@ class TokenMatcher:
     def _fail(self) -> NoReturn:
         if is_dead_end(self._matcher):
             raise MatcherError(_DEAD_END)
-        raise MatcherError(f"too complex to enforce: {reason_of(self._matcher)}; {SIMPLER}")
+        raise MatcherError(TOO_COMPLEX)
 
 
 def _size_of(compiled: Future[CompiledGrammar]) -> int:

@@ -15,6 +15,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
+from sluice.constraint_reasons import reason_for
+
 JSON_SCHEMA_MAX_BYTES: Final = 64 << 10
 REGEX_MAX_BYTES: Final = 8 << 10
 
@@ -48,12 +50,7 @@ _MAX_BYTES: Final = {
     "grammar": GRAMMAR_MAX_BYTES,
 }
 
-_REASON_MAX_CHARS: Final = 300
 _PATH_MAX_CHARS: Final = 200
-
-
-SIMPLER: Final = "make it simpler: fewer and smaller counted repetitions, alternatives, multiples, parts of allOf"
-"""What to do about a constraint that is over the limits."""
 
 
 class ConstraintInvalid(ValueError):
@@ -74,7 +71,7 @@ def json_grammar(schema: str) -> str:
     try:
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS))
     except ValueError as error:
-        raise ConstraintInvalid(_line(str(error))) from error
+        raise ConstraintInvalid(reason_for(str(error))) from error
 
 
 def regex_grammar(regex: str) -> str:
@@ -110,7 +107,7 @@ def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     """
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise ConstraintInvalid(_line(matcher.get_error()))
+        raise ConstraintInvalid(reason_for(matcher.get_error()))
     return matcher
 
 
@@ -121,7 +118,7 @@ def is_dead_end(matcher: LLMatcher) -> bool:
 
 def reason_of(matcher: LLMatcher) -> str:
     """Why ``matcher`` is in error, in one line."""
-    return "no text matches it" if is_dead_end(matcher) else _line(matcher.get_error())
+    return "no text matches it" if is_dead_end(matcher) else reason_for(matcher.get_error())
 
 
 MULTIPLE_MAX: Final = 10_000
@@ -137,15 +134,19 @@ def problem_before(kind: str, text: str) -> str | None:
     except ConstraintInvalid as error:
         return str(error)
     except RecursionError:
-        return None  # the compiler says so
+        return "is nested too deeply; send fewer levels"
     return None
 
 
 def _parsed(text: str) -> Any:
+    """Return the value of the JSON ``text``; raise ConstraintInvalid where it is none."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
-        return None  # the compiler says why
+    except json.JSONDecodeError as error:
+        problem = f"is not JSON at line {error.lineno}, column {error.colno}"
+        raise ConstraintInvalid(problem) from None
+    except ValueError:  # a number with more digits than Python reads
+        raise ConstraintInvalid("has a number with too many digits") from None
 
 
 def _check_multiples(part: Any, path: str) -> int:
@@ -224,9 +225,3 @@ def _bytes() -> LLTokenizer:
 def _check_size(text: str, limit: int) -> None:
     if len(text.encode()) > limit:
         raise ConstraintInvalid(f"must have at most {limit} bytes")
-
-
-def _line(message: str) -> str:
-    """The line of the library's message with the problem; for a regex the message also draws the place."""
-    told = message.partition("\nerror: ")[2] or message
-    return told.split("\n")[0].replace("<non-verbose/>", "").strip()[:_REASON_MAX_CHARS]

@@ -19,7 +19,8 @@ from typing import Final
 from gateway.admission.calls import CountLimit
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
 from gateway.admission.tenant_threads import TenantThreads
-from sluice.constraints import SIMPLER, problem_before
+from sluice.constraint_reasons import SIMPLER
+from sluice.constraints import problem_before
 from sluice.errors import Overloaded
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class ConstraintChecks:
             if not isinstance(error, OSError):
                 raise
             _log.exception("no process compiles constraints")
-            raise Overloaded(f"no process compiles constraints: {error}") from None
+            raise Overloaded("no process compiles constraints now; try again") from None
         finally:
             self._open.give(tenant)
         while len(self._known) > KNOWN_MAX:

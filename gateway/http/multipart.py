@@ -46,8 +46,10 @@ class FileForm:
                     "on_part_data": self._take_data,
                 },
             )
-        except FormParserError as error:
-            raise InvalidRequest.of("content-type", f"has no usable boundary: {error}") from None
+        except FormParserError:
+            raise InvalidRequest.of(
+                "content-type", "has no usable boundary; send another one"
+            ) from None
 
     @property
     def fields(self) -> dict[str, str]:
@@ -62,8 +64,10 @@ class FileForm:
         """
         try:
             self._parser.write(data)
-        except FormParserError as error:
-            raise InvalidRequest(f"the body is no multipart form: {error}") from None
+        except FormParserError:
+            raise InvalidRequest(
+                "the body is no multipart form with the boundary that content-type names"
+            ) from None
         piece = bytes(self._file)
         self._file.clear()
         return piece

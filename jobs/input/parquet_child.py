@@ -51,8 +51,8 @@ def main() -> None:
         for batch in source.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
             for place in range(batch.num_rows):
                 _say(_row(batch, place))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        _say({"error": f"the input is no Parquet: {str(error).splitlines()[0]}"})
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        _say({"error": "the input is no Parquet, or is damaged; write it again"})
     else:
         _say({"end": None})
     sys.stdout.flush()

@@ -92,7 +92,9 @@ def read_items(
             if (once := parser.once(one)) is not None:
                 yield once
     except stream.damaged_errors() as error:
-        raise InputInvalid(f"the compressed input is damaged after line {line}: {error}") from error
+        raise InputInvalid(
+            f"the compressed input is damaged after line {line}; send it again"
+        ) from error
     if not line:
         raise InputInvalid("the input is empty: it has no items")
 

@@ -49,8 +49,7 @@ def csv_rows(stream: BinaryIO, template: Template, line_bytes_max: int) -> Itera
             line = reader.line_num + 1
             text.row_bytes = 0
     except csv.Error as error:
-        hint = "is a quote not closed?"
-        raise InputInvalid(f"line {line}: is no CSV: {error}; {hint}") from error
+        raise InputInvalid(f"line {line}: is no CSV; is a quote not closed?") from error
 
 
 class _Text:

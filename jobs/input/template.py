@@ -27,7 +27,9 @@ class Template:
         try:
             self._parts = list(Formatter().parse(text))
         except ValueError as error:
-            raise InvalidRequest.of("template", f"{error}; {_HINT}") from error
+            raise InvalidRequest.of(
+                "template", f"{text[:200]!r}: a brace has no partner; {_HINT}"
+            ) from error
         for _, name, spec, conversion in self._parts:
             if name == "" or spec or conversion:
                 raise InvalidRequest.of("template", f"{text!r}: {_HINT}")

@@ -22,7 +22,7 @@ def check_url(url: str, prefixes: Sequence[str]) -> None:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidRequest.of(FIELD, f"is no URL: {error}") from error
+        raise InvalidRequest.of(FIELD, "is no URL; send SCHEME://HOST/PATH") from error
     steps = unquote(parts.path).split("/")
     if not parts.scheme or "::" in url or ".." in steps or "\\" in url or parts.username:
         raise InvalidRequest.of(

@@ -60,7 +60,7 @@ def test_a_part_without_a_name_is_not_taken_for_the_one_before() -> None:
         ),
         (
             FORM.replace(b"Type: a", b"Type: " + b"a" * 9000),
-            "no multipart form: Maximum header size",
+            "no multipart form with the boundary",
         ),
     ],
 )
