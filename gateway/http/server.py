@@ -74,7 +74,7 @@ class Limits:
     leftover_s: float = 10.0
     pipelined: int = 16
     handshake_s: float = HANDSHAKE_S
-    probes_s: Sequence[float] = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
+    probes_s: Sequence[float] = (0.5, 2.0, 8.0, 32.0, 128.0)
 
 
 class HttpServer:
