@@ -2,13 +2,17 @@
 
     python bench/telemetry.py [--json] [--runs N]
 
-`traced_vs_untraced_one_token`: requests/s, one-token answers of an echo model, `LOAD.callers` callers in closed loop
-(bench/support/load.py). Ours samples every request (OTEL_TRACES_SAMPLER is not set) and sends all spans, Triton's too,
+- `traced_vs_untraced_one_token`: requests/s, one-token answers of an echo model, `LOAD.callers` callers in closed loop
+  (bench/support/load.py).
+- `traced_vs_untraced_29m`: the same callers, answers of 16 to 96 tokens of a Llama of 29 M parameters.
+
+Ours samples every request (OTEL_TRACES_SAMPLER is not set) and sends all spans, Triton's too,
 to a receiver that reads and forgets them (bench/support/otlp_sink.py, a process on the same machine); the peer has no
 endpoint. Neither sends metrics. Everything else is as shipped; the mesh that is not measured is idle.
 """
 
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,33 +24,43 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import Figure, compare, emit, options_of
+from bench.support.llama_model import write_served_model
 from bench.support.load import Load, Server, closed_loop
 from bench.support.meshes import echo, environment, mesh_of, mesh_settings, ports_of, program
 from sluice import settings as config
 
 LOAD: Final = Load(32, 3000)
+ANSWERS: Final = Load(32, 192, (16, 32, 64, 96))
 
 
 async def telemetry_cost(runs: int) -> list[Figure]:
-    """The figure above."""
-    async with mesh() as plain, receiver() as endpoints, mesh(endpoints) as traced:
+    """Measure the figures above."""
+    with tempfile.TemporaryDirectory(prefix="sluice-model-") as folder:
+        path = str(write_served_model(Path(folder)))
+        model = config.ModelSettings(name="29m", tier="large", path=path)
+        return [
+            await _cost("traced_vs_untraced_one_token", echo(LOAD.callers), LOAD, runs),
+            await _cost("traced_vs_untraced_29m", model, ANSWERS, runs),
+        ]
+
+
+async def _cost(name: str, model: config.ModelSettings, load: Load, runs: int) -> Figure:
+    async with mesh(model) as plain, receiver() as endpoints, mesh(model, endpoints) as traced:
 
         async def rate(server: Server) -> float:
-            asked = LOAD.of(server.model, 0)
-            return LOAD.answers / await closed_loop(LOAD.callers, asked, server.ask)
+            asked = load.of(server.model, 0)
+            return load.answers / await closed_loop(load.callers, asked, server.ask)
 
-        return [
-            await compare(
-                "traced_vs_untraced_one_token",
-                lambda: rate(traced),
-                lambda: rate(plain),
-                unit="requests/s",
-                higher_is_better=True,
-                note=f"echo, {LOAD.callers} callers, every request traced; peer: no receiver",
-                runs=runs,
-                settings={"callers": LOAD.callers, "answers": LOAD.answers},
-            )
-        ]
+        return await compare(
+            name,
+            lambda: rate(traced),
+            lambda: rate(plain),
+            unit="requests/s",
+            higher_is_better=True,
+            note=f"{model.name}, {load.callers} callers, every request traced; peer: no receiver",
+            runs=runs,
+            settings={"callers": load.callers, "answers": load.answers, "tokens": load.tokens},
+        )
 
 
 @asynccontextmanager
@@ -58,10 +72,12 @@ async def receiver() -> AsyncIterator[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def mesh(endpoints: tuple[str, str] | None = None) -> AsyncIterator[Server]:
-    """A mesh that sends its spans to ``endpoints``."""
+async def mesh(
+    model: config.ModelSettings, endpoints: tuple[str, str] | None = None
+) -> AsyncIterator[Server]:
+    """Run a mesh that serves ``model`` and sends its spans to ``endpoints``."""
     settings = mesh_settings(
-        echo(LOAD.callers),
+        model,
         telemetry=config.TelemetrySettings(otlp_http_endpoint=endpoints and endpoints[1]),
     )
     variables = {"OTEL_METRICS_EXPORTER": "none"}

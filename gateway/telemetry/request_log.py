@@ -387,15 +387,16 @@ class RequestLog:
     ) -> None:
         """All rows of a request about texts have ended; ``error`` is the reason of the one that failed it."""
         self.rows, self.model, self.error, self.ended_at = rows, plan.model, error, now
-        self.describe(
-            {
-                names.GEN_AI_RESPONSE_MODEL: plan.model,
-                **usage_attributes(usage, sum(row.cost for row in rows)),
-                names.TIER: plan.tier,
-                names.ROUTE_STRATEGY: plan.strategy,
-                names.CACHED: usage.cached,
-            }
-        )
+        if self.server.is_recording():
+            self.server.set_attributes(
+                {
+                    names.GEN_AI_RESPONSE_MODEL: plan.model,
+                    **usage_attributes(usage, sum(row.cost for row in rows)),
+                    names.TIER: plan.tier,
+                    names.ROUTE_STRATEGY: plan.strategy,
+                    names.CACHED: usage.cached,
+                }
+            )
         last = next((one.final.timings for one in reversed(rows) if one.final), RowTimings())
         self.finished = Finished(
             reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,

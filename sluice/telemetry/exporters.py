@@ -24,13 +24,8 @@ CONNECT_S: Final = 0.5
 """How long a process that ends waits until a collector accepts a connection, in seconds."""
 _OTLP: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 """Names of the exporters' entry points by OTEL_EXPORTER_OTLP_PROTOCOL."""
-_LOUD: Final = (
-    "opentelemetry.exporter.otlp.proto.grpc.exporter",
-    "opentelemetry.exporter.otlp.proto.http",
-    "opentelemetry.exporter.otlp.common",
-    "opentelemetry.sdk._shared_internal",
-)
-"""Loggers that write a line for each failed try; `Outage` writes one for all."""
+_LOUD: Final = "opentelemetry.exporter"
+"""Loggers below this one write a line for each failed try; `Outage` writes one for all."""
 
 
 def endpoint(signal: Signal) -> str:
@@ -146,8 +141,7 @@ class Outage:
     def __init__(self, signal: Signal) -> None:
         self._signal = signal
         self._failed = False
-        for name in _LOUD:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        logging.getLogger(_LOUD).setLevel(logging.CRITICAL)
 
     def note(self, *, failed: bool) -> None:
         """Take the outcome of an export."""

@@ -30,7 +30,7 @@ from sluice.telemetry.instruments import Instruments
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_S: Final = 1.0
+SHUTDOWN_S: Final = 0.5
 """How long the last export may take, in seconds."""
 
 

@@ -44,7 +44,7 @@ UNSAMPLED: Final = "-00"
 """Flags at the end of a traceparent that is not sampled."""
 EXPORT_DELAY_MS: Final = 100
 """How long a span that is complete waits for others unless OTEL_BSP_SCHEDULE_DELAY says so, in milliseconds."""
-SHUTDOWN_S: Final = 2.0
+SHUTDOWN_S: Final = 1.0
 """How long a process that ends waits until its last spans are sent, in seconds."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _IDS: Final = RandomIdGenerator()

@@ -61,6 +61,15 @@ def test_a_whole_trace_has_no_fault() -> None:
     assert faults(list(TRACE.values())) == []
 
 
+def test_root_over_http_is_known_by_its_route() -> None:
+    over_http = {names.HTTP_ROUTE: "/v1/chat/completions", names.GEN_AI_OPERATION: "chat"}
+    root = {**SEARCHED, **ENDED, **over_http}
+    call = changed(names.SPAN_GENERATE, name="POST /v1/chat/completions", attributes=root)
+    assert faults(call) == []
+    cut = [one for one in call if one.name not in (names.SPAN_PREFILL, names.SPAN_DECODE)]
+    assert any("the answer has no prefill" in fault for fault in faults(cut))
+
+
 def test_the_critical_path_leads_through_what_took_the_time() -> None:
     path = [one.name for one in critical_path(TRACE[names.SPAN_GENERATE], list(TRACE.values()))]
     decode, prefill = path.index(names.SPAN_DECODE), path.index(names.SPAN_PREFILL)

@@ -157,7 +157,7 @@ LOADED = Settings(
 """A worker with few slots, and a batcher with room for few rows of a gateway: others wait there."""
 AFTER_EVENTS = re.compile(
     "dead_letters|rows_resent|recoveries|escalations|cached_answers|cost_total|drift|accuracy_bias"
-    "|jobs_items|safety_actions|span_exported|requests_refused|errors:ratio|outcome=|degraded="
+    "|jobs_items|safety_actions|span_exported|requests_refused|prediction_error|errors:ratio|outcome=|degraded="
 )
 """Metrics and labels without a value before something happens that does not happen here."""
 

@@ -608,6 +608,7 @@ def test_a_row_that_no_batcher_has_room_for_waits_until_one_has() -> None:
     desk.dispatch.drain()
     desk.returned("b1", full)
     assert desk.dispatch.waiting == {("m", "standard"): 1}
+    assert desk.dispatch.waited_s(desk.now + 7) == {("m", "standard"): 7}
     assert desk.tick(0.1).tasks == [("b2", desk.row)]
     desk.returned("b2", full)
     for _ in range(round(2 * NO_BATCHER_S)):

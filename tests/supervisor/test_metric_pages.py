@@ -1,0 +1,41 @@
+"""Pages for Prometheus that `sluice up --metrics` turns on."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice.settings import Settings
+from supervisor.control import _carried
+from supervisor.serve import FREE_PAGE, settings_of
+
+
+def settings_with(telemetry: dict[str, object]) -> Settings:
+    return Settings.model_validate({"telemetry": telemetry})
+
+
+def test_metrics_adds_the_pages_that_the_file_leaves_out(tmp_path: Path) -> None:
+    file = tmp_path / "mesh.yaml"
+    file.write_text(
+        "models: [{name: small, path: 'builtin:small', engine: echo}]\n"
+        "routing: {default: small}\n"
+        "telemetry: {prometheus: {gateway: '[::1]:9464'}}\n"
+    )
+    assert settings_of(file, None).telemetry.prometheus.batcher is None
+    pages = settings_of(file, None, metrics=True).telemetry.prometheus
+    assert pages.gateway == "[::1]:9464"
+    assert pages.batcher == pages.jobs == pages.triton == FREE_PAGE
+    assert pages.nats is None
+
+
+@pytest.mark.parametrize(
+    ("file", "page"),
+    [
+        ({}, "127.0.0.1:15000"),
+        ({"prometheus": {"gateway": "127.0.0.1:0"}}, "127.0.0.1:15000"),
+        ({"prometheus": {"gateway": "127.0.0.1:9464"}}, "127.0.0.1:9464"),
+    ],
+)
+def test_reload_keeps_pages_that_are_in_no_file(file: dict[str, object], page: str) -> None:
+    running = settings_with({"prometheus": {"gateway": "127.0.0.1:15000"}})
+    again = settings_with(file)
+    assert _carried(again, running).telemetry.prometheus.gateway == page
