@@ -166,8 +166,9 @@ async def vllm_side(
     setup: Setup,
     name: str = CHAT.name,
     context: int | None = CHAT.context_tokens,
+    more: Sequence[str] = (),
 ) -> AsyncIterator[Side]:
-    """`vllm serve` of the folder, as the model ``name``.
+    """`vllm serve` of the folder, as the model ``name``; ``more``: arguments beside those of all.
 
     Raises:
         RuntimeError: it did not start; with the end of its log.
@@ -178,7 +179,7 @@ async def vllm_side(
         *("--dtype", setup.dtype, "--served-model-name", name),
         *("--host", LOOPBACK, "--port", str(port)),
         *("--max-num-seqs", str(ROWS), "--max-model-len", str(context)),
-        *("--no-enable-log-requests", "--disable-uvicorn-access-log"),
+        *("--no-enable-log-requests", "--disable-uvicorn-access-log", *more),
     ]
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -34,6 +34,7 @@ FIGURES: Final[Parts] = {
     "simulation": ("simulation", "--model", "small"),
     "router": ("router",),
     "chat": ("chat",),
+    "openai": ("remote",),
     "policies": ("policies",),
     "admission": ("admission",),
 }
