@@ -74,6 +74,7 @@ def _values(values: task_pb2.Values) -> ValuesSpec:
         normalize=values.normalize if values.HasField("normalize") else None,
         second_text=values.second_text,
         scored_token_ids=tuple(values.scored_token_ids),
+        scored_alternatives=min(values.scored_alternatives, int(_BOUNDS["top_logprobs"][1])),
     )
 
 

@@ -17,6 +17,7 @@ from gateway.admission.policies import InForce, Policies
 from gateway.admission.prompts import (
     PreparedPrompt,
     check_length,
+    decode_now,
     encode,
     prepare,
     prompt_too_long,
@@ -104,7 +105,8 @@ class AdmittedRequest(SchedulingParams):
             request.tenant,
             log.arrived_at,
             workload=request.workload,
-            prompt_tokens=sum(map(len, request.conversation.texts)) // CHARS_PER_TOKEN,
+            prompt_tokens=sum(map(len, request.conversation.texts)) // CHARS_PER_TOKEN
+            + request.conversation.sent_tokens,
             min_tokens=request.sampling.min_tokens,
             max_tokens=request.sampling.max_tokens,
         )
@@ -240,6 +242,8 @@ class Admission:
         request, catalog = incoming.request, incoming.policies.catalog
         models = catalog.reading if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, incoming, time.monotonic())
+        if request.conversation.vocabulary:
+            incoming.conversation = request.conversation = await self._decode(incoming)
         if rows_of is None:
             check_length(request.conversation.texts, [catalog[model] for model in models])
         # Servers that get messages compile the constraints themselves, and know other keywords.
@@ -250,6 +254,14 @@ class Admission:
         contexts = _contexts_of(incoming) if rows_of is None and request.audio is None else None
         while not await self._try_route(incoming, rows_of, contexts):
             pass  # the model had no room: now that is known
+
+    async def _decode(self, incoming: AdmittedRequest) -> Conversation:
+        """Return the conversation with the texts of the tokens that the caller sent; raise as `decode_now`."""
+        conversation, catalog = incoming.conversation, incoming.policies.catalog
+        work = partial(decode_now, conversation, catalog[conversation.vocabulary])
+        if conversation.sent_tokens > LOOP_COST:
+            return await self.threads.run(incoming.tenant, work)
+        return work()
 
     async def _try_route(
         self, incoming: AdmittedRequest, rows_of: RowsOf | None, contexts: ContextFit | None

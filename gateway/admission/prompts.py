@@ -13,7 +13,7 @@ from typing import Any, Final
 from gateway.admission.text_work import TextThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
-from gateway.models.tokenizer import TemplateRefused
+from gateway.models.tokenizer import ControlToken, TemplateRefused
 from gateway.models.tools import ToolUse, grammar_of
 from gateway.safety.output.filter import OutputFilter
 from gateway.validation.conversation import Conversation, ValidAudio, function_of, messages_of
@@ -33,6 +33,8 @@ NEUTRAL: Final[Mapping[str, float]] = {"top_p": 1.0, "repetition_penalty": 1.0}
 ASKING: Final = frozenset({"seed", "logprobs"})
 """Parameters that ask for something whatever their value."""
 
+SCORED_VALUES_MAX: Final = 131_072
+"""Numbers that a row may answer with: four bytes each, in one message."""
 UNDRAWN: Final = Sampling(max_tokens=1, top_p=1.0, repetition_penalty=1.0)
 """Nothing is drawn, but every task has one."""
 
@@ -52,6 +54,8 @@ class PreparedPrompt:
     """Whether the text was cut to fit the context."""
     audio: Audio | None = None
     """What the model hears; the tokens are what its decoder begins with."""
+    answer_token_ids: Sequence[int] = ()
+    """The tokens of an answer that is scored."""
     chunks: tuple["PreparedPrompt", ...] = ()
     """The rows whose answers together are the answer; the tokens are those of all of them. Empty: it is one row."""
 
@@ -140,8 +144,48 @@ async def encode(
     return await threads.work_on(conversation.texts, tenant, work)
 
 
+def decode_now(conversation: Conversation, model: ServedModel) -> Conversation:
+    """Return ``conversation`` with the texts of the tokens that stand in it, which are those of ``model``.
+
+    Raises:
+        InvalidRequest: they are no tokens of text, or the model takes text alone.
+        PromptTooLong: they are more than the context has room for.
+    """
+    turns, answers = conversation.turns, conversation.answers
+    if token_ids := conversation.token_ids:
+        if len(token_ids) >= model.context_tokens:
+            raise prompt_too_long(model, f"{len(token_ids)}", len(token_ids))
+        turns = (replace(turns[0], content=_text_of(model, token_ids, "tokens.token_ids")),)
+    if sent := conversation.answer_token_ids:
+        for place, one in enumerate(sent):
+            _cut(model, f"token_answers[{place}].token_ids", len(one), model.context_tokens, False)
+        answers = tuple(
+            _text_of(model, one, f"token_answers[{place}].token_ids")
+            for place, one in enumerate(sent)
+        )
+    return replace(conversation, turns=turns, answers=answers)
+
+
+def _text_of(model: ServedModel, token_ids: Sequence[int], field: str) -> str:
+    tokenizer = model.tokenizer
+    if model.settings.takes_messages or tokenizer.pieces is not None:
+        raise InvalidRequest.of(field, f"{model.name} takes text alone; send the text")
+    if not in_vocabulary(token_ids, tokenizer.tokenizer.get_vocab_size()):
+        size = tokenizer.tokenizer.get_vocab_size()
+        raise InvalidRequest.of(field, f"must be below {size}, the vocabulary of {model.name}")
+    try:
+        return tokenizer.decode(token_ids)
+    except ControlToken as error:
+        text, token_id = error.args
+        raise InvalidRequest.of(
+            field, f"has the special token {token_id} ({text}); send tokens of text alone"
+        ) from None
+
+
 def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
     """As `encode`, in this thread."""
+    if conversation.token_ids and conversation.vocabulary == model.name:
+        return list(conversation.token_ids)
     tokenizer, alone = model.tokenizer, len(conversation.turns) == 1 and not conversation.tools
     if conversation.raw or (tokenizer.template is None and alone):
         return tokenizer.encode_text(conversation.turns[0].content)
@@ -368,19 +412,40 @@ def score_rows(
     """A row for each answer, with the prompt before it; raises as `embed_rows`, and InvalidRequest."""
     if model.settings.engine != "transformers":
         raise InvalidRequest.of("model", f"{model.name} gives no log-probabilities; name another")
-    prompt = encode_now(conversation, model) if conversation.turns else model.tokenizer.lead
-    score = partial(_score_row, model, prompt)
-    return [score(place, answer) for place, answer in enumerate(conversation.answers)]
+    own = conversation.vocabulary == model.name and conversation.answer_token_ids
+    prompt = encode_now(conversation, model) if conversation.turns else None
+    rows = []
+    for place, answer in enumerate(conversation.answers):
+        sent = own[place] if own else ()
+        # Tokens that a caller sends begin as it wants.
+        before = prompt if prompt is not None else [] if sent else model.tokenizer.lead
+        token_ids = sent or model.tokenizer.bare(answer)
+        rows.append(_score_row(model, before, token_ids, place, request.alternatives))
+    return rows
 
 
-def _score_row(model: ServedModel, prompt: list[int], place: int, answer: str) -> PreparedPrompt:
-    token_ids = [*prompt, *model.tokenizer.bare(answer)]
+def _score_row(
+    model: ServedModel,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    place: int,
+    alternatives: int,
+) -> PreparedPrompt:
+    token_ids = [*prompt, *answer]
     # Without a token before it the first one has no probability.
     scored = token_ids[max(1, len(prompt)) :]
     if not scored:
         raise InvalidRequest.of(f"answers[{place}]", "is one token, and there is none before it")
     _cut(model, f"answers[{place}]", len(token_ids), model.context_tokens, False)
-    return PreparedPrompt(model, token_ids[:-1], UNDRAWN, None, Values(scored_token_ids=scored))
+    if len(scored) * (1 + 2 * alternatives) > SCORED_VALUES_MAX:
+        raise InvalidRequest.of(
+            "alternatives",
+            f"are too many for {len(scored)} tokens; ask for fewer, or send shorter texts",
+        )
+    values = Values(scored_token_ids=scored, scored_alternatives=alternatives)
+    return PreparedPrompt(
+        model, token_ids[:-1], UNDRAWN, None, values, answer_token_ids=tuple(answer)
+    )
 
 
 def _tokens(model: ServedModel, text: str) -> list[int]:

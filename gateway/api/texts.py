@@ -18,6 +18,7 @@ from gateway.admission.prompts import PreparedPrompt, embed_rows, rerank_rows, s
 from gateway.api.generate import Generator, Kind, RunningCall
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
+from gateway.streaming.token_logprobs import scored_entries
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.rows import InternalRow
 from gateway.validation.conversation import Conversation
@@ -29,6 +30,7 @@ from gateway.validation.requests import (
     validate_score,
 )
 from sluice.errors import SluiceError
+from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
 from sluice.v1 import inference_pb2 as pb
@@ -85,9 +87,26 @@ def _scored(wire: pb.ScoreRequest, computed: Computed, facts: Facts) -> pb.Score
     answers = []
     for values, row in computed:
         assert row.values is not None, "its tokens are scored"
-        found, scored = _floats(values), row.values.scored_token_ids
-        answers.append(pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
+        scored, numbers = row.values.scored_token_ids, _floats(values)
+        found = numbers[: len(scored)]
+        answer = pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found)
+        if wire.HasField("alternatives"):
+            answer.tokens.extend(_tokens(row, numbers, wire.alternatives))
+        answers.append(answer)
     return pb.ScoreResponse(**facts, answers=answers)
+
+
+def _tokens(row: PreparedPrompt, numbers: Sequence[float], most: int) -> list[pb.TokenLogprobs]:
+    """Return all tokens of a scored answer; ``numbers``: as `Values.scored_alternatives` says."""
+    assert row.values is not None, "its tokens are scored"
+    count = len(row.values.scored_token_ids)
+    ids, scores = numbers[count : count * (1 + most)], numbers[count * (1 + most) :]
+    logged = [Logprobs() for _ in range(len(row.answer_token_ids) - count)]
+    for at in range(count):
+        best = slice(at * most, (at + 1) * most)
+        top_ids, top = [int(one) for one in ids[best]], scores[best]
+        logged.append(Logprobs(logprob=numbers[at], top_token_ids=top_ids, top_logprobs=top))
+    return scored_entries(row.model.tokenizer, row.answer_token_ids, logged, most)
 
 
 _LATE: Final = "the deadline passed before all texts were computed"
@@ -169,7 +188,12 @@ class _TextsCall(RunningCall):
         }
         if self._texts is EMBED:
             self._log.describe({names.GEN_AI_DIMENSIONS: len(values[0]) // 4})
-        return self._texts.response(wire, [*zip(values, incoming.rows, strict=True)], facts)
+        computed = [*zip(values, incoming.rows, strict=True)]
+        work = partial(self._texts.response, wire, computed, facts)
+        if self._texts is not SCORE:
+            return work()
+        threads = self._upstream.admission.threads
+        return await threads.work_on(request.conversation.texts, request.tenant, work)
 
     async def _compute(
         self, admitted: AdmittedRequest, rows: Sequence[PreparedPrompt]

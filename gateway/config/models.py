@@ -186,6 +186,7 @@ class ModelFolder:
             context_tokens=self._context_tokens(),
             vocab_size=language_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
             stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, self._generation)),
+            begin_token_ids=_begin_token_ids(tokenizer, tokens),
             labels=self.labels,
             tool_format=_tool_format(model, templates.get(TOOL_USE, templates.get(DEFAULT, ""))),
             pieces=pieces,
@@ -324,6 +325,13 @@ def _stop_token_ids(
     if named is not None:
         found.add(named)
     return frozenset(found)
+
+
+def _begin_token_ids(tokenizer: Tokenizer, tokens: Mapping[str, str]) -> frozenset[int]:
+    """Return the tokens that evaluations and training put before a text."""
+    named = (tokens[name] for name in ("bos_token", "eos_token") if name in tokens)
+    known = map(tokenizer.token_to_id, named)
+    return frozenset(token_id for token_id in known if token_id is not None)
 
 
 def _download(hub_id: str, files: list[str]) -> Path:

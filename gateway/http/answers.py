@@ -8,6 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.api.whole import add_events
+from gateway.http.echo import Echo
 from gateway.http.encodings import GZIP
 from gateway.http.logprobs import TextLogprobs
 from gateway.http.names import plain_names
@@ -113,6 +114,7 @@ class WholeBody(HttpAnswer):
         super().__init__()
         self._shape, self._created, self._may_call = shape, created, may_call
         self._answers = defaultdict[int, pb.GenerateTextResponse](pb.GenerateTextResponse)
+        self.echoes: Mapping[int, Echo] = {}
 
     @override
     def take(self, response: pb.GenerateResponse) -> bytes:
@@ -129,7 +131,10 @@ class WholeBody(HttpAnswer):
             if self._may_call and entries:
                 known = TextLogprobs()
                 entries = [*known.push(entries, one.text), *known.flush()]
-            parts = shape.message(one.text, entries, one.tool_calls, one.reasoning)
+            if (echo := self.echoes.get(index)) is not None:
+                parts = echo.whole(one.text, entries)
+            else:
+                parts = shape.message(one.text, entries, one.tool_calls, one.reasoning)
             choices.append(choice(index, parts, finish_reason(one.finished.reason)))
             _add_usage(usage, one.finished.usage)
         model = self._answers[0].finished.model
@@ -146,6 +151,7 @@ class Chunks(HttpAnswer):
         self._shape, self._created, self._may_call = shape, created, may_call
         self._logprobs = defaultdict[int, TextLogprobs](TextLogprobs)
         """Of answers that may call tools."""
+        self.echoes: Mapping[int, Echo] = {}
         self._with_usage = with_usage
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
@@ -162,7 +168,9 @@ class Chunks(HttpAnswer):
         if delta.reasoning:
             chunks += self._chunk(index, shape.delta(reasoning_content=delta.reasoning))
         if delta.text or logprobs:
-            parts = shape.delta(delta.text, logprobs, self._offsets[index])
+            offset, echo = self._offsets[index], self.echoes.get(index)
+            form = shape.delta if echo is None else echo.answer
+            parts = form(delta.text, logprobs, offset)
             self._offsets[index] += len(delta.text)
             chunks += self._chunk(index, parts)
         if delta.tool_calls:
@@ -187,6 +195,8 @@ class Chunks(HttpAnswer):
 
     def _of_text(self, index: int, delta: pb.Delta) -> list[pb.TokenLogprobs]:
         """Return the log-probabilities of what has been sent, as far as they are known now."""
+        if index in self.echoes:
+            return list(delta.logprobs)
         if self._may_call and (delta.logprobs or index in self._logprobs):
             return self._logprobs[index].push(delta.logprobs, delta.text)
         return list(filter(in_text, delta.logprobs))
@@ -195,6 +205,9 @@ class Chunks(HttpAnswer):
         if index in self._offsets:
             return b""
         self._offsets[index] = 0
+        if (echo := self.echoes.get(index)) is not None:
+            self._offsets[index] = len(echo.text)
+            return self._chunk(index, echo.prompt())
         if not self._shape.chats:
             return b""
         return self._chunk(index, self._shape.delta("", role="assistant", refusal=None))

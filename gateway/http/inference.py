@@ -1,16 +1,17 @@
 """The URLs that models answer."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from gateway.api.count import count_tokens
-from gateway.api.generate import Generator
+from gateway.api.generate import Generator, Write
 from gateway.api.texts import EMBED, RERANK, TextsKind, answer_texts
 from gateway.http.answers import Chunks, HttpAnswer, WholeBody
 from gateway.http.audio import HEADS, SpokenText, speech_request
 from gateway.http.call import SSE, HttpCall
+from gateway.http.completions import PromptAnswers, completion_requests, is_several, own_key
 from gateway.http.message_events import MessageEvents
 from gateway.http.messages import MessagesBody
 from gateway.http.names import CHAT_RULES, COMPLETION_RULES, RESPONSE_RULES, TEXTS_RULES, FieldNames
@@ -25,7 +26,7 @@ from sluice.openai.embeddings import (
     rerank_object,
     rerank_request,
 )
-from sluice.openai.requests import CHAT
+from sluice.openai.requests import CHAT, COMPLETIONS
 from sluice.v1 import inference_pb2 as pb
 
 DEGRADED: Final = "x-sluice-degraded"
@@ -47,14 +48,24 @@ class ModelCalls:
         """/v1/chat/completions and /v1/completions."""
         url, body = call.scope["path"], await call.object()
         call.named = FieldNames(CHAT_RULES if url == CHAT else COMPLETION_RULES, body)
+        if url == COMPLETIONS and is_several(body):
+            await self._complete_several(call, body)
+            return
         request, with_usage = generate_request(url, body)
-        about = SHAPES[url], int(time.time())
-        may_call = bool(request.tools)
-        if with_usage is None:
-            await self._generate(call, request, WholeBody(*about, may_call=may_call))
-        else:
-            chunks = Chunks(*about, with_usage, may_call=may_call)
-            await self._generate(call, request, chunks, SSE)
+        answer = _answer_of(url, with_usage, may_call=bool(request.tools))
+        await self._generate(call, request, answer, {} if with_usage is None else SSE)
+
+    async def _complete_several(self, call: HttpCall, body: Json) -> None:
+        """Answer /v1/completions with several prompts, or with their echo."""
+        asked = completion_requests(body)
+        head = {} if asked.with_usage is None else SSE
+        for place, request in enumerate(asked.requests):
+            call.remaining_s = add_headers(call.metadata, request, streams=head is SSE)
+            request.idempotency_key = own_key(request.idempotency_key, place)
+        answer = _answer_of(COMPLETIONS, asked.with_usage, may_call=False)
+        answers = PromptAnswers(self._generator, call, asked)
+        answer.echoes = answers.echoes
+        await self._write(call, answer, head, answers.answer)
 
     async def respond(self, call: HttpCall) -> None:
         """/v1/responses, without state: answers are not stored, and each request has its whole conversation."""
@@ -116,8 +127,22 @@ class ModelCalls:
         head: Mapping[str, str] = {},
     ) -> None:
         """Answers ``request``; ``head``: headers of the answer, `SSE` for a stream."""
+        call.remaining_s = add_headers(call.metadata, request, streams=head is SSE)
+
+        async def work(write: Write) -> None:
+            await self._generator.answer(request, call, write, call.request_id)
+
+        await self._write(call, answer, head, work)
+
+    async def _write(
+        self,
+        call: HttpCall,
+        answer: HttpAnswer,
+        head: Mapping[str, str],
+        work: Callable[[Write], Awaitable[None]],
+    ) -> None:
+        """Write ``answer`` as ``work`` passes its messages on."""
         streams = head is SSE
-        call.remaining_s = add_headers(call.metadata, request, streams=streams)
 
         def headers() -> dict[str, str]:
             return {**head, **degraded_header(answer)}
@@ -130,7 +155,7 @@ class ModelCalls:
 
         pings = call.pinged(self._ping_s, headers) if streams else nullcontext()
         with call.while_connected(), pings:
-            await self._generator.answer(request, call, write, call.request_id)
+            await work(write)
             call.request_id = answer.request_id
             await call.write(answer.end(), headers())
 
@@ -141,6 +166,14 @@ class ModelCalls:
             response = await answer_texts(self._generator, kind, request, call)
         call.request_id = response.request_id
         return response
+
+
+def _answer_of(url: str, with_usage: bool | None, *, may_call: bool) -> WholeBody | Chunks:
+    """Return the answer to a call of ``url``; ``with_usage``: as of `generate_request`."""
+    shape, created = SHAPES[url], int(time.time())
+    if with_usage is None:
+        return WholeBody(shape, created, may_call=may_call)
+    return Chunks(shape, created, with_usage, may_call=may_call)
 
 
 def degraded_header(answer: HttpAnswer) -> dict[str, str]:

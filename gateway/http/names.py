@@ -27,7 +27,12 @@ CHAT_RULES: Final[Sequence[Rule]] = (
     ("^sampling.logprobs$", "top_logprobs"),
     *_COMMON,
 )
-COMPLETION_RULES: Final[Sequence[Rule]] = (("^(input|raw_prompt)$", "prompt"), *_COMMON)
+COMPLETION_RULES: Final[Sequence[Rule]] = (
+    ("^(input|raw_prompt)$", "prompt"),
+    (r"^(tokens\.token_ids|answers\[0\]|token_answers\[0\]\.token_ids)$", "prompt"),
+    ("^alternatives$", "logprobs"),
+    *_COMMON,
+)
 TEXTS_RULES: Final[Sequence[Rule]] = (("^texts", "input"), *_COMMON)
 """Of embeddings and rerank."""
 RESPONSE_RULES: Final[Sequence[Rule]] = (

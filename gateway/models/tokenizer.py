@@ -59,6 +59,10 @@ _BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 """A token of SentencePiece for one byte of a character that is not in the vocabulary."""
 
 
+class ControlToken(Exception):
+    """A caller's token is a control token; the arguments are its text and its id."""
+
+
 class TemplateRefused(Exception):
     """The template does not take this conversation; the message is the template's own, if it has one."""
 
@@ -222,6 +226,8 @@ class ModelTokenizer:
     vocab_size: int
     stop_token_ids: frozenset[int]
     """Tokens that end an answer."""
+    begin_token_ids: frozenset[int] = frozenset()
+    """Tokens that may stand before a text: those of its beginning, and of an end of text before it."""
     labels: tuple[str, ...] = ()
     """Of a classifier, by number."""
     tool_format: ToolFormat | None = None
@@ -341,6 +347,18 @@ class ModelTokenizer:
                 before = of
             frames[texts] = tuple(map(tuple, parts))
         return frames[texts]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids``, a first one that begins every text left out.
+
+        Raises:
+            ControlToken: another one is a control token.
+        """
+        begins = token_ids and (token_ids[0] in self.begin_token_ids or token_ids[0] in self.lead)
+        rest = list(token_ids[1:] if begins else token_ids)
+        if control := self._plain.control_of(rest):
+            raise ControlToken(self.tokenizer.id_to_token(control[0]) or "", control[0])
+        return str(self.tokenizer.decode(rest, skip_special_tokens=False))
 
     def detokenizer(self, *, tools: bool = False, stops: Sequence[str] = ()) -> "Detokenizer":
         """Return the detokenizer of one answer.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gateway.models.tokenizer import Piece
+from gateway.models.tokenizer import ModelTokenizer, Piece
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1.inference_pb2 import TokenLogprob, TokenLogprobs
 from sluice.wire.tokens import VisibleToken
@@ -119,6 +119,25 @@ class PublicLogprobs:
                 TokenLogprob(token_id=other, text=known.text, logprob=value, token_bytes=known.data)
             )
         return made
+
+
+def scored_entries(
+    tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[Logprobs], most: int
+) -> list[TokenLogprobs]:
+    """Return an entry for each token of a whole text, with at most ``most`` alternatives."""
+    detokenizer, public = tokenizer.detokenizer(), PublicLogprobs(tokenizer.piece, most, ())
+    groups, tokens, start = list[TokenGroup](), list[Token](), 0
+    for token_id, logged in zip(token_ids, logprobs, strict=True):
+        tokens.append((token_id, logged))
+        if text := detokenizer.push(token_id):
+            groups.append(TokenGroup(tokens, text, start, start + len(text)))
+            tokens, start = [], start + len(text)
+    if tokens:
+        text = detokenizer.flush()
+        groups.append(TokenGroup(tokens, text, start, start + len(text)))
+    return [
+        entry or TokenLogprobs() for group in groups for entry in public.entries(group, group.text)
+    ]
 
 
 def _bytes_of(text: str) -> bytes:

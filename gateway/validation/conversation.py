@@ -159,6 +159,9 @@ class Conversation:
         documents: texts that are embedded or ranked.
         answers: to the turns; each is scored.
         variables: of the chat template.
+        token_ids: of the turn, as the caller sent them; its text is known once they are decoded. Empty: it sent text.
+        answer_token_ids: the same of the answers.
+        vocabulary: the model whose tokens those are.
     """
 
     turns: tuple[Turn, ...]
@@ -168,6 +171,9 @@ class Conversation:
     documents: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
+    token_ids: tuple[int, ...] = ()
+    answer_token_ids: tuple[tuple[int, ...], ...] = ()
+    vocabulary: str = ""
 
     @cached_property
     def texts(self) -> list[str]:
@@ -229,8 +235,20 @@ class Conversation:
             tools=tools,
             query=next(left) if self.query else "",
             documents=tuple([next(left) for _ in self.documents]),
-            answers=tuple(left),
+            answers=(answers := tuple(left)),
+            token_ids=self.token_ids if turns == self.turns else (),
+            answer_token_ids=tuple(
+                token_ids if new == old else ()
+                for token_ids, new, old in zip(
+                    self.answer_token_ids, answers, self.answers, strict=False
+                )
+            ),
         )
+
+    @property
+    def sent_tokens(self) -> int:
+        """How many tokens the caller sent."""
+        return len(self.token_ids) + sum(map(len, self.answer_token_ids))
 
     @property
     def system_text(self) -> str:
@@ -259,11 +277,22 @@ def conversation_of(
         return _chat(request.chat.messages, found)
     if isinstance(request, pb.GenerateRequest) and kind == "audio":
         return Conversation((Turn(USER, request.audio.prompt),), raw=True)
+    if isinstance(request, pb.GenerateRequest) and kind == "tokens":
+        token_ids = tuple(request.tokens.token_ids)
+        found.check(bool(token_ids), "tokens.token_ids", "is empty; send at least one token")
+        check_vocabulary(request.model, found)
+        turn = Turn(USER, "")
+        return Conversation((turn,), raw=True, token_ids=token_ids, vocabulary=request.model)
     if kind is None:
         found.add("input", _OUTDATED if is_outdated(request) else "set prompt, chat or audio")
     else:
         found.check(bool(request.prompt.strip()), "prompt", "must not be empty")
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
+
+
+def check_vocabulary(model: str, found: FieldViolations) -> None:
+    """Add to ``found`` that ``model`` must be named, where it is not."""
+    found.check(bool(named(model)), "model", "is not named; name the model whose tokens these are")
 
 
 def is_outdated(request: Message) -> bool:
@@ -422,7 +451,8 @@ def tool_use_of(request: pb.GenerateRequest, found: FieldViolations) -> ToolUse 
 
 def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViolations) -> None:
     sampling = request.sampling
-    found.check(not request.raw_prompt, "tools", "need the chat template, and no raw prompt")
+    raw = request.raw_prompt or request.WhichOneof("input") == "tokens"
+    found.check(not raw, "tools", "need the chat template, and no raw prompt")
     constraint = sampling.WhichOneof("constraint")
     found.check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
     for name in ("min_tokens", "stop_token_ids"):

@@ -16,6 +16,7 @@ from gateway.validation.conversation import (
     FieldViolations,
     ValidAudio,
     audio_of,
+    check_vocabulary,
     conversation_of,
     model_among,
     tool_use_of,
@@ -429,15 +430,33 @@ def validate_score(
 ) -> ValidRequest:
     """As `validate_embed`."""
     found = FieldViolations()
-    _check_texts("answers", request.answers, found)
+    sent = tuple(tuple(one.token_ids) for one in request.token_answers)
+    if sent:
+        _check_tokens(request, sent, found)
+    else:
+        _check_texts("answers", request.answers, found)
+    most = RANGES["logprobs"][1]
+    found.check(request.alternatives <= most, "alternatives", f"must be in [0, {most}]")
     asked = Conversation((), raw=request.raw_prompt)
     if request.WhichOneof("input") is not None:
         asked = conversation_of(request, found)
     known, none = catalog.of_engine("transformers"), "no model of this mesh gives log-probabilities"
     wrong = f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}"
     model = model_among(known, request.model, catalog, found, none, wrong, routed=True)
-    said = replace(asked, answers=tuple(request.answers))
+    answers = ("",) * len(sent) if sent else tuple(request.answers)
+    said = replace(
+        asked, answers=answers, answer_token_ids=sent, vocabulary=request.model if sent else ""
+    )
     return _valid(request, said, model, timeout_s, caller, found)
+
+
+def _check_tokens(
+    request: pb.ScoreRequest, sent: Sequence[Sequence[int]], found: FieldViolations
+) -> None:
+    found.check(not request.answers, "answers", "cannot be combined with token_answers")
+    found.check(len(sent) <= TEXTS_MAX, "token_answers", f"must have 1 to {TEXTS_MAX} entries")
+    found.check(all(sent), "token_answers", "has one without tokens; leave it out")
+    check_vocabulary(request.model, found)
 
 
 def _check_texts(field: str, texts: Sequence[str], found: FieldViolations) -> None:

@@ -251,12 +251,18 @@ class PagedEngine(ScheduledEngine):
         if len(logits):
             first = row.computed + item.count - len(logits) - row.scored_from
             tokens = torch.tensor(row.scored[first : first + len(logits)], device=logits.device)
-            found = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+            logprobs = logits.log_softmax(-1)
+            found = logprobs.gather(1, tokens[:, None])[:, 0]
             row.scores[first : first + len(logits)] = found.tolist()
+            if count := row.alternatives:
+                best = logprobs.topk(count)
+                places = slice(count * first, count * (first + len(logits)))
+                row.best_ids[places] = best.indices.flatten().tolist()
+                row.best_scores[places] = best.values.flatten().tolist()
         self._scheduler.advance(row, item.count)
         if row.pending:
             return []
-        scores = np.array(row.scores, dtype="<f4")
+        scores = np.array([*row.scores, *row.best_ids, *row.best_scores], dtype="<f4")
         if not np.isfinite(scores).all():
             return [self._fail(row, Fault(NO_DISTRIBUTION, of_row=True))]
         self._scheduler.finish(row)

@@ -76,6 +76,7 @@ class ValuesSpec:
     normalize: bool | None = None
     second_text: int = 0
     scored_token_ids: tuple[int, ...] = ()
+    scored_alternatives: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,9 @@ class Row:
         expecting: the last of `tokens` is being drawn: until `take` its place in the draw stands for it.
         scored: tokens whose log-probabilities are wanted: those after the last positions of the prompt.
         scores: of these, as far as they are computed.
+        alternatives: how many of the most probable tokens are wanted at each of their places.
+        best_ids: these, place by place.
+        best_scores: their log-probabilities.
     """
 
     def __init__(self, spec: RowSpec, context_tokens: int, arrival: int = 0) -> None:
@@ -71,6 +74,9 @@ class Row:
         self.expecting = False
         self.scored = () if spec.values is None else spec.values.scored_token_ids
         self.scores = [0.0] * len(self.scored)
+        self.alternatives = 0 if spec.values is None else spec.values.scored_alternatives
+        self.best_ids = [0] * (self.alternatives * len(self.scored))
+        self.best_scores = [0.0] * len(self.best_ids)
         self._prompt_tokens = len(spec.prompt)
         self._tokens_max = min(len(spec.prompt) + spec.sampling.max_tokens, context_tokens)
 

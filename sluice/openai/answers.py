@@ -57,7 +57,8 @@ class Shape:
     ) -> Json:
         """The same of a chunk with ``said`` beside text that begins ``offset`` characters into the answer."""
         if not self.chats:
-            logged = _text_logprobs(logprobs, text or "", offset)
+            listed = list(filter(in_text, logprobs))
+            logged = text_logprobs(listed, text or "", offset) if logprobs else None
             return {"text": text or "", **said, "logprobs": logged}
         content = {} if text is None else {"content": text}
         return {"delta": content | said, "logprobs": chat_logprobs(logprobs)}
@@ -140,22 +141,35 @@ def _token(entry: pb.TokenLogprobs | pb.TokenLogprob) -> Json:
     return {"token": entry.text, "logprob": entry.logprob, "bytes": known}
 
 
-def _text_logprobs(entries: Sequence[pb.TokenLogprobs], text: str, offset: int) -> Json | None:
-    """Return the log-probabilities of ``text``, which begins ``offset`` characters into the answer."""
-    if not entries:
-        return None
-    entries, offsets, at = list(filter(in_text, entries)), [], 0
+def text_logprobs(
+    entries: Sequence[pb.TokenLogprobs], text: str, offset: int, unscored: int = 0
+) -> Json:
+    """Return the log-probabilities of ``text``, which begins ``offset`` characters into a completion.
+
+    The first ``unscored`` of them are not known.
+    """
+    offsets, at = [], 0
     for entry in entries:
         # The safety policy may have put other text in the place of a token before it.
         at = max(at, text.find(entry.text, at))
         offsets.append(offset + at)
         at += len(entry.text)
+    known = entries[unscored:]
+    unknown = [None] * unscored
     return {
         "tokens": [entry.text for entry in entries],
-        "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [_by_text(entry.top) for entry in entries],
+        "token_logprobs": [*unknown, *(entry.logprob for entry in known)],
+        "top_logprobs": [*unknown, *(_by_text(entry.top) for entry in known)],
         "text_offset": offsets,
     }
+
+
+def joined(*parts: Json | None) -> Json | None:
+    """Return the log-probabilities of a text from those of its parts; None: of none are there any."""
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    return {name: [value for part in found for value in part[name]] for name in found[0]}
 
 
 def _by_text(top: Iterable[pb.TokenLogprob]) -> dict[str, float]:

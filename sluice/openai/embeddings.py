@@ -136,7 +136,10 @@ def _set_texts(texts: Any, given: Any, field: str) -> None:
         raise BadField(f"{field}: is no text and no list of texts")
     for place, text in enumerate(given):
         if isinstance(text, int | list):
-            raise BadField(f"{field}: has token ids, which are not served; send the text")
+            raise BadField(
+                f"{field}: has token ids, which are not served; send the text "
+                "(OpenAIEmbeddings of LangChain: check_embedding_ctx_length=False)"
+            )
         if not isinstance(text, str):
             raise BadField(f"{field}[{place}]: is no text")
         try:

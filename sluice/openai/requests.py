@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from sluice.openai.fields import BadField, add_value, check_entries, check_kind, set_field
 from sluice.openai.messages import function_of, json_of, set_messages
+from sluice.openai.prompts import prompts_of
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import value_of
 
@@ -140,8 +141,11 @@ def request_of_body(
     if body.get(wanted) is None:
         raise BadField(f"{wanted}: must be there")
     plain = _plain_of(body)
+    token_ids: Sequence[int] = ()
     if url == COMPLETIONS:
         plain |= {"raw_prompt": True, "prompt": _one_prompt(body["prompt"])}
+        if isinstance(plain["prompt"], list):
+            token_ids, plain["prompt"] = plain["prompt"], " "  # which the tokens replace
     tools = {name: plain.pop(name) for name in _TOOL_FIELDS if name in plain}
     if tools and url == COMPLETIONS:
         raise BadField(f"{min(tools)}: is no field of {url}")
@@ -151,6 +155,8 @@ def request_of_body(
     if url == COMPLETIONS and not request.sampling.HasField("max_tokens"):
         request.sampling.max_tokens = max(COMPLETION_TOKENS, request.sampling.min_tokens)
     set_tools(request, tools)
+    if token_ids:
+        request.tokens.token_ids.extend(token_ids)
     return request
 
 
@@ -262,11 +268,10 @@ def schema_of(shape: Any) -> dict[str, Any] | None:
 
 
 def _one_prompt(given: Any) -> Any:
-    if isinstance(given, list) and len(given) == 1:
-        return given[0]
-    if isinstance(given, list):
-        raise BadField("prompt: is a list; send a request for each prompt")
-    return given
+    prompts = prompts_of(given)
+    if len(prompts) > 1:
+        raise BadField(f"prompt: has {len(prompts)} entries; send a line for each of them")
+    return prompts[0]
 
 
 def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:

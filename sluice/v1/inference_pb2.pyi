@@ -318,6 +318,7 @@ class GenerateRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     AUDIO_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
@@ -368,6 +369,13 @@ class GenerateRequest(_message.Message):
         """Speech, whose text is the answer; for models that take audio (Whisper). With "auto" the only one of them answers."""
 
     @_builtins.property
+    def tokens(self) -> Global___TokensInput:
+        """Tokens of the model, which must be named. Their text is inspected as that of any prompt; where a policy or the
+        normalization changes it, the model gets the tokens of the changed text, else these. They go to the model without
+        chat template.
+        """
+
+    @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """Sampling parameters and stop conditions."""
 
@@ -403,6 +411,7 @@ class GenerateRequest(_message.Message):
         prompt: _builtins.str = ...,
         chat: Global___ChatInput | None = ...,
         audio: Global___AudioInput | None = ...,
+        tokens: Global___TokensInput | None = ...,
         model: _builtins.str = ...,
         priority: Global___Priority.ValueType = ...,
         sampling: Global___SamplingParams | None = ...,
@@ -418,15 +427,15 @@ class GenerateRequest(_message.Message):
         parallel_tool_calls: _builtins.bool | None = ...,
         idempotency_key_generated: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_allow_degraded", b"_allow_degraded", "_parallel_tool_calls", b"_parallel_tool_calls", "allow_degraded", b"allow_degraded", "audio", b"audio", "chat", b"chat", "gather", b"gather", "input", b"input", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_allow_degraded", b"_allow_degraded", "_parallel_tool_calls", b"_parallel_tool_calls", "allow_degraded", b"allow_degraded", "audio", b"audio", "chat", b"chat", "gather", b"gather", "input", b"input", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "tokens", b"tokens", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allow_degraded", b"_allow_degraded", "_parallel_tool_calls", b"_parallel_tool_calls", "accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "audio", b"audio", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allow_degraded", b"_allow_degraded", "_parallel_tool_calls", b"_parallel_tool_calls", "accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "audio", b"audio", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling", "tokens", b"tokens", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__allow_degraded: _TypeAlias = _typing.Literal["allow_degraded"]  # noqa: Y015
     _WhichOneofArgType__allow_degraded: _TypeAlias = _typing.Literal["_allow_degraded", b"_allow_degraded"]  # noqa: Y015
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "audio"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "audio", "tokens"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__allow_degraded) -> _WhichOneofReturnType__allow_degraded | None: ...
@@ -436,6 +445,30 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class TokensInput(_message.Message):
+    """A text as tokens of one model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At least one. Special tokens are refused, but for one that begins a text, at the first place."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokensInput: _TypeAlias = TokensInput  # noqa: Y015
 
 @_typing.final
 class AudioInput(_message.Message):
@@ -2136,6 +2169,8 @@ class ScoreRequest(_message.Message):
     RAW_PROMPT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    TOKEN_ANSWERS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVES_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text of a single user turn."""
     model: _builtins.str
@@ -2144,6 +2179,8 @@ class ScoreRequest(_message.Message):
     """As in GenerateRequest: `prompt` goes to the model without chat template."""
     priority: Global___Priority.ValueType
     """How urgent it is; unspecified: interactive."""
+    alternatives: _builtins.int
+    """Set to get ScoredAnswer.tokens, with so many of the most probable tokens at each place; at most 20."""
     @_builtins.property
     def chat(self) -> Global___ChatInput:
         """A conversation."""
@@ -2156,6 +2193,10 @@ class ScoreRequest(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """As in GenerateRequest."""
 
+    @_builtins.property
+    def token_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokensInput]:
+        """Answers as tokens, in place of `answers`; as in GenerateRequest. Nothing is put before them without an input."""
+
     def __init__(
         self,
         *,
@@ -2166,13 +2207,20 @@ class ScoreRequest(_message.Message):
         raw_prompt: _builtins.bool = ...,
         priority: Global___Priority.ValueType = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        token_answers: _abc.Iterable[Global___TokensInput] | None = ...,
+        alternatives: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alternatives", b"_alternatives", "alternatives", b"alternatives", "chat", b"chat", "input", b"input", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "chat", b"chat", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alternatives", b"_alternatives", "alternatives", b"alternatives", "answers", b"answers", "chat", b"chat", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "token_answers", b"token_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alternatives: _TypeAlias = _typing.Literal["alternatives"]  # noqa: Y015
+    _WhichOneofArgType__alternatives: _TypeAlias = _typing.Literal["_alternatives", b"_alternatives"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alternatives) -> _WhichOneofReturnType__alternatives | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
@@ -2228,6 +2276,7 @@ class ScoredAnswer(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
     """The natural logarithm of the probability of all its tokens: the sum of `logprobs`."""
     @_builtins.property
@@ -2238,16 +2287,23 @@ class ScoredAnswer(_message.Message):
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Their log-probabilities, same order."""
 
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """With ScoreRequest.alternatives: all tokens of the answer, those first that have no probability, with their texts, which
+        joined are the answer.
+        """
+
     def __init__(
         self,
         *,
         logprob: _builtins.float = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        tokens: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "logprobs", b"logprobs", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -168,12 +168,17 @@ class Values(_message.Message):
     NORMALIZE_FIELD_NUMBER: _builtins.int
     SECOND_TEXT_FIELD_NUMBER: _builtins.int
     SCORED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SCORED_ALTERNATIVES_FIELD_NUMBER: _builtins.int
     dimensions: _builtins.int
     """Of an embedding: so many of its first numbers; 0: all."""
     normalize: _builtins.bool
     """Of an embedding: whether it is scaled to length 1; unset: as the model's folder says."""
     second_text: _builtins.int
     """Of a pair of texts: index of the first token of the second one."""
+    scored_alternatives: _builtins.int
+    """With them: how many of the most probable tokens are wanted at each place. The numbers are then the log-probabilities,
+    the ids of the most probable tokens place by place, and the log-probabilities of these.
+    """
     @_builtins.property
     def scored_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of a decoder: the tokens whose log-probabilities are wanted. The last one follows the prompt, those before it are the
@@ -187,10 +192,11 @@ class Values(_message.Message):
         normalize: _builtins.bool | None = ...,
         second_text: _builtins.int = ...,
         scored_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        scored_alternatives: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "dimensions", b"dimensions", "normalize", b"normalize", "scored_token_ids", b"scored_token_ids", "second_text", b"second_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "dimensions", b"dimensions", "normalize", b"normalize", "scored_alternatives", b"scored_alternatives", "scored_token_ids", b"scored_token_ids", "second_text", b"second_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015

@@ -146,6 +146,44 @@ async def test_without_a_prompt_the_first_token_has_no_probability(wire: Wire) -
     await wire.batcher.cancelled(task)
 
 
+async def test_scored_tokens_have_texts_and_alternatives(wire: Wire) -> None:
+    sent = wire.tokens("hello world")
+    request = pb.ScoreRequest(model="small", alternatives=2)
+    request.token_answers.add(token_ids=sent)
+    call = wire.stub.Score(request)
+    (task,) = await tasks_of(wire, 1, "small")
+    assert ids(task) == sent[:-1]
+    scored = list(task.values.scored_token_ids)
+    assert (scored, task.values.scored_alternatives) == (sent[1:], 2)
+    tops = [one for token in scored for one in (token, token + 1)]
+    await answer(wire, task, [*[-0.5] * len(scored), *tops, *[-0.5, -2.0] * len(scored)])
+    (found,) = (await call).answers
+    assert "".join(entry.text for entry in found.tokens) == "hello world"
+    assert [entry.logprob for entry in found.tokens] == [0, *found.logprobs]
+    for token, entry in zip(scored, found.tokens[1:], strict=True):
+        assert [one.token_id for one in entry.top] == [token, token + 1]
+        assert [one.logprob for one in entry.top] == [-0.5, -2.0]
+
+
+WRONG_TOKENS = [
+    (pb.ScoreRequest(token_answers=[{"token_ids": [7]}]), "model"),
+    (pb.ScoreRequest(model="small", token_answers=[{}]), "token_answers"),
+    (pb.ScoreRequest(model="small", answers=["a"], token_answers=[{"token_ids": [7]}]), "answers"),
+    (pb.ScoreRequest(model="small", answers=["a b"], alternatives=21), "alternatives"),
+    (
+        pb.ScoreRequest(model="small", token_answers=[{"token_ids": [7, 4]}]),
+        "token_answers[0].token_ids",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "field"), WRONG_TOKENS)
+async def test_wrong_tokens_are_named(wire: Wire, request_: pb.ScoreRequest, field: str) -> None:
+    _, error = await error_of(wire.stub.Score(request_))
+    assert isinstance(error, InvalidRequest)
+    assert [one.field for one in error.violations] == [field]
+
+
 async def test_a_route_by_tokens_takes_answers_without_a_prompt_for_none(
     nats_url: str, model_folder: Path
 ) -> None:

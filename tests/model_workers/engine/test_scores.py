@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,25 @@ def test_many_scored_tokens_are_spread_over_steps(folder: Path, monkeypatch: Any
     values, _ = run(engine(folder, prefill_tokens=256), *rows)
     for place, pair in enumerate(pairs):
         assert values[str(place)] == pytest.approx(alone(model, *pair), abs=2e-5)
+
+
+def test_alternatives_are_the_most_probable_tokens(folder: Path, monkeypatch: Any) -> None:
+    """Place by place behind the log-probabilities, also where they were computed in several steps."""
+    monkeypatch.setattr("model_workers.engine.scheduler.SCORED_TOKENS", 8)
+    draw, count = random.Random(6), 3
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = [draw.randrange(VOCABULARY) for _ in range(30)]
+    row = scored("r", tokens[:1], tokens[1:])
+    assert row.values is not None
+    wanted = replace(row, values=replace(row.values, scored_alternatives=count))
+    numbers = run(engine(folder), wanted)[0]["r"]
+    size = len(tokens) - 1
+    ids, scores = numbers[size : size * (1 + count)], numbers[size * (1 + count) :]
+    with torch.inference_mode():
+        best = model(torch.tensor([tokens])).logits[0, :-1].float().log_softmax(-1).topk(count)
+    assert numbers[:size] == pytest.approx(alone(model, tokens[:1], tokens[1:]), abs=2e-5)
+    assert ids.astype(int).tolist() == best.indices.flatten().tolist()
+    assert scores == pytest.approx(best.values.flatten().numpy(), abs=2e-5)
 
 
 def test_what_cannot_be_scored_is_refused(folder: Path) -> None:
