@@ -154,10 +154,12 @@ class GatewayHealth:
 
 def _reflection_v1() -> FileDescriptorProto:
     """Return the file of reflection v1: that of v1alpha under another name, as gRPC defines it."""
-    text = FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
+    alpha = FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
     old, new = _V1ALPHA.rpartition(".")[0], _V1.rpartition(".")[0]
-    renamed = str(text).replace(old, new).replace(old.replace(".", "/"), new.replace(".", "/"))
-    return text_format.Parse(renamed, FileDescriptorProto())
+    file = text_format.Parse(str(alpha).replace(old, new), FileDescriptorProto())
+    # Clients know files by their names: two of one name are one file to them.
+    file.name = f"{new.replace('.', '/')}/reflection.proto"
+    return file
 
 
 class _ReflectedPool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from opentelemetry.trace import SpanKind
@@ -101,9 +102,13 @@ async def test_reflection_lists_the_services(wire: Wire, version: str) -> None:
         "grpc.health.v1.Health",
         f"grpc.reflection.{version}.ServerReflection",
     } <= listed
+    packages = dict[str, str]()
     for symbol in (*listed, f"{SERVICE}.Generate", "sluice.v1.GenerateRequest"):
         await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
-        assert (await call.read()).file_descriptor_response.file_descriptor_proto, symbol
+        described = (await call.read()).file_descriptor_response.file_descriptor_proto
+        assert described, symbol
+        for file in map(FileDescriptorProto.FromString, described):
+            assert packages.setdefault(file.name, file.package) == file.package
     for symbol in (f"{SERVICE}.Nothing", "Nothing"):
         await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
         assert (await call.read()).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
