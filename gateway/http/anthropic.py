@@ -18,6 +18,8 @@ VERSION: Final = "anthropic-version"
 """Header that the clients of this API send."""
 REQUEST_ID: Final = "request-id"
 """Header of an answer with the name of its request."""
+THREAD: Final = "thread"
+"""Field by which tool runners let the server keep a conversation; told so, they send all of it themselves."""
 _OVERLOADED: Final = 529
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -49,7 +51,10 @@ def error_answer(error: SluiceError, named: Callable[[str], str], request_id: st
     status = _OVERLOADED if busy else http_status(error.code.value[0], error.reason)
     headers = {"x-request-id": request_id, **error_headers(error, status)}
     named_id = headers[REQUEST_ID] = headers["x-request-id"]
-    return status, headers, error_body(status, _message(error, named), named_id)
+    body = error_body(status, _message(error, named), named_id)
+    if any(one.field == THREAD for one in error.violations):
+        body["error"]["details"] = {"error_code": "thread_unsupported_request"}
+    return status, headers, body
 
 
 def error_body(status: int, message: str, request_id: str) -> dict[str, Any]:

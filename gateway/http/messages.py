@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
+from gateway.http.anthropic import THREAD
 from gateway.http.names import MESSAGE_RULES, FieldNames
 from gateway.http.requests import EXTENSIONS, generate_request
 from sluice.openai.fields import BadField, check_entries, check_kind
@@ -28,6 +29,7 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
 """Fields that may stand there with a value that changes nothing."""
 _INSTEAD: Final[Mapping[str, str]] = {
     "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
+    THREAD: "is not served; send the whole conversation in messages",
     "n": "is not served; send a request for each answer",
     "stop": "is not served; send stop_sequences",
     "max_tokens_to_sample": "is not served; send max_tokens",

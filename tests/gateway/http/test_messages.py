@@ -193,6 +193,20 @@ async def test_single_call_where_no_parallel_ones_are_wanted(
     assert [block.type for block in message.content] == ["tool_use"]
 
 
+async def test_tool_runner_sends_the_conversation_itself(
+    http: Wire, client: AsyncAnthropic
+) -> None:
+    """It asks for a thread that the server keeps first, and is told that there is none."""
+
+    @sdk.beta_async_tool(name="weather", description="Tells it.", input_schema=SCHEMA)
+    async def weather(city: str) -> str:
+        return f"rain in {city}"
+
+    runner = client.beta.messages.tool_runner(**asked(tools=[weather]))
+    message = await answered(http, runner.until_done(), CALL, "It rains.")
+    assert message.content[0].text == "It rains."
+
+
 class Place(BaseModel):
     city: str
 

@@ -325,6 +325,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format", "json_schema"),
     ({"service_tier": "priority"}, "service_tier", "x-sluice-priority"),
     ({"speed": "fast"}, "speed", "not served"),
+    ({"thread": {"type": "create"}}, "thread", "whole conversation"),
     ({"container": "c"}, "container", "not served"),
     (
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
