@@ -3,12 +3,14 @@
 import asyncio
 
 import grpc
+import nats
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from sluice import errors
 from sluice.client.channel import error_of
 from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.subjects import JOB_RESULTS_STREAM
 from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import BOUND_S, Processes, lines
 
@@ -71,6 +73,25 @@ async def test_results_expire_with_a_clear_error(
     with pytest.raises(grpc.RpcError, match="have expired") as refused:
         await processes.results(job.id)
     assert isinstance(error_of(refused.value), errors.WrongJobState)
+
+
+async def test_expired_results_leave_the_store(processes: Processes, nats_url: str) -> None:
+    await processes.start("one")
+    kept = await processes.create(lines(2), "kept")
+    expired = await processes.create(lines(3), "expired", results_expire_after=SOON)
+    for job in (kept, expired):
+        await processes.ended(job.id)
+    client = await nats.connect(nats_url)
+    try:
+        streams = client.jetstream()
+        before = (await streams.stream_info(JOB_RESULTS_STREAM)).state.messages
+        await processes.start("two")  # it looks at all records
+        async with asyncio.timeout(BOUND_S):
+            while (await streams.stream_info(JOB_RESULTS_STREAM)).state.messages == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    finally:
+        await client.close()
+    assert len(await processes.results(kept.id)) == 2
 
 
 async def test_expiry_beyond_a_year_is_refused(processes: Processes) -> None:

@@ -4,16 +4,24 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import pytest
 
 from sluice.client.channel import open_aio
-from sluice.settings import BatcherSettings, GatewaySettings, ModelSettings, Settings
+from sluice.settings import (
+    BatcherSettings,
+    GatewaySettings,
+    JobsSettings,
+    ModelSettings,
+    Settings,
+)
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
+from supervisor.control import reload_mesh
 from supervisor.mesh import running_mesh
 from tests.support.mesh import kill
 
@@ -33,15 +41,15 @@ def settings() -> Settings:
     )
 
 
-async def upload() -> AsyncIterator[pb.UploadInputRequest]:
+async def upload(items: int) -> AsyncIterator[pb.UploadInputRequest]:
     lines = [
-        json.dumps({"id": f"i{n}", "prompt": f"item {n}", "max_tokens": 8}) for n in range(ITEMS)
+        json.dumps({"id": f"i{n}", "prompt": f"item {n}", "max_tokens": 8}) for n in range(items)
     ]
     yield pb.UploadInputRequest(name="in.jsonl", data="\n".join(lines).encode())
 
 
-async def create(stub: Any) -> str:
-    upload_id = (await stub.UploadInput(upload())).upload_id
+async def create(stub: Any, items: int = ITEMS) -> str:
+    upload_id = (await stub.UploadInput(upload(items))).upload_id
     spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload_id))
     return str((await stub.CreateJob(pb.CreateJobRequest(spec=spec))).job.id)
 
@@ -78,3 +86,32 @@ async def test_a_job_whose_process_is_killed_is_that_of_a_calm_run() -> None:
         assert await results(stub, killed) == await results(stub, calm)
         assert len(set(await results(stub, killed))) == ITEMS
         assert (job.progress.succeeded, job.progress.dead) == (ITEMS, 0)
+
+
+@pytest.mark.long
+async def test_a_job_whose_model_a_reload_removes_waits_for_it(tmp_path: Path) -> None:
+    slow = settings().models[0].model_copy(update={"slots": 2, "echo_step_ms": 20.0})
+    other = ModelSettings(name="other", path="builtin:small", engine="echo")
+    routing = RoutingSettings(default="other")
+    few = JobsSettings(window_items=4)  # requests that have begun keep their model
+    both = settings().model_copy(update={"models": (slow, other), "routing": routing, "jobs": few})
+    files = {"both": both, "without": both.model_copy(update={"models": (other,)})}
+    for name, asked in files.items():
+        (tmp_path / name).write_text(asked.to_yaml())
+    async with running_mesh(both) as mesh, open_aio(mesh.address) as channel:
+        stub: Any = JobServiceStub(channel)
+        job = await create(stub, items=60)
+        await when(stub, job, least=5)
+
+        await asyncio.to_thread(reload_mesh, mesh.state_dir, tmp_path / "without")
+        async for change in stub.WatchJob(pb.WatchJobRequest(id=job, until_paused=True)):
+            paused = change.job
+        assert (paused.state, paused.reason_code) == (pb.JOB_STATE_PAUSED, "MODEL_UNKNOWN")
+        assert "model echo is no longer served" in paused.reason
+        assert paused.progress.dead == 0
+
+        await asyncio.to_thread(reload_mesh, mesh.state_dir, tmp_path / "both")
+        await stub.ResumeJob(pb.ResumeJobRequest(id=job))
+        done = await when(stub, job, least=60)
+        assert done.progress.dead == 0
+        assert len(set(await results(stub, job))) == 60
