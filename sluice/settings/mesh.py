@@ -285,6 +285,7 @@ class TelemetrySettings(Section):
     otlp_http_endpoint: str | None = None
     """Where Triton sends its own spans, with the path /v1/traces: OTLP over HTTP as JSON, the only form that it has.
     Unset: port 4318 of the host of OTEL_EXPORTER_OTLP_ENDPOINT; with the protocol http/protobuf that endpoint itself.
+    "none": nowhere.
     """
     prometheus: PrometheusSettings = PrometheusSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"

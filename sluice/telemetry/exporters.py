@@ -43,7 +43,8 @@ def protocol(signal: Signal) -> str:
 def triton_endpoint(setting: str | None) -> str | None:
     """Return where Triton sends its spans, OTLP over HTTP as JSON, with the path; None: nowhere.
 
-    ``setting`` is telemetry.otlp_http_endpoint. Without it a collector takes JSON where it takes protobuf over HTTP.
+    ``setting`` is telemetry.otlp_http_endpoint, which may be "none". Without it a collector takes JSON where it takes
+    protobuf over HTTP.
     """
     if "OTEL_TRACES_EXPORTER" in os.environ:
         if not any(name.startswith("otlp") for name in exporter_names("traces")):
@@ -51,7 +52,7 @@ def triton_endpoint(setting: str | None) -> str | None:
     elif not setting and not endpoint("traces"):
         return None
     if setting:
-        return setting
+        return None if setting == "none" else setting
     base = endpoint("traces") or "http://localhost:4317"
     if protocol("traces") == "http/protobuf":
         own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

@@ -102,6 +102,7 @@ def test_resource_takes_what_the_operator_sets(variables: SET) -> None:
         ({}, None, None),
         ({}, "http://t:1/v1/traces", "http://t:1/v1/traces"),
         ({"EXPORTER_OTLP_ENDPOINT": "http://c:4317"}, None, "http://c:4318/v1/traces"),
+        ({"EXPORTER_OTLP_ENDPOINT": "http://c:4317"}, "none", None),
         ({"EXPORTER_OTLP_ENDPOINT": "http://[::1]:4317"}, None, "http://[::1]:4318/v1/traces"),
         ({"EXPORTER_OTLP_TRACES_ENDPOINT": "c:4317"}, None, "http://c:4318/v1/traces"),
         ({"EXPORTER_OTLP_ENDPOINT": "http://c:1", "TRACES_EXPORTER": "none"}, "http://t:1", None),
