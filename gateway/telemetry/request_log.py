@@ -38,6 +38,7 @@ from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
 from sluice.errors import Cancelled, InternalError, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
+from sluice.openai.errors import http_status
 from sluice.settings.models import ModelSettings
 from sluice.telemetry import names
 from sluice.telemetry.environment import EVENT, SPAN, content_capture
@@ -224,6 +225,9 @@ class RequestLog:
             _fail(self.server, ended)
             if self._is_grpc:
                 self.server.set_attribute(names.RPC_STATUS, ended.code.name)
+            else:
+                status = http_status(ended.code.value[0], ended.reason)
+                self.server.set_attribute(names.HTTP_STATUS, status)
             if self._hop:
                 _fail(self._hop_span, ended)
         if self._hop:

@@ -168,6 +168,8 @@ RPC_STATUS: Final = "rpc.response.status_code"
 """The name of a gRPC code, such as "DEADLINE_EXCEEDED"."""
 HTTP_METHOD: Final = "http.request.method"
 HTTP_ROUTE: Final = "http.route"
+HTTP_STATUS: Final = "http.response.status_code"
+"""Of a call that failed."""
 
 OUTCOME: Final = "sluice.outcome"
 """A finish reason in small letters, or the ErrorInfo reason of an error."""
