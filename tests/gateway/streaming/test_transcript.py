@@ -138,9 +138,7 @@ def test_logprobs_that_the_caller_does_not_want_are_not_kept() -> None:
 def test_stop_string_that_is_a_special_token_stops(text: str) -> None:
     """Other special tokens have no text, as in all answers."""
     user = id_of(TOKENIZER, USER)
-    made = Transcript(
-        TOKENS.detokenizer(stops=[USER]), [USER], TOKENS.stop_token_ids, TOKENS.token_text
-    )
+    made = Transcript(TOKENS.detokenizer(stops=[USER]), [USER], TOKENS.stop_token_ids, TOKENS.piece)
     for token_id in [*ids(text), id_of(TOKENIZER, SYSTEM), user]:
         made.append(token_id)
     assert (made.closed, made.stop, made.text) == (True, USER, text)
