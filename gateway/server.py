@@ -151,7 +151,11 @@ class Gateway:
         )
         self._arriving = Arriving(limits.max_message_bytes + self._audio_max_bytes)
         self._checks = CallChecks(
-            self.authenticator, self._limiter, self._arriving, self._generator.metrics.refused
+            self.authenticator,
+            self._limiter,
+            self._arriving,
+            self._generator.metrics.refused,
+            self._admission.count_refused,
         )
         self._grpc = self._make_grpc()
         http = settings.http.address

@@ -453,6 +453,8 @@ class CallChecks:
     arriving: Arriving
     refused: Callable[[SluiceError], None] = lambda _: None
     """Counts the error that a call ends with."""
+    count_refused: Callable[[Caller], None] = lambda _: None
+    """Count a call against the limits of its caller that is refused for its content before it is a request."""
 
 
 async def guarded(

@@ -22,7 +22,7 @@ from grpc import stream_unary_rpc_method_handler as stream_unary
 
 from gateway.admission import calls
 from gateway.admission.calls import CallChecks, guarded
-from gateway.identity.caller import MESH, Caller, methods_of, roles_for
+from gateway.identity.caller import ASKS, MESH, Caller, methods_of, roles_for
 from gateway.validation.requests import class_of
 from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, SluiceError
 from sluice.startup import is_loopback
@@ -204,7 +204,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             self._arriving.bytes.take(tenant, size)
             try:
                 make = partial(self._read, payload, size, read)
-                request = await self._arriving.parse(tenant, size, make)
+                try:
+                    request = await self._arriving.parse(tenant, size, make)
+                except (InvalidRequest, MessageTooLarge):
+                    if roles == ASKS:
+                        self._checks.count_refused(call.caller)
+                    raise
                 del payload, make  # they may be large
                 if method in _OPERATORS:
                     return await behave(request, call)

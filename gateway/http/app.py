@@ -125,7 +125,6 @@ def make_app(
             behaviour,
             roles,
             path in asking,
-            admission.count_refused,
         )
         routes.append(Route(path, endpoint, methods=[method]))
         if "{" not in path:

@@ -32,7 +32,13 @@ from gateway.identity.authenticator import AUTHORIZATION
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import new_request_id
 from gateway.validation.requests import UNSTATED_CLASS
-from sluice.errors import InvalidRequest, MessageTooLarge, PermissionDenied, SluiceError
+from sluice.errors import (
+    InvalidRequest,
+    MessageTooLarge,
+    PermissionDenied,
+    SluiceError,
+    UnknownModel,
+)
 from sluice.openai.fields import BadField
 from sluice.startup import is_loopback
 from sluice.wire.subjects import BULK_CLASS
@@ -66,10 +72,6 @@ class BodyTooSlow(SluiceError):
     reason = "BODY_TOO_SLOW"
 
 
-class BadBody(InvalidRequest):
-    """The body is no JSON object. It counts against the limits of its tenant, as `BadField` does."""
-
-
 class HttpCall(Request):
     """One call: a request of starlette's, and the answer to it.
 
@@ -85,6 +87,7 @@ class HttpCall(Request):
         named: what the API of the call calls the field at a path of the proto; of errors.
         failing: the event that ends its stream with an error, by the body of the error.
         arriving: parses its body.
+        is_read: whether a request to a model has been made of it; before, nobody has counted what it is refused for.
     """
 
     caller: Caller
@@ -101,6 +104,7 @@ class HttpCall(Request):
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
         self.named = self.api.named
         self.failing = self.api.error_event
+        self.is_read = False
         self._max_body_bytes = max_body_bytes
         self._written_at = 0.0
         self._ping: asyncio.Future[None] | None = None
@@ -139,14 +143,11 @@ class HttpCall(Request):
         except TimeoutError:
             raise _too_slow() from None
         tenant, sent = self.caller.tenant, bytes(body)
-        try:
-            if encoding:
-                decode = partial(gunzip, sent, self._max_body_bytes)
-                sent = await self.arriving.parse(tenant, self._max_body_bytes, decode)
-                self.keep(len(sent))
-            return await self.arriving.parse(tenant, len(sent), partial(parse_json, sent))
-        except InvalidRequest as error:
-            raise BadBody(error.message, violations=error.violations) from None
+        if encoding:
+            decode = partial(gunzip, sent, self._max_body_bytes)
+            sent = await self.arriving.parse(tenant, self._max_body_bytes, decode)
+            self.keep(len(sent))
+        return await self.arriving.parse(tenant, len(sent), partial(parse_json, sent))
 
     def pieces(self) -> AsyncIterator[bytes]:
         """A body of any length, piece by piece.
@@ -274,7 +275,6 @@ class Endpoint:
             its own name the address of this machine, and then ask us like its own server; a browser sends that name.
         roles: who may call it.
         asks: whether it asks models, in a class: for the limits that come before all other work.
-        count_refused: counts a request whose body is refused before it is one to a model.
     """
 
     checks: CallChecks
@@ -284,7 +284,6 @@ class Endpoint:
     behaviour: Behaviour
     roles: frozenset[str]
     asks: bool
-    count_refused: Callable[[Caller], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
@@ -332,10 +331,10 @@ class Endpoint:
             with checks.limiter.call(priority_class, caller.tenant):
                 try:
                     answer = await self.behaviour(call)
-                except (BadField, BadBody) as error:
-                    if self.asks:
-                        self.count_refused(caller)
-                    if isinstance(error, BadBody):
+                except (BadField, InvalidRequest, MessageTooLarge, UnknownModel) as error:
+                    if self.asks and not call.is_read:
+                        checks.count_refused(caller)
+                    if not isinstance(error, BadField):
                         raise
                     field, _, description = str(error).partition(": ")
                     raise InvalidRequest.of(field, description) from None

@@ -91,6 +91,7 @@ class ModelCalls:
         request = body.count_request()
         call.named = body.name_of
         call.remaining_s = timeout_s(call.metadata, streams=False)
+        call.is_read = True
         with call.while_connected():
             response = await count_tokens(self._generator, request, call)
         return {"input_tokens": response.token_count}
@@ -142,7 +143,7 @@ class ModelCalls:
         work: Callable[[Write], Awaitable[None]],
     ) -> None:
         """Write ``answer`` as ``work`` passes its messages on."""
-        streams = head is SSE
+        streams, call.is_read = head is SSE, True
 
         def headers() -> dict[str, str]:
             return {**head, **degraded_header(answer)}
@@ -162,6 +163,7 @@ class ModelCalls:
     async def _texts(self, call: HttpCall, kind: TextsKind[Any, R], request: Any) -> R:
         """The response to a call about texts."""
         call.remaining_s = add_headers(call.metadata, request)
+        call.is_read = True
         with call.while_connected():
             response = await answer_texts(self._generator, kind, request, call)
         call.request_id = response.request_id

@@ -1,6 +1,7 @@
 """Limits of tenants over the real wire: gRPC, HTTP, operators, a reload, two gateways."""
 
 import asyncio
+import gzip
 from pathlib import Path
 from typing import Any, Final
 
@@ -220,14 +221,75 @@ async def test_requests_refused_for_their_content_count(
             await send(request_, metadata=ACME)
 
 
-@pytest.mark.parametrize("wrong", [BODY | {"colour": 1}, b"{", b"[]"])
-async def test_http_bodies_refused_for_their_content_count(
-    nats_url: str, model_folder: Path, wrong: Any
+MESSAGE_BYTES: Final = 4096
+MESSAGES: Final = {
+    "unparsable": b"\xff",
+    "too large": prompt("x" * MESSAGE_BYTES).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("method", ["InferenceService/GenerateText", "SafetyService/CheckText"])
+@pytest.mark.parametrize("wrong", MESSAGES.values(), ids=MESSAGES)
+async def test_messages_that_are_no_request_count(
+    nats_url: str, model_folder: Path, method: str, wrong: bytes
 ) -> None:
-    async with open_wire(nats_url, model_folder, tenants=ONE, http="127.0.0.1:0") as wire:
-        first = await ask(wire.http, body=wrong, sluice_tenant="acme")
-        second = await ask(wire.http, body=wrong, sluice_tenant="acme")
-        assert (first.status, second.status) == (400, 429)
+    async with open_wire(
+        nats_url, model_folder, tenants=ONE, max_message_bytes=MESSAGE_BYTES
+    ) as wire:
+        send: Any = wire.channel.unary_unary(f"/sluice.v1.{method}")
+        with pytest.raises(AioRpcError) as refused:
+            await send(wrong, metadata=ACME)
+        assert refused.value.code() is StatusCode.INVALID_ARGUMENT
+        with pytest.raises(AioRpcError, match="requests_per_minute of 1 is reached"):
+            await send(wrong, metadata=ACME)
+
+
+async def test_messages_without_a_model_do_not_count(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
+        send: Any = wire.channel.unary_unary("/sluice.v1.InferenceService/ListModels")
+        for _ in range(2):
+            with pytest.raises(AioRpcError) as refused:
+                await send(b"\xff", metadata=ACME)
+            assert refused.value.code() is StatusCode.INVALID_ARGUMENT
+        assert (await listed(wire))["requests_per_minute"] == 0
+
+
+SPEECH: Final = "/v1/audio/transcriptions"
+BODIES: Final[dict[str, tuple[str, Any, dict[str, str]]]] = {
+    "unknown field": (CHAT, BODY | {"colour": 1}, {}),
+    "unknown model": (CHAT, BODY | {"model": "nope"}, {}),
+    "no JSON": (CHAT, b"{", {}),
+    "no object": (CHAT, b"[]", {}),
+    "other type": (CHAT, BODY, {"content_type": "text/plain"}),
+    "other encoding": (CHAT, BODY, {"content_encoding": "br"}),
+    "no gzip": (CHAT, b"{}", {"content_encoding": "gzip"}),
+    "too large": (CHAT, b" " * (MESSAGE_BYTES + 1), {}),
+    "expands too far": (
+        CHAT,
+        gzip.compress(bytes(MESSAGE_BYTES + 1)),
+        {"content_encoding": "gzip"},
+    ),
+    "no deadline": (CHAT, BODY, {"x_sluice_timeout": "soon"}),
+    "audio without a model": (SPEECH, b"x", {}),
+    "no document": ("/v1/rerank", {"model": "small", "query": "q"}, {}),
+}
+
+
+@pytest.mark.parametrize(("path", "wrong", "headers"), BODIES.values(), ids=BODIES)
+async def test_http_bodies_refused_for_their_content_count(
+    nats_url: str, model_folder: Path, path: str, wrong: Any, headers: dict[str, str]
+) -> None:
+    limits = {"acme": {"limits": {"requests_per_minute": 2, "burst_s": 60}}}
+    async with open_wire(
+        nats_url, model_folder, tenants=limits, http="127.0.0.1:0", max_message_bytes=MESSAGE_BYTES
+    ) as wire:
+        statuses = [
+            (await ask(wire.http, path, wrong, sluice_tenant="acme", **headers)).status
+            for _ in range(3)
+        ]
+        assert 429 not in statuses[:2]
+        assert all(400 <= status < 500 for status in statuses[:2])
+        assert statuses[2] == 429
         listed = await ask(wire.http, "/v1/models", method="GET", sluice_tenant="acme")
         assert listed.status == 200
 

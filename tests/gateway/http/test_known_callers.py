@@ -26,7 +26,7 @@ async def test_connection_hears_of_known_callers_alone(asks_credentials: bool) -
     async def send(message: Any) -> None:
         sent.append(message)
 
-    endpoint = Endpoint(checks, lambda _: {}, 1024, None, answer, ANY, False, lambda _: None)
+    endpoint = Endpoint(checks, lambda _: {}, 1024, None, answer, ANY, False)
     scope: Any = {"type": "http", "method": "GET", "path": "/v1/models", "headers": []}
     await endpoint(scope | {AUTHENTICATED: partial(known.append, True)}, answer, send)
     assert sent[0]["status"] == (401 if asks_credentials else 200)
@@ -46,7 +46,7 @@ async def test_calls_of_a_tenant_begin_in_turns() -> None:
     async def nothing(*_: Any) -> None:
         pass
 
-    endpoint = Endpoint(checks, lambda _: {}, 1024, None, answer, ANY, False, lambda _: None)
+    endpoint = Endpoint(checks, lambda _: {}, 1024, None, answer, ANY, False)
 
     async def ask(tenant: bytes) -> None:
         headers = [(b"sluice-tenant", tenant)]
