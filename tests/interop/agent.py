@@ -8,6 +8,8 @@ from typing import Any, Final
 from aiohttp import web
 
 MODEL: Final = "agent"
+TICKET: Final = {"topic": "refund", "urgent": True}
+"""What it says where any JSON object is asked for."""
 _VALUES: Final[Mapping[str, Any]] = {
     "string": "Oslo",
     "integer": 7,
@@ -30,8 +32,11 @@ def reply_to(body: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {name: _value(one) for name, one in properties.items()}
         function = {"name": tool["name"], "arguments": json.dumps(arguments)}
         return {"tool_calls": [{"index": 0, "function": function}]}
-    if body.get("response_format"):
-        schema = body["response_format"]["json_schema"]["schema"]
+    shape = body.get("response_format", {"type": "text"})
+    if shape["type"] == "json_object":
+        return {"content": json.dumps(TICKET)}
+    if shape["type"] == "json_schema":
+        schema = shape["json_schema"]["schema"]
         said = {name: _value(one) for name, one in schema["properties"].items()}
         return {"content": json.dumps(said)}
     return {"content": f"You said: {turns[-1]['content']}"}

@@ -1,13 +1,12 @@
 """Clients that nobody here wrote, unmodified, at a whole mesh: those that users of OpenAI's API have.
 
 Each program under clients/ is one client; it ends with 0 when all that it asked was answered as it should be. Clients
-are no dependencies of the project: they are installed into environments of their own, which pytest's cache keeps.
-SLUICE_CLIENTS names a Python that has those of clients/requirements.txt, to take that one.
+are no dependencies of the project: each Python program names its own (PEP 723), and uv runs it with them alone, so that
+each has its newest version. Those of Node, and uv, are installed into folders that pytest's cache keeps.
 """
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from tests.support.tool_templates import small_with_tools
 
 SOURCES: Final = Path(__file__).parent / "clients"
 INSTALL_S: Final = 1200.0
+UV: Final = "uv==0.13.9"
 pytestmark = [
     pytest.mark.mesh,
     pytest.mark.long,
@@ -87,23 +87,23 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="module")
-def python(request: pytest.FixtureRequest) -> Path:
-    """A Python that has the clients."""
-    if named := os.environ.get("SLUICE_CLIENTS"):
-        return Path(named)
-    folder = _kept(request, SOURCES / "requirements.txt")
-    found = folder / "bin/python"
+def uv(request: pytest.FixtureRequest) -> Path:
+    """The program uv."""
+    assert request.config.cache is not None
+    folder = request.config.cache.mkdir(UV.replace("==", "-"))
     if not (folder / "complete").exists():
         _do(sys.executable, "-m", "venv", "--clear", folder)
-        _do(found, "-m", "pip", "install", "--quiet", "-r", SOURCES / "requirements.txt")
+        _do(folder / "bin/python", "-m", "pip", "install", "--quiet", UV)
         (folder / "complete").touch()
-    return found
+    return folder / "bin/uv"
 
 
 @pytest.fixture(scope="module")
 def packages(request: pytest.FixtureRequest) -> Path:
     """A folder with the program for Node, and its packages."""
-    folder = _kept(request, SOURCES / "package-lock.json")
+    assert request.config.cache is not None
+    digest = hashlib.sha256((SOURCES / "package-lock.json").read_bytes()).hexdigest()[:16]
+    folder = request.config.cache.mkdir(f"clients-{digest}")
     for source in ("package.json", "package-lock.json", "run_node.mjs"):
         shutil.copy(SOURCES / source, folder)
     if not (folder / "complete").exists():
@@ -114,21 +114,18 @@ def packages(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-async def test_in_python(url: str, python: Path, program: str) -> None:
-    ran = await run(python, SOURCES / f"{program}.py", url)
+async def test_in_python(url: str, uv: Path, program: str) -> None:
+    source = SOURCES / f"{program}.py"
+    with_python = ("--python", sys.executable, "--script", source)
+    installed = await run(uv, "sync", *with_python, bound_s=INSTALL_S)
+    assert installed.code == 0, installed.err
+    ran = await run(uv, "run", *with_python, url)
     assert ran.code == 0, ran.err
 
 
 async def test_in_node(url: str, packages: Path) -> None:
     ran = await run(NODE, packages / "run_node.mjs", url)
     assert ran.code == 0, ran.err
-
-
-def _kept(request: pytest.FixtureRequest, lock: Path) -> Path:
-    """A folder for what ``lock`` names."""
-    assert request.config.cache is not None
-    digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
-    return request.config.cache.mkdir(f"clients-{lock.suffix[1:]}-{digest}")
 
 
 def _do(*argv: str | Path) -> None:

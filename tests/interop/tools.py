@@ -18,13 +18,13 @@ class Ran:
     err: str
 
 
-async def run(*argv: str | Path, cwd: Path | None = None) -> Ran:
-    """Runs a program to its end, within a bound."""
+async def run(*argv: str | Path, cwd: Path | None = None, bound_s: float = BOUND_S) -> Ran:
+    """Run a program to its end, within ``bound_s`` seconds."""
     process = await asyncio.create_subprocess_exec(
         *argv, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), BOUND_S)
+        out, err = await asyncio.wait_for(process.communicate(), bound_s)
     finally:
         if process.returncode is None:
             process.kill()

@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["openai-agents==0.24.0"]
+# ///
 """openai-agents: an agent with tools, by chats and by responses, whole and streamed, its memory, a typed output."""
 
 import asyncio
@@ -32,7 +35,7 @@ def weather(city: str) -> str:
 
 
 @function_tool
-def wind(city: str) -> str:
+def wind(city: Literal["Oslo"]) -> str:
     """Tells the wind."""
     return f"calm in {city}"
 
@@ -61,17 +64,19 @@ async def main() -> None:
         for _ in range(2):
             result = await Runner.run(agent, "Weather?", session=session)
             assert result.final_output == "You said: calm in Oslo"
-        demanding = Agent(
-            name="b",
-            instructions="Be brief.",
-            model=kind(model="tools", openai_client=client),
-            tools=[wind],
-            model_settings=ModelSettings(
-                tool_choice="required", parallel_tool_calls=False, max_tokens=200, store=False
-            ),
-            tool_use_behavior="stop_on_first_tool",
-        )
-        result = await Runner.run(demanding, "Wind?", max_turns=3)
+        for name in ("tools", "agent"):
+            demanding = Agent(
+                name="b",
+                instructions="Be brief.",
+                model=kind(model=name, openai_client=client),
+                tools=[wind],
+                model_settings=ModelSettings(
+                    tool_choice="required", parallel_tool_calls=False, max_tokens=200, store=False
+                ),
+                tool_use_behavior="stop_on_first_tool",
+            )
+            result = await Runner.run(demanding, "Wind?", max_turns=3)
+            assert result.final_output == "calm in Oslo", result.final_output
         typed = Agent(
             name="c",
             model=kind(model="small", openai_client=client),

@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["cohere==7.3.1"]
+# ///
 """Cohere's client: rerank."""
 
 import sys

@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["instructor==1.17.0"]
+# ///
 """instructor: objects by tools, by JSON, by schema; a retry with the history that it makes itself; partial objects."""
 
 import sys
@@ -39,6 +42,11 @@ for mode, model in (
     (instructor.Mode.TOOLS_STRICT, "tools"),
     (instructor.Mode.JSON_SCHEMA, "small"),
     (instructor.Mode.RESPONSES_TOOLS, "tools"),
+    (instructor.Mode.TOOLS, "agent"),
+    (instructor.Mode.TOOLS_STRICT, "agent"),
+    (instructor.Mode.JSON, "agent"),
+    (instructor.Mode.JSON_SCHEMA, "agent"),
+    (instructor.Mode.RESPONSES_TOOLS, "agent"),
 ):
     client = instructor.from_openai(plain, mode=mode)
     one = client.create(model=model, messages=ASKED, response_model=Ticket)
@@ -52,3 +60,5 @@ for mode, model in (
 client = instructor.from_openai(plain, mode=instructor.Mode.PARALLEL_TOOLS)
 many = client.create(model="agent", messages=ASKED[1:], response_model=Iterable[Ticket])
 assert all(isinstance(one, Ticket) for one in many)
+named = instructor.from_provider("openai/agent", base_url=sys.argv[1], api_key="none")
+assert isinstance(named.create(messages=ASKED, response_model=Ticket), Ticket)

@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["langchain==1.5.2", "langchain-openai==1.7.4"]
+# ///
 """LangChain: chats, streams, bound tools with the history as it keeps it, an agent, schemas, embeddings."""
 
 import asyncio
@@ -70,10 +73,17 @@ parallel = [
     ToolMessage("rain", tool_call_id="call_1", name="weather"),
 ]
 assert chat("agent").invoke(parallel).content == "You said: rain"
-for method in ("json_schema", "function_calling"):
-    model = "small" if method == "json_schema" else "tools"
+for model, method in (
+    ("small", "json_schema"),
+    ("tools", "function_calling"),
+    ("agent", "json_schema"),
+    ("agent", "function_calling"),
+):
     shaped = chat(model).with_structured_output(Label, method=method)
     assert isinstance(shaped.invoke("Which label? I never got my lamp."), Label)
+for choice in ("any", "weather"):
+    (call,) = chat("agent").bind_tools([weather], tool_choice=choice).invoke("a").tool_calls
+    assert call["name"] == "weather"
 agent = create_agent(chat("agent"), [weather, wind], system_prompt="Be brief.")
 said = agent.invoke({"messages": [("user", "Weather?")]})["messages"]
 assert said[-1].content == "You said: calm in Oslo", said
@@ -93,6 +103,7 @@ async def events() -> None:
 asyncio.run(events())
 text = OpenAI(model="small", base_url=BASE, api_key=KEY, max_retries=0)
 assert text.invoke("Sort ascending: 31, 7, 19") is not None
+assert len(text.generate(["Sort ascending: 31, 7, 19", "Sort ascending: 2, 1"]).generations) == 2
 vectors = OpenAIEmbeddings(
     model="embed", base_url=BASE, api_key=KEY, check_embedding_ctx_length=False
 ).embed_documents(["w1", "w2"])

@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["litellm==1.110.2"]
+# ///
 """LiteLLM: `completion` with tools in a loop, streams, schemas, embeddings, rerank, its own error types."""
 
 import json

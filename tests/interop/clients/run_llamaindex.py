@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like==0.4.0"]
+# ///
 """LlamaIndex: OpenAILike chats, completions, an agent, typed predictions, embeddings."""
 
 import asyncio
@@ -63,8 +66,9 @@ async def main() -> None:
     for _ in range(2):
         answer = await agent.run("Weather?")
         assert str(answer) == "You said: calm in Oslo", str(answer)
-    typed = model("tools", max_tokens=200).as_structured_llm(Ticket)
-    assert isinstance(typed.chat(asked).raw, Ticket)
+    for name in ("tools", "agent"):
+        typed = model(name, max_tokens=200).as_structured_llm(Ticket)
+        assert isinstance(typed.chat(asked).raw, Ticket)
     shaped = model("small", max_tokens=200, should_use_structured_outputs=True).as_structured_llm(
         Ticket
     )

@@ -1,9 +1,13 @@
-// Node's openai, Vercel's ai with @ai-sdk/openai-compatible, and cohere-ai: chats, streams, tools in a loop, schemas.
+// Node's openai, Vercel's ai with three providers, OpenAI's agents, and cohere-ai: chats, streams, tools in a loop,
+// schemas.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { generateText, streamText, embedMany, tool, stepCountIs, Output, APICallError } from "ai";
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { Agent, OpenAIProvider, Runner, setTracingDisabled, tool as agentTool } from "@openai/agents";
 import { CohereClientV2 } from "cohere-ai";
 import { z } from "zod";
 
@@ -115,9 +119,75 @@ async function vercel() {
   await assert.rejects(generateText({ model: provider("none"), prompt: "a", maxRetries: 0 }), (error) => {
     assert.ok(APICallError.isInstance(error));
     assert.equal(error.statusCode, 404);
-    assert.match(error.message, /there is no model/);
+    assert.match(error.message, /no model 'none'/);
     return true;
   });
+}
+
+async function vercelOfficial() {
+  const openaiOwn = createOpenAI({ baseURL: base, apiKey: "none" });
+  const anthropic = createAnthropic({ baseURL: base, apiKey: "none" });
+  const city = z.object({ city: z.string() });
+  const tools = {
+    weather: tool({ description: "Tells it.", inputSchema: city, execute: async ({ city }) => `rain in ${city}` }),
+  };
+  for (const served of [openaiOwn.chat, openaiOwn.responses, anthropic]) {
+    const sorted = { model: served("small"), prompt: "Sort ascending: 31, 7, 19", maxRetries: 0 };
+    assert.equal((await generateText(sorted)).text, "7, 19, 31");
+    let said = "";
+    for await (const part of streamText(sorted).textStream) said += part;
+    assert.equal(said, "7, 19, 31");
+    for (const toolChoice of ["auto", "required"]) {
+      const asked = { model: served("agent"), tools, maxRetries: 0, toolChoice, prompt: "Weather?" };
+      const called = await generateText(asked);
+      assert.deepEqual(called.toolCalls[0].input, { city: "Oslo" });
+      const again = await generateText({
+        ...asked,
+        toolChoice: "auto",
+        prompt: undefined,
+        messages: [{ role: "user", content: "Weather?" }, ...called.response.messages],
+      });
+      assert.equal(again.text, "You said: rain in Oslo");
+    }
+  }
+  for (const served of [openaiOwn.chat, openaiOwn.responses]) {
+    const shaped = await generateText({
+      model: served("small"),
+      prompt: "I never got my lamp.",
+      output: Output.object({ schema: Ticket }),
+      maxRetries: 0,
+    });
+    assert.ok(Ticket.parse(shaped.output));
+  }
+}
+
+async function agents() {
+  setTracingDisabled(true);
+  const weather = agentTool({
+    name: "weather",
+    description: "Tells it.",
+    parameters: z.object({ city: z.enum(["Oslo"]) }),
+    execute: async ({ city }) => `rain in ${city}`,
+  });
+  for (const useResponses of [false, true]) {
+    const provider = new OpenAIProvider({ baseURL: base, apiKey: "none", useResponses });
+    const runner = new Runner({ modelProvider: provider });
+    const agent = new Agent({ name: "a", instructions: "Be brief.", model: "agent", tools: [weather] });
+    assert.equal((await runner.run(agent, "Weather?")).finalOutput, "You said: rain in Oslo");
+    const streamed = await runner.run(agent, "Weather?", { stream: true });
+    for await (const _ of streamed);
+    assert.equal(streamed.finalOutput, "You said: rain in Oslo");
+    for (const model of ["agent", "tools"]) {
+      const held = agent.clone({
+        model,
+        modelSettings: { toolChoice: "required", maxTokens: 200 },
+        toolUseBehavior: "stop_on_first_tool",
+      });
+      assert.equal((await runner.run(held, "Weather?")).finalOutput, "rain in Oslo");
+    }
+    const typed = new Agent({ name: "b", model: "small", outputType: Ticket });
+    assert.ok(Ticket.parse((await runner.run(typed, "I never got my lamp.")).finalOutput));
+  }
 }
 
 async function cohere() {
@@ -127,4 +197,4 @@ async function cohere() {
   assert.ok(found.results[0].relevanceScore);
 }
 
-for (const check of [openai, vercel, cohere]) await check();
+for (const check of [openai, vercel, vercelOfficial, agents, cohere]) await check();

@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["openai==3.57.0"]
+# ///
 """openai-python: chats, streams, tools in a loop, schemas, responses, embeddings, errors."""
 
 import json

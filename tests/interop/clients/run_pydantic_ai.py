@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["pydantic-ai-slim[openai]==2.68.0"]
+# ///
 """pydantic-ai: agents with tools, histories, typed outputs by tools and by schema, retries, streams, embeddings."""
 
 import asyncio
@@ -50,6 +53,8 @@ async def main() -> None:
         for output, model in (
             (ToolOutput(Ticket), "tools"),
             (NativeOutput(Ticket), "small"),
+            (Ticket, "agent"),
+            (NativeOutput(Ticket), "agent"),
         ):
             typed: Any = Agent(kind(model, provider=provider), output_type=output, retries=2)
             result = await typed.run("I never got my lamp.", model_settings={"max_tokens": 200})
