@@ -51,6 +51,8 @@ for mode, model in (
     client = instructor.from_openai(plain, mode=mode)
     one = client.create(model=model, messages=ASKED, response_model=Ticket)
     assert isinstance(one, Ticket)
+    if mode is instructor.Mode.JSON:
+        continue  # Nothing holds the server to a schema.
     # The model's answer goes back, with what was wrong with it.
     picky = client.create(model=model, messages=ASKED, response_model=Picky, max_retries=3)
     assert isinstance(picky, Picky)
