@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["pydantic-ai-slim[openai]==2.68.0"]
+# dependencies = ["pydantic-ai-slim[anthropic,openai]==2.68.0"]
 # ///
 """pydantic-ai: agents with tools, histories, typed outputs by tools and by schema, retries, streams, embeddings."""
 
@@ -10,7 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelRetry, NativeOutput, ToolOutput
 from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 
@@ -75,6 +77,16 @@ async def main() -> None:
         except ModelHTTPError as error:
             status = error.status_code
         assert status == 404
+    # By Anthropic's API.
+    access = AnthropicProvider(base_url=sys.argv[1].removesuffix("/v1"), api_key="none")
+    served = AnthropicModel("agent", provider=access)
+    agent = Agent(served, instructions="Be brief.", tools=[wind])
+    result = await agent.run("Wind?")
+    assert result.output == "You said: calm in Oslo", result.output
+    again = await agent.run("And now?", message_history=result.all_messages())
+    assert again.output == "You said: calm in Oslo", again.output
+    typed = await Agent(served, output_type=Ticket).run("I never got my lamp.")
+    assert isinstance(typed.output, Ticket)
 
 
 asyncio.run(main())
