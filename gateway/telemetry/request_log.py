@@ -5,6 +5,7 @@ and audit entry (`gateway.telemetry.request_record`) and its metrics (`gateway.t
 """
 
 import json
+import re
 import secrets
 import time
 from collections import Counter
@@ -72,6 +73,7 @@ CONVERSATION_LABELS: Final = ("conversation_id", "session_id", "thread_id")
 """Labels, which OpenAI's API calls metadata, that name a conversation; the first one that is there counts."""
 ERROR_CHARS_MAX: Final = 500
 """Bound of the error messages in traces."""
+_QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 CONTENT_CHARS_MAX: Final = 65_536
 """Bound of a message in traces; collectors take 4 MiB at a time."""
 _NO_HEADERS: Final[Mapping[str, str]] = {}
@@ -470,10 +472,10 @@ def _message(role: str, text: str) -> dict[str, Any]:
 
 
 def _fail(span: Span, error: SluiceError) -> None:
-    """Mark ``span`` as failed with ``error``."""
+    """Mark ``span`` as failed with ``error``, whose message may quote what the caller sent: that is left out."""
     if span.is_recording():
         span.set_attribute(names.ERROR_REASON, error.reason)
-        message = error.message[:ERROR_CHARS_MAX]
+        message = _QUOTED.sub("'...'", error.message)[:ERROR_CHARS_MAX]
         span.set_status(Status(StatusCode.ERROR, f"{error.reason}: {message}"))
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt, encode_now, fit
+from gateway.admission.text_work import TURN_COST
 from gateway.safety.inspector import NO_ENTITIES
 from gateway.streaming.row import Row
 from gateway.validation.conversation import USER, Conversation
@@ -24,7 +25,7 @@ from sluice.errors import SluiceError
 from sluice.settings.routing import DRAFT
 
 ENCODED_CHARS: Final = 8192
-"""Longer prompts are not encoded again for a hint."""
+"""Longer prompts are not encoded again for a hint; a message counts as `TURN_COST` characters beside its text."""
 
 
 class HintDropped(Exception):
@@ -99,7 +100,7 @@ def _with_note(conversation: Conversation, note: str) -> Conversation:
 
 
 def _encoded(conversation: Conversation, prepared: PreparedPrompt) -> Sequence[int]:
-    if sum(map(len, conversation.texts)) > ENCODED_CHARS:
+    if sum(len(text) + TURN_COST for text in conversation.texts) > ENCODED_CHARS:
         raise HintDropped("the prompt is too long to be encoded again beside other calls")
     try:
         return encode_now(conversation, prepared.model)
