@@ -2,7 +2,8 @@
 
 1. No span lacks its parent but the server spans of calls (their parent is the caller's) and spans of jobs. Triton's own
    are excepted: it sends them one by one, so one that is killed loses some.
-2. Every link of a span leads to a span that is known, as far as its trace is known.
+2. Every link of a span leads to a span that is known, as far as its trace is known, or that a process which was killed
+   had not sent: a mark of rule 8 hangs under it.
 3. A span begins after its parent began, and ends before it ends, or lasts longer: else Jaeger takes the clocks for
    wrong. Rows that were given up are excepted: who works on them learns of it later; and Triton's own spans, which may
    end after a short answer: its reply says only that a batch was taken, and nobody waits for more.
@@ -10,9 +11,8 @@
 5. An answer has a span of the model that gave it, and below it task, queue, batch, prefill and decode.
 6. An answer that was recovered says so on its root: a worker was lost that had given tokens of it.
 7. The critical path of an answer leads through its decode, where that took time (of one token it takes none).
-
-A trace that says that it is incomplete, because a process was killed before it had sent its spans, may lack spans of
-rules 1, 2, 5 and 7; no other may.
+8. A trace that says that it is incomplete, because a process was killed before it had sent its spans, may lack spans of
+   rules 1, 2, 5 and 7; no other may.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -87,6 +87,14 @@ def faults(
         if not incomplete:
             found += _answer_faults(call, below)
     return found
+
+
+def linkable(trace_id: str, spans: Iterable[TraceSpan]) -> Iterator[tuple[str, str]]:
+    """Yield what links may lead to in a trace: its spans, and those that a killed process had not sent."""
+    for span in spans:
+        yield trace_id, span.span_id
+        if span.name == names.SPAN_INCOMPLETE:
+            yield trace_id, span.parent_id
 
 
 def is_root(span: TraceSpan) -> bool:

@@ -10,7 +10,7 @@ from typer import BadParameter
 from cli import output
 from cli.commands import Commands, argument, option
 from cli.jaeger import Jaeger, JaegerTrace, full_id
-from cli.trace_rules import TraceSpan, faults, is_model, is_root
+from cli.trace_rules import TraceSpan, faults, is_model, is_root, linkable
 from sluice.telemetry import names
 
 LIMIT_MAX: Final = 1500
@@ -110,10 +110,10 @@ def _known(source: Jaeger, found: Sequence[JaegerTrace]) -> set[tuple[str, str]]
     others = [trace_id for trace_id in linked if trace_id not in have]
     read = [source.get(trace_id) for trace_id in others[:LINKED_MAX]]
     known = {
-        (trace.trace_id, span.span_id)
+        link
         for trace in (*found, *read)
         if trace is not None
-        for span in trace.spans
+        for link in linkable(trace.trace_id, trace.spans)
     }
     unread = set(others[LINKED_MAX:])
     # A link to a trace that was not read counts as resolved.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.trace_rules import TraceSpan, critical_path, faults
+from cli.trace_rules import TraceSpan, critical_path, faults, linkable
 from sluice.telemetry import names
 
 MS = 1_000_000
@@ -61,10 +61,19 @@ def test_a_whole_trace_has_no_fault() -> None:
     assert faults(list(TRACE.values())) == []
 
 
+def test_links_may_lead_to_what_a_killed_process_had() -> None:
+    mark = span(names.SPAN_INCOMPLETE, CHAT, 150, 151)
+    assert set(linkable("t", [mark])) == {("t", names.SPAN_INCOMPLETE), ("t", CHAT)}
+    assert set(linkable("t", [TRACE[names.SPAN_TASK]])) == {("t", names.SPAN_TASK)}
+
+
 def test_root_over_http_is_known_by_its_route() -> None:
     over_http = {names.HTTP_ROUTE: "/v1/chat/completions", names.GEN_AI_OPERATION: "chat"}
     root = {**SEARCHED, **ENDED, **over_http}
-    call = changed(names.SPAN_GENERATE, name="POST /v1/chat/completions", attributes=root)
+    call = [
+        replace(one, name="POST /v1/chat/completions") if one.name == names.SPAN_GENERATE else one
+        for one in changed(names.SPAN_GENERATE, attributes=root)
+    ]
     assert faults(call) == []
     cut = [one for one in call if one.name not in (names.SPAN_PREFILL, names.SPAN_DECODE)]
     assert any("the answer has no prefill" in fault for fault in faults(cut))

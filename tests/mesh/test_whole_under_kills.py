@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.trace_rules import faults, is_model
+from cli.trace_rules import faults, is_model, linkable
 from sluice.client.aio import AsyncClient
 from sluice.errors import SluiceError, UnknownModel
 from sluice.settings import Settings
@@ -127,8 +127,9 @@ def faults_of(spans: Iterable[SpanRecord]) -> dict[str, list[str]]:
     traces: defaultdict[str, list[SpanRecord]] = defaultdict(list)
     for span in spans:
         traces[span.trace_id].append(span)
-    known = {(span.trace_id, span.span_id) for trace in traces.values() for span in trace}
-    told = {one: faults([s.of_trace() for s in trace], known) for one, trace in traces.items()}
+    seen = {one: [span.of_trace() for span in trace] for one, trace in traces.items()}
+    known = {link for one, trace in seen.items() for link in linkable(one, trace)}
+    told = {one: faults(trace, known) for one, trace in seen.items()}
     return {one: found for one, found in told.items() if found}
 
 
