@@ -215,7 +215,7 @@ class Redactor:
 
     def _beyond(self, held: str, length: int) -> int:
         """Return up to where ``held`` decides about its first ``length`` characters."""
-        if APART.search(held) or APART.search(self._context):
+        if APART.search(held):
             return len(held)
         behind = view(held[length:])[1][: max(1, self._rules.automaton.context_after)]
         return length + (behind[-1] + 1 if behind else 0)

@@ -101,10 +101,10 @@ WORDS: Final = ("blue heron", "Straße", "heron", "ab", "abcd", "c++")
 
 
 class SmallScanner:
-    """`RULES` and `WORDS`, each on its own and from left to right."""
+    """Rules and `WORDS`, each on its own and from left to right."""
 
-    def __init__(self) -> None:
-        self._compiled = [(rule, re2.compile(rule.pattern)) for rule in RULES]
+    def __init__(self, rules: Sequence[Rule] = RULES) -> None:
+        self._compiled = [(rule, re2.compile(rule.pattern)) for rule in rules]
 
     def scan(self, text: str) -> list[Finding]:
         found = []

@@ -10,9 +10,13 @@ from gateway.safety.output.automaton import StreamWatch
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.output.view import readings
 from tests.gateway.safety.output.kit import (
+    RULES,
+    Rule,
+    SmallScanner,
     check_pieces,
     random_pieces,
     random_text,
+    rules_of,
     small_rules,
     whole,
 )
@@ -80,6 +84,37 @@ def test_noise_anywhere_reads_alike_in_any_pieces(seed: int) -> None:
         at = rng.randint(0, len(text))
         text = text[:at] + rng.choice(NOISE) + text[at:]
     check_pieces(small_rules(), random_pieces(text, rng), whole(small_rules(), text))
+
+
+PARCELS = {
+    "controls": "12\x00345-CD" + "\x00" * 8 + " kg and so on",
+    "escapes": "12\\u0033" + "45-CD" + "\\u0020" * 3 + "kg and so on",
+    "sequences": "12\x1b[1m345-CD\x1b[0m\x1b[1m kg it is",
+}
+
+
+@pytest.mark.parametrize("text", PARCELS.values(), ids=PARCELS)
+def test_what_decides_behind_a_match_may_come_later(text: str) -> None:
+    """A reading leaves characters out, so its next eight come later than eight characters."""
+    decision = whole(small_rules(), text)
+    assert "CD" in decision.text
+    check_pieces(small_rules(), list(text), decision)
+
+
+def test_what_decides_may_stand_in_another_match_under_way() -> None:
+    parcel = next(rule for rule in RULES if rule.id == "pii.parcel")
+    rules = parcel, Rule("word.heap", r" +kg of z{50,80}!", 100)
+    made = rules_of([rule.watched for rule in rules], SmallScanner(rules))
+    text = "12\x00345-CD " + "\x00" * 10 + "kg of " + "z" * 70 + "."
+    assert not whole(made, text).edits
+    check_pieces(made, list(text), whole(made, text))
+
+
+def test_a_sequence_that_began_long_before_is_read() -> None:
+    text = "so \x1b[" + "0;" * 30 + "m4111111111111111 it is"
+    decision = whole(small_rules(), text)
+    assert len(decision.edits) == 1
+    check_pieces(small_rules(), list(text), decision)
 
 
 @pytest.mark.parametrize("inside", [*SEQUENCES, *CONTROLS, "\\u002d"])
