@@ -388,10 +388,13 @@ class StreamWatch:
                     start = starts[claim] if claim < len(starts) else at
                     self.claim(start, at + 1, after)
             if kept is not None:
-                starts.append(at)
-                starts = [starts[index] for index in kept]
-                busy = starts or self._claims
-                self.widest = max(self.widest, state.reach) if busy else 0
+                if kept:
+                    starts.append(at)
+                    starts = [starts[index] for index in kept]
+                    self.widest = max(self.widest, state.reach)
+                else:
+                    starts = []
+                    self.widest = self.widest if self._claims else 0
             at += 1
         else:
             view.state, view.starts, self.end = state, starts, at
@@ -436,6 +439,11 @@ class StreamWatch:
             starts.append(at + 1 - width)
             place.starts = [starts[index] for index in kept]
             self.widest = max(self.widest, place.state.reach)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way and nothing has matched: all text is decided."""
+        return not (self._view.starts or self._claims or self._further)
 
     @property
     def open_from(self) -> int:

@@ -107,11 +107,11 @@ class Redactor:
             self._entities = [one for one in self._entities if one.end > self.decided]
             self._entities += sorted(entities, key=lambda one: one.end)
         self._follow(text)
-        free = watch.free_to
-        if free == watch.end and not self._held and not watch.claims_before(free):
-            self.decided = free
+        if not self._held and watch.is_idle:
+            self.decided = watch.end
             self._remember(text)
             return text
+        free = watch.free_to
         self._held.append(text)
         if free > self.decided:
             return self._release(free)
