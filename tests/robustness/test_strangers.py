@@ -125,14 +125,19 @@ async def test_connections_that_never_begin_tls_keep_nobody_out(encrypted: Targe
             one.close()
 
 
+@pytest.fixture(params=["target", "encrypted"])
+def each(request: pytest.FixtureRequest) -> Target:
+    """Return one target after the other; they start outside of the event loop of a test."""
+    one: Target = request.getfixturevalue(request.param)
+    return one
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["target", "encrypted"])
-async def test_silent_grpc_connections_end(kind: str, request: pytest.FixtureRequest) -> None:
+async def test_silent_grpc_connections_end(each: Target) -> None:
     """As many as are served: a new caller waits for the end of their handshakes at most."""
-    target: Target = request.getfixturevalue(kind)
-    silent = await asyncio.to_thread(silent_connections, target.grpc, FILES // 4)
+    silent = await asyncio.to_thread(silent_connections, each.grpc, FILES // 4)
     try:
-        await target.check()
+        await each.check()
     finally:
         for one in silent:
             one.close()
