@@ -17,7 +17,7 @@ import grpc.aio
 from opentelemetry.trace import NoOpTracer
 from tritonclient.grpc import service_pb2
 
-from model_workers import sender, worker
+from model_workers import runners
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.worker import InboxFull, Worker
 from sluice.internal.v1 import worker_pb2
@@ -252,10 +252,7 @@ class WorkerProcess:
     def _start(self) -> None:
         loop, crash = self.process.loop, self.process.crash
         patches = {"Thread": SimulatedThread, "Condition": SimulatedCondition}
-        with (
-            patch.multiple(worker, **patches),
-            patch.object(sender, "Condition", SimulatedCondition),
-        ):
+        with patch.multiple(runners, **patches):
             self._worker = Worker(
                 "echo",
                 self.engine,

@@ -7,6 +7,7 @@ import pytest
 from sluice.settings import Settings
 from supervisor.control import _carried
 from supervisor.serve import FREE_PAGE, settings_of
+from supervisor.state import Origin
 
 
 def settings_with(telemetry: dict[str, object]) -> Settings:
@@ -20,8 +21,8 @@ def test_metrics_adds_the_pages_that_the_file_leaves_out(tmp_path: Path) -> None
         "routing: {default: small}\n"
         "telemetry: {prometheus: {gateway: '[::1]:9464'}}\n"
     )
-    assert settings_of(file, None).telemetry.prometheus.batcher is None
-    pages = settings_of(file, None, metrics=True).telemetry.prometheus
+    assert settings_of(Origin(str(file)), None).telemetry.prometheus.batcher is None
+    pages = settings_of(Origin(str(file), metrics=True), None).telemetry.prometheus
     assert pages.gateway == "[::1]:9464"
     assert pages.batcher == pages.jobs == pages.triton == FREE_PAGE
     assert pages.nats is None

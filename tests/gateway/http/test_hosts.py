@@ -12,7 +12,7 @@ from tests.gateway.kit.wire import open_wire
 
 def endpoint(hosts: frozenset[str] | None) -> Endpoint:
     nothing: object = None
-    return Endpoint(nothing, nothing, 0, hosts, nothing, frozenset(), False, nothing)  # type: ignore[arg-type]
+    return Endpoint(nothing, nothing, 0, hosts, nothing, frozenset(), False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
