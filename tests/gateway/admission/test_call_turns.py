@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.admission.call_turns import ARRIVALS, BURST, CallTurns
+from gateway.admission.call_turns import ALONE_BURST, ARRIVALS, BURST, CallTurns
 from sluice.errors import Overloaded
 
 NEVER_S = 3600.0
@@ -25,6 +25,11 @@ class Calls:
         self.tasks += [asyncio.create_task(self._call(tenant)) for _ in range(count)]
         await asyncio.sleep(0)
 
+    async def of_others(self) -> None:
+        """Send calls of two tenants, so that nobody has been alone."""
+        await self.come("first", 1)
+        await self.come("second", 1)
+
     async def end(self) -> None:
         async with asyncio.timeout(BOUND_S):
             await asyncio.gather(*self.tasks)
@@ -36,11 +41,30 @@ class Calls:
 
 async def test_few_calls_of_each_tenant_begin_at_once() -> None:
     calls = Calls(CallTurns(moment_s=NEVER_S))
+    await calls.of_others()
     await calls.come("a", 100)
     await calls.come("b", 1)
-    assert calls.begun == {"a": BURST, "b": 1}
+    assert (calls.begun["a"], calls.begun["b"]) == (BURST, 1)
     for task in calls.tasks:
         task.cancel()
+
+
+async def test_a_lone_tenant_begins_more_calls() -> None:
+    calls = Calls(CallTurns(moment_s=NEVER_S))
+    await calls.come("a", 100)
+    assert calls.begun["a"] == ALONE_BURST
+    await calls.come("b", 100)
+    assert calls.begun["b"] == BURST
+    for task in calls.tasks:
+        task.cancel()
+
+
+async def test_a_lone_crowd_begins_few_calls_while_more_come() -> None:
+    calls = Calls(CallTurns(moment_s=0))
+    for _ in range(4 * ARRIVALS):
+        await calls.come("a", 1)
+    assert ALONE_BURST < calls.begun["a"] <= ALONE_BURST + 4 * BURST
+    await calls.end()
 
 
 async def test_others_begin_when_no_call_comes() -> None:
@@ -54,6 +78,7 @@ async def test_others_begin_when_no_call_comes() -> None:
 
 async def test_a_round_begins_a_few_calls_of_each() -> None:
     turns = CallTurns(moment_s=0)
+    await Calls(turns).of_others()
     order, calls = list[str](), []
 
     async def call(tenant: str) -> None:
@@ -69,6 +94,7 @@ async def test_a_round_begins_a_few_calls_of_each() -> None:
 
 async def test_calls_without_an_end_hold_up_no_round() -> None:
     calls = Calls(CallTurns(moment_s=0))
+    await calls.of_others()
     await calls.come("a", BURST + 1)
     for _ in range(4 * ARRIVALS):
         await calls.come("b", 1)
@@ -78,8 +104,9 @@ async def test_calls_without_an_end_hold_up_no_round() -> None:
 
 async def test_calls_that_have_gone_take_no_turn() -> None:
     calls = Calls(CallTurns(moment_s=0))
+    await calls.of_others()
     await calls.come("a", 3 * BURST)
-    for task in calls.tasks[BURST : 2 * BURST]:
+    for task in calls.tasks[2 + BURST : 2 + 2 * BURST]:
         task.cancel()
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*calls.tasks, return_exceptions=True)
@@ -89,7 +116,7 @@ async def test_calls_that_have_gone_take_no_turn() -> None:
 async def test_waiting_calls_of_a_tenant_are_bounded() -> None:
     turns = CallTurns(waiting_max=2, moment_s=NEVER_S)
     calls = Calls(turns)
-    await calls.come("a", BURST + 2)
+    await calls.come("a", ALONE_BURST + 2)
     with pytest.raises(Overloaded, match="2 calls of your tenant wait to begin"):
         await turns.take("a")
     await calls.come("b", 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.call_turns import BURST, CallTurns
+from gateway.admission.call_turns import ALONE_BURST, CallTurns
 from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
 from gateway.http.call import AUTHENTICATED, Endpoint
 from gateway.identity.authenticator import Authenticator
@@ -53,9 +53,9 @@ async def test_calls_of_a_tenant_begin_in_turns() -> None:
         scope: Any = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
         await endpoint(scope, nothing, nothing)
 
-    crowd = [asyncio.create_task(ask(b"crowd")) for _ in range(2 * BURST)]
+    crowd = [asyncio.create_task(ask(b"crowd")) for _ in range(2 * ALONE_BURST)]
     await asyncio.sleep(0)
     await ask(b"other")
-    assert begun == ["crowd"] * BURST + ["other"]
+    assert begun == ["crowd"] * ALONE_BURST + ["other"]
     for task in crowd:
         task.cancel()
