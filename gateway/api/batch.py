@@ -37,7 +37,11 @@ RESPONSE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
 ANSWER_RATIO: Final = 4
 """The answers of a call may be this many times as large as a message that the gateway takes."""
 RETURN_S: Final = 0.25
-"""How long before the call's deadline its requests end, seconds, and at most a twentieth of the time."""
+"""How long before the call's deadline its requests end, in seconds, so that the results still arrive."""
+ROUNDING: Final = 0.01
+"""Share of a timeout by which gRPC clients may round it up on the wire: 100.1 s are sent as 101 s."""
+RETURN_SHARE_MAX: Final = 0.05
+"""Largest share of a timeout that is kept for the return of the results."""
 
 
 async def answer_batch(
@@ -52,13 +56,18 @@ async def answer_batch(
     _check(request)
     timeout_s = generator.timeout_s(call)
     if call.remaining_s is not None:
-        timeout_s -= min(RETURN_S, timeout_s / 20)
+        timeout_s = requests_timeout_s(timeout_s)
     with RequestLog(generator.tracer, names.SPAN_GENERATE_BATCH, call.metadata) as log:
         log.describe({names.TENANT: call.caller.tenant, names.TEXTS: len(request.requests)})
         metadata = {**call.metadata, **headers_of(log.server)}
         batch = _Batch(generator, request, call.caller, metadata, time.monotonic() + timeout_s)
         results = await batch.answer(request.requests)
     return pb.GenerateBatchResponse(results=results, currency=generator.records.currency)
+
+
+def requests_timeout_s(timeout_s: float) -> float:
+    """Return how long the requests of a call may run whose timeout arrived as `timeout_s`, in seconds."""
+    return timeout_s - min(RETURN_S + ROUNDING * timeout_s, RETURN_SHARE_MAX * timeout_s)
 
 
 def _check(request: pb.GenerateBatchRequest) -> None:

@@ -108,12 +108,21 @@ async def test_batch_has_bounds(wire: Wire) -> None:
     assert isinstance(error, MessageTooLarge)
 
 
-async def test_batch_requests_end_before_their_call(wire: Wire) -> None:
-    call = wire.stub.GenerateBatch(batch_of("one"), timeout=BOUND_S)
-    tasks = await take(wire, 1)
-    assert tasks["one"].timeout_ms <= 1000 * (BOUND_S - batch.RETURN_S)
-    await finish(wire, tasks)
-    await call
+@pytest.mark.parametrize("timeout_s", [BOUND_S, 100.01, 999.01])
+async def test_batch_requests_end_before_their_call(
+    nats_url: str, model_folder: Path, timeout_s: float
+) -> None:
+    """gRPC rounds a timeout up on the wire: by 0.1 s, 1 s and 10 s for these."""
+    async with open_wire(nats_url, model_folder, max_timeout_s=2000.0) as wire:
+        call = wire.stub.GenerateBatch(batch_of("one"), timeout=timeout_s)
+        tasks = await take(wire, 1)
+        assert tasks["one"].timeout_ms <= 1000 * (timeout_s - batch.RETURN_S)
+        await finish(wire, tasks)
+        await call
+
+
+def test_short_batches_keep_most_of_their_time() -> None:
+    assert batch.requests_timeout_s(0.1) == pytest.approx(0.095)
 
 
 async def test_batch_keeps_answers_that_came_before_the_deadline(
