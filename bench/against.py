@@ -18,6 +18,10 @@ side in turn, which goes first alternates; one slice before them is left out.
 
 `tokens`: `against_token_cpu`, 64 callers, answers of 128 to 512 tokens; microseconds of CPU of all processes a token.
 
+`remote`: `against_remote_hop`, 32 callers, one-token answers; milliseconds of CPU of all processes a request of a
+model of `engine: openai` beyond those of the `engine: echo` model of the same mesh, in alternating slices. The server
+is bench/support/openai_upstream.py, asked through its chat API; its process does not count.
+
 `idle`: `against_idle_cpu`, both meshes as `sluice up` starts them with both shipped specialists and no caller, on the
 same cores at the same time, `SETTLE_S` after their start; CPU of all processes over `IDLE_S`, percent of one core.
 """
@@ -30,6 +34,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,8 +47,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import ROOT, Figure, emit, options_of, paired
 from bench.support.load import Cost, Load, Server, bare_server, cost, families, interleaved
+from bench.support.meshes import ports_of, program
 
 MODEL: Final = "echo"
+REMOTE: Final = "remote"
 SLOTS: Final = 64
 SLICES: Final = 6
 MANY: Final = Load(32, 1000)
@@ -93,7 +100,7 @@ async def pair(
     """A mesh of this tree and one of ``checkout``."""
     with tempfile.TemporaryDirectory(prefix="sluice-against-") as folder:
         async with AsyncExitStack() as stack:
-            started = {}
+            started: dict[Path, Server] = {}
             for tree in (ROOT, checkout) if ours_first else (checkout, ROOT):
                 mesh = mesh_of(tree, Path(folder, str(len(started))), config)
                 started[tree] = await stack.enter_async_context(mesh)
@@ -153,6 +160,34 @@ class Against:
         what = "a token of a stream, all processes"
         return [self._figure("against_token_cpu", "us of CPU", what, found, cpu, STREAMS)]
 
+    async def remote(self) -> list[Figure]:
+        ours: list[float] = []
+        theirs: list[float] = []
+        async with program("openai_upstream") as process:
+            (port,) = await ports_of(process)
+            for number in range(self._rounds):
+                config = _with_remote(port)
+                async with pair(
+                    self._checkout, ours_first=number % 2 == 0, config=config
+                ) as meshes:
+                    servers = [
+                        replace(mesh, model=name) for mesh in meshes for name in (MODEL, REMOTE)
+                    ]
+                    costs = await interleaved(servers, MANY, SLICES, number)
+                    ours.append(_hop_ms(*costs[:2]))
+                    theirs.append(_hop_ms(*costs[2:]))
+        return [
+            paired(
+                "against_remote_hop",
+                ours,
+                theirs,
+                unit="ms of CPU",
+                higher_is_better=False,
+                note=f"engine: openai beyond engine: echo, a one-token request; peer: {self._head}",
+                settings={"callers": MANY.callers, "answers": MANY.answers, "slots": SLOTS},
+            )
+        ]
+
     async def idle(self) -> list[Figure]:
         found: Sides = ([], [])
         async with pair(self._checkout, config=IDLE) as meshes:
@@ -191,12 +226,30 @@ def _cpu_of(scale: float, *names: str) -> Callable[[Cost], float]:
     return lambda one: scale * sum(s for name, s in one.cpu_s.items() if name in names or not names)
 
 
+def _with_remote(port: int) -> dict[str, Any]:
+    """Return a configuration with the echo model and one of a server on this port."""
+    server = {
+        "url": f"http://127.0.0.1:{port}/v1",
+        "model": MODEL,
+        "api": "chat",
+        # Every load asks for answers of an exact length.
+        "parameters": {"min_tokens": "min_tokens"},
+    }
+    remote = {**CONFIG["models"][0], "name": REMOTE, "engine": "openai", "server": server}
+    return {**CONFIG, "models": [*CONFIG["models"], remote]}
+
+
+def _hop_ms(echo: Cost, remote: Cost) -> float:
+    """Return what a request of the remote model costs beyond one of the echo model, in milliseconds of CPU."""
+    return 1e3 * (remote.all_s - echo.all_s) / (SLICES * MANY.answers)
+
+
 async def _idle() -> float:
     await asyncio.sleep(IDLE_S)
     return IDLE_S
 
 
-PARTS: Final = ("requests", "tokens", "idle")
+PARTS: Final = ("requests", "tokens", "remote", "idle")
 
 
 async def measure(against: Against, parts: Sequence[str], as_json: bool) -> None:
