@@ -23,6 +23,8 @@ class AssembledFilter:
             Redactor(self._rules, self._own, self._is_known) for _ in range(2)
         )
         self._blocked: tuple[str, ...] = ()
+        self._altered_chars = 0
+        """Characters that were written and are not in the text so far: marks, calls, reasoning."""
 
     @property
     def blocked(self) -> tuple[str, ...]:
@@ -33,9 +35,11 @@ class AssembledFilter:
         """Take the next part of the answer as it was written, before it is assembled."""
         if written:
             self._written.append(written)
+            self._altered_chars += len(written)
 
     def push(self, text: str) -> str:
         """Return what may be shown after ``text`` was assembled."""
+        self._altered_chars -= len(text)
         return self._text.push(text)
 
     def push_reasoning(self, text: str) -> str:
@@ -44,6 +48,8 @@ class AssembledFilter:
 
     def finish(self) -> tuple[str, str]:
         """Return the rest of the text and of the reasoning."""
+        if not self._altered_chars:
+            return self._text.finish_unscanned(), ""  # nothing is in it that was not let pass
         return self._text.finish(), self._reasoning.finish()
 
     def value(self, text: str) -> str:

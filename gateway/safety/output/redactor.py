@@ -139,6 +139,13 @@ class Redactor:
         self.decided = self._watch.end
         return shown
 
+    def finish_unscanned(self) -> str:
+        """Return the rest of a text in which every value is known, see ``is_known``."""
+        if self.stopped or not self.held_chars:
+            return ""
+        self.decided = self._watch.end
+        return self._text()
+
     def _follow(self, text: str) -> None:
         """An entity claims its place as a match of a rule does."""
         watch, at = self._watch, 0
@@ -240,6 +247,8 @@ class Redactor:
         return least if self._context_cut else len(context)
 
     def _edits(self, piece: str, found: Sequence[Finding]) -> list[Edit]:
+        if not found:
+            return []
         if self._placeholders is None:
             self._placeholders = self._of_prompt().for_answer()
         decision = apply(self._rules.table, piece, found, self._placeholders)

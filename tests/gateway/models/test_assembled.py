@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from gateway.models.tools import (
     texts_in,
 )
 from gateway.safety.actions import Placeholders
+from gateway.safety.findings import Finding
 from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter, OutputRules
 from sluice.v1 import inference_pb2 as pb
@@ -122,6 +124,23 @@ def test_reasoning_in_the_middle_joins_nothing() -> None:
         f"{REASONING}so {CARD[:5]}{REASONING_END}A {CARD[:9]}{REASONING}{CARD[5:]}{REASONING_END}{CARD[9:]}"
     )
     assert (made.text, made.reasoning) == ("A <PAYMENT_CARD_1>", "so <PAYMENT_CARD_1>")
+
+
+class NoScanner:
+    """A scanner that must not be asked."""
+
+    def scan(self, text: str) -> list[Finding]:
+        pytest.fail(f"scanned {text!r}")
+
+
+def test_a_text_as_it_was_written_is_not_scanned() -> None:
+    rules = replace(REDACTS, rules=replace(REDACTS.rules, scanner=NoScanner()))
+    text, filter_ = f"card {CARD[:6]}", AssembledFilter(rules)
+    for piece in (text[:3], text[3:]):
+        filter_.note(piece)
+        text = text.removeprefix(filter_.push(piece))
+    assert filter_.finish() == (text, "")
+    assert text
 
 
 def test_a_canary_around_a_call_ends_the_answer() -> None:
