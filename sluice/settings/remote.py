@@ -1,6 +1,7 @@
 """Settings of a model that somebody else's server computes (``engine: openai``); shared by gateway and worker."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
@@ -88,7 +89,7 @@ class ServerSettings(Section):
         """All addresses."""
         return (self.url,) if isinstance(self.url, str) else self.url
 
-    @property
+    @cached_property
     def names(self) -> Mapping[Parameter, str]:
         """The server's names of the sampling parameters that it takes."""
         usual = {one: _ELSEWHERE.get(one, one) for one in _DEFAULTS[self.api]}

@@ -53,6 +53,8 @@ _SAMPLES: Final = (
 
 def without_marks(text: str) -> str:
     """``text`` that a server sent; of what reasoning is marked with U+FFFD is left."""
+    if REASONING not in text and REASONING_END not in text:
+        return text
     return text.translate(_NO_TEXT)
 
 
