@@ -6,6 +6,7 @@ to compute; in one event loop a row costs no switch between threads.
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -56,6 +57,10 @@ class EnginePart(Protocol):
     @property
     def is_due(self) -> bool:
         """Whether there is a step to compute now."""
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether commands wait for the next turn."""
 
     @property
     def holds(self) -> bool:
@@ -166,13 +171,14 @@ class _LoopChanges:
 class LoopTurns:
     """Both parts in an event loop, in turns: first the engine, then the sender.
 
-    All that arrives in one pass of the loop is one turn. Everything must be called in that loop.
+    All that arrives in one pass of the loop is one turn. Steps wait until their reports can be sent, see `PACE_S`;
+    commands do not. Everything must be called in that loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pace_s: float = PACE_S) -> None:
         self.changes_of_engine: Changes = _LoopChanges(self._on_change)
         self.changes_of_sender: Changes = _LoopChanges(self._on_change)
-        self._loop = loop
+        self._loop, self._pace_s = loop, pace_s
         self._parts: tuple[EnginePart, SenderPart, Callable[[], None]] | None = None
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -205,22 +211,25 @@ class LoopTurns:
             return
         engine, sender, on_fault = self._parts
         try:
-            engine.turn()
+            if engine.has_commands or time.monotonic() >= self._send_at:
+                engine.turn()
             self._is_scheduled = False  # what the engine has posted is sent here
             now = time.monotonic()
             if now >= self._send_at and sender.turn():
-                self._send_at = now + PACE_S
+                self._send_at = now + self._pace_s
         except Exception:
             logger.exception("the worker ended by a fault")
             on_fault()
             return
-        if engine.is_due:
-            self._on_change()
         self._set_timer(engine, sender)
 
     def _set_timer(self, engine: EnginePart, sender: SenderPart) -> None:
-        """Have a turn when the next report is due; a timer that is earlier stays."""
-        now, due_at = time.monotonic(), sender.next_due
+        """Have a turn when the next step or report is due; a timer that is earlier stays."""
+        now = time.monotonic()
+        if engine.is_due and now >= self._send_at:
+            self._on_change()
+            return
+        due_at = now if engine.is_due else sender.next_due
         if due_at is not None:
             due_at = max(due_at, self._send_at)
         flush_at = now + HOLD_S if engine.holds else None
@@ -230,7 +239,9 @@ class LoopTurns:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = min(times)
-        self._timer = self._loop.call_later(max(0.0, self._timer_at - now), self._on_timer)
+        # uvloop rounds to milliseconds: a timer that is too early would have turns in every pass until it is time.
+        delay_ms = max(1, math.ceil(1000 * (self._timer_at - now)))
+        self._timer = self._loop.call_later(delay_ms / 1000, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -141,6 +141,11 @@ class EngineLoop:
         self._telemetry.flush(self._clock())
 
     @property
+    def has_commands(self) -> bool:
+        """Whether commands wait for the next turn."""
+        return bool(self._inbox)
+
+    @property
     def holds(self) -> bool:
         """Whether a turn is due after `HOLD_S`."""
         return self._telemetry.holds

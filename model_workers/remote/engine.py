@@ -44,11 +44,11 @@ class RemoteRow:
     task: "asyncio.Task[None] | None" = None
 
     def report(self, event: RowStep) -> RowStep:
-        """``event`` behind what was reported before."""
-        index, self.next_index = self.next_index, self.next_index + len(event.token_ids)
+        """Place ``event`` behind what was reported before."""
+        event.start_index, self.next_index = self.next_index, self.next_index + len(event.token_ids)
         self.ended = event.end is not None
-        wait_s = self.spec.wait_s(index, event.end)
-        return replace(event, start_index=index, wait_s=wait_s)
+        event.wait_s = self.spec.wait_s(event.start_index, event.end)
+        return event
 
     def answered(self, end: RowEnd, usage: ServerUsage | None) -> RowStep:
         """Its end, with what was billed; of a row that was begun before, nobody knows what was billed then."""
@@ -57,6 +57,15 @@ class RemoteRow:
             return step
         billed = None if self.spec.produced else (usage.prompt_tokens, usage.answer_tokens)
         return replace(step, cached_prompt_tokens=usage.cached_tokens, server_tokens=billed)
+
+
+def joined(first: RowStep, second: RowStep) -> RowStep:
+    """Return two events of a row as one; what follows its end is dropped."""
+    if first.end is not None:
+        return first
+    second.token_ids = first.token_ids + second.token_ids
+    second.logprobs = first.logprobs + second.logprobs
+    return second
 
 
 @dataclass
@@ -101,8 +110,10 @@ class RemoteEngine(Engine):
     def step(self, now: float) -> list[RowStep]:
         """See `Engine.step`: reports what has happened since the last one."""
         self._steps += 1
-        events = [event for event in self._taken() if event is not None]
-        steps = [row.report(event) for row, event in events if not row.ended]
+        events: dict[RemoteRow, RowStep] = {}
+        for row, event in filter(None, self._taken()):
+            events[row] = joined(events[row], event) if row in events else event
+        steps = [row.report(event) for row, event in events.items() if not row.ended]
         for step in steps:
             if step.end is not None:
                 del self._rows[step.request_id]

@@ -18,7 +18,7 @@ class Part:
     def __init__(self, *, fails: bool = False) -> None:
         self.calls: list[str] = []
         self.turned_at: list[float] = []
-        self.is_due = self.holds = False
+        self.is_due = self.holds = self.has_commands = False
         self.next_due: float | None = None
         self.sends = False
         self.on_turn: Callable[[], None] = lambda: None
@@ -102,6 +102,39 @@ async def test_messages_keep_a_distance() -> None:
     first, second, third = sender.turned_at[:3]
     assert min(second - first, third - second) >= 0.9 * PACE_S
     assert len(engine.turned_at) >= 3
+    runner.stop(engine, sender)
+
+
+async def test_steps_wait_to_be_sent_and_commands_do_not() -> None:
+    runner = LoopTurns(asyncio.get_running_loop(), pace_s=WAIT_S)
+    engine, sender = Part(), Part()
+    sender.sends = True
+    runner.start(engine, sender, pytest.fail)
+    await until(lambda: bool(sender.calls))
+    engine.is_due = True
+    for has_commands, turns in ((False, 1), (True, 2)):
+        engine.has_commands = has_commands
+        runner.changes_of_engine.notify()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (engine.calls.count("turn"), sender.calls) == (turns, ["turn"])
+    runner.stop(engine, sender)
+
+
+async def test_timers_are_whole_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, delays = asyncio.get_running_loop(), list[float]()
+    call_later = loop.call_later
+
+    def record(delay: float, callback: Callable[..., object]) -> asyncio.TimerHandle:
+        delays.append(delay)
+        return call_later(delay, callback)
+
+    monkeypatch.setattr(loop, "call_later", record)
+    runner, engine, sender = LoopTurns(loop), Part(), Part()
+    sender.on_turn = lambda: setattr(sender, "next_due", time.monotonic() + 0.0003)
+    runner.start(engine, sender, pytest.fail)
+    await until(lambda: bool(delays))
+    assert delays[0] == 0.001
     runner.stop(engine, sender)
 
 

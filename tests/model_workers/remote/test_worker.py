@@ -11,11 +11,12 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from batcher.workers.client import Reports, WorkerClient
+from model_workers.engine.protocol import RowEnd, RowStep, TokenLogprobs
 from model_workers.engine.rows import RowLimits
 from model_workers.remote import client as client_module
 from model_workers.remote.api import ServerApi, find_text_tokens
 from model_workers.remote.client import ServerClient
-from model_workers.remote.engine import RemoteEngine
+from model_workers.remote.engine import RemoteEngine, joined
 from model_workers.remote.http import proxy_of
 from model_workers.remote.server import start_server
 from model_workers.runners import LoopTurns
@@ -277,6 +278,16 @@ async def test_a_deadline_closes_the_request(server: OpenAIServer) -> None:
         await channel.ask("r", timeout_ms=1000)
         assert (await channel.ended()).end == frame_pb2.ROW_END_DEADLINE
         await server.until(lambda: server.gone == 1)
+
+
+def test_events_of_one_step_are_one_report() -> None:
+    first = RowStep("r", "b", 0, 0, (1, 2), (TokenLogprobs(-1.0),) * 2)
+    second = RowStep("r", "b", 0, 0, (3,), (TokenLogprobs(-2.0),))
+    end = RowStep("r", "b", 0, 0, end=RowEnd.STOP, server_tokens=(4, 3))
+    both = joined(joined(first, second), end)
+    assert (both.token_ids, both.end, both.server_tokens) == ((1, 2, 3), RowEnd.STOP, (4, 3))
+    assert [one.logprob for one in both.logprobs] == [-1.0, -1.0, -2.0]
+    assert joined(both, RowStep("r", "b", 0, 0, end=RowEnd.CANCELLED)) is both
 
 
 async def test_a_channel_that_is_gone_ends_its_requests(server: OpenAIServer) -> None:
