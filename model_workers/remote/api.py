@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -161,8 +161,7 @@ class ServerApi:
             if not event.get("choices"):
                 return Chunk(usage=usage)
             choice = event["choices"][0]
-            end = _end(choice.get("finish_reason"))
-            return replace(self._said(choice), end=end, usage=usage)
+            return self._said(choice, _end(choice.get("finish_reason")), usage)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ServerFault(
                 f"the server sent an event that is none of its API ({type(error).__name__})"
@@ -185,7 +184,7 @@ class ServerApi:
             "regex": sampling.regex and {"regex": sampling.regex},
             "grammar": sampling.grammar and {"grammar": sampling.grammar},
             "priority": spec.rank,
-            "cache_salt": self._cache_salt(spec),
+            "cache_salt": self._cache_salt(spec) if "cache_salt" in names else None,
             **_options(sampling),
             **{name: _unless_neutral(sampling, name) for name in _PLAIN},
         }
@@ -214,7 +213,9 @@ class ServerApi:
         is_whole = len(spec.prompt) + limit >= self.context_tokens
         return None if is_whole and self.tokens is not None else limit - produced
 
-    def _said(self, choice: Mapping[str, Any]) -> Chunk:
+    def _said(
+        self, choice: Mapping[str, Any], end: RowEnd | None, usage: ServerUsage | None
+    ) -> Chunk:
         if self.settings.api == "tokens":
             if choice.get("token_ids") is None and choice.get("text"):
                 raise ServerFault(
@@ -222,15 +223,17 @@ class ServerApi:
                     retry=Retry.NEVER,
                 )
             token_ids = tuple(map(int, choice.get("token_ids") or ()))
-            return Chunk(token_ids=token_ids, logprobs=_logprobs(choice.get("logprobs")))
+            logprobs = _logprobs(choice.get("logprobs"))
+            return Chunk(token_ids=token_ids, logprobs=logprobs, end=end, usage=usage)
         if self.settings.api == "completions":
-            return Chunk(text=_text(choice.get("text")))
+            return Chunk(text=_text(choice.get("text")), end=end, usage=usage)
         delta = choice.get("delta") or {}
         said = _text(delta.get("content")) + _text(delta.get("refusal"))
         # DeepSeek's name, SGLang's and the older one of vLLM; vLLM's present one.
         reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"))
         tokens = _server_tokens(choice.get("logprobs"))
-        return Chunk(reasoning, said, delta.get("tool_calls") or (), server_tokens=tokens)
+        calls = delta.get("tool_calls") or ()
+        return Chunk(reasoning, said, calls, server_tokens=tokens, end=end, usage=usage)
 
 
 def _unless_neutral(sampling: Sampling, name: str) -> float | None:

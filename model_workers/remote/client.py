@@ -50,6 +50,8 @@ NO_LOGPROBS: Final = TokenLogprobs(0.0, text="")
 
 So sums are right, and what is left of the entries when these are dropped is what the server sent."""
 
+_JSON: Final = json.JSONEncoder(ensure_ascii=False)
+
 Emit = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...]], None]
 """Takes the next tokens of an answer."""
 
@@ -165,7 +167,7 @@ class ServerClient:
             await asyncio.sleep(wait_s)
 
     async def _ask(self, spec: RowSpec, reading: "_Reading") -> Answered:
-        body = json.dumps(self._api.body(spec), ensure_ascii=False).encode(errors="replace")
+        body = _JSON.encode(self._api.body(spec)).encode(errors="replace")
         reader = EventReader()
         with _faults():
             response = await self._response("POST", self._api.path, body, spec.traceparent)
@@ -173,7 +175,7 @@ class ServerClient:
                 # A list proves nothing of requests, but this does.
                 self.gate.answered(response.headers, time.monotonic())
                 self._watch_gate()
-                while received := await self._http.read(response):
+                while received := await response.read():
                     for data in reader.feed(received):
                         if data == DONE:
                             await self._finish(response)
@@ -196,7 +198,7 @@ class ServerClient:
         with _faults():
             response = await self._response("GET", "/models")
             try:
-                while received := await self._http.read(response):
+                while received := await response.read():
                     listed += received
                     if len(listed) > EVENT_BYTES_MAX:
                         raise ServerFault("the server's list of models has no end")
@@ -218,7 +220,7 @@ class ServerClient:
             return response
         said = b""
         try:
-            while len(said) < ERROR_BYTES_MAX and (received := await self._http.read(response)):
+            while len(said) < ERROR_BYTES_MAX and (received := await response.read()):
                 said += received
         finally:
             self._http.release(response)
@@ -322,6 +324,8 @@ class _Reading:
         return self._end, self._usage
 
     def _text(self, chunk: Chunk) -> str:
+        if chunk.text and not (chunk.calls or chunk.reasoning or chunk.end or self._reasons):
+            return without_marks(chunk.text)  # nearly every event
         calls = ""
         if chunk.calls:
             try:

@@ -8,8 +8,9 @@ import asyncio
 import base64
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Mapping
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -17,8 +18,6 @@ import httptools
 
 from model_workers.remote.faults import ServerFault
 from sluice.errors import EngineFailed, ModelUnavailable
-
-T = TypeVar("T")
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Limit for the head of a response."""
@@ -32,6 +31,10 @@ _PORTS: Final = {"http": 80, "https": 443}
 class Connection(asyncio.Protocol):
     """One connection, and the response that it is receiving.
 
+    Args:
+        loop: runs it.
+        stall_s: how long the server may be silent while it is waited for, in seconds.
+
     Attributes:
         status: of the response; 0 until its head has come.
         headers: the same, by lower-case name.
@@ -40,8 +43,9 @@ class Connection(asyncio.Protocol):
         is_reused: it served another request before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, stall_s: float) -> None:
         self.transport: asyncio.Transport | None = None
+        self._loop, self._stall_s = loop, stall_s
         self.is_reused = False
         self.reset()
 
@@ -70,6 +74,7 @@ class Connection(asyncio.Protocol):
 
         Raises:
             ConnectionError: the connection broke.
+            ServerFault: the server says nothing for too long.
         """
         while not self._pieces:
             if self.is_whole:
@@ -92,11 +97,19 @@ class Connection(asyncio.Protocol):
             await self._change()
 
     async def _change(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
+        # A timer of its own: `asyncio.timeout` costs several times as much.
+        timer = self._loop.call_later(self._stall_s, self._stall)
         try:
             await self._waiter
         finally:
+            timer.cancel()
             self._waiter = None
+
+    def _stall(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            said = f"the server said nothing for {self._stall_s:g} s"
+            self._waiter.set_exception(ServerFault(said, EngineFailed))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -174,6 +187,8 @@ class HttpClient:
         self._before_path = (
             self._parts.path if tunnelled else f"http://{self._host}{self._parts.path}"
         )
+        credentials = self._credentials() if self._tls is None else []
+        self._first_headers = "\r\n".join([f"host: {self._host}", *credentials])
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -188,13 +203,11 @@ class HttpClient:
         Whoever gets it gives it back with `release`, however reading it ends.
 
         Raises:
-            ServerFault: the server cannot be reached.
+            ServerFault: the server cannot be reached, or says nothing for too long.
             ConnectionError: the connection broke.
         """
-        lines = [f"{method} {self._before_path}{path} HTTP/1.1", f"host: {self._host}"]
+        lines = [f"{method} {self._before_path}{path} HTTP/1.1", self._first_headers]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        if self._tls is None:
-            lines += self._credentials()
         if method == "POST":
             lines += ["content-type: application/json", f"content-length: {len(body)}"]
         request = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
@@ -203,7 +216,7 @@ class HttpClient:
             try:
                 assert connection.transport is not None
                 connection.transport.write(request)
-                await self.in_time(connection.until_head())
+                await connection.until_head()
             except ConnectionError:
                 connection.close()
                 if connection.is_reused and not connection.headers:
@@ -214,10 +227,6 @@ class HttpClient:
                 raise
             return connection
 
-    async def read(self, connection: Connection) -> bytes:
-        """Return the next bytes of the body; empty behind its end; raises as `in_time`, and ConnectionError."""
-        return await self.in_time(connection.read())
-
     def release(self, connection: Connection) -> None:
         """Keep the connection if its response is whole, else close it."""
         if connection.can_serve and len(self._idle) < IDLE_MAX:
@@ -225,19 +234,6 @@ class HttpClient:
             self._idle.append(connection)
         else:
             connection.close()
-
-    async def in_time(self, waiting: Awaitable[T]) -> T:
-        """Return what ``waiting`` gives.
-
-        Raises:
-            ServerFault: the server says nothing for too long.
-        """
-        try:
-            async with asyncio.timeout(self._stall_s):
-                return await waiting
-        except TimeoutError as error:
-            said = f"the server said nothing for {self._stall_s:g} s"
-            raise ServerFault(said, EngineFailed) from error
 
     async def _connection(self) -> Connection:
         """Return a connection that serves no request; the one used last is the least likely to be closed soon."""
@@ -255,13 +251,14 @@ class HttpClient:
 
     async def _connect(self) -> Connection:
         loop, (host, port) = asyncio.get_running_loop(), self._address
+        new = partial(Connection, loop, self._stall_s)
         if self._proxy is None:
             _, connection = await loop.create_connection(
-                Connection, host, port, ssl=self._tls, server_hostname=host if self._tls else None
+                new, host, port, ssl=self._tls, server_hostname=host if self._tls else None
             )
             return connection
         proxy_host, proxy_port = self._proxy.hostname or "", self._proxy.port or 80
-        _, connection = await loop.create_connection(Connection, proxy_host, proxy_port)
+        _, connection = await loop.create_connection(new, proxy_host, proxy_port)
         if self._tls is not None:
             await self._open_tunnel(connection, host, port)
         return connection

@@ -22,6 +22,7 @@ LIMIT_S_MAX: Final = 60.0
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _COUNTED: Final = ("requests", "tokens")
+_REMAINING: Final = {what: f"x-ratelimit-remaining-{what}" for what in _COUNTED}
 
 
 class Gate:
@@ -80,7 +81,7 @@ def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
 
 def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
     """How long until there is something left of what the limit counts; 0: there is."""
-    left = _number(headers.get(f"x-ratelimit-remaining-{what}", ""))
+    left = _number(headers.get(_REMAINING[what], ""))
     return 0.0 if left is None or left > 0 else _duration_s(headers, what)
 
 
@@ -96,6 +97,8 @@ def _duration_s(headers: Mapping[str, str], what: str) -> float:
 
 
 def _number(said: str) -> float | None:
+    if not said:
+        return None
     try:
         value = float(said)
     except ValueError:

@@ -86,7 +86,7 @@ async def ask(client: HttpClient, method: str = "POST") -> bytes:
     try:
         assert connection.status == 200
         body = b""
-        while received := await client.read(connection):
+        while received := await connection.read():
             body += received
         return body
     finally:
@@ -167,7 +167,7 @@ async def test_a_reader_that_is_slow_holds_the_server() -> None:
             assert not connection.is_whole
             await asyncio.sleep(0)
         size = 0
-        while received := await client.read(connection):
+        while received := await connection.read():
             size += len(received)
         client.release(connection)
         assert size == 8_000_000
