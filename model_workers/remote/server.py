@@ -162,7 +162,16 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 
 
 async def start_server(worker: Worker, address: str, tls: Path | None = None) -> grpc.aio.Server:
-    """A server on ``address``, encrypted with the certificate in ``tls``; RuntimeError when it cannot listen there."""
+    """Start to serve ``worker`` on ``address``.
+
+    Args:
+        worker: one that `LoopTurns` runs in this event loop; responses are not sent from other threads.
+        address: host and port.
+        tls: a folder with the certificate that encrypts; no encryption if None.
+
+    Raises:
+        RuntimeError: the address cannot be listened on.
+    """
     server = grpc.aio.server(options=OPTIONS)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(worker), server)
     if tls is None:

@@ -21,6 +21,7 @@ from gateway.server import Gateway
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import RowStep
 from model_workers.remote.server import start_server
+from model_workers.runners import LoopTurns
 from model_workers.worker import Worker
 from sluice.client import AsyncClient, Audio, Event, Notice, NoticeKind
 from sluice.settings import GatewaySettings, HttpSettings, ModelSettings, Settings
@@ -64,13 +65,15 @@ class StruckWorker:
             return found
 
         engine.step = watched
-        self._worker = Worker("ears", engine, NoOpTracer(), on_fault=lambda: None)
+        # `start_server` serves workers of its event loop alone.
+        runner = LoopTurns(asyncio.get_running_loop())
+        self._worker = Worker("ears", engine, NoOpTracer(), lambda: None, runner)
         self._worker.start()
         self._server = await start_server(self._worker, self._address)
 
     async def stop(self) -> None:
         await self._server.stop(grace=None)
-        await asyncio.to_thread(self._worker.stop)
+        self._worker.stop()
 
 
 @asynccontextmanager
