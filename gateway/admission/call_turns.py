@@ -10,6 +10,7 @@ what arrives is taken over first, which is little work, and calls of a tenant be
 3. In a round every tenant begins `BURST` calls.
 4. Who has been the only tenant for `ALONE_S` begins `ALONE_BURST` in place of `BURST`, but not while calls come without
    an end: waiting for a calm loop costs time that nobody gains.
+5. While fewer than `BURST` calls have come in a round, none can wait, and nobody looks for its end: that costs a timer.
 """
 
 import asyncio
@@ -57,14 +58,14 @@ class CallTurns:
             Overloaded: Too many calls of the tenant wait.
         """
         self._arrivals += 1
-        if self._next_look is None:
+        if self._next_look is None and self._arrivals >= BURST:
             self._seen = self._arrivals
             self._wait_a_moment()
         if tenant != self._latest:
             self._latest, before = tenant, self._latest
             self._shared_until = time.monotonic() + ALONE_S if before else 0.0
         begun = self._begun.get(tenant, 0)
-        if begun < self._burst() and tenant not in self._waiting:
+        if tenant not in self._waiting and (begun < BURST or begun < self._burst()):
             self._begun[tenant] = begun + 1
             return
         waiting = self._waiting.setdefault(tenant, deque())
