@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.admission.loads import ModelLoadTable
+from gateway.admission.loads import ModelLoad, ModelLoadTable
 from gateway.admission.prediction import AnswerKind, AnswerLengths, ExpectedTime, SentTokens
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import Plan
@@ -168,8 +168,13 @@ class OverloadControl:
 
     def wait_s(self, model: str, scheduling: SchedulingParams, now: float) -> float:
         """Return the expected wait for a worker of a task that is sent now."""
-        task, rank = scheduling.task_of(model), RANKS[scheduling.priority_class]
-        load, sent = self.loads.load(task, now), self._sent[task]
+        task = scheduling.task_of(model)
+        return self._wait_s(task, self.loads.load(task, now), scheduling, now)
+
+    def _wait_s(
+        self, task: str, load: ModelLoad, scheduling: SchedulingParams, now: float
+    ) -> float:
+        rank, sent = RANKS[scheduling.priority_class], self._sent[task]
         state = load.of_class(scheduling.priority_class)
         sent.forget(load.reported_at)
         tasks = sent.tasks(rank)
@@ -185,12 +190,13 @@ class OverloadControl:
 
     def predict(self, model: str, scheduling: SchedulingParams, now: float) -> ExpectedTime:
         """Return how long an answer of ``model`` would take from now on, as far as it is known."""
-        load = self.loads.load(scheduling.task_of(model), now)
+        task = scheduling.task_of(model)
+        load = self.loads.load(task, now)
         state = load.of_class(scheduling.priority_class)
         kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
         length = self.lengths.expect(kind, scheduling.min_tokens, scheduling.max_tokens)
         return ExpectedTime(
-            self.wait_s(model, scheduling, now),
+            self._wait_s(task, load, scheduling, now),
             state.first_token_s + scheduling.prompt_tokens * state.prompt_token_s,
             (length.tokens - 1) * state.token_s,
             is_total=length.is_known and state.first_token_s + state.prompt_token_s > 0,
@@ -210,9 +216,11 @@ class OverloadControl:
                 f"{model} failed repeatedly: its circuit breaker is open",
                 retry_after_s=max(RETRY_MIN_S, retry_s),
             )
+        if self._wait_s(task, load, scheduling, now) <= 0:
+            return None
         expected, left_s = self.predict(model, scheduling, now), scheduling.deadline - now
         late_s = expected.total_s - left_s / SURE_SHARE
-        if expected.wait_s <= 0 or late_s <= 0:
+        if late_s <= 0:
             return None
         return _late(model, expected, left_s, min(late_s, expected.wait_s))
 
