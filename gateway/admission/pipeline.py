@@ -247,7 +247,9 @@ class Admission:
         if rows_of is None:
             check_length(request.conversation.texts, [catalog[model] for model in models])
         # Servers that get messages compile the constraints themselves, and know other keywords.
-        if not all(catalog[model].settings.takes_messages for model in models):
+        if (request.tools is not None or request.sampling.WhichOneof("constraint")) and not all(
+            catalog[model].settings.takes_messages for model in models
+        ):
             await self._check_constraints(request)
         log = incoming.log
         await self._inspect(incoming, rows_of, log.hop(names.SPAN_SAFETY))

@@ -399,7 +399,9 @@ class _GenerateCall(RunningCall):
         now = time.monotonic()
         self._log.ended(answer, now)
         used = self._upstream.usage.record_stream(context, answer, now)
-        context.reservation.release(used, None if answer.taken else answer.error)
+        context.reservation.release(
+            used, None if answer.error is None or answer.taken else answer.error
+        )
         self._shared.state.keys.ended(context.request.key, answer)
         if self._log.answer_key:
             self._shared.state.answers.ended(self._log.answer_key, answer)

@@ -182,13 +182,19 @@ class Conversation:
         Names are one text, a line each, and so are ids.
         """
         texts = [turn.content for turn in self.turns]
-        for turn in self.turns:
-            for call in turn.calls:
-                texts += texts_in(call.arguments)
-        for tool in self.tools:
-            texts += [tool.description, *texts_in(tool.parameters)]
-        texts += filter(None, (self._names, self._ids, self.query))
+        if self.tools or any(turn.calls for turn in self.turns):
+            texts += self._tool_texts()
+        if self.query:
+            texts.append(self.query)
         return [*texts, *self.documents, *self.answers]
+
+    def _tool_texts(self) -> Iterator[str]:
+        for call in self._calls:
+            yield from texts_in(call.arguments)
+        for tool in self.tools:
+            yield tool.description
+            yield from texts_in(tool.parameters)
+        yield from filter(None, (self._names, self._ids))
 
     @property
     def _calls(self) -> Iterator[ToolCall]:

@@ -25,7 +25,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.metrics.export import Metric as SdkMetric
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
+from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, set_span_in_context
 
 from sluice import __version__
 from sluice.telemetry.catalog import Kind, Metric
@@ -34,7 +34,8 @@ Labels = tuple[str, ...]
 """Values of a metric's labels, in the order of `Metric.labels`; an empty one is left out."""
 Point = tuple[Labels, float]
 Read = Callable[[], Iterable[Point]]
-NO_CONTEXT: Final = Context()
+NO_CONTEXT: Final = set_span_in_context(INVALID_SPAN, Context())
+"""Without a span; in place of an empty one the SDK would look for the current one."""
 
 
 class Reported(NamedTuple):
@@ -65,7 +66,7 @@ class Recorder:
             attributes = self._attributes[labels] = attributes_of(self._metric, labels)
         context = NO_CONTEXT
         if span is not None and span.trace_flags.sampled:
-            context = set_span_in_context(NonRecordingSpan(span), NO_CONTEXT)
+            context = set_span_in_context(NonRecordingSpan(span), Context())
         self._record(value, attributes, context)
 
 
