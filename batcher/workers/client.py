@@ -21,6 +21,8 @@ STREAM_END_S: Final = 1.0
 """How long a queued batch's stream may take to end by itself, so that Triton's spans are complete."""
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
 """A batch of long prompts may be large; it never crosses NATS."""
+NOT_LISTENING: Final = "Connection refused"
+"""Part of what gRPC says of an address where nothing listens."""
 
 GRPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
@@ -133,11 +135,17 @@ async def read_to_end(call: Call) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a stream ended, for the log."""
+    """Return why a stream ended, for the log.
+
+    A server that does not listen is expected while the mesh starts: gRPC's long text would look like a fault.
+    """
     if isinstance(error, TimeoutError):
         return "not answered in time"
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        details = error.details() or ""
+        if NOT_LISTENING in details:
+            return NOT_LISTENING.lower()
+        return f"{error.code().name}: {details}"
     return str(error) or type(error).__name__
 
 

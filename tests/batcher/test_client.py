@@ -1,5 +1,6 @@
 """The order of a channel's reports while its request is replaced."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,8 +10,9 @@ from tritonclient.grpc import service_pb2
 
 from batcher.core.workers import ChannelBroken
 from batcher.workers import client
-from batcher.workers.client import Reports, WorkerRefused, step_report
+from batcher.workers.client import Reports, WorkerClient, WorkerRefused, reason_of, step_report
 from sluice.internal.v1 import worker_pb2
+from sluice.startup import free_port
 
 COMPLETE = -1
 """A request is complete."""
@@ -89,3 +91,19 @@ def test_a_request_that_the_worker_did_not_take_is_told_from_a_report() -> None:
     infer = service_pb2.ModelInferResponse(raw_output_contents=[report.SerializeToString()])
     with pytest.raises(WorkerRefused, match="overloaded"):
         step_report(service_pb2.ModelStreamInferResponse(infer_response=infer))
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:{port}", "connection refused$"),
+        ("unix:/nonexistent/socket", "UNAVAILABLE: "),
+    ],
+)
+async def test_reason_of_a_refused_connection_is_short(address: str, reason: str) -> None:
+    worker = WorkerClient(address.format(port=free_port()), "echo")
+    stream = worker.stream()
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stream.read()
+    await worker.close()
+    assert re.match(reason, reason_of(raised.value))
