@@ -11,11 +11,12 @@ about 0.3 KB each), and replays of idempotency keys (none here).
         what a request costs in each process while N of them wait, run, and have ended
 
 A held request costs what the private memory of a process (USS: pages that no other process has) grows by from N / 2 to
-N of them, divided by N / 2; before that `WARM_UP` have come and gone. All are interactive, the prompt is a number and W
-words. A waiting one has had Started, and its row is at the batcher: the only slot of its model is taken. A running one
-has had at least `FEW` tokens. A token costs what all of them grow by from there to `MANY`, divided by N and the tokens
-between. Then all are cancelled, and `TURNS` times N more come and go. An ended request costs what is left after these
-more than before them, divided by their number: by then memory is there that was needed once, and is used again.
+N of them, divided by N / 2; before that N have come and gone, or `WARM_UP`. All are interactive, the prompt is a
+number and W words. A waiting one has had Started, and its row is at the batcher: the only slot of its model is taken.
+A running one has had at least `FEW` tokens. A token costs what all of them grow by from there to `MANY`, divided by N
+and the tokens between. Then all are cancelled, and `TURNS` times N more come and go. An ended request costs what is
+left after these more than before them, divided by their number: by then memory is there that was needed once, and is
+used again.
 """
 
 import argparse
@@ -68,6 +69,7 @@ ANSWER: Final = 512
 FEW, MANY = 4, 36
 """Tokens."""
 WARM_UP: Final = 64
+"""Most requests before the first sample: never more than the gateway and the model have room for."""
 TURNS: Final = 2
 SETTLED_S: Final = 3.0
 """Before a sample: what has ended is released then, and what was written has left."""
@@ -245,7 +247,7 @@ async def hold(
     await first.add(1)
     for model in (WAITING, RUNNING):
         held = Held(stub, model, words)
-        await held.add(WARM_UP)
+        await held.add(min(WARM_UP, count))
         await held.end()
         await held.add(count // 2)
         half = await take()
