@@ -1,4 +1,4 @@
-"""docs/operate/telemetry.md lists every metric, and every metric is one that a process emits."""
+"""docs/reference/metrics.md lists every metric, and every metric is one that a process emits."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sluice.telemetry.tracing import start_tracing
 from tests.gateway.kit.rows import dispatch_to
 
 SERVICES = (names.SERVICE_GATEWAY, names.SERVICE_BATCHER, names.SERVICE_JOBS)
-PAGE = Path(__file__).parents[3] / "docs" / "operate" / "telemetry.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def table(*services: str) -> str:
