@@ -10,8 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOP = {
     ".ci",
+    ".github",
     ".gitignore",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
     "LICENSE",
     "README.md",
