@@ -1,4 +1,4 @@
-"""docs/internals/input-bounds.md has a row for every input that a caller or another process reaches, and each row is
+"""docs/reference/input-bounds.md has a row for every input that a caller or another process reaches, and each row is
 true.
 
 A row names its inputs in backquotes, a kind or a message before the colon: `EmbedRequest: texts dimensions`,
@@ -27,7 +27,7 @@ from sluice.v1 import admin_pb2, inference_pb2, jobs_pb2, safety_pb2
 from sluice.wire import subjects
 
 ROOT = Path(__file__).parents[2]
-PAGE: Final = "docs/internals/input-bounds.md"
+PAGE: Final = "docs/reference/input-bounds.md"
 HTTP: Final = "HTTP"
 NATS: Final = "NATS"
 SETTINGS: Final = "Settings"

@@ -1,6 +1,6 @@
 """Fields whose size or count a caller chooses: past the bound the call ends with a typed error that names the field.
 
-docs/internals/input-bounds.md has all of them, also those that other tests hold.
+docs/reference/input-bounds.md has all of them, also those that other tests hold.
 """
 
 import json
