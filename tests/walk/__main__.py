@@ -1,15 +1,17 @@
-"""How much code one plain request meets, on a real mesh: scripts/walk [CHECKOUT] [--json] [--names].
+"""Measure how much code one plain request meets, on a real mesh: scripts/walk [CHECKOUT] [--json] [--names].
 
-Definitions, of CHECKOUT (this tree, unless said) on Python 3.12, whose `sys.monitoring` counts. The mesh is the one of
-`sluice up` with the small built-in model, all else as shipped, one caller, gRPC, `model: auto`, `WARM` requests before:
+Definitions, of CHECKOUT (default: this tree). The mesh is the one of `sluice up` with the small built-in model, all
+else as shipped, one caller, gRPC, `model: auto`, `WARM` requests before. Each process counts with `sys.setprofile`; a
+comprehension or generator expression is a part of the function that it stands in.
 
-- `files`, `functions`: what of gateway/ a Generate starts from its first byte until its task is published; only what
-  each of `REQUESTS` requests in turn started, because heartbeats and the like come between.
-- `classes`: of gateway/, those with one instance more for each of `HELD` requests that wait in the batcher.
-- `row_calls`: calls of Python functions of batcher/ for a request of one token, all phases: the mean of `ROWS` requests
-  in turn, less what it calls in the same time while nothing is asked.
-- `frame_calls`: the same for a frame of 32 rows: 32 answers of `LONG` tokens against 32 of `SHORT`, divided by the
-  difference in tokens; the model computes a step at a time, and each step is a frame.
+- `files`, `functions`: what of gateway/ and sluice/ a Generate starts from its first byte until its task is published;
+  only what each of `REQUESTS` requests in turn started, because heartbeats and the like come between.
+- `classes`: of gateway/ and sluice/, those with one instance more for each of `HELD` requests that a batcher has
+  accepted and that wait there for the only slot of a model.
+- `task_calls`: calls of Python functions of batcher/ for a request of one token, all phases: the mean of `TASKS`
+  requests in turn, less what it calls in the same time while no request runs.
+- `frame_calls`: the same for a report of 32 frames: 32 answers of `LONG` tokens against 32 of `SHORT`, divided by the
+  difference in tokens; the model computes a step at a time, and each step is a report.
 """
 
 import argparse
@@ -29,13 +31,14 @@ from typing import Any, Final
 WARM: Final = 50
 REQUESTS: Final = 20
 HELD: Final = 3
-ROWS: Final = 300
+TASKS: Final = 300
 SHORT: Final = 32
 LONG: Final = 160
 RUNS: Final = 5
 LONGEST: Final = 900
-"""Tokens of the answer that others wait behind."""
-HELD_S: Final = 0.3
+"""Tokens of the answer that others wait behind: as many as the context has room for."""
+HELD_TRIES: Final = 5
+"""How often `classes` is measured until the answer before the others lasts long enough."""
 SLOTS: Final = 32
 CALL_S: Final = 120.0
 SETTLE_S: Final = 5.0
@@ -47,13 +50,13 @@ Calls = Mapping[str, int]
 
 
 class Probed:
-    """A process of the mesh that answers; see tests/walk/probe."""
+    """A process of the mesh that runs tests/walk/probe."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
-    async def ask(self, command: str) -> Any:
-        """The answer to a command."""
+    async def query(self, command: str) -> Any:
+        """Return the answer to a command."""
         self._writer.write(command.encode() + b"\n")
         return json.loads(await asyncio.wait_for(self._reader.readline(), CALL_S))
 
@@ -64,26 +67,33 @@ class Caller:
     def __init__(self, stub: Any, pb: Any) -> None:
         self._stub, self._pb = stub, pb
 
-    async def ask(self, tokens: int, *, model: str = "auto", number: int = 0) -> None:
-        """Reads an answer of ``tokens`` tokens to its end."""
+    async def generate(
+        self,
+        tokens: int,
+        *,
+        model: str = "auto",
+        number: int = 0,
+        on_message: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        """Read an answer of `tokens` tokens to its end."""
         sampling = self._pb.SamplingParams(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
         prompt = f"What is the total of 314 and {number}?"
         request = self._pb.GenerateRequest(prompt=prompt, model=model, sampling=sampling)
         call = self._stub.Generate(request, timeout=CALL_S)
         try:
-            async for _ in call:
-                pass
+            async for message in call:
+                on_message(message)
         finally:
             call.cancel()
 
 
 async def gateway_path(gateway: Probed, caller: Caller) -> dict[str, Any]:
-    """`files` and `functions`."""
+    """Return `files` and `functions`."""
     common: set[str] | None = None
     for number in range(REQUESTS):
-        await gateway.ask("begin task")
-        await caller.ask(1, number=number)
-        started = set(await gateway.ask("end"))
+        await gateway.query("begin task")
+        await caller.generate(1, number=number)
+        started = set(await gateway.query("end"))
         common = started if common is None else common & started
     functions = sorted(common or ())
     return {
@@ -93,41 +103,62 @@ async def gateway_path(gateway: Probed, caller: Caller) -> dict[str, Any]:
 
 
 async def held_classes(gateway: Probed, caller: Caller) -> list[str]:
-    """`classes`."""
+    """Return `classes`."""
+    for _ in range(HELD_TRIES):
+        classes = await _try_held_classes(gateway, caller)
+        if classes is not None:
+            return classes
+    raise RuntimeError(f"an answer of {LONGEST} tokens ended before others could wait behind it")
+
+
+async def _try_held_classes(gateway: Probed, caller: Caller) -> list[str] | None:
+    """Return `classes`; None if the answer before the others ended too soon."""
+    computing, accepted = asyncio.Event(), [asyncio.Event() for _ in range(HELD)]
+
+    def on_first_answer(message: Any) -> None:
+        if message.delta.token_ids:
+            computing.set()
+
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(caller.ask(LONGEST, model=ONE))]
-        await asyncio.sleep(HELD_S)  # its slot is taken
-        before = Counter(await gateway.ask("instances"))
-        running += [
-            group.create_task(caller.ask(1, model=ONE, number=number)) for number in range(HELD)
+        first = group.create_task(caller.generate(LONGEST, model=ONE, on_message=on_first_answer))
+        await computing.wait()  # its slot is taken
+        before = Counter(await gateway.query("instances"))
+        waiting = [
+            group.create_task(
+                caller.generate(1, model=ONE, number=number, on_message=lambda _, e=event: e.set())
+            )
+            for number, event in enumerate(accepted)
         ]
-        await asyncio.sleep(HELD_S)
-        after = Counter(await gateway.ask("instances"))
-        assert not any(task.done() for task in running), "the first answer ended too soon"
-        for task in running:
+        for event in accepted:  # `Started` comes once a batcher has the task
+            await event.wait()
+        after = Counter(await gateway.query("instances"))
+        is_measured = not any(task.done() for task in (first, *waiting))
+        for task in (first, *waiting):
             task.cancel()
+    if not is_measured:
+        return None
     return sorted(name for name, count in after.items() if count - before[name] >= HELD)
 
 
-async def row_calls(batcher: Probed, caller: Caller) -> float:
-    """`row_calls`."""
+async def task_calls(batcher: Probed, caller: Caller) -> float:
+    """Return `task_calls`."""
 
-    async def rows() -> None:
-        for number in range(ROWS):
-            await caller.ask(1, number=number)
+    async def tasks() -> None:
+        for number in range(TASKS):
+            await caller.generate(1, number=number)
 
-    took, calls = await _counted(batcher, rows)
+    took, calls = await _counted(batcher, tasks)
     _, idle = await _counted(batcher, lambda: asyncio.sleep(took))
-    return (sum(calls.values()) - sum(idle.values())) / ROWS
+    return (sum(calls.values()) - sum(idle.values())) / TASKS
 
 
 async def frame_calls(batcher: Probed, caller: Caller) -> float:
-    """`frame_calls`."""
+    """Return `frame_calls`."""
 
     async def answers(tokens: int) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(SLOTS):
-                group.create_task(caller.ask(tokens, number=number))
+                group.create_task(caller.generate(tokens, number=number))
 
     async def calls(tokens: int) -> int:
         _, counted = await _counted(batcher, lambda: answers(tokens))
@@ -139,14 +170,14 @@ async def frame_calls(batcher: Probed, caller: Caller) -> float:
 
 async def _counted(probed: Probed, work: Callable[[], Awaitable[None]]) -> tuple[float, Calls]:
     begin = time.monotonic()
-    await probed.ask("begin")
+    await probed.query("begin")
     await work()
-    return time.monotonic() - begin, await probed.ask("end")
+    return time.monotonic() - begin, await probed.query("end")
 
 
 @asynccontextmanager
 async def probed_mesh() -> AsyncIterator[tuple[Probed, Probed, Caller]]:
-    """The mesh of the tree in the working directory: its gateway, its batcher, and a client."""
+    """Yield the gateway, the batcher and a client of a mesh of the tree in the working directory."""
     import grpc
 
     from sluice.settings import GatewaySettings, ModelSettings, Settings
@@ -179,35 +210,34 @@ async def probed_mesh() -> AsyncIterator[tuple[Probed, Probed, Caller]]:
 
 
 async def walk() -> dict[str, Any]:
-    """All figures of the tree in the working directory, with the names behind them."""
+    """Return all figures of the tree in the working directory, with the names behind them."""
     async with probed_mesh() as (gateway, batcher, caller):
         for number in range(WARM):
-            await caller.ask(1, number=number)
-        await caller.ask(1, model=ONE)
+            await caller.generate(1, number=number)
+        await caller.generate(1, model=ONE)
         await asyncio.sleep(SETTLE_S)
-        found = await gateway_path(gateway, caller)
-        found["row_calls"] = round(await row_calls(batcher, caller), 1)
-        found["frame_calls"] = round(await frame_calls(batcher, caller), 1)
-        found["classes"] = await held_classes(gateway, caller)
-    return found
+        figures = await gateway_path(gateway, caller)
+        figures["task_calls"] = round(await task_calls(batcher, caller), 1)
+        figures["frame_calls"] = round(await frame_calls(batcher, caller), 1)
+        figures["classes"] = await held_classes(gateway, caller)
+    return figures
 
 
 def main() -> None:
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="all names, as JSON")
     parser.add_argument("--names", action="store_true", help="the names behind the counts")
     arguments = parser.parse_args()
-    if sys.version_info < (3, 12):
-        sys.exit("scripts/walk counts with sys.monitoring: it needs an environment of Python 3.12")
     sys.path.insert(0, os.getcwd())
-    found = asyncio.run(walk())
+    figures = asyncio.run(walk())
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
         return
-    for name, value in found.items():
+    for name, value in figures.items():
         print(f"{name:12} {len(value) if isinstance(value, list) else value}")
         if arguments.names and isinstance(value, list):
-            print(*(f"    {one}" for one in value), sep="\n")
+            print(*(f"    {entry}" for entry in value), sep="\n")
 
 
 if __name__ == "__main__":
