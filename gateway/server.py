@@ -12,16 +12,19 @@ from grpc_health.v1 import health, health_pb2_grpc
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
-from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
+from gateway.admission.admission import Admission
+from gateway.admission.arrivals import Arrivals, ErrorCounts
+from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.loads import ModelLoadTable
 from gateway.admission.overload import OverloadControl
-from gateway.admission.pipeline import Admission
 from gateway.admission.policies import InForce, Policies
+from gateway.admission.preparation import Preparation
+from gateway.admission.text_work import LOOP_COST, LoopTurns, TextThreads
 from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator
 from gateway.api.inference_service import InferenceService
-from gateway.api.interceptor import ErrorInterceptor
+from gateway.api.interceptor import CallInterceptor
 from gateway.api.items_service import ItemsService
 from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
@@ -81,6 +84,10 @@ class Gateway:
         usage: what tenants spend, and their limits.
         shared: what the gateways of the mesh share.
         authenticator: says who calls; HTTP asks it too.
+        arrivals: the calls that arrive.
+        limiter: the calls that run.
+        generator: answers requests.
+        store: records and audit entries.
         in_force: the policies that requests take.
         reload: replaces them.
     """
@@ -110,11 +117,10 @@ class Gateway:
         self.usage = UsageAccounting(
             self._overload, breakers, self.registry, time.time() - time.monotonic(), time.monotonic
         )
-        self._store = RecordStore(
+        self.store = RecordStore(
             settings.records, lambda: in_force.policies.settings, settings.nats.replicas
         )
-        self._admission = Admission(in_force, self._overload, self.usage)
-        self._limiter = ClassLimiter(
+        self.limiter = ClassLimiter(
             limits.max_concurrent_requests,
             limits.shares,
             lambda *calls: self.usage.limits.check_running(in_force.policies.settings, *calls),
@@ -125,37 +131,52 @@ class Gateway:
             self.registry,
             in_force,
             self.usage,
-            self._limiter,
+            self.limiter,
         )
         self._streams = StreamKeeper(self._restore_streams)
         self._drift = DriftMonitor(gateway_id, instruments)
         self._drift.use(policies.router.held_out, settings.routing.drift)
         self.reload = GatewayReload(
-            load, self.shared, in_force, loads, self._store, self._drift, self.authenticator
+            load, self.shared, in_force, loads, self.store, self._drift, self.authenticator
         )
         self._admin = AdminService(
-            settings, self.shared, self.registry, self._store, self._drift, self._exchange
+            settings, self.shared, self.registry, self.store, self._drift, self._exchange
         )
-        self._safety = SafetyService(self._admission, self._limiter, self.shared.peers)
-        self._generator = self._make_generator(tracer, instruments)
+        turns = LoopTurns(LOOP_COST)
+        self._upstream = Upstream(
+            preparation=Preparation(self._overload, TextThreads("encoding", turns)),
+            overload=self._overload,
+            usage=self.usage,
+            registry=self.registry,
+            transport=self._transport,
+            stall_s=limits.stall_s,
+        )
+        self._admission = Admission(
+            in_force,
+            self.limiter,
+            self._overload,
+            self.usage,
+            self._upstream.preparation,
+            partial(read, self._upstream),
+            turns,
+        )
+        self._safety = SafetyService(self._admission, self.shared.peers)
+        self.generator = self._make_generator(tracer, instruments)
         # What knows each other: the later one of the two is told here.
         dispatch.on_due = self._transport.flush
         dispatch.on_later = lambda *wait: asyncio.get_running_loop().call_later(*wait)
         self._transport.on_report = self.shared.drains.on_report
-        self._admission.entities = partial(read, self._generator.upstream)
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
         self._audio_max_bytes = (
             int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if policies.catalog.hearing else 0
         )
-        self._arriving = Arriving(limits.max_message_bytes + self._audio_max_bytes)
-        self._checks = CallChecks(
+        self.arrivals = Arrivals(
             self.authenticator,
-            self._limiter,
-            self._arriving,
-            self._generator.metrics.refused,
-            self._admission.count_refused,
+            self.limiter,
+            limits.max_message_bytes + self._audio_max_bytes,
+            ErrorCounts(self.generator.metrics.refused, self._admission.count_refused),
         )
         self._grpc = self._make_grpc()
         http = settings.http.address
@@ -234,12 +255,12 @@ class Gateway:
     @property
     def active(self) -> int:
         """Calls that run."""
-        return self._limiter.active
+        return self.limiter.active
 
     async def run(self) -> None:
         """Checks deadlines, stalls and readiness, and writes records, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._store.run())
+            group.create_task(self.store.run())
             group.create_task(self._streams.run())
             group.create_task(self.shared.run())
             group.create_task(self.authenticator.run())
@@ -270,18 +291,18 @@ class Gateway:
     async def drain(self) -> None:
         """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""
         self._health.leave()
-        self._limiter.draining = True
+        self.limiter.is_draining = True
         if self.http is not None:
             self.http.drain()
-        _log.info("draining: %d calls run", self._limiter.active)
+        _log.info("draining: %d calls run", self.limiter.active)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.gateway.drain_s):
-                await self._limiter.idle.wait()
+                await self.limiter.idle.wait()
         self.registry.fail_all(
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
-        await self._generator.shadows.close()
-        await self._store.flush(_RECORDS_S)
+        await self.generator.shadows.close()
+        await self.store.flush(_RECORDS_S)
         await self.shared.close()
 
     async def close(self) -> None:
@@ -290,8 +311,7 @@ class Gateway:
             await server.close()
         await self._jobs.close()
         self._admission.close()
-        self._arriving.parsing.close()
-        self._arriving.turns.close()
+        self.arrivals.close()
         await self._transport.close()
         _log.info("gateway %s closed", self._transport.gateway_id)
 
@@ -318,55 +338,48 @@ class Gateway:
         return frozenset(map(str.lower, (*http.hosts, own)))
 
     async def _restore_streams(self) -> None:
-        await self._store.restore()
+        await self.store.restore()
         await self.shared.restore()
 
     async def _open_store(self, client: MeshClient) -> None:
-        await self._store.start(client)
+        await self.store.start(client)
         await self.shared.open(client)
         self.authenticator.mesh_key = await self.shared.mesh_key()
         await self.authenticator.start(client)
 
     def _make_generator(self, tracer: Tracer, instruments: Instruments) -> Generator:
         settings = self._settings
-        upstream = Upstream(
-            admission=self._admission,
-            overload=self._overload,
-            usage=self.usage,
-            registry=self.registry,
-            transport=self._transport,
-            stall_s=settings.gateway.stall_s,
-        )
         metrics = RequestMetrics(instruments)
-        metrics.show(self.registry.dispatch, self._limiter)
+        metrics.show(self.registry.dispatch, self.limiter)
         gateway_id = self._transport.gateway_id
-        records = RequestRecords(settings.records, self._store, gateway_id, settings.currency)
+        records = RequestRecords(settings.records, self.store, gateway_id, settings.currency)
         return Generator(
             settings=settings.gateway,
-            limiter=self._limiter,
-            upstream=upstream,
+            limiter=self.limiter,
+            admission=self._admission,
+            upstream=self._upstream,
             escalations=EscalationLimiter(),
             state=self.shared,
             records=records,
             metrics=metrics,
             drift=self._drift,
-            shadows=ShadowRunner(upstream, records, self._drift),
+            shadows=ShadowRunner(self._upstream, records, self._drift),
             tracer=tracer,
         )
 
     def _make_grpc(self) -> GrpcServer:
         settings, limits = self._settings, self._settings.gateway
-        interceptor = ErrorInterceptor(
-            limits.max_message_bytes, self._checks, self._audio_max_bytes
+        interceptor = CallInterceptor(
+            limits.max_message_bytes, self.arrivals, self._audio_max_bytes
         )
         grpc_server = GrpcServer(settings, interceptor)
         server = grpc_server.server
-        inference = InferenceService(self._generator, self._loads)
+        inference = InferenceService(self.generator, self._loads)
         add_InferenceServiceServicer_to_server(inference, server)
         add_AdminServiceServicer_to_server(self._admin, server)
         add_SafetyServiceServicer_to_server(self._safety, server)
         add_ItemsServiceServicer_to_server(
-            ItemsService(self._generator, self.authenticator.of_item), server
+            ItemsService(self.generator, self.authenticator.of_item), server
         )
         server.add_generic_rpc_handlers((self._jobs,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
@@ -376,9 +389,9 @@ class Gateway:
 
     def _make_http(self, address: str) -> HttpServer:
         app = make_app(
-            self._generator,
+            self.generator,
             self._jobs,
-            self._checks,
+            self.arrivals,
             lambda: self._health.serving,
             lambda: self._streams.problem,
             hosts=self._hosts(),

@@ -46,14 +46,14 @@ class Admission:
 
     def admits(self, arrival: Arrival, now: float) -> bool:
         """Whether a request would be in time, as far as is known."""
-        return self._overload.problem(MODEL, _scheduling(arrival), now) is None
+        return self._overload.outlook(MODEL, _scheduling(arrival), now).problem is None
 
     def sent(self, arrival: Arrival, now: float) -> float | None:
         """Take note of a request that is sent to the batcher.
 
         Returns the time that it is expected to take in whole; None: that is not known.
         """
-        expected = self._overload.predict(MODEL, _scheduling(arrival), now)
+        expected = self._overload.outlook(MODEL, _scheduling(arrival), now).expected
         tokens = arrival.prompt_tokens + arrival.max_tokens
         self._overload.sent(MODEL, MODEL, arrival.priority_class, tokens, now, arrival.tenant)
         return expected.total_s if expected.is_total else None

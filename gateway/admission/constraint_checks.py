@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from gateway.admission.calls import CountLimit
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
+from gateway.admission.count_limit import CountLimit
 from gateway.admission.tenant_threads import TenantThreads
 from sluice.constraint_reasons import SIMPLER
 from sluice.constraints import problem_before
@@ -41,6 +41,7 @@ class ConstraintChecks:
         """What was found, or is being found, by the hash of the constraint."""
         self._open = CountLimit(
             OPEN_MAX,
+            "tenant_constraints",
             "constraints of your tenant wait to be compiled; equal ones are compiled once",
         )
         self._threads = TenantThreads("constraints", CHILDREN, own=None)

@@ -120,13 +120,11 @@ class TenantLimits:
         return partial(self._take_back, taken)
 
     @contextmanager
-    def counted(
-        self, settings: Settings, payer: Caller, *, computes: bool = True
-    ) -> Iterator[TakeBack]:
-        """As `enter`, and take it back when the block ends with an error that asks for another try."""
-        take_back = self.enter(settings, payer, computes=computes)
+    def counted(self, settings: Settings, payer: Caller) -> Iterator[None]:
+        """Count a call that no model answers; take that back if the block ends with an error that asks to try again."""
+        take_back = self.enter(settings, payer, computes=False)
         try:
-            yield take_back
+            yield
         except SluiceError as error:
             take_back(error)
             raise

@@ -1,7 +1,10 @@
-"""What follows from the end of a request: the tenant's spending, the circuit breakers of the models, and the lengths of
-answers that are expected next."""
+"""What requests use: spending of tenants, and what their ends say of models.
 
-from collections.abc import Callable, Iterable
+The end of a request counts for its tenant's spending, for the circuit breakers of its models, and for the lengths of
+answers that are expected next.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Final
 
@@ -18,7 +21,7 @@ from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
 from sluice.settings import Settings
 
 HUNG_S: Final = 10.0
-"""A model that gives no token to any row for this long, while one waits for it, hangs."""
+"""How long a model may give no token to any task, while one waits for it, until it counts as hung, in seconds."""
 _FAILURES: Final = (EngineFailed, ModelUnavailable)
 """Errors that count against the model."""
 
@@ -26,16 +29,11 @@ _FAILURES: Final = (EngineFailed, ModelUnavailable)
 class UsageAccounting:
     """Spending by tenant, breakers by model, and lengths of answers.
 
-    Args:
-        overload: learns from the lengths.
-        streams: the live ones.
-        unix_offset_s: see `Spending`.
-        clock: monotonic seconds.
-
     Attributes:
-        spending: of the last hour.
-        days: of each day of a month.
-        limits: what tenants have taken of theirs.
+        breakers: Circuit breakers of the models.
+        spending: Costs of the last hour.
+        days: Costs of each day of a month.
+        limits: What tenants have taken of their limits.
     """
 
     def __init__(
@@ -46,6 +44,15 @@ class UsageAccounting:
         unix_offset_s: float = 0.0,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """Account for the requests of a gateway.
+
+        Args:
+            overload: Learns from lengths of answers.
+            breakers: Circuit breakers of the models.
+            streams: The live answers.
+            unix_offset_s: Seconds between `clock` and the Unix epoch.
+            clock: Returns monotonic seconds.
+        """
         self.breakers = breakers
         self._overload = overload
         self.spending = Spending(unix_offset_s)
@@ -53,12 +60,41 @@ class UsageAccounting:
         self.limits = TenantLimits(self.spending, self.days, clock, unix_offset_s)
         self._streams = streams
         self._last_token_at: dict[str, float] = {}
-        """Of the rows that have ended, by model."""
+        """When runs that have ended got their last token, by model."""
+
+    def reserve(self, settings: Settings, payer: Caller) -> Reservation:
+        """Count a request of `payer`, and begin the reservation of what it may use.
+
+        Raises:
+            LimitReached: No request, token or cost is left of its limits.
+        """
+        take_back = self.limits.enter(settings, payer)
+        reservation = self.spending.reserve(payer.tenant, 0.0)
+        reservation.take_back = take_back
+        return reservation
+
+    def hold(
+        self,
+        reservation: Reservation,
+        settings: Settings,
+        payer: Caller,
+        prompts: Sequence[PreparedPrompt],
+    ) -> None:
+        """Reserve tokens and cost of the longest answers to `prompts`; raise LimitReached."""
+        cost, tokens = 0.0, 0
+        for prompt in prompts:
+            lengths = len(prompt.prompt_token_ids), prompt.sampling.max_tokens
+            cost += prompt.model.settings.cost(*lengths)
+            tokens += sum(lengths)
+        reservation.cost = cost
+        model = prompts[0].model.name
+        reservation.settle = self.limits.reserve(settings, payer, model, tokens)
 
     def record_stream(self, request: SchedulingParams, stream: RowResult, now: float) -> int:
-        """A stream for ``request`` has ended: adds the cost of its attempts, and judges their models.
+        """Add the cost of a stream that has ended, and judge its models.
 
-        Returns the tokens of prompt and answers.
+        Returns:
+            The tokens of its prompts and answers.
         """
         tokens = 0
         for attempt in stream.attempts:
@@ -74,29 +110,12 @@ class UsageAccounting:
                 self.record_result(request, attempt, error, now)
         return tokens
 
-    def hold_longest(
-        self,
-        settings: Settings,
-        reservation: Reservation,
-        payer: Caller,
-        *prepared: PreparedPrompt | None,
-    ) -> None:
-        """A request of ``payer`` may take and cost the longest answers to ``prepared``; raises LimitReached."""
-        rows = [one for one in prepared if one is not None]
-        reservation.cost = tokens = 0
-        for one in rows:
-            length = len(one.prompt_token_ids), one.sampling.max_tokens
-            reservation.cost += one.model.settings.cost(*length)
-            tokens += sum(length)
-        model = rows[0].model.name
-        reservation.settle = self.limits.reserve(settings, payer, model, tokens)
-
     def record_result(
         self, request: SchedulingParams, attempt: Row, error: SluiceError | None, now: float
     ) -> None:
-        """A row for ``request`` has ended, with ``error`` or without.
+        """Judge a model by a run that has ended, with `error` or without.
 
-        Errors that are not its model's fault count neither way.
+        Errors that are not the model's fault count neither way.
         """
         model = attempt.model
         last = max(self._last_token_at.get(model, -inf), attempt.last_token_at)
@@ -107,19 +126,19 @@ class UsageAccounting:
                 is_cut = attempt.final is not None and attempt.final.end == ROW_END_LENGTH
                 self._overload.ended(model, request, attempt.completion_tokens, is_cut=is_cut)
         elif isinstance(error, _FAILURES) or (
-            isinstance(error, DeadlinePassed) and self._hung(attempt, now)
+            isinstance(error, DeadlinePassed) and self._is_hung(attempt, now)
         ):
             self.breakers.failed(model, request.rules.breaker, now)
         else:
             self.breakers.abandoned(model)
 
-    def _hung(self, attempt: Row, now: float) -> bool:
-        """Whether nobody got a token of the model for `HUNG_S` while the row waited for one.
+    def _is_hung(self, attempt: Row, now: float) -> bool:
+        """Return whether nobody got a token of the model for `HUNG_S` while the run waited for one.
 
         A shorter deadline proves nothing; nor does a wait while the model works for others.
         """
         since = now - HUNG_S
         if not attempt.taken or max(attempt.sent_at, self._last_token_at[attempt.model]) > since:
             return False
-        live = (one for stream in self._streams for one in stream.attempts)
-        return not any(one.last_token_at > since for one in live if one.model == attempt.model)
+        live = (run for stream in self._streams for run in stream.attempts)
+        return not any(run.last_token_at > since for run in live if run.model == attempt.model)

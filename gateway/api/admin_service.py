@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
-from gateway.api.interceptor import is_local
+from gateway.api.grpc_call import is_local
 from gateway.records.store import RecordStore
 from gateway.shared.peers import Answer
 from gateway.shared.state import SharedState
@@ -284,7 +284,7 @@ class AdminService(AdminServiceServicer):
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
         """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
         caller = context.caller
-        if not (self.settings.gateway.allow_remote_outcomes or is_local(context.peer())):
+        if not (self.settings.gateway.allow_remote_outcomes or is_local(context.peer)):
             raise PermissionDenied(
                 "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
                 "set gateway.allow_remote_outcomes"

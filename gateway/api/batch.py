@@ -10,14 +10,13 @@
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.admission.calls import AnyCall, guarded
+from gateway.admission.call import Call, ItemCall
 from gateway.api.generate import Generator
-from gateway.api.whole import EntryCall, cost_of, whole_answer
+from gateway.api.whole import cost_of, whole_answer
 from gateway.identity.caller import Caller
 from gateway.telemetry.request_log import RequestLog
 from gateway.validation.requests import CLASSES_OF, class_of
@@ -45,7 +44,7 @@ RETURN_SHARE_MAX: Final = 0.05
 
 
 async def answer_batch(
-    generator: Generator, request: pb.GenerateBatchRequest, call: AnyCall
+    generator: Generator, request: pb.GenerateBatchRequest, call: Call
 ) -> pb.GenerateBatchResponse:
     """Answer all requests of a call.
 
@@ -99,7 +98,7 @@ class _Batch:
         self._metadata = metadata
         self._deadline = deadline
         own = generator.limiter.tenant_limits[RANKS[self._class]]
-        self._places = asyncio.Semaphore(max(1, min(RUNNING_MAX, own // 2)))
+        self._slots = asyncio.Semaphore(max(1, min(RUNNING_MAX, own // 2)))
         self._bytes = 0
         self._bytes_max = min(RESPONSE_BYTES, ANSWER_RATIO * generator.settings.max_message_bytes)
 
@@ -108,10 +107,10 @@ class _Batch:
         results = [pb.GenerateBatchResult() for _ in requests]
         async with asyncio.TaskGroup() as group:
             for request, result in zip(requests, results, strict=True):
-                await self._places.acquire()
+                await self._slots.acquire()
                 if time.monotonic() >= self._deadline:
                     # Without any work: the results of the others have to arrive in time.
-                    self._places.release()
+                    self._slots.release()
                     _set_error(result.error, DeadlinePassed("the deadline passed before it began"))
                     continue
                 group.create_task(self._run(request, result))
@@ -123,26 +122,27 @@ class _Batch:
         if self._class == URGENT_CLASS:
             await asyncio.sleep(0)
         else:
-            await self._generator.limiter.turns.turn(math.inf)
+            await self._generator.limiter.pacer.wait(is_bounded=False)
 
     async def _run(self, request: pb.GenerateRequest, result: pb.GenerateBatchResult) -> None:
-        async def fail(error: SluiceError) -> None:
-            _set_error(result.error, error)
-
+        left_s = max(0.0, self._deadline - time.monotonic())
+        call = ItemCall(self._caller, self._metadata, left_s)
         try:
-            await guarded(self._answer(request, result), fail, "a request of a batch")
+            await call.run(self._answer(request, result, call))
         finally:
-            self._places.release()
+            self._slots.release()
+        if call.error is not None:
+            _set_error(result.error, call.error)
 
-    async def _answer(self, request: pb.GenerateRequest, result: pb.GenerateBatchResult) -> None:
+    async def _answer(
+        self, request: pb.GenerateRequest, result: pb.GenerateBatchResult, call: Call
+    ) -> None:
         if request.priority not in (pb.PRIORITY_UNSPECIFIED, self._priority):
             raise InvalidRequest.of("priority", "differs from that of the batch; leave it out")
         self._check_room()
         request.priority = _PRIORITIES[self._class]
-        left_s = max(0.0, self._deadline - time.monotonic())
-        call = EntryCall(self._caller, self._metadata, left_s)
-        with self._generator.limiter.call(self._class, self._caller.tenant):
-            answer = await whole_answer(self._generator, request, call)
+        with self._generator.limiter.running(self._class, self._caller.tenant):
+            answer, _ = await whole_answer(self._generator, request, call)
         result.cost = cost_of(self._generator.catalog, answer.finished.attempts)
         self._bytes += answer.ByteSize()
         self._check_room()

@@ -1,27 +1,30 @@
-"""One call of Generate, from the request to its last message.
+"""Answers a call of Generate, from the request to the last message.
 
-Several answers to one request (``n``) are a call each, inside the caller's. Each is admitted, limited, recorded, traced
-and kept by idempotency key for itself, so all that holds of one answer holds of each. Their rows have one prompt: a
-worker computes it once and shares its blocks (prefix cache), and it is counted once, with the first answer. When one of
-the calls fails, so does the caller's.
+1. `Generator.answer` validates the request and begins its log and its `RequestContext`.
+2. Several answers to one request (`n`) are a request each, inside the call: admitted, limited, recorded, traced and
+   stored by idempotency key for itself, so all that holds of one answer holds of each. Their runs have one prompt. A
+   worker computes it once and shares its blocks (prefix cache); it is counted once, with the first answer. When one of
+   them fails, so does the call.
+3. An idempotency key may name a live or complete answer; else the request is admitted, and its run sent.
+4. The messages of the answer are written as they come.
 """
 
 import asyncio
 import hashlib
-import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
-import grpc
 from opentelemetry.trace import Tracer
 
-from gateway.admission.calls import AnyCall, ClassLimiter, TimeLimit
-from gateway.admission.pipeline import AdmittedRequest, RowsOf
+from gateway.admission.admission import Admission
+from gateway.admission.call import Call
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.request_context import RequestContext, RequestKind
 from gateway.models.catalog import Catalog
 from gateway.models.tool_events import PartEvents
 from gateway.shared.state import SharedState
@@ -29,28 +32,20 @@ from gateway.streaming.answer import Answer, Reader
 from gateway.streaming.idempotency import Replay
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
-from gateway.telemetry.request_log import CALLER_GONE, RequestLog
+from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_rows import ChunkRows
 from gateway.upstream.fallbacks import Fallbacks
 from gateway.upstream.guards import GuardRunner
-from gateway.upstream.rows import Upstream, already_complete
+from gateway.upstream.rows import Beside, Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
-from sluice.errors import (
-    RETRY_AFTER_S,
-    Cancelled,
-    DeadlinePassed,
-    InternalError,
-    SluiceError,
-    TransportUnavailable,
-)
+from sluice.errors import RETRY_AFTER_S, DeadlinePassed, TransportUnavailable
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
-from sluice.v1.admin_pb2 import RouterScore
 from sluice.v1.inference_pb2 import (
     FinishReason,
     GenerateRequest,
@@ -59,40 +54,37 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.enums import word_of
 
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-
 STARTED_S: Final = 0.02
-"""So long `Started` waits for the first token once a batcher has the task, to leave in one message with it, seconds."""
+"""Maximum delay of `Started`, in seconds, so that it can share a message with the first token."""
 Write = Callable[[GenerateResponse], Awaitable[None]]
+"""Takes a message of an answer; may keep and change it."""
 
-
-@dataclass(frozen=True)
-class Kind:
-    """What differs between the methods.
-
-    Attributes:
-        span: the name of a call's span.
-        operation: as telemetry and records name the method; empty: it is a prompt or a chat.
-        late: the message of an error when the deadline has passed.
-    """
-
-    span: str
-    operation: str
-    late: str
-
-
-GENERATE: Final = Kind(
+GENERATE: Final = RequestKind(
     names.SPAN_GENERATE, "", "the deadline passed before the answer was complete"
 )
 
 
 @dataclass(frozen=True)
 class Generator:
-    """Answers calls; holds what all of them share, and what is recorded, counted and learned of each from its log."""
+    """Answers requests.
+
+    Attributes:
+        settings: The settings of the gateway.
+        limiter: Calls that run and are prepared.
+        admission: Decides about requests.
+        upstream: Sends runs.
+        escalations: Limits how many requests use the second model of a cascade.
+        state: What the gateways of the mesh share.
+        records: Writes records and audit entries.
+        metrics: Counts requests.
+        drift: Watches the predictions of routers.
+        shadows: Gives requests to shadow models.
+        tracer: Makes spans.
+    """
 
     settings: GatewaySettings
     limiter: ClassLimiter
+    admission: Admission
     upstream: Upstream
     escalations: EscalationLimiter
     state: SharedState
@@ -105,25 +97,10 @@ class Generator:
     @property
     def catalog(self) -> Catalog:
         """The models of the policies in force."""
-        return self.upstream.admission.in_force.policies.catalog
+        return self.admission.in_force.policies.catalog
 
-    def ended(self, log: RequestLog) -> None:
-        """A valid request has ended: it was refused, got an earlier answer, or its rows have ended."""
-        self.metrics.ended(log, self.records.ended(log))
-
-    def answered(self, context: AdmittedRequest, score: RouterScore | None, answer: Answer) -> None:
-        """The answer of an admitted request ended, as its log says; ``score``: of the first model's answer."""
-        log = context.log
-        if score is not None:
-            self.drift.scored(score)
-            context.plan.route.scores.append(score)
-        self.ended(log)
-        if log.answer_taken or (log.guards is not None and log.guards.decided):
-            self.records.decided(log)
-        self.shadows.ended(context, answer)
-
-    def timeout_s(self, call: AnyCall) -> float:
-        """How long ``call`` may take, seconds; raises DeadlinePassed where no time is left."""
+    def timeout_s(self, call: Call) -> float:
+        """Return how long `call` may take, in seconds; raise DeadlinePassed if no time is left."""
         remaining_s, settings = call.remaining_s, self.settings
         if remaining_s is None:
             remaining_s = settings.default_timeout_s
@@ -132,24 +109,24 @@ class Generator:
         return min(remaining_s, settings.max_timeout_s)
 
     async def answer(
-        self, request: GenerateRequest, call: AnyCall, write: Write, request_id: str | None = None
+        self, request: GenerateRequest, call: Call, write: Write, request_id: str | None = None
     ) -> RequestLog:
-        """Pass all messages of the answer to ``write``, which may keep and change them, and return its log.
+        """Pass all messages of the answer to `write`, and return its log.
 
         Args:
-            request: what is asked.
-            call: who asks.
-            write: takes the messages.
-            request_id: see `RequestLog`.
+            request: The request of the call.
+            call: The call that carries it.
+            write: Takes the messages.
+            request_id: See `RequestLog`.
 
         Raises:
-            SluiceError: the call ends with it.
+            SluiceError: The call ends with it.
         """
         with RequestLog(
             self.tracer, GENERATE.span, call.metadata, request_id=request_id, route=call.route
         ) as log:
             log.asked(request, call.caller.tenant)
-            with self.upstream.admission.refusals_counted(call.caller):
+            with self.admission.refusals_counted(call.caller):
                 valid = validate(
                     request,
                     self.catalog,
@@ -160,8 +137,7 @@ class Generator:
                 )
             log.valid(valid)
             if valid.sampling.n <= 1:
-                only = _GenerateCall(self, log, valid.timeout_s, write)
-                await only.within_deadline(valid, only.answer)
+                await self._answer_one(valid, log, write)
             else:
                 await self._answer_several(request, valid, write, log)
             return log
@@ -169,311 +145,256 @@ class Generator:
     async def _answer_several(
         self, wire: GenerateRequest, request: ValidRequest, write: Write, log: RequestLog
     ) -> None:
-        """The messages of all answers go to ``write``, one at a time and with the index of the answer.
+        """Pass the messages of all answers to `write`, one at a time and with the index of the answer.
 
         Raises:
-            SluiceError: the first that one of them raised; the others were cancelled.
+            SluiceError: The first that one of them raised; the others were cancelled.
         """
-        turn, reasons = asyncio.Lock(), dict[int, str]()
+        lock, reasons = asyncio.Lock(), dict[int, str]()
 
-        async def answer(one: ValidRequest) -> None:
-            async def write_one(response: GenerateResponse) -> None:
+        async def answer(part: ValidRequest) -> None:
+            async def write_part(response: GenerateResponse) -> None:
                 if response.HasField("finished"):
-                    reasons[one.answer_index] = word_of(FinishReason, response.finished.reason)
-                response.answer_index = one.answer_index
-                async with turn:
+                    reasons[part.answer_index] = word_of(FinishReason, response.finished.reason)
+                response.answer_index = part.answer_index
+                async with lock:
                     await write(response)
 
-            own = RequestLog(
+            part_log = RequestLog(
                 self.tracer,
                 GENERATE.span,
                 headers_of(log.server),
-                request_id=None if one.answer_index else log.request_id,
+                request_id=None if part.answer_index else log.request_id,
             )
-            further = self.limiter.call(one.priority_class, one.tenant)
-            with own, further if one.answer_index else nullcontext():
-                own.asked(wire, one.tenant)
-                own.valid(one)
-                call = _GenerateCall(self, own, one.timeout_s, write_one)
-                await call.within_deadline(one, call.answer)
+            # The first answer runs as the call itself.
+            running = (
+                self.limiter.running(part.priority_class, part.tenant)
+                if part.answer_index
+                else nullcontext()
+            )
+            with part_log, running:
+                part_log.asked(wire, part.tenant)
+                part_log.valid(part)
+                await self._answer_one(part, part_log, write_part)
 
         try:
             async with asyncio.TaskGroup() as group:
-                for one in requests_of(request):
-                    group.create_task(answer(one))
+                for part in requests_of(request):
+                    group.create_task(answer(part))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         ended = [reasons[index] for index in sorted(reasons)]
         log.describe({names.GEN_AI_FINISH_REASONS: ended})
 
+    async def _answer_one(self, request: ValidRequest, log: RequestLog, write: Write) -> None:
+        """Pass the messages of one answer to `write`; raise as `RequestContext.run`."""
+        context = RequestContext(GENERATE, request, log, self.state.resume_key)
+        await context.run(self._run(context, write))
 
-class RunningCall(TimeLimit):
-    """A call of any kind while it runs: its deadline, its record, and the error that it ends with."""
-
-    def __init__(self, shared: Generator, kind: Kind, log: RequestLog, timeout_s: float) -> None:
-        super().__init__(timeout_s)
-        self._shared = shared
-        self._upstream = shared.upstream
-        self._kind = kind
-        self._log = log
-        self._request_id = log.request_id
-        """Of the request whose answer it reads."""
-        self._stopped: SluiceError | None = None
-        """Why the call was ended from outside."""
-
-    async def within_deadline(
-        self, request: ValidRequest, work: Callable[[AdmittedRequest], Awaitable[_T]]
-    ) -> _T:
-        """What ``work`` gives, which it has until the deadline of ``request``.
-
-        Raises:
-            SluiceError: with the id of the request.
-        """
-        incoming = AdmittedRequest(request, self._log, self._shared.state.resume_key)
+    async def _run(self, context: RequestContext, write: Write) -> None:
+        request = context.request
         try:
-            with self:
-                return await work(incoming)
-        except TimeoutError:
-            error = self._stopped or DeadlinePassed(self._kind.late)
-            raise error.of_request(self._request_id) from None
-        except asyncio.CancelledError:
-            self.departure(request)
+            if request.key:
+                find, begin = partial(self._find, request), partial(self._begin, context)
+                answer = await self.state.keys.once(request, context.request_id, find, begin)
+            else:
+                answer = await self._begin(context)
+        except BaseException as error:
+            self.refused(context, error)
             raise
-        except SluiceError as error:
-            _log_failure(error, request.tenant)
-            raise error.of_request(self._request_id) from error
+        context.answer_id = answer.request_id
+        await self._deliver(context, answer, self._parts_of(context, answer), write)
 
-    def refused(self, error: BaseException, request: ValidRequest) -> None:
-        """The request was not admitted, or ended before that: it leaves a record too."""
-        self._log.error = self.error_of(error, request).reason
-        self._shared.ended(self._log)
+    def _find(self, request: ValidRequest) -> Answer | Replay | None:
+        """Return the live or complete answer that the key of the request names; None if there is none."""
+        return self.upstream.registry.find(
+            request.key,
+            request.fingerprint,
+            request.resume,
+            request.resume_model,
+            time.monotonic(),
+        )
 
-    async def admit(self, incoming: AdmittedRequest, rows_of: RowsOf | None = None) -> None:
-        """Decides all about a request; raises as `Admission.admit`, and TransportUnavailable."""
-        request, records = incoming.request, self._shared.records
+    async def _begin(self, context: RequestContext) -> Answer | Replay:
+        """Return a new answer, or the cached answer to an equal request."""
+        request, answers = context.request, self.state.answers
+        await self.admit(context)
+        with context.reservation:
+            key = context.log.answer_key = answers.key_of(context) if answers.enabled else ""
+            if key:
+                cached = await answers.find(context, key)
+                if cached is not None:
+                    return self._replay(context, cached)
+            try:
+                if request.key_is_shared:
+                    self.state.keys.check(request.key)
+                return self._open(context)
+            except BaseException:
+                answers.given_up(key, context.request_id)
+                raise
+
+    async def admit(self, context: RequestContext) -> None:
+        """Decide all about a request; raise as `Admission.admit`, and TransportUnavailable."""
+        records = self.records
         if records.store.audit_writer.is_full:
             raise TransportUnavailable(
                 "JetStream does not store the audit of earlier requests",
                 retry_after_s=RETRY_AFTER_S,
             )
-        limiter = self._shared.limiter
-        limiter.preparing[request.priority_class] += 1
         try:
-            async with limiter.slot(request.priority_class, request.tenant):
-                await self._upstream.admission.admit(incoming, rows_of)
+            await self.admission.admit(context)
         finally:
-            limiter.preparing[request.priority_class] -= 1
-            if self._log.taken:
-                records.decided(self._log)
+            if context.log.taken:
+                records.decided(context.log)
 
-    def error_of(self, error: BaseException, request: ValidRequest) -> SluiceError:
-        """What the call ends with that ``error`` ended."""
-        if isinstance(error, SluiceError):
-            return error
-        if isinstance(error, asyncio.CancelledError):
-            return self.departure(request)
-        return InternalError("the gateway failed; its log has the reason")
-
-    def departure(self, request: ValidRequest) -> SluiceError:
-        """Why the caller does not wait any more. It ends its call by its own clock; gRPC rounds deadlines by 1 %."""
-        if self._log.left is None:
-            late = time.monotonic() - self._log.arrived_at >= 0.98 * request.timeout_s
-            gone = DeadlinePassed(self._kind.late) if late else Cancelled(CALLER_GONE)
-            self._log.left = gone
-        return self._log.left
-
-
-class _GenerateCall(RunningCall):
-    """A call of Generate. Its methods stand in the order in which they run."""
-
-    _parts: PartEvents | None = None
-    """Finds calls and reasoning in the answer; None: it can have neither."""
-    _cascade: Cascade | None = None
-    _guards: GuardRunner | None = None
-    _chunks: ChunkRows | None = None
-    _fallbacks: Fallbacks | None = None
-
-    def __init__(self, shared: Generator, log: RequestLog, timeout_s: float, write: Write) -> None:
-        super().__init__(shared, GENERATE, log, timeout_s)
-        self._registry = shared.upstream.registry
-        self._write = write
-        self._has_events = asyncio.Event()
-
-    async def answer(self, incoming: AdmittedRequest) -> None:
-        request = incoming.request
-        begin, keys = partial(self._begin, incoming), self._shared.state.keys
-        try:
-            if request.key:
-                find = partial(self._find, request)
-                found = await keys.once(request, self._request_id, find, begin)
-            else:
-                found = await begin()
-        except BaseException as error:
-            self.refused(error, request)
-            raise
-        policies = self._upstream.admission.in_force.policies
-        catalog, inspector = policies.catalog, policies.inspector
-        if request.tools is not None or catalog.marks_reasoning:
-            self._parts = PartEvents(
-                request.tools,
-                lambda model: catalog[model].tokenizer,
-                found.text_before,
-                len(request.resume),
-                partial(inspector.assembled, request.tenant, request.labels),
-            )
-        await self._read(request, found)
-
-    def _find(self, request: ValidRequest) -> Answer | Replay | None:
-        """The live or complete answer that the key of the request names."""
-        now = time.monotonic()
-        return self._registry.find(
-            request.key, request.fingerprint, request.resume, request.resume_model, now
-        )
-
-    async def _begin(self, incoming: AdmittedRequest) -> Answer | Replay:
-        """A new answer, or the kept answer to an equal request."""
-        request, answers = incoming.request, self._shared.state.answers
-        await self.admit(incoming)
-        with incoming.reservation:
-            key = self._log.answer_key = answers.key_of(incoming) if answers.enabled else ""
-            if key:
-                kept = await answers.find(incoming, key)
-                if kept is not None:
-                    return self._kept(incoming, kept)
-            try:
-                if request.key_is_shared:
-                    self._shared.state.keys.check(request.key)
-                return self._open(incoming)
-            except BaseException:
-                answers.given_up(key, incoming.request_id)
-                raise
-
-    def _kept(self, context: AdmittedRequest, kept: Replay) -> Replay:
-        """The answer of an earlier equal request, as that to this one."""
+    def _replay(self, context: RequestContext, cached: Replay) -> Replay:
+        """Return the cached answer to an equal request as that to this one."""
         context.reservation.release()
-        log, now = self._log, time.monotonic()
+        log, now = context.log, time.monotonic()
         timings = log.timings(RowTimings(), now, now)
-        token = context.resume_token(kept.finished.model)
-        answer = kept.answer_to(context.started(), timings, token)
+        token = context.resume_token(cached.finished.model)
+        answer = cached.answer_to(context.started(), timings, token)
         log.kept(answer)
-        self._shared.ended(log)
+        self.ended(log)
         return answer
 
-    def _open(self, context: AdmittedRequest) -> Answer:
-        """A new answer, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
-        request, prepared, guards = context.request, context.first, None
+    def _open(self, context: RequestContext) -> Answer:
+        """Return a new answer, its task on the way. Nothing is awaited after it is open: `_deliver` closes it."""
+        request, prompt, upstream = context.request, context.first, self.upstream
         for score in context.plan.route.scores:
-            self._shared.drift.scored(score)
+            self.drift.scored(score)
+        cascade, guards, fallbacks = None, None, None
         if context.second is not None:
-            self._cascade = Cascade(self._upstream, self._shared.escalations, context)
+            cascade = Cascade(upstream, self.escalations, context)
         policy = context.inspection.compiled
         if policy.guards or policy.answer_readers:
-            self._guards = guards = GuardRunner(self._upstream, context)
-        first = self._upstream.new_row(
+            guards = GuardRunner(upstream, context)
+        if context.scheduling.allow_degraded and not request.resume:
+            fallbacks = Fallbacks(upstream, context)
+        first = upstream.new_row(
             request,
-            prepared,
+            prompt,
             context.request_id,
             request.resume,
             counts_prompt=request.answer_index == 0,
         )
-        if context.allow_degraded and not request.resume:
-            self._fallbacks = Fallbacks(self._upstream, context)
-        on_end = partial(self._ended, context)
-        answer = self._registry.open(context, first, self._cascade, guards, on_end, self._fallbacks)
-        reason = already_complete(prepared.sampling, first.transcript) if request.resume else None
-        if reason is not None:
-            answer.finish(reason, time.monotonic())
-        elif prepared.chunks:
-            self._chunks = ChunkRows(self._upstream, context, first)
-            self._chunks.start(answer)
+        is_complete = (
+            already_complete(prompt.sampling, first.transcript) if request.resume else None
+        )
+        chunks = ChunkRows(upstream, context, first) if prompt.chunks else None
+        beside = [work for work in (guards, chunks, fallbacks) if work is not None]
+        on_end = partial(self._on_end, context, cascade, beside)
+        answer = upstream.registry.open(context, first, cascade, guards, on_end, fallbacks)
+        if is_complete is not None:
+            answer.finish(is_complete, time.monotonic())
+        elif chunks is not None:
+            chunks.start(answer)
         else:
-            self._upstream.send(context, first, prepared)
+            upstream.send(context, first, prompt)
         if guards is not None and not answer.ended:
-            guards.check_prompt(answer)  # beside the row
+            guards.check_prompt(answer)  # while the run is computed
         return answer
 
-    def _ended(self, context: AdmittedRequest, answer: Answer) -> None:
-        for one in (self._guards, self._chunks, self._fallbacks):
-            if one is not None:
-                one.close()
-        now = time.monotonic()
-        self._log.ended(answer, now)
-        used = self._upstream.usage.record_stream(context, answer, now)
-        context.reservation.release(
-            used, None if answer.error is None or answer.taken else answer.error
-        )
-        self._shared.state.keys.ended(context.request.key, answer)
-        if self._log.answer_key:
-            self._shared.state.answers.ended(self._log.answer_key, answer)
-        score = None if self._cascade is None else self._cascade.score
-        self._shared.answered(context, score, answer)
+    def _on_end(
+        self,
+        context: RequestContext,
+        cascade: Cascade | None,
+        beside: Sequence[Beside | Fallbacks],
+        answer: Answer,
+    ) -> None:
+        """Record, count and learn from an answer that has ended."""
+        for work in beside:
+            work.close()
+        now, log = time.monotonic(), context.log
+        log.ended(answer, now)
+        used = self.upstream.usage.record_stream(context.scheduling, answer, now)
+        context.reservation.release(used, None if answer.taken else answer.error)
+        self.state.keys.ended(context.key, answer)
+        if log.answer_key:
+            self.state.answers.ended(log.answer_key, answer)
+        if cascade is not None and cascade.score is not None:
+            self.drift.scored(cascade.score)
+            context.plan.route.scores.append(cascade.score)
+        self.ended(log)
+        if log.answer_taken or (log.guards is not None and log.guards.decided):
+            self.records.decided(log)
+        self.shadows.ended(context, answer)
 
-    async def _read(self, request: ValidRequest, answer: Answer | Replay) -> None:
-        """Writes the events of an answer as they come; those that are there together in one message."""
-        self._request_id = answer.request_id
-        limit = self._shared.settings.reader_buffer_tokens
-        wake = self._has_events.set
-        reader = Reader(len(request.resume), limit, wake, self._stop, self._accepted)
+    def ended(self, log: RequestLog) -> None:
+        """Record and count a valid request that was refused, got an earlier answer, or whose runs have ended."""
+        self.metrics.ended(log, self.records.ended(log))
+
+    def refused(self, context: RequestContext, error: BaseException) -> None:
+        """Record a request that was not admitted, or ended before that."""
+        context.log.error = context.error_of(error).reason
+        self.ended(context.log)
+
+    def _parts_of(self, context: RequestContext, answer: Answer | Replay) -> PartEvents | None:
+        """Return what finds tool calls and reasoning in the answer; None if it can have neither."""
+        request, policies = context.request, self.admission.in_force.policies
+        catalog, inspector = policies.catalog, policies.inspector
+        if request.tools is None and not catalog.marks_reasoning:
+            return None
+        return PartEvents(
+            request.tools,
+            lambda model: catalog[model].tokenizer,
+            answer.text_before,
+            len(request.resume),
+            partial(inspector.assembled, request.tenant, request.labels),
+        )
+
+    async def _deliver(
+        self,
+        context: RequestContext,
+        answer: Answer | Replay,
+        parts: PartEvents | None,
+        write: Write,
+    ) -> None:
+        """Write the events of an answer as they come; those that are there together in one message."""
+        request, has_events = context.request, asyncio.Event()
+
+        def on_accepted() -> None:
+            # `Started` may go: with the first token, or alone when that takes longer.
+            asyncio.get_running_loop().call_later(STARTED_S, has_events.set)
+
+        async def put(response: GenerateResponse) -> None:
+            if response.HasField("finished"):
+                # Whoever has the whole answer gets it again from every gateway.
+                await self.state.keys.stored(request.key)
+            if parts is None or parts.change(response):
+                await write(response)
+            if parts is not None and parts.blocked and isinstance(answer, Answer):
+                # The policy blocks what was assembled from the answer.
+                answer.block(parts.blocked, time.monotonic())
+
+        limit = self.settings.reader_buffer_tokens
+        reader = Reader(len(request.resume), limit, has_events.set, context.stop, on_accepted)
         answer.join(reader, request.resume_model)
         try:
             # The first event comes once a batcher has the task, or frames prove it.
             while (started := answer.started(reader, request.resume_model)) is None:
-                await self._has_events.wait()
-                self._has_events.clear()
-            self._log.started(started)
+                await has_events.wait()
+                has_events.clear()
+            context.log.started(started)
             response = answer.read(reader) or GenerateResponse()
             response.started.CopyFrom(started)
-            # Not interrupted: gRPC sends the headers with this message, and takes no status until it has.
-            self.paused = True
-            await self._put(request, response)
-            self.resume()
-            self._block(answer)
+            with (
+                context.uninterrupted()
+            ):  # gRPC sends headers with it, and takes no status until it has
+                await put(response)
             while not response.HasField("finished"):
-                await self._has_events.wait()
-                self._has_events.clear()
+                await has_events.wait()
+                has_events.clear()
                 if (new := answer.read(reader)) is not None:
                     response = new
-                    await self._put(request, response)
-                self._block(answer)
+                    await put(response)
         finally:
-            answer.leave(reader, self.departure(request))
-            self._log.delivered(answer, self._shared.catalog.settings)
-
-    def _block(self, answer: Answer | Replay) -> None:
-        """End the answer where the policy blocks what was assembled from it."""
-        if self._parts is not None and self._parts.blocked and isinstance(answer, Answer):
-            answer.block(self._parts.blocked, time.monotonic())
-
-    def _accepted(self) -> None:
-        """`Started` may go: with the first token, or alone when that takes longer."""
-        asyncio.get_running_loop().call_later(STARTED_S, self._has_events.set)
-
-    def _stop(self, error: SluiceError) -> None:
-        """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
-        self._stopped = error
-        self.expire()
-
-    async def _put(self, request: ValidRequest, response: GenerateResponse) -> None:
-        if response.HasField("finished"):
-            # Whoever has the whole answer gets it again from every gateway.
-            await self._shared.state.keys.stored(request.key)
-        if self._parts is None or self._parts.change(response):
-            await self._write(response)
-
-
-def _log_failure(error: SluiceError, tenant: str) -> None:
-    """Callers hear of every error; the log has those that somebody has to look at.
-
-    Of the others it has no message, which may say what was wrong with the caller's own text.
-    """
-    if error.code is grpc.StatusCode.INTERNAL:
-        _log.warning("%s of %s: %s", error.reason, tenant, error.message)
-    else:
-        _log.debug("%s of %s", error.reason, tenant)
+            answer.leave(reader, context.departure())
+            context.log.delivered(answer, self.catalog.settings)
 
 
 def requests_of(request: ValidRequest) -> list[ValidRequest]:
-    """One request for each of the n answers."""
+    """Return one request for each of the n answers."""
     route_key = secrets.token_hex(8)
     return [
         replace(
@@ -489,7 +410,10 @@ def requests_of(request: ValidRequest) -> list[ValidRequest]:
 
 
 def _sampling(params: SamplingParams, index: int) -> SamplingParams:
-    """For one answer; the first has the request's seed, the others seeds that depend on it and their index alone."""
+    """Return the parameters of one answer.
+
+    The first has the request's seed, the others seeds that depend on it and their index alone.
+    """
     sampling = SamplingParams()
     sampling.CopyFrom(params)
     sampling.ClearField("n")

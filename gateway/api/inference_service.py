@@ -9,7 +9,7 @@ from gateway.admission.loads import ModelLoadTable
 from gateway.api.batch import answer_batch
 from gateway.api.count import count_tokens
 from gateway.api.generate import Generator
-from gateway.api.interceptor import returns_last
+from gateway.api.grpc_call import GrpcCall
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.api.whole import whole_answer
 from sluice.errors import InvalidRequest
@@ -25,29 +25,18 @@ class InferenceService(InferenceServiceServicer):
     loads: ModelLoadTable
 
     # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
-    @returns_last
     async def Generate(  # type: ignore[override]
-        self, request: pb.GenerateRequest, context: Any
-    ) -> pb.GenerateResponse:
+        self, request: pb.GenerateRequest, context: GrpcCall
+    ) -> None:
         """See the proto."""
-        unfinished, last = max(1, request.sampling.n), pb.GenerateResponse()
-
-        async def write(response: pb.GenerateResponse) -> None:
-            nonlocal unfinished, last
-            unfinished -= response.HasField("finished")
-            if unfinished:  # gRPC packs only what a method returns
-                await context.write(response.SerializeToString())
-            else:
-                last = response
-
-        await self.generator.answer(request, context, write)
-        return last
+        await self.generator.answer(request, context, context.write)
 
     async def GenerateText(
         self, request: pb.GenerateRequest, context: Any
     ) -> pb.GenerateTextResponse:
         """See the proto."""
-        return await whole_answer(self.generator, request, context)
+        answer, _ = await whole_answer(self.generator, request, context)
+        return answer
 
     async def GenerateBatch(
         self, request: pb.GenerateBatchRequest, context: Any
@@ -57,15 +46,18 @@ class InferenceService(InferenceServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """See the proto."""
-        return await answer_texts(self.generator, EMBED, request, context)
+        response, _ = await answer_texts(self.generator, EMBED, request, context)
+        return response
 
     async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
         """See the proto."""
-        return await answer_texts(self.generator, RERANK, request, context)
+        response, _ = await answer_texts(self.generator, RERANK, request, context)
+        return response
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         """See the proto."""
-        return await answer_texts(self.generator, SCORE, request, context)
+        response, _ = await answer_texts(self.generator, SCORE, request, context)
+        return response
 
     async def CountTokens(
         self, request: pb.CountTokensRequest, context: Any

@@ -1,23 +1,21 @@
 """``sluice.internal.v1.ItemsService``: the items of a job take the way of every other request."""
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from gateway.admission.calls import guarded
+from gateway.admission.call import Call, ItemCall
 from gateway.api.generate import Generator
-from gateway.api.interceptor import GrpcCall
-from gateway.api.texts import EMBED, logged_texts
-from gateway.api.whole import EntryCall, cost_of, logged_answer
+from gateway.api.grpc_call import GrpcCall
+from gateway.api.texts import EMBED, answer_texts
+from gateway.api.whole import cost_of, whole_answer
 from gateway.identity.caller import Caller
 from gateway.streaming.row import Row
-from gateway.validation.conversation import is_outdated
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
-from sluice.errors import SluiceError, TransportUnavailable, UnknownModel
+from sluice.errors import UnknownModel
 from sluice.internal.v1.items_pb2 import (
     FindTokenEndsRequest,
     FindTokenEndsResponse,
@@ -29,6 +27,7 @@ from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
 from sluice.v1.inference_pb2 import EmbedRequest, ModelUsage
 from sluice.wire.clock import ms_of
 from sluice.wire.groups import GroupWriter
+from sluice.wire.subjects import BULK_CLASS
 
 PADDING_MAX: Final = 0.9999
 """Largest padding share of a batch that is counted: no batch is nothing but padding."""
@@ -50,17 +49,17 @@ class ItemsService(ItemsServiceServicer):
     # A coroutine that writes: see InferenceService.Generate.
     async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
-        writer, turns = GroupWriter[RunResponse](context.write), self._generator.limiter.turns
+        writer, pacer = GroupWriter[RunResponse](context.write), self._generator.limiter.pacer
         async with asyncio.TaskGroup() as group:
             async for message in requests:
                 for request in (message, *message.more):
                     await self._slots.acquire()
                     group.create_task(self._run(request, context, writer))
                     # Other calls go on meanwhile.
-                    if request.id % AT_A_TIME and time.monotonic() > turns.arrived_at + QUIET_S:
+                    if request.id % AT_A_TIME and time.monotonic() > pacer.arrived_at + QUIET_S:
                         await asyncio.sleep(0)
                     else:
-                        await turns.turn(math.inf)
+                        await pacer.wait(is_bounded=False)
 
     async def FindTokenEnds(
         self, request: FindTokenEndsRequest, context: Any
@@ -72,8 +71,8 @@ class ItemsService(ItemsServiceServicer):
             raise UnknownModel(f"no model {name!r}")
         tokenizer = catalog[name].tokenizer
         tenant = context.caller.tenant
-        async with self._generator.limiter.slot("bulk", tenant):
-            ends = await self._generator.upstream.admission.threads.run(
+        async with self._generator.limiter.preparing(BULK_CLASS, tenant):
+            ends = await self._generator.admission.preparation.threads.run(
                 tenant, partial(tokenizer.token_ends, request.text)
             )
         return FindTokenEndsResponse(ends=ends)
@@ -81,38 +80,31 @@ class ItemsService(ItemsServiceServicer):
     async def _run(
         self, request: RunRequest, call: GrpcCall, writer: GroupWriter[RunResponse]
     ) -> None:
-        failed = RunResponse(id=request.id)
-
-        async def fail(error: SluiceError) -> None:  # one bad item must not end the call of others
-            failed.error = error.to_status().SerializeToString()
-
+        timeout_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None
+        item = ItemCall(call.caller, call.metadata, timeout_s)
         try:
-            answered = await guarded(self._answer(request, call), fail, "an item")
+            response = await item.run(self._answer(request, item))
         finally:
             self._slots.release()
-        await writer.write(answered or failed, grouped=request.takes_more)
+        if item.error is not None:  # one bad item must not end the call of others
+            response = RunResponse(id=request.id, error=item.error.to_status().SerializeToString())
+        assert response is not None, "it has an error otherwise"
+        await writer.write(response, grouped=request.takes_more)
 
-    async def _answer(self, request: RunRequest, call: GrpcCall) -> RunResponse:
+    async def _answer(self, request: RunRequest, item: Call) -> RunResponse:
         asked = request.embed if request.HasField("embed") else request.request
-        item = EntryCall(
-            self._caller_of(call.caller),
-            call.metadata,
-            ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None,
-        )
+        item.identify(self._caller_of(item.caller))
         catalog = self._generator.catalog
-        with self._generator.limiter.call(class_of(asked), call.caller.tenant):
+        with self._generator.limiter.running(class_of(asked), item.caller.tenant):
             if isinstance(asked, EmbedRequest):
-                found, log = await logged_texts(self._generator, EMBED, asked, item)
+                response, log = await answer_texts(self._generator, EMBED, asked, item)
                 return RunResponse(
                     id=request.id,
-                    embedded=found,
+                    embedded=response,
                     work=work_of(log.rows or ()),
-                    cost=cost_of(catalog, [ModelUsage(model=found.model, usage=found.usage)]),
+                    cost=cost_of(catalog, [ModelUsage(model=response.model, usage=response.usage)]),
                 )
-            if asked.WhichOneof("input") is None and is_outdated(asked):
-                # No fault of the item: it waits at the sender.
-                raise TransportUnavailable("jobs is of an earlier release than gateways: update it")
-            answer, log = await logged_answer(self._generator, asked, item)
+            answer, log = await whole_answer(self._generator, asked, item)
         answer.ClearField("token_ids")
         cost = cost_of(catalog, answer.finished.attempts)
         return RunResponse(id=request.id, answer=answer, cost=cost, work=work_of(log.rows or ()))

@@ -11,8 +11,8 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import Message
 
-from gateway.admission.calls import AnyCall
-from gateway.api.interceptor import GrpcCall
+from gateway.admission.call import Call
+from gateway.api.grpc_call import GrpcCall
 from gateway.identity.caller import JOB_READS, MESH
 from sluice.client.channel import (
     RECONNECT_IN_MESH_MS_MAX,
@@ -60,7 +60,7 @@ class JobForwarder(grpc.GenericRpcHandler):
             return None
         return grpc.stream_stream_rpc_method_handler(partial(self._forward, method))
 
-    def begin(self, asked_by: AnyCall, method: str, *request: Message, wait_s: float) -> Any:
+    def begin(self, asked_by: Call, method: str, *request: Message, wait_s: float) -> Any:
         """Begins a call of our own for ``asked_by``; in a block of `errors_of_jobs`.
 
         Raises:
@@ -69,7 +69,7 @@ class JobForwarder(grpc.GenericRpcHandler):
         call = getattr(JobServiceStub(self._open()), method)
         return call(*request, metadata=self.metadata(asked_by), timeout=wait_s)
 
-    def metadata(self, call: AnyCall, method: str = "") -> tuple[tuple[str, str], ...]:
+    def metadata(self, call: Call, method: str = "") -> tuple[tuple[str, str], ...]:
         """What a process of `jobs` is told of ``call``.
 
         A process of the mesh, or anybody where nobody is asked, calls for one tenant. ``method``: its caller may see

@@ -1,4 +1,4 @@
-"""``sluice.v1.SafetyService`` over grpc.aio: what the safety policies make of one text."""
+"""Serves `sluice.v1.SafetyService`: what the safety policies make of one text."""
 
 import asyncio
 from collections import Counter
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.admission.calls import ClassLimiter
-from gateway.admission.pipeline import Admission, AdmittedRequest
-from gateway.api.count import guards_timeout_s
+from gateway.admission.admission import Admission
+from gateway.admission.request_context import RequestContext
+from gateway.api.count import CHECK, guards_timeout_s
 from gateway.safety.actions import Action, TakenAction
 from gateway.safety.inspector import RequestInspection
 from gateway.shared.peers import Peers
 from gateway.telemetry.request_log import untraced
 from gateway.validation.conversation import USER, Conversation, Turn
-from gateway.validation.requests import UNSTATED_CLASS, ValidRequest, check_labels
+from gateway.validation.requests import ValidRequest, check_labels
 from sluice.errors import NoDryRun
 from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
 from sluice.v1 import safety_pb2 as pb
@@ -31,21 +31,19 @@ class SafetyService(SafetyServiceServicer):
     """Answers from the policies in force."""
 
     admission: Admission
-    limiter: ClassLimiter
     peers: Peers
 
     async def CheckText(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         """See the proto."""
         with self.admission.counted_check(context.caller):
             check_labels(request.labels)
-            async with self.limiter.slot(UNSTATED_CLASS, context.caller.tenant):
-                return await self._check(request, context)
+            return await self._check(request, context)
 
     async def _check(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
         text = Conversation((Turn(USER, request.text),), raw=True)
         labels, timeout_s = dict(request.labels), guards_timeout_s(context)
-        asked = ValidRequest(text, context.caller, labels, timeout_s)
-        safety = await self.admission.check(AdmittedRequest(asked, untraced()))
+        valid = ValidRequest(text, context.caller, labels, timeout_s)
+        safety = await self.admission.check(RequestContext(CHECK, valid, untraced()))
         if len(safety.inspected[0].found) > ASIDE_FINDINGS:
             return await asyncio.to_thread(_checked, safety)
         return _checked(safety)

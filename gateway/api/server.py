@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
 from gateway.admission.overload import OverloadControl
 from gateway.admission.policies import InForce
-from gateway.api.interceptor import ErrorInterceptor
+from gateway.api.interceptor import CallInterceptor
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import SetupError
 from sluice.grpc_server import NOT_SERVING, SERVING, HealthService, server_options
@@ -49,7 +49,7 @@ class GrpcServer:
         address: where, "host:port"; the port is known when it is bound.
     """
 
-    def __init__(self, settings: Settings, interceptor: ErrorInterceptor) -> None:
+    def __init__(self, settings: Settings, interceptor: CallInterceptor) -> None:
         self.address = settings.gateway.address
         self.server = grpc.aio.server(
             interceptors=[interceptor], options=_options(settings, interceptor.max_bytes)

@@ -1,6 +1,7 @@
-"""Calls about texts: Embed, Rerank, Score. Every text is a row; a call ends when all its rows have, or one has failed.
+"""Answers calls about texts: Embed, Rerank, Score.
 
-Rows are those of every other request: queued by class and tenant, batched, recovered when a worker is lost.
+Every text is a run; a call ends when all its runs have, or one has failed. They are runs as those of every other
+request: queued by class and tenant, batched, recovered when a worker is lost.
 """
 
 import time
@@ -12,10 +13,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from opentelemetry.trace import SpanKind
 
-from gateway.admission.calls import AnyCall
-from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.call import Call
 from gateway.admission.prompts import PreparedPrompt, embed_rows, rerank_rows, score_rows
-from gateway.api.generate import Generator, Kind, RunningCall
+from gateway.admission.request_context import RequestContext, RequestKind
+from gateway.api.generate import Generator
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.streaming.token_logprobs import scored_entries
@@ -35,34 +36,34 @@ from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
 from sluice.v1 import inference_pb2 as pb
 
-TRACED_ROWS: Final = 16
-"""Rows of a call whose way is traced; of thousands the spans would cost more than the work."""
+TRACED_TEXTS: Final = 16
+"""Texts of a call whose runs are traced; spans of thousands would cost more than the work."""
 
 _Q = TypeVar("_Q", pb.EmbedRequest, pb.RerankRequest, pb.ScoreRequest)
 _R = TypeVar("_R")
 
 
 Facts = Mapping[str, Any]
-"""The fields that the responses of all methods have."""
+"""Fields that the responses of all methods have."""
 Computed = Sequence[tuple[bytes, PreparedPrompt]]
-"""What the rows of a call have given, float32, each with its row."""
+"""What the runs of a call have computed, float32, each with its prompt."""
 
 
 @dataclass(frozen=True)
-class TextsKind(Kind, Generic[_Q, _R]):
+class TextsKind(RequestKind, Generic[_Q, _R]):
     """A method that works on texts.
 
     Attributes:
-        validate: a request with catalog, seconds that are left, and caller.
-        rows: of a request, by its texts as a model may see them.
-        response: to a request.
-        keeps: whether what a row gives is kept for equal rows.
+        validate: Validates a request, with the catalog, the seconds that are left, and the caller.
+        prompts: Makes the prompts of a request, of its texts as the model may see them.
+        response: Makes the response to a request.
+        is_cached: Whether what a run computes is cached for equal prompts.
     """
 
     validate: Callable[[_Q, Catalog, float, Caller], ValidRequest]
-    rows: Callable[[_Q, Conversation, ServedModel], Sequence[PreparedPrompt]]
+    prompts: Callable[[_Q, Conversation, ServedModel], Sequence[PreparedPrompt]]
     response: Callable[[_Q, Computed, Facts], _R]
-    keeps: bool = False
+    is_cached: bool = False
 
 
 def _embedded(wire: pb.EmbedRequest, computed: Computed, facts: Facts) -> pb.EmbedResponse:
@@ -74,13 +75,13 @@ def _embedded(wire: pb.EmbedRequest, computed: Computed, facts: Facts) -> pb.Emb
 
 
 def _ranked(wire: pb.RerankRequest, computed: Computed, facts: Facts) -> pb.RerankResponse:
-    """The documents by score."""
-    found = [
+    """Return the documents by score."""
+    results = [
         pb.RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
         for place, (values, row) in enumerate(computed)
     ]
-    found.sort(key=lambda one: -one.score)
-    return pb.RerankResponse(**facts, results=found[: wire.top_n or None])
+    results.sort(key=lambda result: -result.score)
+    return pb.RerankResponse(**facts, results=results[: wire.top_n or None])
 
 
 def _scored(wire: pb.ScoreRequest, computed: Computed, facts: Facts) -> pb.ScoreResponse:
@@ -88,8 +89,8 @@ def _scored(wire: pb.ScoreRequest, computed: Computed, facts: Facts) -> pb.Score
     for values, row in computed:
         assert row.values is not None, "its tokens are scored"
         scored, numbers = row.values.scored_token_ids, _floats(values)
-        found = numbers[: len(scored)]
-        answer = pb.ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found)
+        logprobs = numbers[: len(scored)]
+        answer = pb.ScoredAnswer(logprob=sum(logprobs), token_ids=scored, logprobs=logprobs)
         if wire.HasField("alternatives"):
             answer.tokens.extend(_tokens(row, numbers, wire.alternatives))
         answers.append(answer)
@@ -97,143 +98,142 @@ def _scored(wire: pb.ScoreRequest, computed: Computed, facts: Facts) -> pb.Score
 
 
 def _tokens(row: PreparedPrompt, numbers: Sequence[float], most: int) -> list[pb.TokenLogprobs]:
-    """Return all tokens of a scored answer; ``numbers``: as `Values.scored_alternatives` says."""
+    """Return all tokens of a scored answer; `numbers` are in the order of `Values.scored_alternatives`."""
     assert row.values is not None, "its tokens are scored"
     count = len(row.values.scored_token_ids)
     ids, scores = numbers[count : count * (1 + most)], numbers[count * (1 + most) :]
     logged = [Logprobs() for _ in range(len(row.answer_token_ids) - count)]
     for at in range(count):
         best = slice(at * most, (at + 1) * most)
-        top_ids, top = [int(one) for one in ids[best]], scores[best]
+        top_ids, top = [int(token_id) for token_id in ids[best]], scores[best]
         logged.append(Logprobs(logprob=numbers[at], top_token_ids=top_ids, top_logprobs=top))
     return scored_entries(row.model.tokenizer, row.answer_token_ids, logged, most)
 
 
 _LATE: Final = "the deadline passed before all texts were computed"
 EMBED: Final = TextsKind(
-    names.SPAN_EMBED, "embeddings", _LATE, validate_embed, embed_rows, _embedded, keeps=True
+    names.SPAN_EMBED, "embeddings", _LATE, validate_embed, embed_rows, _embedded, is_cached=True
 )
 RERANK: Final = TextsKind(names.SPAN_RERANK, "rerank", _LATE, validate_rerank, rerank_rows, _ranked)
 SCORE: Final = TextsKind(names.SPAN_SCORE, "score", _LATE, validate_score, score_rows, _scored)
 
 
 async def answer_texts(
-    shared: Generator,
-    kind: TextsKind[_Q, _R],
-    wire: _Q,
-    asked_by: AnyCall,
-) -> _R:
-    """Return the response to a call of ``kind``; raises as `logged_texts`."""
-    return (await logged_texts(shared, kind, wire, asked_by))[0]
-
-
-async def logged_texts(
-    shared: Generator,
-    kind: TextsKind[_Q, _R],
-    wire: _Q,
-    asked_by: AnyCall,
+    generator: Generator, kind: TextsKind[_Q, _R], wire: _Q, call: Call
 ) -> tuple[_R, RequestLog]:
-    """Return the response to a call of ``kind``, and its log.
+    """Return the response to a call about texts, and its log.
 
     Raises:
-        SluiceError: the call ends with it.
+        SluiceError: The call ends with it.
     """
     with RequestLog(
-        shared.tracer, kind.span, asked_by.metadata, kind.operation, route=asked_by.route
+        generator.tracer, kind.span, call.metadata, kind.operation, route=call.route
     ) as log:
-        log.asked(wire, asked_by.caller.tenant)
-        catalog, timeout_s = shared.catalog, shared.timeout_s(asked_by)
-        with shared.upstream.admission.refusals_counted(asked_by.caller):
-            request = kind.validate(wire, catalog, timeout_s, asked_by.caller)
+        log.asked(wire, call.caller.tenant)
+        catalog, timeout_s = generator.catalog, generator.timeout_s(call)
+        with generator.admission.refusals_counted(call.caller):
+            request = kind.validate(wire, catalog, timeout_s, call.caller)
         log.valid(request)
         texts = len(request.conversation.documents) + len(request.conversation.answers)
         log.describe({names.TEXTS: texts})
-        call = _TextsCall(shared, kind, log, request.timeout_s)
-        with shared.limiter.rows.held(request.tenant, texts):
-            return await call.within_deadline(request, partial(call.answer, wire)), log
+        context = RequestContext(kind, request, log, to_prompts=partial(kind.prompts, wire))
+        with generator.limiter.texts.held(request.tenant, texts):
+            return await context.run(_answer(generator, kind, wire, context)), log
 
 
-class _TextsCall(RunningCall):
-    """A call about texts. Its methods stand in the order in which they run."""
-
-    def __init__(
-        self, shared: Generator, kind: TextsKind[Any, Any], log: RequestLog, timeout_s: float
-    ) -> None:
-        super().__init__(shared, kind, log, timeout_s)
-        self._texts = kind
-        self._rows: list[InternalRow] = []
-
-    async def answer(self, wire: Any, incoming: AdmittedRequest) -> Any:
-        request = incoming.request
-        try:
-            await self.admit(incoming, partial(self._texts.rows, wire))
-        except BaseException as error:
-            self.refused(error, request)
-            raise
-        try:
-            compute, answers = partial(self._compute, incoming), self._shared.state.answers
-            values = (
-                await answers.values_of(request.tenant, incoming.rows, compute)
-                if self._texts.keeps
-                else await compute(incoming.rows)
-            )
-        except BaseException as error:
-            self._ended(incoming, self.error_of(error, request))
-            raise
-        facts = {
-            "request_id": incoming.request_id,
-            "trace_id": self._log.trace_id,
-            "model": incoming.plan.model,
-            "usage": self._ended(incoming),
-        }
-        if self._texts is EMBED:
-            self._log.describe({names.GEN_AI_DIMENSIONS: len(values[0]) // 4})
-        computed = [*zip(values, incoming.rows, strict=True)]
-        work = partial(self._texts.response, wire, computed, facts)
-        if self._texts is not SCORE:
-            return work()
-        threads = self._upstream.admission.threads
-        return await threads.work_on(request.conversation.texts, request.tenant, work)
-
-    async def _compute(
-        self, admitted: AdmittedRequest, rows: Sequence[PreparedPrompt]
-    ) -> list[bytes]:
-        """Sends ``rows``, and waits until they have ended; when one fails the others are cancelled."""
-        # Answers of no tokens must not count as short answers of the caller's own kind of work.
-        request = replace(admitted.request, labels={WORKLOAD_LABEL: self._kind.operation})
-        deadline = admitted.deadline
-        sent = self._log.row_attributes(admitted.plan.model, self._request_id)
-        name = names.model_span(self._kind.operation, admitted.plan.model)
-        with self._log.child(name, sent, SpanKind.CLIENT) as span:
-            traced = headers_of(span)
-            untraced = _untraced(traced)
-            for number, row in enumerate(rows):
-                row_id = f"{self._request_id}-{number}"
-                headers = traced if number < TRACED_ROWS else untraced
-                self._rows.append(
-                    InternalRow(self._upstream, request, row, row_id, deadline, headers)
-                )
-            await InternalRow.answer(*self._rows)
-            computed = sum(len(row.prompt_token_ids) for row in rows)
-            span.set_attribute(names.GEN_AI_INPUT_TOKENS, computed)
-        return [one.attempt.final.values for one in self._rows if one.attempt.final]
-
-    def _ended(self, admitted: AdmittedRequest, error: SluiceError | None = None) -> pb.Usage:
-        """All rows have ended, or one has failed the call with ``error``; returns what was computed."""
-        now, rows = time.monotonic(), [row.attempt for row in self._rows]
-        record_stream = self._upstream.usage.record_stream
-        used = sum(record_stream(admitted, row.result, now) for row in self._rows)
-        is_taken = any(row.taken for row in rows)
-        admitted.reservation.release(used, None if is_taken else error)
-        usage = pb.Usage(
-            prompt_tokens=sum(len(row.prompt_token_ids) for row in admitted.rows),
-            cached_prompt_tokens=sum(row.usage.cached_prompt_tokens for row in rows),
-            cached=not rows and error is None,
+async def _answer(
+    generator: Generator, kind: TextsKind[Any, Any], wire: Any, context: RequestContext
+) -> Any:
+    """Return the response to a request about texts."""
+    request, log = context.request, context.log
+    try:
+        await generator.admit(context)
+    except BaseException as error:
+        generator.refused(context, error)
+        raise
+    runs = list[InternalRow]()
+    try:
+        compute, answers = partial(_compute, generator, context, runs), generator.state.answers
+        values = (
+            await answers.values_of(request.tenant, context.prompts, compute)
+            if kind.is_cached
+            else await compute(context.prompts)
         )
-        reason = "" if error is None else error.reason
-        self._log.rows_ended(admitted.plan, rows, usage, reason, now)
-        self._shared.ended(self._log)
-        return usage
+    except BaseException as error:
+        _end(generator, context, runs, context.error_of(error))
+        raise
+    facts = {
+        "request_id": context.request_id,
+        "trace_id": log.trace_id,
+        "model": context.plan.model,
+        "usage": _end(generator, context, runs),
+    }
+    if kind is EMBED:
+        log.describe({names.GEN_AI_DIMENSIONS: len(values[0]) // 4})
+    computed = [*zip(values, context.prompts, strict=True)]
+    work = partial(kind.response, wire, computed, facts)
+    if kind is not SCORE:
+        return work()
+    threads = generator.admission.preparation.threads
+    return await threads.work_on(request.conversation.texts, request.tenant, work)
+
+
+async def _compute(
+    generator: Generator,
+    context: RequestContext,
+    runs: list[InternalRow],
+    prompts: Sequence[PreparedPrompt],
+) -> list[bytes]:
+    """Send `prompts`, and return what their runs computed; when one fails the others are cancelled.
+
+    The runs are appended to `runs`, which has them also if this fails.
+    """
+    operation, model = context.kind.operation, context.plan.model
+    # Answers of no tokens must not count as short answers of the caller's own kind of work.
+    request = replace(context.request, labels={WORKLOAD_LABEL: operation})
+    attributes = context.log.row_attributes(model, context.request_id)
+    name = names.model_span(operation, model)
+    with context.log.child(name, attributes, SpanKind.CLIENT) as span:
+        traced = headers_of(span)
+        untraced = _untraced(traced)
+        for number, prompt in enumerate(prompts):
+            runs.append(
+                InternalRow(
+                    generator.upstream,
+                    request,
+                    prompt,
+                    f"{context.request_id}-{number}",
+                    context.deadline,
+                    traced if number < TRACED_TEXTS else untraced,
+                )
+            )
+        await InternalRow.answer(*runs)
+        computed = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+        span.set_attribute(names.GEN_AI_INPUT_TOKENS, computed)
+    return [run.attempt.final.values for run in runs if run.attempt.final]
+
+
+def _end(
+    generator: Generator,
+    context: RequestContext,
+    runs: Sequence[InternalRow],
+    error: SluiceError | None = None,
+) -> pb.Usage:
+    """Record a request whose runs have ended, or of which one has failed it with `error`; return its usage."""
+    now, rows = time.monotonic(), [run.attempt for run in runs]
+    record_stream = generator.upstream.usage.record_stream
+    used = sum(record_stream(context.scheduling, run.result, now) for run in runs)
+    is_taken = any(row.taken for row in rows)
+    context.reservation.release(used, None if is_taken else error)
+    usage = pb.Usage(
+        prompt_tokens=sum(len(prompt.prompt_token_ids) for prompt in context.prompts),
+        cached_prompt_tokens=sum(row.usage.cached_prompt_tokens for row in rows),
+        cached=not rows and error is None,
+    )
+    reason = "" if error is None else error.reason
+    context.log.rows_ended(context.plan, rows, usage, reason, now)
+    generator.ended(context.log)
+    return usage
 
 
 def _floats(values: bytes) -> list[float]:
@@ -241,6 +241,6 @@ def _floats(values: bytes) -> list[float]:
 
 
 def _untraced(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The same parent, of which nothing is recorded."""
+    """Return trace headers with the same parent, of which nothing is recorded."""
     parent = headers.get(TRACEPARENT, "")
     return {TRACEPARENT: parent[:-3] + UNSAMPLED} if parent else {}

@@ -1,45 +1,26 @@
-"""Whole answers: those of GenerateText, and of the entries of calls with many requests."""
+"""Answers requests in one message: GenerateText, and the entries of calls with many requests."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final
 
-from gateway.admission.calls import AnyCall
+from gateway.admission.call import Call
 from gateway.api.generate import Generator
-from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 
 _OF_MODEL: Final = "text", "reasoning", "token_ids", "logprobs", "hidden_indexes", "tool_calls"
-"""Fields of an answer that are void when another model takes over."""
-
-
-@dataclass
-class EntryCall:
-    """One request of a call with many, as a call of its own."""
-
-    caller: Caller
-    metadata: Mapping[str, str]
-    remaining_s: float | None
-    route: str = ""
+"""Fields of an answer that are cleared when another model takes over."""
 
 
 async def whole_answer(
-    generator: Generator, request: pb.GenerateRequest, call: AnyCall
-) -> pb.GenerateTextResponse:
-    """Return the only answer to ``request``, in one message; raises as `logged_answer`."""
-    return (await logged_answer(generator, request, call))[0]
-
-
-async def logged_answer(
-    generator: Generator, request: pb.GenerateRequest, call: AnyCall
+    generator: Generator, request: pb.GenerateRequest, call: Call
 ) -> tuple[pb.GenerateTextResponse, RequestLog]:
-    """Return the only answer to ``request``, in one message, and its log.
+    """Return the only answer to `request`, in one message, and its log.
 
     Raises:
-        SluiceError: see `Generator.answer`; InvalidRequest when the request wants several answers.
+        SluiceError: See `Generator.answer`; InvalidRequest if the request wants several answers.
     """
     if request.sampling.n > 1:
         raise InvalidRequest.of("sampling.n", "must be 1 here; Generate gives several answers")

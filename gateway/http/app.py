@@ -11,7 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.admission.calls import CallChecks, gateway_failed
+from gateway.admission.arrivals import Arrivals
+from gateway.admission.call import internal_error
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
 from gateway.http.anthropic import COUNT_TOKENS, MESSAGES
@@ -64,7 +65,7 @@ class Application:
 def make_app(
     generator: Generator,
     jobs: JobForwarder,
-    checks: CallChecks,
+    arrivals: Arrivals,
     serving: Callable[[], bool],
     problem: Callable[[], str],
     *,
@@ -74,15 +75,15 @@ def make_app(
     """Make the application.
 
     Args:
-        checks: what calls pass, over gRPC too.
+        arrivals: what calls pass, over gRPC too.
         serving: whether the gateway can answer.
         problem: why a part of the mesh cannot be used while models answer; empty: all can.
         hosts: as in `Endpoint`.
         ping_s: the setting `http.stream_ping_s`.
     """
-    admission = generator.upstream.admission
+    admission = generator.admission
     max_bytes = generator.settings.max_message_bytes
-    calls, batches = ModelCalls(generator, ping_s), JobCalls(jobs, checks.arriving)
+    calls, batches = ModelCalls(generator, ping_s), JobCalls(jobs, arrivals)
     listed = ModelList(generator)
 
     async def health(request: Request) -> Response:
@@ -118,7 +119,7 @@ def make_app(
     routes, fixed = [Route("/health", health)], dict[tuple[str, str], ASGIApp]()
     for method, path, behaviour, roles in table:
         endpoint = Endpoint(
-            checks,
+            arrivals,
             admission.limit_headers,
             max_bytes,
             hosts,
@@ -153,5 +154,5 @@ async def _failed(request: Request, error: Exception) -> Response:
         "HTTP call %s failed: %s %s", request_id, request.method, request.url.path, exc_info=error
     )
     api = api_of(request.url.path, request.headers)
-    status, headers, body = api.error(gateway_failed(), api.named, request_id)
+    status, headers, body = api.error(internal_error(), api.named, request_id)
     return JSONResponse(body, status, dict.fromkeys(api.id_headers, request_id) | headers)

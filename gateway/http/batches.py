@@ -14,7 +14,7 @@ from typing import Any, Final
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from gateway.admission.calls import Arriving
+from gateway.admission.arrivals import Arrivals
 from gateway.admission.tenant_threads import TenantSlots
 from gateway.api.job_forwarder import JobForwarder, errors_of_jobs
 from gateway.http.call import HttpCall
@@ -76,15 +76,15 @@ _ENDS: Final = ("completed", "failed", "cancelled", "expired")
 class JobCalls:
     """Answers the calls, each method those of its URL."""
 
-    def __init__(self, jobs: JobForwarder, arriving: Arriving) -> None:
+    def __init__(self, jobs: JobForwarder, arrivals: Arrivals) -> None:
         self._jobs = jobs
-        self._arriving = arriving
+        self._arrivals = arrivals
         self._lists = TenantSlots(LISTS_MAX, own=LISTS_OWN)
 
     async def upload(self, call: HttpCall) -> Json:
         """Store a file, as it arrives."""
         form = FileForm(call.metadata.get("content-type", ""))
-        with self._arriving.uploads.held(call.caller.tenant), errors_of_jobs():
+        with self._arrivals.uploads.held(call.caller.tenant), errors_of_jobs():
             storing = self._jobs.begin(call, "UploadInput", wait_s=UPLOAD_S)
             try:
                 await _send(call, form, storing)

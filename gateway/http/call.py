@@ -1,11 +1,12 @@
-"""One HTTP call: its body within its limits, its answer, and the end of its work when the client has gone.
+"""An HTTP call: its body within its limits, its answer, and the end of its work when the client has gone.
 
-`Endpoint` is what every route passes: the checks of all calls, and those that browsers make necessary.
+`Endpoint` serves a route: what all calls pass (`gateway.admission.arrivals`), and the checks that browsers make
+necessary.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,10 @@ import grpc
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
-from gateway.admission.calls import RECEIVE_S, Arriving, CallChecks, guarded, in_time
+from gateway.admission.arrivals import RECEIVE_S, Arrivals
+from gateway.admission.call import Call
 from gateway.http.answers import encode
 from gateway.http.api import api_of
 from gateway.http.encodings import encoding_of, encoding_unsupported, gunzip
@@ -41,7 +44,6 @@ from sluice.errors import (
 )
 from sluice.openai.fields import BadField
 from sluice.startup import is_loopback
-from sluice.wire.subjects import BULK_CLASS
 
 BODY_S: Final = RECEIVE_S
 """How long a client may take to send its body, seconds."""
@@ -72,40 +74,46 @@ class BodyTooSlow(SluiceError):
     reason = "BODY_TOO_SLOW"
 
 
-class HttpCall(Request):
-    """One call: a request of starlette's, and the answer to it.
+class HttpCall(Call, Request):
+    """A call over HTTP: a request of starlette's, and the answer to it.
 
     Attributes:
-        request_id: of its answer: that of the request to a model, where there is one.
-        metadata: its headers, as `metadata_of` returns them.
-        api: that it speaks.
-        caller: who calls.
-        remaining_s: until its deadline, seconds; None: it has none.
-        keep: called with each number of bytes of its body that are kept; raises Overloaded.
-        sent: the headers that have been sent; None: none yet.
-        limit_headers: what its answer says of the limits of its tenant.
-        named: what the API of the call calls the field at a path of the proto; of errors.
-        failing: the event that ends its stream with an error, by the body of the error.
-        arriving: parses its body.
-        is_read: whether a request to a model has been made of it; before, nobody has counted what it is refused for.
+        request_id: The id of its answer: that of the request to a model, if there is one.
+        metadata: Its headers, as `metadata_of` returns them.
+        api: The API that it speaks.
+        remaining_s: Time until its deadline, in seconds; None without a deadline.
+        keep: Counts bytes of its body that are kept; raises Overloaded.
+        sent: The headers that have been sent; None before that.
+        limit_headers: Returns the headers about the limits of its tenant.
+        named: Returns the name that its API has for the field at a path of the proto, for errors.
+        failing: Returns the event that ends its stream with an error, of the error's body.
+        is_read: Whether it has become a request to a model, which counts what it is refused for.
     """
 
-    caller: Caller
-    arriving: Arriving
+    remaining_s: float | None = None
     keep: Callable[[int], None]
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
-        super().__init__(scope, receive, send)
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body_bytes: int,
+        arrivals: Arrivals,
+    ) -> None:
+        """Take over the request of an ASGI application; its body may have `max_body_bytes`."""
+        Request.__init__(self, scope, receive, send)
         self.request_id = new_request_id()
         self.metadata: Mapping[str, str] = metadata_of(self.headers.items())
         self.api = api_of(scope["path"], self.metadata)
-        self.remaining_s: float | None = None
+        self.route = str(scope["path"])
         self.sent: Mapping[str, str] | None = None
         self.limit_headers: Callable[[], Mapping[str, str]] = dict
         self.named = self.api.named
         self.failing = self.api.error_event
         self.is_read = False
         self._max_body_bytes = max_body_bytes
+        self._arrivals = arrivals
         self._written_at = 0.0
         self._ping: asyncio.Future[None] | None = None
 
@@ -114,9 +122,15 @@ class HttpCall(Request):
         return self.request_id
 
     @property
-    def route(self) -> str:
-        """The path of its URL, which is that of the route: no URL that asks a model has parameters."""
-        return str(self.scope["path"])
+    @override
+    def certificate_names(self) -> Sequence[str]:
+        names: Sequence[str] = self.scope.get(CERTIFICATE_NAMES, ())
+        return names
+
+    @override
+    def identify(self, caller: Caller) -> None:
+        super().identify(caller)
+        self.scope.get(AUTHENTICATED, lambda: None)()
 
     async def object(self) -> dict[str, Any]:
         """The body, a JSON object.
@@ -145,9 +159,9 @@ class HttpCall(Request):
         tenant, sent = self.caller.tenant, bytes(body)
         if encoding:
             decode = partial(gunzip, sent, self._max_body_bytes)
-            sent = await self.arriving.parse(tenant, self._max_body_bytes, decode)
+            sent = await self._arrivals.parse(tenant, self._max_body_bytes, decode)
             self.keep(len(sent))
-        return await self.arriving.parse(tenant, len(sent), partial(parse_json, sent))
+        return await self._arrivals.parse(tenant, len(sent), partial(parse_json, sent))
 
     def pieces(self) -> AsyncIterator[bytes]:
         """A body of any length, piece by piece.
@@ -158,7 +172,7 @@ class HttpCall(Request):
         """
         if encoding_of(self.metadata):
             raise encoding_unsupported("gzip is served for JSON alone; send the file without it")
-        return in_time(self.stream(), _too_slow)
+        return self._arrivals.pieces(self.stream(), _too_slow)
 
     async def write(
         self, data: bytes, headers: Mapping[str, str] = {}, status: int = 200, *, more: bool = False
@@ -187,8 +201,10 @@ class HttpCall(Request):
             await self._send({"type": "http.response.start", "status": status, "headers": raw})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    @override
     async def fail(self, error: SluiceError) -> None:
-        """Ends the answer with ``error``: as its status; as an event of a stream; else by cutting the connection."""
+        """End the answer with `error`: as its status, as an event of its stream, or by closing the connection."""
+        self._arrivals.counts.failed(error)
         status, headers, body = self.api.error(error, self.named, self.request_id)
         if self.sent is None:
             await self.write(encode(body), headers, status)
@@ -271,13 +287,18 @@ class Endpoint:
     """A route as an ASGI application.
 
     Attributes:
-        hosts: names in the header "host" that are served beside those of this machine; None: all. A web page can give
-            its own name the address of this machine, and then ask us like its own server; a browser sends that name.
-        roles: who may call it.
-        asks: whether it asks models, in a class: for the limits that come before all other work.
+        arrivals: What all calls pass.
+        limit_headers: Returns the headers about the limits of a caller.
+        max_body_bytes: The largest body that is read.
+        hosts: Names in the header "host" that are served beside those of this machine; None for all. A web page can
+            give its own name the address of this machine, and then call us like its own server; a browser sends that
+            name.
+        behaviour: Answers a call.
+        roles: Who may call it.
+        asks: Whether it calls models, in a class.
     """
 
-    checks: CallChecks
+    arrivals: Arrivals
     limit_headers: Callable[[Caller], Mapping[str, str]]
     max_body_bytes: int
     hosts: frozenset[str] | None
@@ -286,58 +307,53 @@ class Endpoint:
     asks: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one call."""
-        call = HttpCall(scope, receive, send, self.max_body_bytes)
-        self.checks.limiter.turns.arrived_at = time.monotonic()
-        await guarded(self._answer(call), partial(self._fail, call), call)
-
-    async def _fail(self, call: HttpCall, error: SluiceError) -> None:
-        self.checks.refused(error)
-        await call.fail(error)
-
-    def _serves(self, host: str) -> bool:
-        return self.hosts is None or host in self.hosts or is_loopback(host)
+        """Answer one call."""
+        call = HttpCall(scope, receive, send, self.max_body_bytes, self.arrivals)
+        await call.run(self._answer(call))
 
     async def _answer(self, call: HttpCall) -> None:
-        headers, checks = call.metadata, self.checks
+        self._check_headers(call.metadata)
+        arrivals = self.arrivals
+        await arrivals.arrive(call, self.roles, call.route)
+        caller = call.caller
+        call.limit_headers = partial(self.limit_headers, caller)
+        with suppress(ClientDisconnect), arrivals.bytes.held(caller.tenant, 0) as call.keep:
+            priority_class = class_of(call.metadata) if self.asks else UNSTATED_CLASS
+            await arrivals.begin(priority_class)
+            with arrivals.limiter.running(priority_class, caller.tenant):
+                answer = await self._call_behaviour(call)
+                if answer is not None:
+                    body, answer = encode(answer), None  # of a list much less than its objects
+                    await call.write(body)
+
+    async def _call_behaviour(self, call: HttpCall) -> Mapping[str, Any] | None:
+        """Return the answer of the route; count a call that is rejected before it is a request of a model."""
+        try:
+            return await self.behaviour(call)
+        except (BadField, InvalidRequest, MessageTooLarge, UnknownModel) as error:
+            if self.asks and not call.is_read:
+                self.arrivals.counts.rejected(call.caller)
+            if not isinstance(error, BadField):
+                raise
+            field, _, description = str(error).partition(": ")
+            raise InvalidRequest.of(field, description) from None
+
+    def _check_headers(self, headers: Mapping[str, str]) -> None:
+        """Refuse what web pages of others may send; raise InvalidRequest or PermissionDenied."""
         if len(headers.get("content-type", "")) > CONTENT_TYPE_CHARS_MAX:
             raise InvalidRequest.of(
                 "content-type", f"is too long; send at most {CONTENT_TYPE_CHARS_MAX} characters"
             )
-        if not self._serves(host_of(headers)):
+        host = host_of(headers)
+        if not (self.hosts is None or host in self.hosts or is_loopback(host)):
             raise PermissionDenied(
-                f"host: {host_of(headers)!r} is not served while the gateway asks for no credentials; add it to "
+                f"host: {host!r} is not served while the gateway asks for no credentials; add it to "
                 "http.hosts, or use an address of this machine"
             )
-        if headers.get("host") and not host_of(headers):
+        if headers.get("host") and not host:
             raise InvalidRequest.of("host", "is not a name or an address; send HOST or HOST:PORT")
         if AUTHORIZATION not in headers and is_foreign_page(headers):
             raise PermissionDenied(
                 "origin: a web page of another origin may not call the gateway; behind a proxy keep the header "
                 "'host' as the browser sent it"
             )
-        names, path = call.scope.get(CERTIFICATE_NAMES, ()), call.scope["path"]
-        call.caller = caller = await checks.authenticator.caller_of(headers, names)
-        if AUTHENTICATED in call.scope:
-            call.scope[AUTHENTICATED]()
-        caller.require(self.roles, path)
-        call.limit_headers = partial(self.limit_headers, caller)
-        call.arriving = checks.arriving
-        await checks.arriving.turns.take(caller.tenant)
-        with suppress(ClientDisconnect), checks.arriving.bytes.held(caller.tenant, 0) as call.keep:
-            priority_class = class_of(headers) if self.asks else UNSTATED_CLASS
-            if priority_class == BULK_CLASS:
-                await checks.limiter.turns.turn()
-            with checks.limiter.call(priority_class, caller.tenant):
-                try:
-                    answer = await self.behaviour(call)
-                except (BadField, InvalidRequest, MessageTooLarge, UnknownModel) as error:
-                    if self.asks and not call.is_read:
-                        checks.count_refused(caller)
-                    if not isinstance(error, BadField):
-                        raise
-                    field, _, description = str(error).partition(": ")
-                    raise InvalidRequest.of(field, description) from None
-                if answer is not None:
-                    body, answer = encode(answer), None  # of a list much less than its objects
-                    await call.write(body)

@@ -113,7 +113,7 @@ class PromptAnswers:
                 await write(response)
 
         call, limiter = self._call, self._generator.limiter
-        further = limiter.call(CLASSES_OF[request.priority], call.caller.tenant)
+        further = limiter.running(CLASSES_OF[request.priority], call.caller.tenant)
         try:
             with further if place else nullcontext():
                 if self._asked.echo:
@@ -156,7 +156,7 @@ class PromptAnswers:
             scored.token_answers.add(token_ids=token_ids)
         else:
             scored.answers.append(text)
-        response = await answer_texts(self._generator, SCORE, scored, self._call)
+        response, _ = await answer_texts(self._generator, SCORE, scored, self._call)
         tokens, (answer,) = response.answers[0].tokens, response.answers
         text = "".join(entry.text for entry in tokens)
         return Echo(text, list(tokens), len(tokens) - len(answer.logprobs))

@@ -165,7 +165,7 @@ class ModelCalls:
         call.remaining_s = add_headers(call.metadata, request)
         call.is_read = True
         with call.while_connected():
-            response = await answer_texts(self._generator, kind, request, call)
+            response, _ = await answer_texts(self._generator, kind, request, call)
         call.request_id = response.request_id
         return response
 

@@ -18,8 +18,8 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.request_context import RequestContext
 from gateway.shared.keys import Leader, SingleFlight
 from gateway.shared.peers import Peers
 from gateway.streaming.answer import Answer
@@ -70,7 +70,7 @@ class AnswerCache:
         self._storing = BackgroundTasks()
         self._paused_until = 0.0
 
-    def key_of(self, context: AdmittedRequest) -> str:
+    def key_of(self, context: RequestContext) -> str:
         """The name of the answer to a request; empty when none is kept."""
         request = context.request
         if not self._keeps(request.tenant):
@@ -112,7 +112,7 @@ class AnswerCache:
         found |= dict(zip(asked, await asyncio.gather(*map(self._read, asked)), strict=True))
         return {key: record.values for key, record in found.items() if record is not None}
 
-    async def find(self, context: AdmittedRequest, key: str) -> Replay | None:
+    async def find(self, context: RequestContext, key: str) -> Replay | None:
         """The answer kept under ``key``. None: the request is computed, and `ended` or `given_up` is called for it.
 
         Waits while an equal request is computed; the caller limits that.
@@ -222,7 +222,7 @@ class AnswerCache:
         return GatewayAnswer()
 
 
-def _parts(context: AdmittedRequest) -> Iterator[bytes]:
+def _parts(context: RequestContext) -> Iterator[bytes]:
     """All that the answer depends on."""
     request = context.request
     yield context.inspection.policy.version.encode()

@@ -8,7 +8,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from gateway.admission.calls import ClassLimiter
+from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.policies import InForce
 from gateway.admission.usage import UsageAccounting
 from gateway.identity.resume_token import ResumeKey

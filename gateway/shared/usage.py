@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.admission.calls import ClassLimiter
+from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.policies import InForce
 from gateway.admission.tenant_limits import RateName, TenantLimits
 from gateway.routing.budget import Costs, Spending
@@ -98,7 +98,7 @@ class SharedUsage:
     def _use_of(self, tenant: str) -> TenantUse:
         settings = self.in_force.policies.settings
         calls, bulk = self.limits.running(
-            tenant, self.limiter.running(tenant), self.limiter.running(tenant, bulk=True)
+            tenant, self.limiter.running_of(tenant), self.limiter.running_of(tenant, bulk=True)
         )
         uses, own = self.limits.uses(settings, tenant), settings.limits_of(tenant)
         for name, limit, used in (
@@ -119,8 +119,8 @@ class SharedUsage:
         for tenant in self.limiter.tenants:
             limits = self.in_force.policies.settings.limits_of(tenant)
             if limits.concurrent is not None or limits.concurrent_bulk is not None:
-                hello.running[tenant] = self.limiter.running(tenant)
-                hello.running_bulk[tenant] = self.limiter.running(tenant, bulk=True)
+                hello.running[tenant] = self.limiter.running_of(tenant)
+                hello.running_bulk[tenant] = self.limiter.running_of(tenant, bulk=True)
         hello.minutes.extend(self.minutes.told())
         hello.reserved.update(self.minutes.spending.reserved)
         hello.days.extend(self.days.told())

@@ -18,8 +18,8 @@ from typing import Final
 
 from typing_extensions import override
 
-from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.request_context import RequestContext
 from gateway.routing.learned.arithmetic import Sum, sums
 from gateway.routing.prediction import LearnedHead
 from gateway.streaming.answer import SecondModel
@@ -200,7 +200,7 @@ class Cascade(AnswerMonitor, SecondModel):
     """The monitor of a request's first answer, and the second model, which starts within the gateway's limits."""
 
     def __init__(
-        self, upstream: Upstream, limiter: EscalationLimiter, context: AdmittedRequest
+        self, upstream: Upstream, limiter: EscalationLimiter, context: RequestContext
     ) -> None:
         request, route, second = context.request, context.plan.cascade, context.second
         assert route is not None
@@ -268,7 +268,9 @@ class Cascade(AnswerMonitor, SecondModel):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
         if self._cost(self._prepared) > (route.max_cost or math.inf):
             return f"{route.second} would cost more than is left of {route.max_cost:g}"
-        problem = self._upstream.overload.problem(route.second, self._context, now)
+        problem = self._upstream.overload.outlook(
+            route.second, self._context.scheduling, now
+        ).problem
         return "" if problem is None else problem.message
 
     def _cost(self, second: PreparedPrompt) -> float:

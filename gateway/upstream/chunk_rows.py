@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.request_context import RequestContext
 from gateway.models.speech import JoinedTexts
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
@@ -31,7 +31,7 @@ class ChunkRows(Beside):
     _cut = False
     """Whether a chunk's text was longer than the decoder has room for."""
 
-    def __init__(self, upstream: Upstream, context: AdmittedRequest, attempt: Row) -> None:
+    def __init__(self, upstream: Upstream, context: RequestContext, attempt: Row) -> None:
         super().__init__()
         self._upstream = upstream
         self._context = context

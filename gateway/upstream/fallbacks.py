@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.request_context import RequestContext
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
 from gateway.upstream.rows import Beside, Upstream
@@ -27,7 +27,7 @@ FAILURES: Final = (EngineFailed, ModelUnavailable, Overloaded)
 class Fallbacks:
     """The fallbacks of one request. They are used in the order of the configuration, each once."""
 
-    def __init__(self, upstream: Upstream, context: AdmittedRequest) -> None:
+    def __init__(self, upstream: Upstream, context: RequestContext) -> None:
         self._upstream = upstream
         self._context = context
         self._beside = Beside()
@@ -40,13 +40,13 @@ class Fallbacks:
         """
         context, row = self._context, answer.current
         is_governed = context.plan.route.strategy == ROUTE_STRATEGY_SAFETY
-        if not context.allow_degraded or is_governed or not isinstance(error, FAILURES):
+        if not context.scheduling.allow_degraded or is_governed or not isinstance(error, FAILURES):
             return False
         if next(self._candidates(answer), None) is None:
             return False
         # At once, and not with the end of the answer: others should not meet the failure meanwhile.
         now = time.monotonic()
-        self._upstream.usage.record_result(context, row, error, now)
+        self._upstream.usage.record_result(context.scheduling, row, error, now)
         row.error = error
         self._beside.spawn(answer, partial(self._replace, answer, row, error))
         return True
@@ -58,14 +58,15 @@ class Fallbacks:
     def _candidates(self, answer: Answer) -> Iterator[str]:
         """Yield the fallbacks of the current model that have not failed, and could answer in time."""
         failed = {one.model for one in answer.attempts}
-        for model in self._context.rules.fallbacks.get(answer.current.model, ()):
-            problem = self._upstream.overload.problem(model, self._context, time.monotonic())
-            if model not in failed and problem is None:
+        overload, scheduling = self._upstream.overload, self._context.scheduling
+        for model in scheduling.rules.fallbacks.get(answer.current.model, ()):
+            outlook = overload.outlook(model, scheduling, time.monotonic())
+            if model not in failed and outlook.problem is None:
                 yield model
 
     async def _replace(self, answer: Answer, row: Row, error: SluiceError) -> None:
         for model in self._candidates(answer):
-            prepared = await self._upstream.admission.prepare_fallback(self._context, model)
+            prepared = await self._upstream.preparation.prepare_fallback(self._context, model)
             if prepared is not None:
                 self._send(answer, row, prepared, error)
                 return
@@ -85,7 +86,7 @@ class Fallbacks:
         plan.move(model.name, model.settings.tier, reason)
         plan.route.reason = f"{plan.route.reason}; {reason}"
         plan.route.degraded, plan.cascade = True, None
-        context.rows, context.second = (prepared,), None
+        context.prompts, context.second = (prepared,), None
         logger.info(
             "replaced %s by its fallback %s: %s (request %s)",
             *(failed.model, model.name, error.message, context.request_id),

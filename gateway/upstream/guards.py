@@ -18,8 +18,9 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
-from gateway.admission.pipeline import AdmittedRequest, blocked
+from gateway.admission.prompt_inspection import blocked
 from gateway.admission.prompts import UNDRAWN, PreparedPrompt
+from gateway.admission.request_context import RequestContext
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action
@@ -90,7 +91,7 @@ _FAILURES: Final[Mapping[type[Exception], Failure]] = {
 
 
 async def ask(
-    upstream: Upstream, about: AdmittedRequest, check: Check, turns: Sequence[Message]
+    upstream: Upstream, about: RequestContext, check: Check, turns: Sequence[Message]
 ) -> tuple[Outcome, Cost]:
     """The verdict of a guard, within its time budget, and what it cost.
 
@@ -105,9 +106,9 @@ async def ask(
 
 
 async def read(
-    upstream: Upstream, about: AdmittedRequest, check: Check, texts: Sequence[str]
+    upstream: Upstream, about: RequestContext, check: Check, texts: Sequence[str]
 ) -> tuple[list[list[Finding]] | Failure, Decided]:
-    """What a token classifier finds in ``texts``: a `gateway.admission.pipeline.EntityReader` of ``upstream``."""
+    """Return what a token classifier finds in `texts`; see `gateway.admission.prompt_inspection.EntityReader`."""
     with _check_span(about, check) as span:
         question = _Question(upstream, about, check, headers_of(span))
         outcome, cost = await question.within_budget(question.entities(texts))
@@ -121,7 +122,7 @@ class _Question:
     """The rows of one check; ``headers``: their trace context."""
 
     def __init__(
-        self, upstream: Upstream, about: AdmittedRequest, check: Check, headers: Mapping[str, str]
+        self, upstream: Upstream, about: RequestContext, check: Check, headers: Mapping[str, str]
     ) -> None:
         self._upstream = upstream
         self._about = about
@@ -176,14 +177,16 @@ class _Question:
 
     def _model(self) -> ServedModel:
         model = self._about.policies.catalog[self._check.guard.settings.model]
-        problem = self._upstream.overload.problem(model.name, self._about, time.monotonic())
+        problem = self._upstream.overload.outlook(
+            model.name, self._about.scheduling, time.monotonic()
+        ).problem
         if problem is not None:
             raise problem
         return model
 
     async def _tokenized(self, texts: Sequence[str], work: Callable[[], _T]) -> _T:
         """Do ``work`` on ``texts``, in a thread when they are long."""
-        threads = self._upstream.admission.threads
+        threads = self._upstream.preparation.threads
         return await threads.work_on(texts, self._about.tenant, work)
 
     async def _compute(
@@ -205,7 +208,7 @@ class _Question:
         finally:
             now = time.monotonic()
             for row in rows:
-                upstream.usage.record_stream(about, row.result, now)
+                upstream.usage.record_stream(about.scheduling, row.result, now)
         return [row.attempt for row in rows]
 
     def _row_id(self, number: int) -> str:
@@ -217,7 +220,7 @@ class _Question:
         return f"{name}-{number}" if number else name
 
 
-def _check_span(about: AdmittedRequest, check: Check) -> AbstractContextManager[Span]:
+def _check_span(about: RequestContext, check: Check) -> AbstractContextManager[Span]:
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION: names.GUARDRAIL_OPERATION,
         names.GEN_AI_REQUEST_MODEL: check.guard.settings.model,
@@ -314,7 +317,7 @@ class GuardRunner(Beside):
         checks: which are due, and their outcomes.
     """
 
-    def __init__(self, upstream: Upstream, context: AdmittedRequest) -> None:
+    def __init__(self, upstream: Upstream, context: RequestContext) -> None:
         super().__init__()
         self.checks = Checks(context.inspection.compiled.guards)
         self._upstream = upstream
@@ -389,7 +392,7 @@ class GuardRunner(Beside):
             self.checks.followed(decided.check)
             self._continue(answer)
             return
-        prepared = await self._upstream.admission.prepare_for(self._context, model)
+        prepared = await self._upstream.preparation.prepare_governed(self._context, model)
         row_id = f"{answer.request_id}-r{decided.check.number}"
         attempt = self._upstream.new_row(self._context.request, prepared, row_id)
         self.checks.followed(decided.check)

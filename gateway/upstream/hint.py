@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt, encode_now, fit
+from gateway.admission.request_context import RequestContext
 from gateway.admission.text_work import TURN_COST
 from gateway.safety.inspector import NO_ENTITIES
 from gateway.streaming.row import Row
@@ -40,7 +40,7 @@ class Hint:
     tokens: int
 
 
-def add_hint(context: AdmittedRequest, prepared: PreparedPrompt, row: Row, template: str) -> Hint:
+def add_hint(context: RequestContext, prepared: PreparedPrompt, row: Row, template: str) -> Hint:
     """Put the draft of ``row`` into the prompt ``prepared`` of the second model.
 
     Raises:
@@ -75,7 +75,7 @@ def _filtered(row: Row) -> str:
     return decision.text
 
 
-def _inspected(context: AdmittedRequest, draft: str) -> str:
+def _inspected(context: RequestContext, draft: str) -> str:
     """Return the draft normalized, if the rules for prompts leave it as it is."""
     request = context.request
     inspection = context.policies.inspector.begin(request.tenant, request.labels, [draft])

@@ -3,14 +3,15 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from gateway.admission.calls import guarded
+from gateway.admission.call import fail_with
 from gateway.admission.overload import OverloadControl, SchedulingParams
-from gateway.admission.pipeline import Admission, AdmittedRequest
+from gateway.admission.preparation import Preparation
 from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.request_context import RequestContext
 from gateway.admission.usage import UsageAccounting
 from gateway.streaming.answer import Answer
 from gateway.streaming.registry import Registry
@@ -40,7 +41,7 @@ WHOLE_MS: Final = 3_600_000
 class Upstream:
     """Sends rows; holds what all of them share."""
 
-    admission: Admission
+    preparation: Preparation
     overload: OverloadControl
     usage: UsageAccounting
     registry: Registry
@@ -94,11 +95,11 @@ class Upstream:
         prepared.prompt_token_ids = task.prompt_token_ids
         return task
 
-    def send(self, context: AdmittedRequest, row: Row, prepared: PreparedPrompt) -> None:
+    def send(self, context: RequestContext, row: Row, prepared: PreparedPrompt) -> None:
         """Sends ``row`` for the request; returns at once."""
         row.sent = True
         begun, task = time.monotonic(), self.task_of(row, context.request, prepared)
-        expected = self.overload.predict(row.model, _exact(context, prepared), begun)
+        expected = self.overload.outlook(row.model, _exact(context, prepared), begun).expected
         row.expected_s = expected.total_s if expected.is_total else 0.0
         watched = context.request.sampling.stop or context.second is not None
         if watched and task.gather_ms > WATCHED_GATHER_MS:
@@ -128,19 +129,25 @@ class Upstream:
             loop.call_soon(self.registry.publish_failed, task.request_id, problem)
 
 
-def _exact(context: AdmittedRequest, prepared: PreparedPrompt) -> SchedulingParams:
+def _exact(context: RequestContext, prepared: PreparedPrompt) -> SchedulingParams:
     """Return what the prediction of the time for ``prepared`` depends on."""
     sampling = prepared.sampling
-    return SchedulingParams(
-        context.priority_class,
-        context.deadline,
-        tenant=context.tenant,
-        rules=context.rules,
-        workload=context.workload,
+    return replace(
+        context.scheduling,
         prompt_tokens=len(prepared.prompt_token_ids),
         min_tokens=sampling.min_tokens,
         max_tokens=sampling.max_tokens,
     )
+
+
+@dataclass
+class InternalRequest:
+    """Whose internal run it is; see `gateway.streaming.row_result.RowRequest`."""
+
+    tenant: str
+    priority_class: str
+    arrived_at: float
+    deadline: float
 
 
 class InternalRow:
@@ -167,10 +174,8 @@ class InternalRow:
         self._upstream = upstream
         self._ended = asyncio.Event()
         self.attempt = upstream.new_row(request, prepared, row_id)
-        asked = SchedulingParams(
-            request.priority_class, deadline, tenant=request.tenant, arrived_at=time.monotonic()
-        )
-        self.result = upstream.registry.compute(asked, self.attempt, self._ended.set)
+        owner = InternalRequest(request.tenant, request.priority_class, time.monotonic(), deadline)
+        self.result = upstream.registry.compute(owner, self.attempt, self._ended.set)
         task = upstream.task_of(self.attempt, request, prepared)
         task.gather_ms = WHOLE_MS
         self.attempt.sent = True
@@ -213,7 +218,7 @@ class Beside:
         async def fail(error: SluiceError) -> None:
             answer.fail(error)
 
-        await guarded(work(), fail, answer.request_id)
+        await fail_with(work(), fail, answer.request_id)
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":

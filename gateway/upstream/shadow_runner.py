@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.admission.calls import guarded
+from gateway.admission.call import fail_with
 from gateway.admission.overload import SchedulingParams
-from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import prepare
+from gateway.admission.request_context import RequestContext
 from gateway.records.agreement import agreement
 from gateway.routing.learned.features import ends
 from gateway.routing.rules import SHADOW, drawn
@@ -53,7 +53,7 @@ _STEERING: Final = (Action.ROUTE, Action.BLOCK)
 class _Shadow:
     """One model that is given the request of ``answered``; ``run`` is filled in, ``pair`` is what a router compares."""
 
-    context: AdmittedRequest
+    context: RequestContext
     answered: Row
     pair: tuple[str, str] | None
     outcome: Outcome | None
@@ -74,7 +74,7 @@ class ShadowRunner:
         """Cancels the shadows in flight."""
         await self._running.close()
 
-    def ended(self, context: AdmittedRequest, answer: Answer) -> None:
+    def ended(self, context: RequestContext, answer: Answer) -> None:
         """Keeps the outcome of a request that has just ended, and starts its shadows."""
         plan, routing, current = context.plan, context.policies.settings.routing, answer.current
         policy, kept = routing.policies.get(plan.policy, routing), routing.outcomes
@@ -100,14 +100,14 @@ class ShadowRunner:
         async def fail(error: SluiceError) -> None:
             shadow.run.dropped = error.reason.lower()
 
-        await guarded(self._answer(shadow), fail, shadow.row_id)
+        await fail_with(self._answer(shadow), fail, shadow.row_id)
         self._ended(shadow)
 
     async def _answer(self, shadow: _Shadow) -> None:
         """Compares its answer with that of the caller."""
         run, begun = shadow.run, time.monotonic()
-        scheduling = SchedulingParams(CLASS, begun + LIMIT_S, rules=shadow.context.rules)
-        problem = self._upstream.overload.problem(run.model, scheduling, begun)
+        scheduling = SchedulingParams(CLASS, begun + LIMIT_S, rules=shadow.context.scheduling.rules)
+        problem = self._upstream.overload.outlook(run.model, scheduling, begun).problem
         if problem is not None:
             raise problem
         attributes = {names.GEN_AI_REQUEST_MODEL: run.model, names.PRIORITY_CLASS: CLASS}
@@ -120,7 +120,7 @@ class ShadowRunner:
                 now = time.monotonic()
                 # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
                 usage = self._upstream.usage
-                usage.record_result(shadow.context, attempt, row.result.error, now)
+                usage.record_result(shadow.context.scheduling, attempt, row.result.error, now)
                 run.prompt_tokens = attempt.prompt_tokens
                 run.completion_tokens = attempt.completion_tokens
                 run.cost = attempt.cost
@@ -140,7 +140,7 @@ class ShadowRunner:
         upstream, context = self._upstream, shadow.context
         model = context.policies.catalog[shadow.run.model]
         request = replace(context.request, priority_class=CLASS)
-        inspect, threads = context.first.inspect, upstream.admission.threads
+        inspect, threads = context.first.inspect, upstream.preparation.threads
         prepared = await prepare(request, context.conversation, model, inspect, threads)
         prepared.sampling.seed = context.first.sampling.seed
         return InternalRow(upstream, request, prepared, shadow.row_id, now + LIMIT_S, headers)
@@ -174,7 +174,7 @@ def blocked(result: RowResult) -> bool:
     return result.reason == FINISH_REASON_CONTENT_FILTER
 
 
-def outcome_of(context: AdmittedRequest, pair: tuple[str, str], stream: Answer) -> Outcome:
+def outcome_of(context: RequestContext, pair: tuple[str, str], stream: Answer) -> Outcome:
     """The outcome of a `learnable` answer of one of the ``pair``, with the caller's turns as the models saw them."""
     outcome = Outcome(
         request_id=stream.request_id,

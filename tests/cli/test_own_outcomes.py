@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
-from gateway.api.interceptor import ErrorInterceptor
+from gateway.admission.arrivals import Arrivals
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.api.interceptor import CallInterceptor
 from gateway.identity.authenticator import Authenticator
 from gateway.routing.learned.artefact import load
 from sluice.client.aio import AsyncClient
@@ -44,8 +45,8 @@ class Admin(AdminServiceServicer):
 async def serving(rows: Sequence[StreamOutcomesResponse]) -> AsyncIterator[tuple[Admin, str]]:
     authenticator = Authenticator(IdentitySettings())
     limiter = ClassLimiter(8, CallShares())
-    checks = CallChecks(authenticator, limiter, Arriving(1 << 20))
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, checks)])
+    arrivals = Arrivals(authenticator, limiter, 1 << 20)
+    server = grpc.aio.server(interceptors=[CallInterceptor(1 << 20, arrivals)])
     service = Admin(rows)
     add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

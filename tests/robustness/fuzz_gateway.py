@@ -169,7 +169,7 @@ class FuzzedGateway:
         await gateway._exchange.start(self.nats)
         await gateway._transport.start(self.nats)
         gateway.shared.idempotency_keys._jetstream = self.nats
-        gateway._store._client = self.nats
+        gateway.store._client = self.nats
         self._methods = [one for one in self._server.handlers if _is_fuzzed(one)]
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.calls import PREPARED_MAX, ClassLimiter
+from gateway.admission.class_limiter import PREPARING_MAX, ClassLimiter
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.routing.budget import Spending
 from sluice.errors import LimitReached, Overloaded, ShuttingDown
@@ -26,7 +26,7 @@ def enter(limiter: ClassLimiter, held: ExitStack, priority_class: str, tenant: s
     before = limiter.active
     try:
         while True:
-            held.enter_context(limiter.call(priority_class, tenant))
+            held.enter_context(limiter.running(priority_class, tenant))
     except Overloaded:
         return limiter.active - before
 
@@ -77,19 +77,19 @@ async def test_neither_bulk_nor_one_tenant_takes_the_last_place(
         tenants = set()
         for name, tenant in arrivals:
             with suppress(Overloaded):
-                held.enter_context(limiter.call(name, tenant))
+                held.enter_context(limiter.running(name, tenant))
                 tenants.add((name, tenant))
         # All of them bulk or standard, or all of one tenant: whoever comes then finds a place.
         if all(name != "interactive" for name, _ in tenants) or len({t for _, t in tenants}) < 2:
-            held.enter_context(limiter.call("interactive", "c"))
+            held.enter_context(limiter.running("interactive", "c"))
 
 
 async def test_who_left_makes_room() -> None:
     limiter = new_limiter(1)
-    with limiter.call("interactive", "t"), pytest.raises(Overloaded) as refused:
-        limiter.call("interactive", "t").__enter__()
+    with limiter.running("interactive", "t"), pytest.raises(Overloaded) as refused:
+        limiter.running("interactive", "t").__enter__()
     assert refused.value.retry_after_s
-    with limiter.call("interactive", "t"):
+    with limiter.running("interactive", "t"):
         assert not limiter.idle.is_set()
     assert limiter.idle.is_set()
 
@@ -97,16 +97,16 @@ async def test_who_left_makes_room() -> None:
 async def test_nothing_is_kept_of_a_tenant_whose_calls_have_ended() -> None:
     limiter = new_limiter()
     assert limiter.idle.is_set()
-    with limiter.call("interactive", "a"), limiter.call("bulk", "b"):
-        with limiter.call("bulk", "b"):
+    with limiter.running("interactive", "a"), limiter.running("bulk", "b"):
+        with limiter.running("bulk", "b"):
             assert limiter.tenants == {"a", "b"}
-            assert limiter.running("b") == limiter.running("b", bulk=True) == 2
-            assert (limiter.running("a"), limiter.running("a", bulk=True)) == (1, 0)
+            assert limiter.running_of("b") == limiter.running_of("b", bulk=True) == 2
+            assert (limiter.running_of("a"), limiter.running_of("a", bulk=True)) == (1, 0)
         assert (limiter.active, limiter.tenants) == (2, {"a", "b"})
-        assert limiter.running("b") == 1
+        assert limiter.running_of("b") == 1
         assert not limiter.idle.is_set()
     assert (limiter.active, limiter.tenants) == (0, set())
-    assert limiter.running("b") == 0
+    assert limiter.running_of("b") == 0
     assert limiter.idle.is_set()
 
 
@@ -133,7 +133,7 @@ async def test_the_error_says_which_limit_it_is(
         with ExitStack() as held:
             enter(limiter, held, name, tenant)
             with pytest.raises(Overloaded, match=words) as refused:
-                held.enter_context(limiter.call(name, tenant))
+                held.enter_context(limiter.running(name, tenant))
             assert refused.value.retry_after_s == 1.0
 
 
@@ -155,23 +155,23 @@ async def test_limits_of_the_tenant_itself_hold_with_those_of_its_bulk_calls() -
     limits = Settings(limits=LimitSettings(concurrent=3, concurrent_bulk=1))
     limiter = ClassLimiter(100, ALL_TO_ONE, partial(core.check_running, limits))
     with ExitStack() as held:
-        held.enter_context(limiter.call("standard", "acme"))
-        held.enter_context(limiter.call("bulk", "acme"))
+        held.enter_context(limiter.running("standard", "acme"))
+        held.enter_context(limiter.running("bulk", "acme"))
         with pytest.raises(LimitReached, match="concurrent_bulk"):
-            held.enter_context(limiter.call("bulk", "acme"))
-        held.enter_context(limiter.call("interactive", "acme"))
+            held.enter_context(limiter.running("bulk", "acme"))
+        held.enter_context(limiter.running("interactive", "acme"))
         with pytest.raises(LimitReached, match="concurrent of 3"):
-            held.enter_context(limiter.call("interactive", "acme"))
-        held.enter_context(limiter.call("interactive", "other"))
+            held.enter_context(limiter.running("interactive", "acme"))
+        held.enter_context(limiter.running("interactive", "other"))
     assert limiter.active == 0
 
 
 async def test_while_draining_no_call_comes_in() -> None:
     limiter = new_limiter()
-    with limiter.call("interactive", "t"):
-        limiter.draining = True
+    with limiter.running("interactive", "t"):
+        limiter.is_draining = True
         with pytest.raises(ShuttingDown):
-            limiter.call("interactive", "t").__enter__()
+            limiter.running("interactive", "t").__enter__()
         assert limiter.active == 1
 
 
@@ -182,7 +182,7 @@ async def waiting(
     leave: asyncio.Event,
     tenant: str = "",
 ) -> None:
-    async with limiter.slot(priority_class, tenant):
+    async with limiter.preparing(priority_class, tenant):
         entered.append(tenant or priority_class)
         await leave.wait()
 
@@ -219,7 +219,11 @@ async def test_who_gives_up_while_waiting_takes_no_turn() -> None:
     async with asyncio.timeout(BOUND_S):
         await asyncio.wait(calls)
     assert len(entered) == 3
-    async with asyncio.timeout(BOUND_S), limiter.slot("bulk", "a"), limiter.slot("bulk", "b"):
+    async with (
+        asyncio.timeout(BOUND_S),
+        limiter.preparing("bulk", "a"),
+        limiter.preparing("bulk", "b"),
+    ):
         pass  # All slots came back.
 
 
@@ -233,7 +237,7 @@ async def test_who_has_many_that_wait_for_a_slot_delays_another_tenant_by_one() 
     leave.set()
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*calls)
-    assert entered.index("quiet") <= PREPARED_MAX["bulk"] + 1
+    assert entered.index("quiet") <= PREPARING_MAX["bulk"] + 1
 
 
 async def test_a_slot_that_comes_as_its_caller_leaves_goes_to_the_next() -> None:
@@ -245,14 +249,14 @@ async def test_a_slot_that_comes_as_its_caller_leaves_goes_to_the_next() -> None
     calls[2].cancel()
     async with asyncio.timeout(BOUND_S):
         await asyncio.wait(calls)
-        async with limiter.slot("bulk", "a"), limiter.slot("bulk", "b"):
+        async with limiter.preparing("bulk", "a"), limiter.preparing("bulk", "b"):
             pass
 
 
 async def test_a_place_that_came_to_who_gave_up_in_the_same_moment_goes_to_the_next() -> None:
     limiter = new_limiter()
     async with AsyncExitStack() as stack:
-        first = [limiter.slot("bulk", "a") for _ in range(2)]
+        first = [limiter.preparing("bulk", "a") for _ in range(2)]
         for one in first:
             await stack.enter_async_context(one)
         entered, leave = list[str](), asyncio.Event()
@@ -263,24 +267,24 @@ async def test_a_place_that_came_to_who_gave_up_in_the_same_moment_goes_to_the_n
         calls[0].cancel()  # both have been given a place, and have not run since
         await settled()
     assert entered == ["bulk"]
-    async with asyncio.timeout(BOUND_S), limiter.slot("bulk", "b"):
+    async with asyncio.timeout(BOUND_S), limiter.preparing("bulk", "b"):
         leave.set()
         await asyncio.wait(calls)
     # As many places as before, and no more.
     async with AsyncExitStack() as stack:
         for _ in range(2):
-            await stack.enter_async_context(limiter.slot("bulk", "a"))
+            await stack.enter_async_context(limiter.preparing("bulk", "a"))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0), limiter.slot("bulk", "a"):
+            async with asyncio.timeout(0), limiter.preparing("bulk", "a"):
                 pytest.fail("there was no place")
 
 
 async def test_rows_of_a_tenants_texts_are_bounded_together() -> None:
-    rows = new_limiter().rows
-    with rows.held("acme", 7_999), rows.held("acme", 1):
-        with pytest.raises(Overloaded, match="8000 texts of your tenant"), rows.held("acme"):
+    texts = new_limiter().texts
+    with texts.held("acme", 7_999), texts.held("acme", 1):
+        with pytest.raises(Overloaded, match="8000 texts of your tenant"), texts.held("acme"):
             pytest.fail("there was room")
-        with rows.held("other", 1):
+        with texts.held("other", 1):
             pass
-        assert rows.taken == {"acme": 8000}
-    assert not rows.taken
+        assert texts.counts == {"acme": 8000}
+    assert not texts.counts

@@ -47,7 +47,7 @@ async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> N
     child.kill()
     child.process.wait()
     assert await checks.problem("json_schema", GOOD, "other") is None
-    assert not checks._open.taken
+    assert not checks._open.counts
 
 
 async def test_a_constraint_that_no_process_compiles_is_asked_again(

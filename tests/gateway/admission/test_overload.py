@@ -85,7 +85,9 @@ class Scene:
         scheduling = SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
         asked = RouteCandidate(model="large", tier="l", reason="asked for")
         plan = Plan(RouteRecord(strategy=strategy, reason="asked for", candidates=[asked]))
-        self.overload.check(plan, scheduling, now)
+        self.overload.check(
+            plan, scheduling, lambda model: self.overload.outlook(model, scheduling, now)
+        )
         return plan
 
 
@@ -114,8 +116,10 @@ def test_a_tenant_that_floods_a_model_leaves_the_others_their_wait(scene: Scene)
         scene.loads.update(BatcherReport(batcher=batcher, models=[model]), scene.now)
     for tenant, wait_s, is_late in (("loud", 40.0, True), ("quiet", 0.5, False)):
         scheduling = SchedulingParams("standard", scene.now + 10.0, tenant=tenant)
-        assert scene.overload.wait_s("large", scheduling, scene.now) == pytest.approx(wait_s)
-        problem = scene.overload.problem("large", scheduling, scene.now)
+        assert scene.overload.outlook(
+            "large", scheduling, scene.now
+        ).expected.wait_s == pytest.approx(wait_s)
+        problem = scene.overload.outlook("large", scheduling, scene.now).problem
         assert isinstance(problem, ExpectedLate) is is_late
 
 
@@ -257,7 +261,10 @@ def answer(scene: Scene, *tokens: int, tenant: str = "", is_cut: bool = False) -
 def test_a_free_slot_refuses_nothing_whatever_was_learned(scene: Scene) -> None:
     answer(scene, *[900] * ANSWERS_MIN)
     scene.report(large=0.0)
-    assert scene.overload.problem("large", asked(scene, 0.5, max_tokens=900), scene.now) is None
+    assert (
+        scene.overload.outlook("large", asked(scene, 0.5, max_tokens=900), scene.now).problem
+        is None
+    )
 
 
 def test_tasks_take_free_slots_before_others_wait_for_them(scene: Scene) -> None:
@@ -266,10 +273,12 @@ def test_tasks_take_free_slots_before_others_wait_for_them(scene: Scene) -> None
     scene.loads.update(BatcherReport(batcher="b1", models=[model]), scene.now)
     now, request = scene.now + 0.1, asked(scene, 0.5)
     scene.send(7)
-    assert scene.overload.wait_s("large", request, now) == 0.0
+    assert scene.overload.outlook("large", request, now).expected.wait_s == 0.0
     scene.send(13)
     # 12 of the 20 tasks have found no slot.
-    assert scene.overload.wait_s("large", request, now) == pytest.approx(12 * 20 / 100 - 0.1)
+    assert scene.overload.outlook("large", request, now).expected.wait_s == pytest.approx(
+        12 * 20 / 100 - 0.1
+    )
 
 
 def test_tasks_of_another_tenant_stand_before_nobody_else(scene: Scene) -> None:
@@ -278,7 +287,9 @@ def test_tasks_of_another_tenant_stand_before_nobody_else(scene: Scene) -> None:
     scene.send(1, tenant="b")
     now = scene.now + 0.1
     waits_s = {
-        tenant: scene.overload.wait_s("large", asked(scene, 9.0, tenant=tenant), now)
+        tenant: scene.overload.outlook(
+            "large", asked(scene, 9.0, tenant=tenant), now
+        ).expected.wait_s
         for tenant in ("new", "b", "flood")
     }
     assert waits_s == pytest.approx({"new": 0.9, "b": 0.9 + 0.4, "flood": 0.9 + 20.2})
@@ -301,7 +312,7 @@ def test_the_length_of_an_answer_is_its_own(
 ) -> None:
     answer(scene, *[50] * ANSWERS_MIN, tenant="known")
     scene.report(large=1.0)
-    expected = scene.overload.predict("large", asked(scene, 9.0, **values), scene.now)
+    expected = scene.overload.outlook("large", asked(scene, 9.0, **values), scene.now).expected
     assert (expected.total_s, expected.is_total) == (pytest.approx(total_s), is_total)
 
 
@@ -312,21 +323,23 @@ def test_prompts_take_time(scene: Scene) -> None:
     model = ModelReport(model="large", workers=1, classes=[state])
     scene.loads.update(BatcherReport(batcher="b1", models=[model]), scene.now)
     request = asked(scene, 9.0, prompt_tokens=200)
-    assert scene.overload.predict("large", request, scene.now).total_s == pytest.approx(3.1)
+    assert scene.overload.outlook("large", request, scene.now).expected.total_s == pytest.approx(
+        3.1
+    )
 
 
 def test_a_batcher_that_measured_nothing_leaves_speeds_to_others(scene: Scene) -> None:
     scene.report("b1", large=2.0)
     silent = ModelReport(model="large", workers=1, classes=[ClassReport(priority_class="standard")])
     scene.loads.update(BatcherReport(batcher="b2", models=[silent]), scene.now)
-    expected = scene.overload.predict("large", asked(scene, 9.0, max_tokens=1), scene.now)
+    expected = scene.overload.outlook("large", asked(scene, 9.0, max_tokens=1), scene.now).expected
     assert (expected.wait_s, expected.first_token_s) == (1.0, SERVICE_S)
 
 
 def test_after_the_time_to_come_back_the_queue_is_gone(scene: Scene) -> None:
     answer(scene, *[900] * ANSWERS_MIN)
     scene.report(large=4.0)
-    problem = scene.overload.problem("large", asked(scene, 5.0), scene.now)
+    problem = scene.overload.outlook("large", asked(scene, 5.0), scene.now).problem
     assert isinstance(problem, ExpectedLate)
     # The answer alone takes 90 s: the wait is all that a later try saves.
     assert problem.retry_after_s == pytest.approx(4.0)
@@ -334,7 +347,7 @@ def test_after_the_time_to_come_back_the_queue_is_gone(scene: Scene) -> None:
 
 def test_a_deadline_that_has_passed_leaves_no_time(scene: Scene) -> None:
     scene.report(large=4.0)
-    problem = scene.overload.problem("large", asked(scene, -0.001), scene.now)
+    problem = scene.overload.outlook("large", asked(scene, -0.001), scene.now).problem
     assert isinstance(problem, ExpectedLate)
     assert problem.message.startswith("deadline: 0.0 s left, ")
 
@@ -342,6 +355,6 @@ def test_a_deadline_that_has_passed_leaves_no_time(scene: Scene) -> None:
 def test_a_time_to_come_back_is_bounded(scene: Scene) -> None:
     for wait_s, timeout_s, retry_s in ((9000.0, 1.0, RETRY_MAX_S), (0.01, SURE_SHARE, RETRY_MIN_S)):
         scene.report(large=wait_s)
-        problem = scene.overload.problem("large", asked(scene, timeout_s), scene.now)
+        problem = scene.overload.outlook("large", asked(scene, timeout_s), scene.now).problem
         assert isinstance(problem, ExpectedLate)
         assert problem.retry_after_s == retry_s

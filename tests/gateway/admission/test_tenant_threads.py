@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from grpc.aio import AioRpcError
 
-from gateway.admission.calls import PREPARED_MAX
+from gateway.admission.class_limiter import PREPARING_MAX
 from gateway.admission.tenant_threads import TenantSlots, TenantThreads
 from gateway.admission.text_work import LOOP_COST
 from gateway.safety.compiled import CompiledPolicy
@@ -160,4 +160,4 @@ async def test_long_texts_of_one_tenant_do_not_queue_before_those_of_another(
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*loud, quiet)
     # Behind one that is inspected, and as many as have a slot.
-    assert order.index("quiet") <= 1 + PREPARED_MAX["standard"]
+    assert order.index("quiet") <= 1 + PREPARING_MAX["standard"]

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.api.whole import EntryCall
+from gateway.admission.call import ItemCall
 from gateway.identity.caller import Caller
 from sluice.errors import ShuttingDown, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError
@@ -286,8 +286,8 @@ async def test_the_first_event_is_written_whole(wire: Wire) -> None:
         await asyncio.sleep(0.01)
         written.append(event)
 
-    generator = wire.gateway._generator
-    call = EntryCall(Caller("default"), {}, None)
+    generator = wire.gateway.generator
+    call = ItemCall(Caller("default"), {}, None)
     answering = asyncio.ensure_future(generator.answer(prompt(), call, write))
     await wire.batcher.task()
     with pytest.raises(ShuttingDown):

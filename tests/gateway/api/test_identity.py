@@ -287,7 +287,7 @@ async def test_a_request_of_another_tenant_is_unknown(
         audit = admin_pb2.GetAuditEntryRequest(request_id=request_id)
         grade = admin_pb2.SubmitFeedbackRequest(request_id=request_id, grade=0.5)
 
-        await mesh.wire.gateway._store.flush(5.0)
+        await mesh.wire.gateway.store.flush(5.0)
         for name in ("acme", "operator", "auditor"):
             found = await admin.GetRequestRecord(record, metadata=mesh[name])
             assert found.record.tenant == "acme"

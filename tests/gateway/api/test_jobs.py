@@ -1,7 +1,6 @@
 """What a gateway does for `jobs`: it answers items, many a call, and passes calls of JobService on."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,12 +11,13 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
-from gateway.admission import calls as arriving
-from gateway.admission.calls import Arriving, CallChecks, ClassLimiter, Turns
-from gateway.api.interceptor import ErrorInterceptor
+from gateway.admission.arrivals import RECEIVE_S, Arrivals
+from gateway.admission.bulk_pacer import BulkPacer
+from gateway.admission.call import ItemCall
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.api.interceptor import CallInterceptor
 from gateway.api.items_service import QUIET_S, ItemsService
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
-from gateway.api.whole import EntryCall
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
 from sluice import errors
@@ -141,7 +141,7 @@ async def test_an_item_whose_time_is_over_is_not_begun(wire: Wire) -> None:
 
 async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
     """What is being prepared, and what waits for a batcher with room, is what an autoscaler looks at."""
-    limiter = wire.gateway._limiter
+    limiter = wire.gateway.limiter
 
     def pending() -> tuple[float, float]:
         prepared = values(wire.metrics, catalog.PREPARING)
@@ -157,7 +157,7 @@ async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
     await wire.batcher.report("small", "large", classes=room)
     stub: Any = ItemsServiceStub(wire.channel)
     call = stub.Run(metadata=(("sluice-tenant", "acme"),))
-    async with limiter.slot("bulk", "other"), limiter.slot("bulk", "other"):
+    async with limiter.preparing("bulk", "other"), limiter.preparing("bulk", "other"):
         for number in range(10):
             await call.write(item(number, f"hello {number}"))
         await wire.until(lambda: pending() == (10, 0))
@@ -171,7 +171,7 @@ async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
 
 async def test_bulk_calls_that_wait_for_their_turn_are_pending() -> None:
     limiter = ClassLimiter(8, CallShares())
-    waiting = asyncio.ensure_future(limiter.turns.turn())
+    waiting = asyncio.ensure_future(limiter.pacer.wait())
     await asyncio.sleep(0)
     assert limiter.pending == {"interactive": 0, "standard": 0, "bulk": 1}
     await waiting
@@ -209,10 +209,8 @@ async def test_items_beyond_what_a_tenant_may_have_are_not_read_and_none_is_refu
         assert await call.read() is grpc.aio.EOF
 
 
-async def test_bulk_calls_that_wait_do_not_end_a_call_of_items(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Turns.turn, "__defaults__", (0,))
+async def test_bulk_calls_that_wait_do_not_end_a_call_of_items(wire: Wire) -> None:
+    wire.gateway.limiter.pacer = BulkPacer(waiting_max=0)
     call: Any = ItemsServiceStub(wire.channel).Run()
     for number in range(2):
         await call.write(item(number, f"hello {number}"))
@@ -264,12 +262,14 @@ class Jobs(JobServiceServicer):
         raise await context.abort(grpc.StatusCode.NOT_FOUND, status.message, details)
 
 
-async def forwarding(address: str) -> tuple[grpc.aio.Server, Any, JobForwarder]:
+async def forwarding(
+    address: str, receive_s: float = RECEIVE_S
+) -> tuple[grpc.aio.Server, Any, JobForwarder]:
     forwarder = JobForwarder(JobsSettings(address=address), lambda: "the key of the mesh")
     authenticator = Authenticator(IdentitySettings())
     limiter = ClassLimiter(8, CallShares())
-    checks = CallChecks(authenticator, limiter, Arriving(1 << 20))
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, checks)])
+    arrivals = Arrivals(authenticator, limiter, 1 << 20, receive_s=receive_s)
+    server = grpc.aio.server(interceptors=[CallInterceptor(1 << 20, arrivals)])
     server.add_generic_rpc_handlers((forwarder,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -334,15 +334,12 @@ async def test_without_a_process_of_jobs_the_error_says_so(
     await server.stop(0)
 
 
-async def test_a_request_that_does_not_arrive_ends_the_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(arriving, "RECEIVE_S", 0.05)
+async def test_a_request_that_does_not_arrive_ends_the_call() -> None:
     jobs = grpc.aio.server()
     add_JobServiceServicer_to_server(Jobs(), jobs)
     port = jobs.add_insecure_port("127.0.0.1:0")
     await jobs.start()
-    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}")
+    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}", receive_s=0.05)
     call = channel.stream_stream("/sluice.v1.JobService/GetJob")(timeout=BOUND_S)
 
     with pytest.raises(grpc.RpcError) as late:
@@ -358,10 +355,10 @@ async def test_a_request_that_does_not_arrive_ends_the_call(
 async def test_a_trace_context_that_is_none_is_not_passed_on(trace: str) -> None:
     forwarder = JobForwarder(JobsSettings(address="127.0.0.1:1"), lambda: None)
     acme = Caller("acme")
-    call = EntryCall(acme, {"traceparent": trace}, None)
+    call = ItemCall(acme, {"traceparent": trace}, None)
     assert forwarder.metadata(call) == (("sluice-tenant", "acme"),)
     valid = f"00-{'1' * 32}-{'2' * 16}-01"
-    call = EntryCall(acme, {"traceparent": valid}, None)
+    call = ItemCall(acme, {"traceparent": valid}, None)
     assert forwarder.metadata(call)[-1] == ("traceparent", valid)
 
 
@@ -370,16 +367,16 @@ async def test_calls_go_on_between_items_that_came_together(
     monkeypatch: pytest.MonkeyPatch, called_s_ago: float, moments: int
 ) -> None:
     steps, taken = "", 0
-    turns = Turns()
-    turns.arrived_at = time.monotonic() - called_s_ago
+    pacer = BulkPacer()
+    pacer.arrived_at = time.monotonic() - called_s_ago
 
-    async def turn(most: float) -> None:
+    async def wait(*, is_bounded: bool) -> None:
         nonlocal taken
         taken += 1
-        assert most == math.inf
+        assert not is_bounded
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(turns, "turn", turn)
+    monkeypatch.setattr(pacer, "wait", wait)
 
     async def run(service: ItemsService, *_: object) -> None:
         nonlocal steps
@@ -400,7 +397,7 @@ async def test_calls_go_on_between_items_that_came_together(
         MagicMock(
             **{
                 "limiter.tenant_limits": [100],
-                "limiter.turns": turns,
+                "limiter.pacer": pacer,
             }
         ),
         lambda caller: caller,

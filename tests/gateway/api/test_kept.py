@@ -60,7 +60,7 @@ async def test_keys_and_prompts_are_in_no_log_span_or_error(
             told.append(error.to_status().SerializeToString().decode(errors="replace"))
         call = stub.Generate(prompt(PROMPT, model=PROMPT), metadata=mesh["acme"])
         assert PROMPT in str((await error_of(call))[1])  # its own caller alone reads the name
-        await mesh.wire.gateway._store.flush(5.0)
+        await mesh.wire.gateway.store.flush(5.0)
         spans = [span.to_json() for span in mesh.wire.spans.get_finished_spans()]
     assert spans
     secrets = [PROMPT, stranger, expired, wrong, *mesh.keys.values()]
@@ -81,7 +81,7 @@ async def test_all_that_is_kept_of_a_tenant_is_deleted_and_nothing_of_others(
         for tenant in ("acme", "other"):
             task = Task(request_id="r", tenant=tenant).SerializeToString()
             await store_dead_letter(client, "small", "bulk", task, None, "tested")
-        await mesh.wire.gateway._store.flush(5.0)
+        await mesh.wire.gateway.store.flush(5.0)
         running = mesh.wire.stub.Generate(prompt(), metadata=mesh["acme"])
         await mesh.wire.batcher.task()
 

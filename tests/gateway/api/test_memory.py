@@ -26,7 +26,7 @@ async def requests(wire: Wire, count: int) -> None:
 async def kept(wire: Wire) -> Counter[str]:
     """Objects of the gateway's own classes, by class."""
     await wire.until(lambda: len(wire.gateway.registry) == 0 and wire.gateway.active == 0)
-    await wire.gateway._store.flush(60.0)
+    await wire.gateway.store.flush(60.0)
     wire.spans.clear()
     gc.collect()
     kinds = (type(one) for one in gc.get_objects())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import calls
 from sluice.errors import InvalidRequest, Overloaded, PromptTooLong, SafetyBlocked, UnknownModel
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, RowError
 from sluice.internal.v1.items_pb2 import RunRequest
@@ -306,11 +305,10 @@ async def test_the_texts_of_one_tenant_do_not_fill_the_queue_of_all(
     nats_url: str,
     model_folder: Path,
     folders: tuple[Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(calls, "ROWS_MAX", 16)
     more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding")]
     async with open_wire(nats_url, model_folder, more_models=more) as wire:
+        wire.gateway.limiter.texts.maximum = 16
         many = pb.EmbedRequest(texts=[f"w{n}" for n in range(10)])
         first = wire.stub.Embed(many)
         tasks = await tasks_of(wire, 10, "embed")

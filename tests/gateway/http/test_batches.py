@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from gateway.admission.calls import SENDING_MAX
+from gateway.admission.arrivals import UPLOADS_MAX
 from gateway.api.job_forwarder import JobForwarder
 from sluice.settings import JobsSettings, NatsSettings, Settings
 from sluice.startup import free_port
@@ -180,16 +180,16 @@ async def _vanish_in_an_upload(wire: Wire) -> None:
 
 
 async def test_uploads_of_a_tenant_are_counted(http: Wire) -> None:
-    uploads = http.gateway._arriving.uploads
+    uploads = http.gateway.arrivals.uploads
     kind = "multipart/form-data; boundary=x"
-    uploads.take("default", SENDING_MAX - 1)
+    uploads.take("default", UPLOADS_MAX - 1)
     reply = await ask(http.http, "/v1/files", b"", content_type=kind)
     assert (reply.status, reply.error["code"]) == (501, "jobs_disabled")
     uploads.take("default")
     reply = await ask(http.http, "/v1/files", b"", content_type=kind)
     assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
-    assert reply.error["message"] == f"{SENDING_MAX} uploads of your tenant are being answered"
-    uploads.give("default", SENDING_MAX)
+    assert reply.error["message"] == f"{UPLOADS_MAX} uploads of your tenant are being answered"
+    uploads.give("default", UPLOADS_MAX)
     assert not uploads.taken
 
 

@@ -11,7 +11,8 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.admission.calls import LOOP_BYTES, Turns
+from gateway.admission.arrivals import LOOP_BYTES
+from gateway.admission.bulk_pacer import BulkPacer
 from gateway.http import call as call_module
 from gateway.http.requests import parse_json
 from sluice.errors import SetupError
@@ -272,11 +273,11 @@ async def test_calls_above_the_limit_are_told_when_to_retry(
         assert (await asking).status == 200
 
 
-async def test_bulk_calls_wait_for_their_turn(http: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same turns as over gRPC."""
-    monkeypatch.setattr(Turns.turn, "__defaults__", (0,))
+async def test_bulk_calls_wait_to_begin(http: Wire) -> None:
+    """The same pacer as over gRPC."""
+    http.gateway.limiter.pacer = BulkPacer(waiting_max=0)
     reply = await ask(http.http, body=chat(), x_sluice_priority="bulk")
-    assert "bulk calls wait for their turn" in reply.error["message"]
+    assert "bulk calls wait to begin" in reply.error["message"]
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
     asking = asyncio.ensure_future(ask(http.http, body=chat()))
     task = await http.batcher.task()
@@ -288,7 +289,7 @@ async def test_a_gateway_that_drains_refuses_and_lets_calls_end(http: Wire) -> N
     asking = asyncio.ensure_future(ask(http.http, body=chat()))
     task = await http.batcher.task()
     draining = asyncio.ensure_future(http.gateway.drain())
-    await http.until(lambda: http.gateway._limiter.draining)
+    await http.until(lambda: http.gateway.limiter.is_draining)
     reply = await ask(http.http, body=chat())
     assert (reply.status, reply.error["code"]) == (503, "shutting_down")
     assert "retry-after" in reply.headers

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.arrivals import Arrivals
 from gateway.admission.call_turns import ALONE_BURST, CallTurns
-from gateway.admission.calls import Arriving, CallChecks, ClassLimiter
+from gateway.admission.class_limiter import ClassLimiter
 from gateway.http.call import AUTHENTICATED, Endpoint
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import ANY
@@ -17,7 +18,7 @@ from sluice.settings import CallShares, IdentitySettings
 @pytest.mark.parametrize("asks_credentials", [False, True])
 async def test_connection_hears_of_known_callers_alone(asks_credentials: bool) -> None:
     identity = IdentitySettings(api_keys=asks_credentials)
-    checks = CallChecks(Authenticator(identity), ClassLimiter(8, CallShares()), Arriving(1024))
+    arrivals = Arrivals(Authenticator(identity), ClassLimiter(8, CallShares()), 1024)
     known, sent = list[bool](), list[Any]()
 
     async def answer(_: Any) -> dict[str, Any]:
@@ -26,7 +27,7 @@ async def test_connection_hears_of_known_callers_alone(asks_credentials: bool) -
     async def send(message: Any) -> None:
         sent.append(message)
 
-    endpoint = Endpoint(checks, lambda _: {}, 1024, None, answer, ANY, False)
+    endpoint = Endpoint(arrivals, lambda _: {}, 1024, None, answer, ANY, False)
     scope: Any = {"type": "http", "method": "GET", "path": "/v1/models", "headers": []}
     await endpoint(scope | {AUTHENTICATED: partial(known.append, True)}, answer, send)
     assert sent[0]["status"] == (401 if asks_credentials else 200)
@@ -34,9 +35,12 @@ async def test_connection_hears_of_known_callers_alone(asks_credentials: bool) -
 
 
 async def test_calls_of_a_tenant_begin_in_turns() -> None:
-    arriving = Arriving(1024)
-    arriving.turns = CallTurns(moment_s=3600)
-    checks = CallChecks(Authenticator(IdentitySettings()), ClassLimiter(64, CallShares()), arriving)
+    arrivals = Arrivals(
+        Authenticator(IdentitySettings()),
+        ClassLimiter(64, CallShares()),
+        1024,
+        turns=CallTurns(moment_s=3600),
+    )
     begun = list[str]()
 
     async def answer(call: Any) -> dict[str, Any]:
@@ -46,7 +50,7 @@ async def test_calls_of_a_tenant_begin_in_turns() -> None:
     async def nothing(*_: Any) -> None:
         pass
 
-    endpoint = Endpoint(checks, lambda _: {}, 1024, None, answer, ANY, False)
+    endpoint = Endpoint(arrivals, lambda _: {}, 1024, None, answer, ANY, False)
 
     async def ask(tenant: bytes) -> None:
         headers = [(b"sluice-tenant", tenant)]

@@ -376,11 +376,11 @@ async def test_busy_gateway_is_overloaded(nats_url: str, model_folder: Path) -> 
 
 
 async def test_draining_gateway_is_unavailable(http: Wire, client: AsyncAnthropic) -> None:
-    http.gateway._limiter.draining = True
+    http.gateway.limiter.is_draining = True
     with pytest.raises(sdk.ServiceUnavailableError) as caught:
         await client.messages.create(**asked())
     assert (caught.value.status_code, caught.value.type) == (503, "overloaded_error")
-    http.gateway._limiter.draining = False
+    http.gateway.limiter.is_draining = False
 
 
 async def test_headers_of_sluice_hold(http: Wire, client: AsyncAnthropic) -> None:

@@ -183,7 +183,7 @@ async def test_what_ends_during_its_admission_is_recorded_and_counted(
 
     limit_s = 1.0 if reason == "DEADLINE_EXCEEDED" else 60.0
     async with open_wire(nats_url, model_folder, default_timeout_s=limit_s) as wire:
-        monkeypatch.setattr("gateway.admission.pipeline.Admission.admit", endless)
+        monkeypatch.setattr("gateway.admission.admission.Admission.admit", endless)
         call = wire.stub.Generate(prompt(), metadata=(("sluice-tenant", "acme"),))
         reading = asyncio.ensure_future(error_of(call))
         await asyncio.wait_for(begun.wait(), BOUND_S)

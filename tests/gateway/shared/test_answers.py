@@ -106,7 +106,7 @@ async def test_the_record_and_the_counts_say_it(wire: Wire) -> None:
     once, again = await compute(wire, prompt()), await ask(wire, prompt())
     admin = AdminServiceStub(wire.channel)
     records = []
-    await wire.gateway._store.flush(30)
+    await wire.gateway.store.flush(30)
     for events in (once, again):
         request = GetRequestRecordRequest(request_id=events[0].started.request_id)
         records.append((await admin.GetRequestRecord(request)).record)

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from batcher.metrics import BatcherMetrics
-from gateway.admission.calls import ClassLimiter
+from gateway.admission.class_limiter import ClassLimiter
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from jobs.process import JobProcess

@@ -11,9 +11,10 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from gateway.admission import calls as arriving_module
-from gateway.admission.calls import STREAMS_MAX, Arriving, CallChecks, ClassLimiter
-from gateway.api.interceptor import HEALTH_BYTES_MAX, ErrorInterceptor
+from gateway.admission.arrivals import LOOP_BYTES, RECEIVE_S, STREAMS_MAX, UPLOADS_MAX, Arrivals
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.api.interceptor import CallInterceptor
+from gateway.api.methods import HEALTH_BYTES_MAX
 from gateway.identity.authenticator import Authenticator
 from sluice import errors
 from sluice.client.channel import error_of as typed_error_of
@@ -36,6 +37,7 @@ class Service(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.parsed: list[int] = []
+        self.threads: list[threading.Thread] = []
         self.begun = asyncio.Semaphore(0)
         self.may_end = asyncio.Event()
 
@@ -52,6 +54,7 @@ class Service(grpc.GenericRpcHandler):
 
     def _parse(self, payload: bytes) -> Any:
         self.parsed.append(len(payload))
+        self.threads.append(threading.current_thread())
         return pb.GenerateRequest.FromString(payload)
 
     async def _answer(self, request: Any, context: Any) -> Any:
@@ -92,12 +95,15 @@ class Door:
         return int(pb.CountTokensResponse.FromString(await call.read()).token_count)
 
 
-@asynccontextmanager
-async def opened(arriving: Arriving) -> AsyncIterator[Door]:
+def new_arrivals(max_message_bytes: int = 1 << 20, receive_s: float = RECEIVE_S) -> Arrivals:
     identity = IdentitySettings(api_keys=True, mesh_key=KEY)
     limiter = ClassLimiter(64, CallShares())
-    checks = CallChecks(Authenticator(identity), limiter, arriving)
-    interceptor = ErrorInterceptor(1 << 20, checks)
+    return Arrivals(Authenticator(identity), limiter, max_message_bytes, receive_s=receive_s)
+
+
+@asynccontextmanager
+async def opened(arrivals: Arrivals) -> AsyncIterator[Door]:
+    interceptor = CallInterceptor(1 << 20, arrivals)
     server, service = grpc.aio.server(interceptors=[interceptor]), Service()
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -116,7 +122,7 @@ async def emptied(kept: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("method", [COUNT, GENERATE, GET_JOB, UPLOAD])
 async def test_an_anonymous_call_is_refused_before_its_message_is_there(method: str) -> None:
-    async with opened(Arriving(1 << 20)) as door:
+    async with opened(new_arrivals()) as door:
         call = door.call(method, None)  # sends its head alone
         assert isinstance(await door.refusal(call), errors.Unauthenticated)
         assert not door.service.parsed
@@ -124,10 +130,10 @@ async def test_an_anonymous_call_is_refused_before_its_message_is_there(method: 
 
 
 async def test_messages_that_do_not_arrive_hold_up_their_own_tenant_alone() -> None:
-    arriving = Arriving(32 << 20)
-    assert arriving.receiving_max == 4
-    async with opened(arriving) as door:
-        unfinished = [door.call(COUNT, "slow") for _ in range(arriving.receiving_max)]
+    arrivals = new_arrivals(32 << 20)
+    assert arrivals.receiving_max == 4
+    async with opened(arrivals) as door:
+        unfinished = [door.call(COUNT, "slow") for _ in range(arrivals.receiving_max)]
         # Calls of one connection come in order.
         assert await door.count("other", "x") == 1
         waits = asyncio.ensure_future(door.count("slow", "hello"))
@@ -137,14 +143,11 @@ async def test_messages_that_do_not_arrive_hold_up_their_own_tenant_alone() -> N
         assert await asyncio.wait_for(waits, BOUND_S) == 5
         for call in unfinished:
             call.cancel()
-    await emptied(arriving._receiving)
+    await emptied(arrivals._receiving)
 
 
-async def test_a_message_that_does_not_arrive_ends_its_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(arriving_module, "RECEIVE_S", 0.05)
-    async with opened(Arriving(1 << 20)) as door:
+async def test_a_message_that_does_not_arrive_ends_its_call() -> None:
+    async with opened(new_arrivals(receive_s=0.05)) as door:
         error = await door.refusal(door.call(COUNT, "slow"))
         assert isinstance(error, errors.DeadlinePassed)
         assert "did not arrive within 0.05 s" in str(error)
@@ -152,7 +155,7 @@ async def test_a_message_that_does_not_arrive_ends_its_call(
 
 
 async def test_a_call_without_a_message_is_told_so() -> None:
-    async with opened(Arriving(1 << 20)) as door:
+    async with opened(new_arrivals()) as door:
         call = door.call(COUNT, "acme")
         await call.done_writing()
         error = await door.refusal(call)
@@ -161,10 +164,10 @@ async def test_a_call_without_a_message_is_told_so() -> None:
 
 
 async def test_the_calls_of_a_tenant_keep_no_more_than_its_bytes() -> None:
-    arriving = Arriving(1 << 20)
-    arriving.bytes.most = 1 << 20
+    arrivals = new_arrivals(1 << 20)
+    arrivals.bytes.maximum = 1 << 20
     payload = pb.GenerateRequest(prompt="x" * 700_000).SerializeToString()
-    async with opened(arriving) as door:
+    async with opened(arrivals) as door:
         first = door.call(GENERATE, "acme")
         await first.write(payload)
         await asyncio.wait_for(door.service.begun.acquire(), BOUND_S)
@@ -177,28 +180,21 @@ async def test_the_calls_of_a_tenant_keep_no_more_than_its_bytes() -> None:
         door.service.may_end.set()
         assert await first.read() is grpc.aio.EOF
         assert await door.count("acme", "x" * 700_000) == 700_000
-    await emptied(arriving.bytes.taken)
+    await emptied(arrivals.bytes.counts)
 
 
-@pytest.mark.parametrize(("size", "in_loop"), [(100, True), (arriving_module.LOOP_BYTES, False)])
-async def test_long_messages_are_parsed_in_threads(
-    size: int, in_loop: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed_in, parse = list[threading.Thread](), ErrorInterceptor._read
-
-    def read(*arguments: Any) -> Any:
-        parsed_in.append(threading.current_thread())
-        return parse(*arguments)
-
-    monkeypatch.setattr(ErrorInterceptor, "_read", read)
-    async with opened(Arriving(1 << 20)) as door:
+@pytest.mark.parametrize(("size", "in_loop"), [(100, True), (LOOP_BYTES, False)])
+async def test_long_messages_are_parsed_in_threads(size: int, in_loop: bool) -> None:
+    async with opened(new_arrivals()) as door:
         assert await door.count("acme", "x" * size) == size
-    assert [one is threading.current_thread() for one in parsed_in] == [in_loop]
+        assert [thread is threading.current_thread() for thread in door.service.threads] == [
+            in_loop
+        ]
 
 
 async def test_the_calls_about_jobs_of_a_tenant_are_counted() -> None:
-    arriving = Arriving(1 << 20)
-    async with opened(arriving) as door:
+    arrivals = new_arrivals(1 << 20)
+    async with opened(arrivals) as door:
         watching = []
         for _ in range(STREAMS_MAX):
             call = door.call(GET_JOB, "acme")
@@ -215,12 +211,12 @@ async def test_the_calls_about_jobs_of_a_tenant_are_counted() -> None:
         for call in watching:
             assert await call.read() == b"x"
             assert await call.read() is grpc.aio.EOF
-    assert not arriving.streams.taken
+    assert not arrivals.streams.counts
 
 
 async def test_the_uploads_of_a_tenant_are_counted() -> None:
-    async with opened(Arriving(1 << 20)) as door:
-        uploads = [door.call(UPLOAD, "acme") for _ in range(arriving_module.SENDING_MAX)]
+    async with opened(new_arrivals()) as door:
+        uploads = [door.call(UPLOAD, "acme") for _ in range(UPLOADS_MAX)]
         for _ in uploads:
             await asyncio.wait_for(door.service.begun.acquire(), BOUND_S)
         error = await door.refusal(door.call(UPLOAD, "acme"))
@@ -233,19 +229,19 @@ async def test_the_uploads_of_a_tenant_are_counted() -> None:
             await call.done_writing()
 
 
-async def test_an_upload_that_does_not_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    arriving = Arriving(1 << 20)
-    async with opened(arriving) as door:
+async def test_an_upload_that_does_not_go_on_ends() -> None:
+    arrivals = new_arrivals(1 << 20)
+    async with opened(arrivals) as door:
         call = door.call(UPLOAD, "acme")
         await call.write(b"x")
         assert await call.read() == b"x"
-        monkeypatch.setattr(arriving_module, "RECEIVE_S", 0.05)
+        arrivals.receive_s = 0.05
         await call.write(b"y")  # the next one has the new limit
         assert await call.read() == b"y"
         error = await door.refusal(call)
         assert isinstance(error, errors.DeadlinePassed)
         assert "did not arrive within 0.05 s" in str(error)
-        assert not arriving.uploads.taken
+        assert not arrivals.uploads.counts
 
 
 async def test_health_messages_are_small_and_parsed(wire: Wire) -> None:
@@ -258,10 +254,8 @@ async def test_health_messages_are_small_and_parsed(wire: Wire) -> None:
     assert isinstance(error, errors.InvalidRequest)
 
 
-async def test_health_watchers_are_bounded_by_address(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wire.gateway._arriving.watching, "most", 8)
+async def test_health_watchers_are_bounded_by_address(wire: Wire) -> None:
+    wire.gateway.arrivals.watching.maximum = 8
     stub = HealthStub(wire.channel)
     watching = [stub.Watch(HealthCheckRequest()) for _ in range(8)]
     for watcher in watching:
@@ -272,30 +266,28 @@ async def test_health_watchers_are_bounded_by_address(
     await stub.Check(HealthCheckRequest(), timeout=BOUND_S)  # is not one of them
     for watcher in watching:
         watcher.cancel()
-    await emptied(wire.gateway._arriving.watching.taken)
+    await emptied(wire.gateway.arrivals.watching.counts)
 
 
 async def test_silent_health_calls_keep_no_check_waiting(wire: Wire) -> None:
     """Several times as many as may be open: the oldest end, and a check of the same address is answered."""
-    arriving = wire.gateway._arriving
+    arrivals = wire.gateway.arrivals
     silent: Any = wire.channel.stream_stream(CHECK)
-    calls = [silent(timeout=BOUND_S) for _ in range(4 * arriving.receiving_max)]
+    calls = [silent(timeout=BOUND_S) for _ in range(4 * arrivals.receiving_max)]
     error = await Door(wire.channel, Service()).refusal(calls[0])
     assert isinstance(error, errors.DeadlinePassed)
     assert "send its message at once" in str(error)
     await HealthStub(wire.channel).Check(HealthCheckRequest(), timeout=BOUND_S)
     for call in calls:
         call.cancel()
-    await emptied(arriving._brief)
+    await emptied(arrivals._brief)
 
 
 @pytest.mark.parametrize("method", [CHECK, WATCH])
-async def test_health_call_without_a_message_ends(
-    wire: Wire, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arriving_module, "HEALTH_S", 0.05)
+async def test_health_call_without_a_message_ends(wire: Wire, method: str) -> None:
+    wire.gateway.arrivals.health_s = 0.05
     call: Any = wire.channel.stream_stream(method)(timeout=BOUND_S)
     error = await Door(wire.channel, Service()).refusal(call)
     assert isinstance(error, errors.DeadlinePassed)
     assert "was not over within 0.05 s" in str(error)
-    assert not wire.gateway._arriving._brief
+    assert not wire.gateway.arrivals._brief

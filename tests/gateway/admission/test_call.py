@@ -5,7 +5,7 @@ import logging
 import grpc
 import pytest
 
-from gateway.admission.calls import guarded
+from gateway.admission.call import fail_with
 from sluice.errors import InternalError, InvalidRequest, SluiceError
 
 
@@ -34,7 +34,7 @@ async def ends_with(error: Exception) -> None:
 
 async def test_an_exception_is_logged_and_not_quoted(caplog: pytest.LogCaptureFixture) -> None:
     sender = Sender()
-    await guarded(ends_with(ValueError("a word of a library")), sender, "req-1")
+    await fail_with(ends_with(ValueError("a word of a library")), sender, "req-1")
     assert [type(error) for error in sender.sent] == [InternalError]
     assert "library" not in str(sender.sent[0])
     assert "req-1" in caplog.text
@@ -43,13 +43,13 @@ async def test_an_exception_is_logged_and_not_quoted(caplog: pytest.LogCaptureFi
 async def test_an_error_that_cannot_be_sent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     sender = Sender(failures=1)
     with caplog.at_level(logging.ERROR):
-        await guarded(ends_with(InvalidRequest("wrong")), sender, "req-1")
+        await fail_with(ends_with(InvalidRequest("wrong")), sender, "req-1")
     assert [type(error) for error in sender.sent] == [InternalError]
-    assert "failed to send the error REQUEST_INVALID of a call: req-1" in caplog.text
+    assert "sending REQUEST_INVALID to a caller failed: req-1" in caplog.text
     assert "context_tokens" in caplog.text
 
 
 async def test_an_abort_of_grpc_passes() -> None:
     sender = Sender(failures=1, fault=grpc.aio.AbortError)
     with pytest.raises(grpc.aio.AbortError):
-        await guarded(ends_with(InvalidRequest("wrong")), sender, "req-1")
+        await fail_with(ends_with(InvalidRequest("wrong")), sender, "req-1")

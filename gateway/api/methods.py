@@ -1,0 +1,209 @@
+"""Methods of our gRPC services, as the server calls them: from the first byte of a call to its status.
+
+To gRPC every method is a stream of messages in both directions, so that nothing of a message is received before
+`gateway.admission.arrivals` allows it. Each class here serves one shape of method:
+
+- `UnaryMethod`: one request; the answer is one message or a stream.
+- `StreamMethod`: many requests, which the method parses and counts itself: items, jobs, reflection.
+- `HealthMethod`: one request of anybody, without credentials.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, Final
+
+import grpc
+from google.protobuf.descriptor_pool import Default as default_pool
+from google.protobuf.message import Message
+from typing_extensions import override
+
+from gateway.admission.arrivals import MESH_ONLY, Arrivals
+from gateway.api.grpc_call import GrpcCall, host_of
+from gateway.identity.caller import ASKS, methods_of, roles_for
+from gateway.validation.requests import class_of
+from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.v1.inference_pb2 import GenerateRequest
+from sluice.wire.codec import request_reader
+
+OURS: Final = "/sluice."
+"""How the methods of our services begin."""
+UNLIMITED: Final = methods_of(
+    "AdminService", "ListRequests ListTenants CancelRequests DrainWorker ReadMetrics"
+)
+"""Methods without a limit by class: operators need them most when the limits are reached."""
+HEALTH_BYTES_MAX: Final = 1024
+"""Largest request about health, in bytes: the name of a service."""
+
+
+class Method(ABC):
+    """One method of a service.
+
+    Attributes:
+        handler: What the server calls for it.
+    """
+
+    def __init__(self, name: str, inner: Any, arrivals: Arrivals) -> None:
+        """Serve the method `name`, "/package.Service/Method", by the handler `inner` that was registered for it."""
+        self._name = name
+        self._arrivals = arrivals
+        self._roles = roles_for(name)
+        self._behaviour = inner.unary_unary or inner.unary_stream or inner.stream_stream
+        self._is_streaming = bool(inner.response_streaming)
+        self._reader = request_reader(inner.request_deserializer)
+        read = inner.request_deserializer if inner.request_streaming else None
+        self.handler = grpc.stream_stream_rpc_method_handler(
+            self._handle, read, inner.response_serializer
+        )
+
+    async def _handle(self, requests: Any, context: Any) -> None:
+        call = GrpcCall(context, self._arrivals.counts.failed)
+        await call.run(self._answer(requests, call))
+
+    @abstractmethod
+    async def _answer(self, requests: Any, call: GrpcCall) -> None:
+        """Answer `call`; `requests` are its messages, parsed if the method has many."""
+
+    async def _call_behaviour(self, request: Message, call: GrpcCall) -> None:
+        """Let the service answer: a streaming method writes by itself."""
+        response = await self._behaviour(request, call)
+        if not self._is_streaming:
+            await call.write(response)
+
+    def _parsed(self, payload: Any) -> Message:
+        if payload is grpc.aio.EOF:
+            raise InvalidRequest("the call ended without a message")
+        message = self._reader(payload)
+        if isinstance(message, SluiceError):
+            raise message
+        return message
+
+
+class UnaryMethod(Method):
+    """A method with one request."""
+
+    def __init__(
+        self,
+        name: str,
+        inner: Any,
+        arrivals: Arrivals,
+        max_message_bytes: int,
+        audio_max_bytes: int,
+    ) -> None:
+        """Take requests of up to `max_message_bytes`, and of `audio_max_bytes` more if that is audio."""
+        super().__init__(name, inner, arrivals)
+        self._max_message_bytes = max_message_bytes
+        self._max_bytes = max_message_bytes + audio_max_bytes
+
+    @override
+    async def _answer(self, requests: Any, call: GrpcCall) -> None:
+        arrivals = self._arrivals
+        await arrivals.arrive(call, self._roles, self._name.removeprefix("/"))
+        tenant = call.caller.tenant
+        payload = await arrivals.receive(tenant, call.read)
+        size = 0 if payload is grpc.aio.EOF else len(payload)
+        arrivals.bytes.take(tenant, size)
+        try:
+            parse = partial(self._parse, payload, size)
+            try:
+                request = await arrivals.parse(tenant, size, parse)
+            except (InvalidRequest, MessageTooLarge):
+                if self._roles == ASKS:
+                    arrivals.counts.rejected(call.caller)
+                raise
+            del payload, parse  # they may be large
+            if self._name in UNLIMITED:
+                await self._call_behaviour(request, call)
+                return
+            priority_class = class_of(request)
+            await arrivals.begin(priority_class)
+            with arrivals.limiter.running(priority_class, tenant):
+                await self._call_behaviour(request, call)
+        finally:
+            arrivals.bytes.give(tenant, size)
+
+    def _parse(self, payload: Any, size: int) -> Message:
+        """Return the request; raise InvalidRequest or MessageTooLarge."""
+        if size > self._max_bytes:
+            raise _too_large(size, self._max_bytes)
+        message, limit = self._parsed(payload), self._max_message_bytes
+        if size > limit:
+            audio = len(message.audio.data) if isinstance(message, GenerateRequest) else 0
+            if size - audio > limit:
+                raise _too_large(size, limit)
+        return message
+
+
+class StreamMethod(Method):
+    """A method with many requests; calls of it have no class, and a limit of their own."""
+
+    def __init__(self, name: str, inner: Any, arrivals: Arrivals) -> None:
+        super().__init__(name, inner, arrivals)
+        self._is_upload = _is_client_streaming(name)
+
+    @override
+    async def _answer(self, requests: Any, call: GrpcCall) -> None:
+        arrivals = self._arrivals
+        await arrivals.arrive(call, self._roles, self._name.removeprefix("/"))
+        tenant = call.caller.tenant
+        if not self._is_upload:
+            requests = self._only_request(requests, tenant)
+        if self._roles == MESH_ONLY:  # its tenants are those of the items that it sends
+            await self._behaviour(requests, call)
+            return
+        with arrivals.streams.held(tenant):
+            if not self._is_upload:
+                await self._behaviour(requests, call)
+                return
+            if self._name.startswith(OURS):
+                requests = arrivals.pieces(aiter(requests), self._late)
+            with arrivals.uploads.held(tenant):
+                await self._behaviour(requests, call)
+
+    async def _only_request(self, requests: Any, tenant: str) -> AsyncIterator[Any]:
+        """Yield the only message of a call; whatever follows is not read."""
+        read = partial(anext, aiter(requests), None)
+        message = await self._arrivals.receive(tenant, read)
+        if message is not None:
+            yield message
+
+    def _late(self) -> DeadlinePassed:
+        return DeadlinePassed(
+            f"the next piece did not arrive within {self._arrivals.receive_s:g} s: send the file again"
+        )
+
+
+class HealthMethod(Method):
+    """A method of health, which anybody may call: limits by tenant are limits by address here."""
+
+    @override
+    async def _answer(self, requests: Any, call: GrpcCall) -> None:
+        address = host_of(call.peer)
+        async with self._arrivals.brief(address):
+            payload = await call.read()
+            if payload is not grpc.aio.EOF and len(payload) > HEALTH_BYTES_MAX:
+                raise _too_large(len(payload), HEALTH_BYTES_MAX)
+            request = self._parsed(payload)
+            if not self._is_streaming:
+                await self._call_behaviour(request, call)
+                return
+        with self._arrivals.watching.held(address):
+            await self._behaviour(request, call)
+
+
+def _is_client_streaming(method: str) -> bool:
+    """Return whether the client of `method` may send more than one message."""
+    if not method.startswith(OURS):
+        return True
+    try:
+        descriptor = default_pool().FindMethodByName(method.removeprefix("/").replace("/", "."))
+    except KeyError:
+        return False
+    return bool(descriptor.client_streaming)
+
+
+def _too_large(size: int, limit: int) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"the request has {size} bytes, the limit is {limit}",
+        metadata={"bytes": str(size), "limit_bytes": str(limit)},
+    )
