@@ -208,7 +208,8 @@ class Arrivals:
         if len(running) >= self.receiving_max:
             oldest = next(iter(running))
             del running[oldest]
-            oldest.reschedule(asyncio.get_running_loop().time())
+            if not oldest.expired():
+                oldest.reschedule(asyncio.get_running_loop().time())
         limit = asyncio.timeout(self.health_s)
         try:
             async with limit:

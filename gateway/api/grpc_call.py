@@ -24,15 +24,22 @@ class GrpcCall(Call):
         write: Sends a message; blocks while the client does not read.
     """
 
-    def __init__(self, context: Any, on_error: Callable[[SluiceError], None]) -> None:
-        """Take over the call of grpc's `context`; `on_error` counts the error that it ends with."""
+    def __init__(
+        self, context: Any, method: str, on_error: Callable[[SluiceError], None]
+    ) -> None:
+        """Take over the call of `method` in grpc's `context`; `on_error` counts the error that it ends with."""
         self._context = context
+        self._method = method
         self._on_error = on_error
         self.metadata: Mapping[str, str] = {
             key: value for key, value in context.invocation_metadata() if isinstance(value, str)
         }
         self.read: Callable[[], Awaitable[Any]] = context.read
         self.write: Callable[[Any], Awaitable[None]] = context.write
+
+    def __str__(self) -> str:
+        """Return the name of its method."""
+        return self._method
 
     @property
     @override

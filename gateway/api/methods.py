@@ -57,7 +57,7 @@ class Method(ABC):
         )
 
     async def _handle(self, requests: Any, context: Any) -> None:
-        call = GrpcCall(context, self._arrivals.counts.failed)
+        call = GrpcCall(context, self._name, self._arrivals.counts.failed)
         await call.run(self._answer(requests, call))
 
     @abstractmethod

@@ -141,7 +141,7 @@ async def test_a_fault_of_ours_is_internal_and_logged(
     code, error = await error_of(wire.stub.Generate(prompt()))
     assert (code.name, error.reason) == ("INTERNAL", "INTERNAL")
     assert "secret text" not in error.message
-    assert "a call failed" in caplog.text
+    assert "call failed: /sluice.v1.InferenceService/Generate" in caplog.text
 
 
 async def test_a_model_that_nobody_serves_is_refused_at_once(wire: Wire) -> None:
@@ -262,7 +262,7 @@ async def test_a_slow_reader_is_ended(nats_url: str, model_folder: Path) -> None
 async def test_a_call_that_is_not_read_is_released_and_keeps_its_status(
     nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.api.interceptor.ABORT_S", 0.1)
+    monkeypatch.setattr("gateway.api.grpc_call.ABORT_S", 0.1)
     limits: dict[str, Any] = {"reader_buffer_tokens": 1 << 30, "default_timeout_s": 1.0}
     async with open_wire(nats_url, model_folder, **limits) as wire:
         call = wire.stub.Generate(prompt())

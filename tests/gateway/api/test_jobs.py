@@ -160,7 +160,7 @@ async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
     async with limiter.preparing("bulk", "other"), limiter.preparing("bulk", "other"):
         for number in range(10):
             await call.write(item(number, f"hello {number}"))
-        await wire.until(lambda: pending() == (10, 0))
+        await wire.until(lambda: pending() == (2 + 10, 0))
     tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(2)]
     await wire.until(lambda: pending() == (0, 8))
     await wire.batcher.send(tasks[0], last(0, wire.tokens("world")))
@@ -176,20 +176,6 @@ async def test_bulk_calls_that_wait_for_their_turn_are_pending() -> None:
     assert limiter.pending == {"interactive": 0, "standard": 0, "bulk": 1}
     await waiting
     assert limiter.pending["bulk"] == 0
-
-
-async def test_items_of_an_earlier_release_wait_until_it_is_updated(wire: Wire) -> None:
-    """Its gateway's error would make dead letters of them."""
-    earlier = item(1, "hello")
-    earlier.request.ClearField("input")
-    earlier.request.MergeFromString(b"\x0a\x05hello")
-    call: Any = ItemsServiceStub(wire.channel).Run()
-    await call.write(earlier)
-    await call.done_writing()
-    refused = await asyncio.wait_for(call.read(), BOUND_S)
-    error = from_status(status_pb2.Status.FromString(refused.error))
-    assert isinstance(error, errors.TransportUnavailable)
-    assert "earlier release" in error.message
 
 
 async def test_items_beyond_what_a_tenant_may_have_are_not_read_and_none_is_refused(
