@@ -53,7 +53,7 @@ class Admission:
 
         Returns the time that it is expected to take in whole; None: that is not known.
         """
-        expected = self._overload.outlook(MODEL, _scheduling(arrival), now).expected
+        expected = self._overload.expect(MODEL, _scheduling(arrival), now)
         tokens = arrival.prompt_tokens + arrival.max_tokens
         self._overload.sent(MODEL, MODEL, arrival.priority_class, tokens, now, arrival.tenant)
         return expected.total_s if expected.is_total else None

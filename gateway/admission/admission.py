@@ -172,8 +172,9 @@ class Admission:
             context.conversation = request.conversation = await self._decode(context)
         if context.to_prompts is None:
             check_length(request.conversation.texts, [catalog[model] for model in models])
+        is_constrained = request.tools is not None or request.sampling.WhichOneof("constraint")
         # Servers that get messages compile the constraints themselves, and know other keywords.
-        if not all(catalog[model].settings.takes_messages for model in models):
+        if is_constrained and not all(catalog[name].settings.takes_messages for name in models):
             await self._check_constraints(request)
         await self._inspector.inspect(context, log.hop(names.SPAN_SAFETY))
         is_prompt = context.to_prompts is None and request.audio is None
@@ -241,7 +242,7 @@ class Admission:
         make = partial(
             policies.router.plan,
             features,
-            wait_s=lambda model: outlook(model).expected.wait_s,
+            wait_s=lambda model: outlook(model).wait_s,
             spent=lambda tenant: self._usage.spending.spent(tenant, now),
             soft_limit=partial(self._usage.limits.soft_limit, policies.settings),
             fits=fits,

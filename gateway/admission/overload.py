@@ -85,11 +85,11 @@ class Outlook:
     """When a model would answer a request.
 
     Attributes:
-        expected: How long the answer is expected to take.
+        wait_s: Expected wait for a worker, in seconds.
         problem: Why the model cannot answer in time; None if it can.
     """
 
-    expected: ExpectedTime
+    wait_s: float
     problem: SluiceError | None
 
 
@@ -113,8 +113,15 @@ class OverloadControl:
         """Return when `model` would answer a request that is sent now."""
         task = _task_name(model, scheduling.rules)
         load = self.loads.load(task, now)
-        expected = self._expect(model, scheduling, load, self._sent[task], now)
-        return Outlook(expected, self._problem(model, scheduling, load, expected, now))
+        wait_s = _wait_s(scheduling, load, self._sent[task], now)
+        return Outlook(wait_s, self._problem(model, scheduling, load, wait_s, now))
+
+    def expect(self, model: str, scheduling: SchedulingParams, now: float) -> ExpectedTime:
+        """Return how long an answer of `model` would take from now on, as far as that is known."""
+        task = _task_name(model, scheduling.rules)
+        load = self.loads.load(task, now)
+        wait_s = _wait_s(scheduling, load, self._sent[task], now)
+        return self._expect(model, scheduling, load, wait_s)
 
     def refuse_hopeless(
         self, models: Sequence[str], scheduling: SchedulingParams, now: float
@@ -203,15 +210,13 @@ class OverloadControl:
         model: str,
         scheduling: SchedulingParams,
         load: ModelLoad,
-        sent: SentTokens,
-        now: float,
+        wait_s: float,
     ) -> ExpectedTime:
-        """Return how long an answer of `model` would take from now on, as far as that is known."""
         state = load.of_class(scheduling.priority_class)
         kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
         length = self.lengths.expect(kind, scheduling.min_tokens, scheduling.max_tokens)
         return ExpectedTime(
-            _wait_s(scheduling, load, sent, now),
+            wait_s,
             state.first_token_s + scheduling.prompt_tokens * state.prompt_token_s,
             (length.tokens - 1) * state.token_s,
             is_total=length.is_known and state.first_token_s + state.prompt_token_s > 0,
@@ -223,7 +228,7 @@ class OverloadControl:
         model: str,
         scheduling: SchedulingParams,
         load: ModelLoad,
-        expected: ExpectedTime,
+        wait_s: float,
         now: float,
     ) -> SluiceError | None:
         """Return why `model` cannot answer in time; None if it can."""
@@ -236,12 +241,11 @@ class OverloadControl:
                 f"{model} failed repeatedly: its circuit breaker is open",
                 retry_after_s=max(RETRY_MIN_S, retry_s),
             )
-        left_s = scheduling.deadline - now
+        if wait_s <= 0:
+            return None  # a request that does not wait is never refused: it stands before nobody
+        expected, left_s = self._expect(model, scheduling, load, wait_s), scheduling.deadline - now
         late_s = expected.total_s - left_s / SURE_SHARE
-        # A request that does not wait is never refused: it stands before nobody.
-        if expected.wait_s <= 0 or late_s <= 0:
-            return None
-        return _late(model, expected, left_s, min(late_s, expected.wait_s))
+        return None if late_s <= 0 else _late(model, expected, left_s, min(late_s, wait_s))
 
 
 def _task_name(model: str, rules: OverloadRules) -> str:

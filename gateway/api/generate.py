@@ -308,7 +308,8 @@ class Generator:
         now, log = time.monotonic(), context.log
         log.ended(answer, now)
         used = self.upstream.usage.record_stream(context.scheduling, answer, now)
-        context.reservation.release(used, None if answer.taken else answer.error)
+        is_refused = answer.error is not None and not answer.taken
+        context.reservation.release(used, answer.error if is_refused else None)
         self.state.keys.ended(context.key, answer)
         if log.answer_key:
             self.state.answers.ended(log.answer_key, answer)

@@ -24,9 +24,7 @@ class GrpcCall(Call):
         write: Sends a message; blocks while the client does not read.
     """
 
-    def __init__(
-        self, context: Any, method: str, on_error: Callable[[SluiceError], None]
-    ) -> None:
+    def __init__(self, context: Any, method: str, on_error: Callable[[SluiceError], None]) -> None:
         """Take over the call of `method` in grpc's `context`; `on_error` counts the error that it ends with."""
         self._context = context
         self._method = method

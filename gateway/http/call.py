@@ -338,6 +338,10 @@ class Endpoint:
             field, _, description = str(error).partition(": ")
             raise InvalidRequest.of(field, description) from None
 
+    def serves(self, host: str) -> bool:
+        """Return whether `host`, of the header "host", is a name of this gateway."""
+        return self.hosts is None or host in self.hosts or is_loopback(host)
+
     def _check_headers(self, headers: Mapping[str, str]) -> None:
         """Refuse what web pages of others may send; raise InvalidRequest or PermissionDenied."""
         if len(headers.get("content-type", "")) > CONTENT_TYPE_CHARS_MAX:
@@ -345,7 +349,7 @@ class Endpoint:
                 "content-type", f"is too long; send at most {CONTENT_TYPE_CHARS_MAX} characters"
             )
         host = host_of(headers)
-        if not (self.hosts is None or host in self.hosts or is_loopback(host)):
+        if not self.serves(host):
             raise PermissionDenied(
                 f"host: {host!r} is not served while the gateway asks for no credentials; add it to "
                 "http.hosts, or use an address of this machine"

@@ -99,7 +99,7 @@ class Upstream:
         """Sends ``row`` for the request; returns at once."""
         row.sent = True
         begun, task = time.monotonic(), self.task_of(row, context.request, prepared)
-        expected = self.overload.outlook(row.model, _exact(context, prepared), begun).expected
+        expected = self.overload.expect(row.model, _exact(context, prepared), begun)
         row.expected_s = expected.total_s if expected.is_total else 0.0
         watched = context.request.sampling.stop or context.second is not None
         if watched and task.gather_ms > WATCHED_GATHER_MS:

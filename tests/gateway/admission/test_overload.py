@@ -116,9 +116,9 @@ def test_a_tenant_that_floods_a_model_leaves_the_others_their_wait(scene: Scene)
         scene.loads.update(BatcherReport(batcher=batcher, models=[model]), scene.now)
     for tenant, wait_s, is_late in (("loud", 40.0, True), ("quiet", 0.5, False)):
         scheduling = SchedulingParams("standard", scene.now + 10.0, tenant=tenant)
-        assert scene.overload.outlook(
-            "large", scheduling, scene.now
-        ).expected.wait_s == pytest.approx(wait_s)
+        assert scene.overload.outlook("large", scheduling, scene.now).wait_s == pytest.approx(
+            wait_s
+        )
         problem = scene.overload.outlook("large", scheduling, scene.now).problem
         assert isinstance(problem, ExpectedLate) is is_late
 
@@ -273,10 +273,10 @@ def test_tasks_take_free_slots_before_others_wait_for_them(scene: Scene) -> None
     scene.loads.update(BatcherReport(batcher="b1", models=[model]), scene.now)
     now, request = scene.now + 0.1, asked(scene, 0.5)
     scene.send(7)
-    assert scene.overload.outlook("large", request, now).expected.wait_s == 0.0
+    assert scene.overload.outlook("large", request, now).wait_s == 0.0
     scene.send(13)
     # 12 of the 20 tasks have found no slot.
-    assert scene.overload.outlook("large", request, now).expected.wait_s == pytest.approx(
+    assert scene.overload.outlook("large", request, now).wait_s == pytest.approx(
         12 * 20 / 100 - 0.1
     )
 
@@ -287,9 +287,7 @@ def test_tasks_of_another_tenant_stand_before_nobody_else(scene: Scene) -> None:
     scene.send(1, tenant="b")
     now = scene.now + 0.1
     waits_s = {
-        tenant: scene.overload.outlook(
-            "large", asked(scene, 9.0, tenant=tenant), now
-        ).expected.wait_s
+        tenant: scene.overload.outlook("large", asked(scene, 9.0, tenant=tenant), now).wait_s
         for tenant in ("new", "b", "flood")
     }
     assert waits_s == pytest.approx({"new": 0.9, "b": 0.9 + 0.4, "flood": 0.9 + 20.2})
@@ -312,7 +310,7 @@ def test_the_length_of_an_answer_is_its_own(
 ) -> None:
     answer(scene, *[50] * ANSWERS_MIN, tenant="known")
     scene.report(large=1.0)
-    expected = scene.overload.outlook("large", asked(scene, 9.0, **values), scene.now).expected
+    expected = scene.overload.expect("large", asked(scene, 9.0, **values), scene.now)
     assert (expected.total_s, expected.is_total) == (pytest.approx(total_s), is_total)
 
 
@@ -323,16 +321,14 @@ def test_prompts_take_time(scene: Scene) -> None:
     model = ModelReport(model="large", workers=1, classes=[state])
     scene.loads.update(BatcherReport(batcher="b1", models=[model]), scene.now)
     request = asked(scene, 9.0, prompt_tokens=200)
-    assert scene.overload.outlook("large", request, scene.now).expected.total_s == pytest.approx(
-        3.1
-    )
+    assert scene.overload.expect("large", request, scene.now).total_s == pytest.approx(3.1)
 
 
 def test_a_batcher_that_measured_nothing_leaves_speeds_to_others(scene: Scene) -> None:
     scene.report("b1", large=2.0)
     silent = ModelReport(model="large", workers=1, classes=[ClassReport(priority_class="standard")])
     scene.loads.update(BatcherReport(batcher="b2", models=[silent]), scene.now)
-    expected = scene.overload.outlook("large", asked(scene, 9.0, max_tokens=1), scene.now).expected
+    expected = scene.overload.expect("large", asked(scene, 9.0, max_tokens=1), scene.now)
     assert (expected.wait_s, expected.first_token_s) == (1.0, SERVICE_S)
 
 

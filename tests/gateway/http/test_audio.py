@@ -91,10 +91,8 @@ async def test_a_mesh_without_such_a_model_reads_no_file(nats_url: str, model_fo
         writer.close()
 
 
-async def test_the_files_of_a_tenant_are_bounded_together(
-    http: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http.gateway.arrivals.bytes, "most", len(FILE[1]))
+async def test_the_files_of_a_tenant_are_bounded_together(http: Wire) -> None:
+    http.gateway.arrivals.bytes.maximum = len(FILE[1])
     async with httpx.AsyncClient(base_url=f"http://{http.http}", timeout=30) as client:
 
         def post(tenant: str) -> Any:
@@ -109,7 +107,7 @@ async def test_the_files_of_a_tenant_are_bounded_together(
         found = await post("acme")
         assert (found.status_code, found.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert "requests of your tenant" in found.json()["error"]["message"]
-        monkeypatch.setattr(http.gateway.arrivals.bytes, "most", 2 * len(FILE[1]))
+        http.gateway.arrivals.bytes.maximum = 2 * len(FILE[1])
         assert (await answered(http, post("acme"), 5)).status_code == 200
     assert not http.gateway.arrivals.bytes.counts
 

@@ -190,7 +190,7 @@ async def test_uploads_of_a_tenant_are_counted(http: Wire) -> None:
     assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
     assert reply.error["message"] == f"{UPLOADS_MAX} uploads of your tenant are being answered"
     uploads.give("default", UPLOADS_MAX)
-    assert not uploads.taken
+    assert not uploads.counts
 
 
 async def _list_batches(

@@ -44,7 +44,7 @@ def test_a_form_is_not_decoded() -> None:
     scope = {"type": "http", "path": "/v1/files", "headers": [(b"content-encoding", b"gzip")]}
     unused: Any = None
     with pytest.raises(EncodingUnsupported, match="content-encoding: gzip is served for JSON"):
-        HttpCall(scope, unused, unused, 0).pieces()
+        HttpCall(scope, unused, unused, 0, unused).pieces()
 
 
 async def test_a_bomb_is_too_large(http: Wire) -> None:

@@ -67,7 +67,7 @@ async def test_a_fault_in_the_error_path_is_json(
     monkeypatch.setattr("gateway.http.call.api_of", lambda path, headers: api)
     reply = await ask(http.http, body=chat(temperature=3))
     assert (reply.status, reply.error["code"]) == (500, "internal")
-    assert f"of a call: {reply.headers['x-request-id']}" in caplog.text
+    assert f"to a caller failed: {reply.headers['x-request-id']}" in caplog.text
 
 
 @pytest.mark.parametrize("streams", [False, True])

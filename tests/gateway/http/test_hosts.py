@@ -31,7 +31,7 @@ def endpoint(hosts: frozenset[str] | None) -> Endpoint:
 def test_hosts_beside_those_of_this_machine(
     hosts: frozenset[str] | None, host: str, served: bool
 ) -> None:
-    assert endpoint(hosts)._serves(host) is served
+    assert endpoint(hosts).serves(host) is served
 
 
 async def test_allow_remote_serves_no_foreign_names(nats_url: str, model_folder: Path) -> None:
