@@ -176,18 +176,18 @@ class Admission:
         # Servers that get messages compile the constraints themselves, and know other keywords.
         if is_constrained and not all(catalog[name].settings.takes_messages for name in models):
             await self._check_constraints(request)
-        await self._inspector.inspect(context, log.hop(names.SPAN_SAFETY))
+        await self._inspector.inspect(context, log.step(names.SPAN_SAFETY))
         is_prompt = context.to_prompts is None and request.audio is None
         contexts = contexts_of(context) if is_prompt else None
         is_prepared = False
         while not is_prepared:  # until a model has room for the prompt
             await self._route(context, contexts)
-            span = log.hop(names.SPAN_TOKENIZE)
+            span = log.step(names.SPAN_TOKENIZE)
             is_prepared = await self.preparation.prepare_all(context, contexts)
         if log.recorded:
             tokens = sum(len(prompt.prompt_token_ids) for prompt in context.prompts)
             span.set_attribute(names.INPUT_TOKENS, tokens)
-        log.hop("")
+        log.step("")
         self._usage.hold(
             context.reservation,
             context.policies.settings,
@@ -213,7 +213,7 @@ class Admission:
     async def _route(self, context: RequestContext, contexts: ContextFit | None) -> None:
         """Set the plan of a request, and what the longest answer may cost in its reservation."""
         request, policies, log = context.request, context.policies, context.log
-        log.hop(names.SPAN_ROUTE)
+        log.step(names.SPAN_ROUTE)
         context.reservation.cost = (
             0.0  # its own estimate must not spend the budget that is asked for
         )

@@ -1,16 +1,16 @@
-"""Turns of tenants to begin calls, as soon as it is known who calls.
+"""Lets calls begin in turns by tenant, as soon as their callers are known.
 
 gRPC hands calls over in order of arrival, one in a pass of the event loop. If each was worked on at once, a call would
-wait for all that came before it, whoever sent them: 300 callers of one tenant kept another waiting for a second. So
-what arrives is taken over first, which is little work, and calls of a tenant begin few at a time.
+wait for all that came before it, whoever sent them. So calls are taken over first, which is little work, and only a few
+calls of a tenant begin at a time.
 
 1. A tenant begins `BURST` calls. Later ones wait for the next round.
-2. A round begins when no call has come for `MOMENT_S` and `PASSES` passes of the loop: then nothing waits to be taken
-   over, however long a pass takes. While calls come without an end it begins after `ARRIVALS` of them all the same.
+2. A round begins when no call has come for `MOMENT_S` and `PASSES` passes of the loop: then none waits to be taken
+   over, however long a pass takes. If calls never stop arriving, it begins after `ARRIVALS` of them.
 3. In a round every tenant begins `BURST` calls.
-4. Who has been the only tenant for `ALONE_S` begins `ALONE_BURST` in place of `BURST`, but not while calls come without
-   an end: waiting for a calm loop costs time that nobody gains.
-5. While fewer than `BURST` calls have come in a round, none can wait, and nobody looks for its end: that costs a timer.
+4. A tenant that has been the only one for `ALONE_S` begins `ALONE_BURST` calls instead, unless calls never stop
+   arriving: waiting for a calm loop costs time, and there is nobody to gain it.
+5. While fewer than `BURST` calls have come in a round, none can wait, and no timer looks for the end of the round.
 """
 
 import asyncio
@@ -18,41 +18,45 @@ import time
 from collections import deque
 from typing import Final
 
-from sluice.errors import RETRY_AFTER_S, Overloaded
+from gateway.admission.count_limit import overloaded
 
 BURST: Final = 4
-"""Calls of a tenant that begin in a round; each takes 1 to 2 ms of the event loop."""
+"""Calls of a tenant that begin in a round: together they take the event loop for a few milliseconds."""
 ALONE_BURST: Final = 16
-"""With `BURST` the 32 callers of one tenant got 0.83 of the requests a second, with 16 they get 0.96."""
+"""Calls that the only tenant begins in a round, so that rounds do not limit its throughput."""
 ALONE_S: Final = 1.0
+"""How long a tenant must have been the only one, in seconds."""
 MOMENT_S: Final = 0.001
+"""How long no call must come before a round begins, in seconds."""
 PASSES: Final = 4
-"""gRPC hands over a call in two."""
+"""Passes of the loop without a call before a round begins; gRPC hands over a call in two."""
 ARRIVALS: Final = 32
+"""Calls after which a round begins although calls keep arriving."""
 WAITING_MAX: Final = 4096
-"""Calls of a tenant that wait."""
+"""Calls of a tenant that may wait."""
 
 
 class CallTurns:
     """Let calls begin, in turns by tenant. `take` returns at once while a tenant has few calls."""
 
     def __init__(self, waiting_max: int = WAITING_MAX, moment_s: float = MOMENT_S) -> None:
+        """Let up to `waiting_max` calls of a tenant wait; see `MOMENT_S`."""
         self._waiting_max = waiting_max
         self._moment_s = moment_s
         self._begun: dict[str, int] = {}
-        """In this round, by tenant."""
+        """Calls that began in this round, by tenant."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._arrivals = self._seen = 0
-        """Since the last round, and of those the ones before the last look."""
+        """Calls since the last round, and those of them before the last look."""
         self._passes = 0
-        """Of the loop, in which no call has come."""
+        """Passes of the loop in which no call has come."""
         self._waits_since = 0.0
         self._next_look: asyncio.Handle | None = None
         self._latest = ""
         self._shared_until = 0.0
 
     async def take(self, tenant: str) -> None:
-        """Wait until the next call of ``tenant`` may begin.
+        """Wait until the next call of `tenant` may begin.
 
         Raises:
             Overloaded: Too many calls of the tenant wait.
@@ -70,21 +74,19 @@ class CallTurns:
             return
         waiting = self._waiting.setdefault(tenant, deque())
         if len(waiting) >= self._waiting_max:
-            raise Overloaded(
-                f"{self._waiting_max} calls of your tenant wait to begin",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting.append(mine)
-        await mine
+            message = f"{self._waiting_max} calls of your tenant wait to begin"
+            raise overloaded("tenant_waiting", message)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        await turn
 
     def close(self) -> None:
         """Begin nothing more."""
         if self._next_look is not None:
             self._next_look.cancel()
         for waiting in self._waiting.values():
-            for call in waiting:
-                call.cancel()
+            for turn in waiting:
+                turn.cancel()
 
     def _wait_a_moment(self) -> None:
         self._passes, self._waits_since = 0, time.monotonic()
@@ -113,9 +115,9 @@ class CallTurns:
         for tenant, waiting in list(self._waiting.items()):
             begun = 0
             while waiting and begun < burst:
-                first = waiting.popleft()
-                if not first.done():  # its caller has not gone
-                    first.set_result(None)
+                turn = waiting.popleft()
+                if not turn.done():  # its caller has not gone
+                    turn.set_result(None)
                     begun += 1
             if begun:
                 self._begun[tenant] = begun

@@ -1,7 +1,7 @@
-"""Whether answers can be constrained to what callers ask: each constraint is compiled once, beside the event loop.
+"""Checks whether answers can be constrained as callers ask: each constraint is compiled once, beside the event loop.
 
 The compiler's limits do not bound its time and memory, so it runs in processes that have such bounds
-(`constraint_child`), two at a time. Tenants take turns; what was found is kept by the hash of the constraint.
+(`constraint_child`), two at a time. Tenants take turns; results are cached by the hash of the constraint.
 """
 
 import asyncio
@@ -23,22 +23,26 @@ from sluice.constraint_reasons import SIMPLER
 from sluice.constraints import problem_before
 from sluice.errors import Overloaded
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CHILDREN: Final = 2
-KNOWN_MAX: Final = 4096
-"""Findings that are kept; the oldest make room."""
+"""Processes that compile: constraints are rare, and each process takes memory."""
+RESULTS_MAX: Final = 4096
+"""Results that are cached; the oldest is evicted."""
 OPEN_MAX: Final = 16
 """Constraints of a tenant that may be compiled, or wait for it."""
 _START_S: Final = 20.0
+"""How long a process may take to start, in seconds: it imports the compiler."""
 
 
 class ConstraintChecks:
-    """The constraints of one gateway's requests."""
+    """Checks the constraints of one gateway's requests."""
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, asyncio.Task[str | None]] = OrderedDict()
-        """What was found, or is being found, by the hash of the constraint."""
+    def __init__(self, results_max: int = RESULTS_MAX) -> None:
+        """Cache up to `results_max` results."""
+        self._results_max = results_max
+        self._results: OrderedDict[bytes, asyncio.Task[str | None]] = OrderedDict()
+        """Results, or the tasks that compute them, by the hash of the constraint."""
         self._open = CountLimit(
             OPEN_MAX,
             "tenant_constraints",
@@ -49,25 +53,25 @@ class ConstraintChecks:
         self._idle: list[_Child] = []
 
     async def problem(self, kind: str, text: str, tenant: str) -> str | None:
-        """Why answers cannot be constrained to ``text``, a "json_schema", "regex" or "grammar"; None when they can.
+        """Return why answers cannot be constrained to `text`, a "json_schema", "regex" or "grammar"; None if they can.
 
         Raises:
-            Overloaded: too many constraints of ``tenant`` wait.
+            Overloaded: Too many constraints of `tenant` wait.
         """
         early = problem_before(kind, text)
         if early is not None:
             return early
         key = hashlib.blake2b(f"{kind} {text}".encode(), digest_size=16).digest()
-        if key in self._known:
-            self._known.move_to_end(key)
+        if key in self._results:
+            self._results.move_to_end(key)
         else:
             self._open.take(tenant)
-            self._known[key] = asyncio.create_task(self._compiled(key, kind, text, tenant))
-        return await asyncio.shield(self._known[key])  # others may wait for it too
+            self._results[key] = asyncio.create_task(self._compiled(key, kind, text, tenant))
+        return await asyncio.shield(self._results[key])  # others may wait for it too
 
     def close(self) -> None:
-        """Ends the children; who waits is cancelled."""
-        for compiling in list(self._known.values()):
+        """End the processes, and cancel checks that wait."""
+        for compiling in list(self._results.values()):
             compiling.cancel()
         self._threads.close()
         for child in self._idle:
@@ -79,19 +83,19 @@ class ConstraintChecks:
         try:
             problem = await self._threads.run(tenant, partial(self._ask_child, kind, text))
         except BaseException as error:
-            self._known.pop(key, None)
+            self._results.pop(key, None)
             if not isinstance(error, OSError):
                 raise
-            _log.exception("no process compiles constraints")
+            logger.exception("starting a process that compiles constraints failed")
             raise Overloaded("no process compiles constraints now; try again") from None
         finally:
             self._open.give(tenant)
-        while len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
+        while len(self._results) > self._results_max:
+            self._results.popitem(last=False)
         return problem
 
     def _ask_child(self, kind: str, text: str) -> str | None:
-        """What a child finds, in a thread; raises OSError when none can be started."""
+        """Return what a process finds, in a thread; raise OSError if none can be started."""
         child = self._idle.pop() if self._idle else _Child()
         self._busy.add(child)
         problem = child.problem(kind, text)
@@ -105,11 +109,12 @@ class _Child:
     """A process that compiles. Its methods block, for a limited time.
 
     Attributes:
-        ended: it takes no more.
+        ended: Whether it takes no more constraints.
+        process: The process.
     """
 
     def __init__(self) -> None:
-        """Raises OSError when it does not come up."""
+        """Start the process; raise OSError if that fails."""
         self.ended = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gateway.admission.constraint_child"],
@@ -120,27 +125,26 @@ class _Child:
             start_new_session=True,  # the kernel may share cores by session
         )
         if self._ask("regex", "x", _START_S) is None:
-            raise ChildProcessError("a process that compiles constraints did not come up")
+            raise ChildProcessError("a process that compiles constraints did not start")
 
     def problem(self, kind: str, text: str) -> str | None:
-        """See `ConstraintChecks.problem`; a constraint over the limits ends the process."""
+        """Return as `ConstraintChecks.problem`; a constraint over the limits ends the process."""
         try:
             answer = self._ask(kind, text, SECONDS)
         except TimeoutError:
             return f"takes over {SECONDS:g} s to compile: {SIMPLER}"
         if answer is None:
-            most = f"{MEMORY_BYTES >> 20} MiB"
-            return f"takes over {most} to compile: {SIMPLER}"
-        found: str | None = json.loads(answer)["problem"]
-        return found
+            return f"takes over {MEMORY_BYTES >> 20} MiB to compile: {SIMPLER}"
+        problem: str | None = json.loads(answer)["problem"]
+        return problem
 
     def kill(self) -> None:
-        """Ends it; from any thread."""
+        """Kill the process; from any thread."""
         self.ended = True
         self.process.kill()
 
     def close(self) -> None:
-        """Ends it and waits for that."""
+        """Kill the process and wait for its end."""
         self.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -148,7 +152,11 @@ class _Child:
                 pipe.close()
 
     def _ask(self, kind: str, text: str, timeout_s: float) -> bytes | None:
-        """The answer, a line; None when the process has ended. Raises TimeoutError, and the process has ended too."""
+        """Return the answer, a line; None if the process has ended.
+
+        Raises:
+            TimeoutError: It took too long; the process was killed.
+        """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""A process that compiles constraints for a gateway, one after the other, and may be killed at any time.
+"""Compiles constraints for a gateway, one after the other, as a process that may be killed at any time.
 
 Its requests and answers are lines of JSON: {"kind", "text"}, then {"problem"}. It ends with its standard input, when a
 constraint needs more memory than `MEMORY_BYTES`, and when one takes longer than `SECONDS`, also without its gateway.
@@ -16,24 +16,25 @@ from typing import Final
 from sluice.constraints import problem_of
 
 MEMORY_BYTES: Final = 256 * 1024 * 1024
-"""That one constraint may take, beside the process itself."""
+"""Memory that one constraint may take, beside the process itself, in bytes."""
 SECONDS: Final = 2.0
-"""That one constraint may take; the gateway kills the process then, an alarm of its own a little later."""
+"""Time that one constraint may take. The gateway kills the process then; its own alarm does a little later."""
 _NICE: Final = 10
+"""Priority of the process: the gateway's event loop goes first."""
 
 
 def main() -> None:
-    """Answers until the standard input ends."""
+    """Answer until the standard input ends."""
     _give_way()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     problem_of("regex", "warm-up")  # loads the libraries before the memory is counted
     pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: SIM115
-    most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit_bytes = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
+        request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, 2 * SECONDS)
-        problem = problem_of(asked["kind"], asked["text"])
+        problem = problem_of(request["kind"], request["text"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.stdout.write(json.dumps({"problem": problem}) + "\n")
         sys.stdout.flush()

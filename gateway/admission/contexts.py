@@ -1,4 +1,4 @@
-"""Which models have room for a request: prompt and answer together must fit into a model's context.
+"""Says which models have room for a request: prompt and answer together must fit into a model's context.
 
 How many tokens a prompt has is known only once a model's tokenizer has encoded it. Until then its characters give a
 lower bound, so a model that may fit is tried, and the request is routed again when it does not.
@@ -17,13 +17,7 @@ MIN_ANSWER_TOKENS: Final = 16
 
 
 class ContextFit:
-    """What is known of the room that each model has for one request.
-
-    Args:
-        texts: of the prompt, as models may see it.
-        max_tokens: of the answer; 0: the caller names no limit.
-        excluded: models that answer only where the request or the policy names them.
-    """
+    """What is known of the room that each model has for one request."""
 
     def __init__(
         self,
@@ -32,24 +26,32 @@ class ContextFit:
         max_tokens: int,
         excluded: Collection[str] = (),
     ) -> None:
+        """Know nothing but the size of the texts.
+
+        Args:
+            catalog: The models.
+            texts: Texts of the prompt, as models may see them.
+            max_tokens: Longest answer; 0 if the caller names no limit.
+            excluded: Models that answer only where the request or the policy names them.
+        """
         self._catalog = catalog
         self._chars = sum(map(len, texts))
         self._max_tokens = max_tokens
         self._excluded = excluded
         self._tokens: dict[str, int] = {}
-        """Of the prompt, by the models that have encoded it."""
+        """Length of the prompt, by the models that have encoded it."""
         self._roomiest = ""
-        """The model that answers although it has less room than wanted, as no other has more."""
+        """The model that answers although it has less room than wanted, because no other has more."""
 
     def fits(self, model: str) -> bool:
-        """Return whether ``model`` may have room for the prompt and the answer that is wanted."""
+        """Return whether `model` may have room for the prompt and the answer that is wanted."""
         if model not in self._catalog.reading or model in self._excluded:
             return False
         wanted = min(self._max_tokens or MIN_ANSWER_TOKENS, self._catalog[model].max_answer_tokens)
         return self._room(model) >= (1 if model == self._roomiest else wanted)
 
     def note(self, model: str, prompt_tokens: int) -> None:
-        """Record that the prompt has ``prompt_tokens`` tokens of ``model``."""
+        """Record that the prompt has `prompt_tokens` tokens of `model`."""
         self._tokens[model] = prompt_tokens
 
     def relax(self) -> None:
@@ -58,20 +60,21 @@ class ContextFit:
         Raises:
             PromptTooLong: no model has room for a single token of an answer; names the largest context.
         """
-        candidates = [one for one in self._catalog.reading if one not in self._excluded]
+        candidates = [name for name in self._catalog.reading if name not in self._excluded]
         self._roomiest = max(candidates, key=self._room)
         if self._room(self._roomiest) < 1:
             raise self._too_long(candidates)
 
     def _too_long(self, candidates: Sequence[str]) -> PromptTooLong:
         largest = max(candidates, key=lambda name: self._catalog[name].context_tokens)
-        known = self._tokens.get(largest)
-        tokens = self._least_tokens(largest) if known is None else known
-        size = f"{tokens}" if known is not None else f"at least {tokens}"
+        tokens, is_exact = self._least_tokens(largest), largest in self._tokens
+        if is_exact:
+            tokens = self._tokens[largest]
+        size = f"{tokens}" if is_exact else f"at least {tokens}"
         return prompt_too_long(self._catalog[largest], size, tokens)
 
     def _room(self, model: str) -> int:
-        """The tokens that an answer of ``model`` may have at most."""
+        """Return the most tokens that an answer of `model` may have."""
         tokens = self._tokens.get(model, self._least_tokens(model))
         return self._catalog[model].context_tokens - tokens
 

@@ -1,7 +1,7 @@
 """The load of every model, as batchers report it.
 
 A batcher reports how long a new task of each class would wait, how many would not wait at all, and how fast workers
-are.
+are. Models have the names that tasks have for them.
 """
 
 import math
@@ -15,47 +15,59 @@ from typing import Final
 from gateway.streaming.room import Line, Room
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 
-UNBOUNDED: Final = Room(math.inf, math.inf)
-"""The room of a batcher of an older release, which does not say it."""
+UNLIMITED: Final = Room(math.inf, math.inf)
+"""The room of a class for which a batcher grants none: urgent tasks need none."""
 EXPIRY_S: Final = 3.5
-"""A report older than this is not used any more."""
+"""Age from which on a report is not used any more, in seconds: batchers report every second."""
 
 
 @dataclass(frozen=True)
 class ClassLoad:
-    """The load of one class of one model over all batchers."""
+    """The load of one class of one model over all batchers.
+
+    Attributes:
+        task_tokens: Mean length of their prompts and expected answers; 0 if unknown.
+        wait_s: Expected wait for a worker of a task that arrives with the report, of a tenant that has none queued.
+        tenant_waits_s: The same for tenants that have many queued.
+        free_tasks: Tasks of the class that would not wait.
+        first_token_s: Time in a worker until the first token, without the prompt; 0 if unknown.
+        prompt_token_s: Time for each token of the prompt.
+        token_s: Time for each further token of the answer.
+    """
 
     task_tokens: float = 0.0
-    """Mean length of their prompts and expected answers; 0: not known."""
     wait_s: float = 0.0
-    """Expected wait for a worker of a task that arrives with the report, of a tenant that has none waiting."""
     tenant_waits_s: Mapping[str, float] = field(default_factory=dict)
-    """The same of tenants that have many."""
-    free_rows: int = 0
-    """Tasks of the class that would not wait."""
+    free_tasks: int = 0
     first_token_s: float = 0.0
-    """Time in a worker until the first token, without the prompt; 0: not known."""
     prompt_token_s: float = 0.0
-    """The same for each token of the prompt."""
     token_s: float = 0.0
-    """Time for each further token of the answer."""
 
 
-_NOTHING: Final = ClassLoad()
+_NO_LOAD: Final = ClassLoad()
 
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """The load of one model over all batchers."""
+    """The load of one model over all batchers.
+
+    Attributes:
+        workers: Live workers.
+        slots: Their slots.
+        running: Sequences that run in them.
+        queued: Tasks that wait for them.
+        tokens_per_s: Rate of the workers while all their capacity is used, prompts and answers; 0 if it is not, or
+            unknown.
+        reported_at: When the oldest of the reports arrived, in monotonic seconds.
+        classes: Loads by class.
+    """
 
     workers: int = 0
     slots: int = 0
     running: int = 0
     queued: int = 0
     tokens_per_s: float = 0.0
-    """Rate of the workers while all their capacity is used, prompts and answers; 0: it is not, or not known."""
     reported_at: float = 0.0
-    """When the oldest of the reports arrived."""
     classes: Mapping[str, ClassLoad] = field(default_factory=dict)
 
     @property
@@ -64,90 +76,98 @@ class ModelLoad:
         return self.workers > 0
 
     def of_class(self, priority_class: str) -> ClassLoad:
-        """The load of one class; nothing waits in a class that is not reported."""
-        return self.classes.get(priority_class, _NOTHING)
+        """Return the load of one class; nothing waits in a class that is not reported."""
+        return self.classes.get(priority_class, _NO_LOAD)
 
 
 @dataclass
 class _Batcher:
-    """The last report of one batcher."""
+    """The last report of one batcher.
+
+    Attributes:
+        reported_at: When it arrived.
+        sequence: Its number.
+        models: What it says of each model.
+        sent: Tasks that this gateway has sent to the batcher since, by model.
+        choice: The number of the last choice that fell on it.
+    """
 
     reported_at: float
     sequence: int
     models: Mapping[str, ModelReport]
     sent: Counter[str] = field(default_factory=Counter)
-    """Tasks that this gateway has sent to it since, by model."""
-    chosen: int = 0
-    """The number of the last choice that it was."""
+    choice: int = 0
 
 
 class ModelLoadTable:
-    """The last report of every batcher. Models are called as in tasks."""
+    """The last report of every batcher."""
 
     def __init__(self) -> None:
         self._batchers: dict[str, _Batcher] = {}
         self._choices = 0
         self._loads: dict[str, ModelLoad] = {}
-        """Computed since the reports changed; every request asks for several."""
+        """Sums over the batchers, computed since their reports changed."""
 
     def update(self, report: BatcherReport, now: float) -> None:
-        """Replaces the previous report of the batcher, unless that is newer."""
-        known = self._batchers.get(report.batcher)
-        if known is not None and report.sequence < known.sequence:
+        """Replace the previous report of the batcher, unless that is newer."""
+        previous = self._batchers.get(report.batcher)
+        if previous is not None and report.sequence < previous.sequence:
             return
         self._loads.clear()
         self._batchers.pop(report.batcher, None)
         if not report.leaving:
             models = {entry.model: entry for entry in report.models}
-            chosen = 0 if known is None else known.chosen
-            self._batchers[report.batcher] = _Batcher(now, report.sequence, models, chosen=chosen)
+            choice = 0 if previous is None else previous.choice
+            self._batchers[report.batcher] = _Batcher(now, report.sequence, models, choice=choice)
 
     def expire(self, now: float) -> None:
-        """Removes batchers that have been silent for `EXPIRY_S`."""
+        """Remove batchers that have been silent for `EXPIRY_S`."""
         live = {
-            name: one for name, one in self._batchers.items() if one.reported_at + EXPIRY_S > now
+            name: batcher
+            for name, batcher in self._batchers.items()
+            if batcher.reported_at + EXPIRY_S > now
         }
         if len(live) < len(self._batchers):
             self._batchers = live
             self._loads.clear()
 
     def choose(self, model: str, without: Collection[str], now: float) -> str | None:
-        """The batcher for the next task of ``model``: with a worker, where the fewest tasks wait.
+        """Return the batcher for the next task of `model`: one with a worker, where the fewest tasks wait.
 
-        Among equals it is the one that was chosen longest ago. None: there is none but ``without``.
+        Among equals it is the one that was chosen longest ago. None if there is none but `without`.
         """
-        found = [
-            (entry.queued + batcher.sent[model], batcher.chosen, name)
+        candidates = [
+            (entry.queued + batcher.sent[model], batcher.choice, name)
             for name, batcher, entry in self._serving(model, now)
             if name not in without
         ]
-        if not found:
+        if not candidates:
             return None
-        *_, name = min(found)
+        *_, name = min(candidates)
         self._choices += 1
         self._batchers[name].sent[model] += 1
-        self._batchers[name].chosen = self._choices
+        self._batchers[name].choice = self._choices
         return name
 
     def rooms(self, line: Line, now: float) -> dict[str, Room]:
-        """What each batcher with a worker of the model grants this gateway for rows of the class."""
-        found = dict[str, Room]()
+        """Return what each batcher with a worker of the model grants this gateway for tasks of the class."""
+        rooms = dict[str, Room]()
         for name, _, entry in self._serving(line.model, now):
-            found[name] = UNBOUNDED
-            for one in entry.classes:
-                if one.priority_class == line.priority_class and one.HasField("room_rows"):
-                    found[name] = Room(one.room_rows, one.room_bytes)
-        return found
+            rooms[name] = UNLIMITED
+            for report in entry.classes:
+                if report.priority_class == line.priority_class and report.HasField("room_rows"):
+                    rooms[name] = Room(report.room_rows, report.room_bytes)
+        return rooms
 
     def _serving(self, model: str, now: float) -> Iterator[tuple[str, _Batcher, ModelReport]]:
-        """The batchers that have a worker of ``model``."""
+        """Yield the batchers that have a worker of `model`."""
         for name, batcher in self._batchers.items():
             entry = batcher.models.get(model)
             if entry is not None and entry.workers and batcher.reported_at + EXPIRY_S > now:
                 yield name, batcher, entry
 
     def load(self, model: str, now: float) -> ModelLoad:
-        """The load of ``model``. Batchers share the workers: only their queues and their speeds add up."""
+        """Return the load of `model`."""
         load = self._loads.get(model)
         if load is None or load.reported_at + EXPIRY_S <= now:
             self.expire(now)
@@ -155,42 +175,44 @@ class ModelLoadTable:
         return load
 
     def _sum(self, model: str) -> ModelLoad:
-        found = [one for one in self._batchers.values() if model in one.models]
-        if not found:
+        """Return the load over all batchers. They share the workers: only queues and speeds add up."""
+        batchers = [batcher for batcher in self._batchers.values() if model in batcher.models]
+        if not batchers:
             return ModelLoad()
-        reports = [one.models[model] for one in found]
+        reports = [batcher.models[model] for batcher in batchers]
         classes = defaultdict[str, list[ClassReport]](list)
-        for entry in chain.from_iterable(one.classes for one in reports):
+        for entry in chain.from_iterable(report.classes for report in reports):
             classes[entry.priority_class].append(entry)
         return ModelLoad(
-            workers=max(one.workers for one in reports),
-            slots=max(one.slots for one in reports),
-            running=max(one.running for one in reports),
-            queued=sum(one.queued for one in reports),
-            tokens_per_s=sum(one.tokens_per_s for one in reports),
-            reported_at=min(one.reported_at for one in found),
+            workers=max(report.workers for report in reports),
+            slots=max(report.slots for report in reports),
+            running=max(report.running for report in reports),
+            queued=sum(report.queued for report in reports),
+            tokens_per_s=sum(report.tokens_per_s for report in reports),
+            reported_at=min(batcher.reported_at for batcher in batchers),
             classes={name: _class_load(entries) for name, entries in classes.items()},
         )
 
 
 def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
-    queued = sum(one.queued for one in entries)
-    # A batcher that knows no speed has measured none: its rows are few.
-    measured = [one for one in entries if one.first_token_ms + one.prompt_token_ms > 0]
+    queued = sum(entry.queued for entry in entries)
+    # A batcher that knows no speed has measured none: it has had few tasks.
+    measured = [entry for entry in entries if entry.first_token_ms + entry.prompt_token_ms > 0]
 
     def mean_s(values_ms: Iterable[float]) -> float:
         return fmean(values_ms) / 1e3 if measured else 0.0
 
     def wait_s(tenant: str) -> float:
-        """A task may come to any of the batchers."""
-        return fmean(one.tenant_wait_ms.get(tenant, one.expected_wait_ms) for one in entries) / 1e3
+        """Return the mean wait: a task may go to any of the batchers."""
+        waits_ms = (entry.tenant_wait_ms.get(tenant, entry.expected_wait_ms) for entry in entries)
+        return fmean(waits_ms) / 1e3
 
     return ClassLoad(
-        task_tokens=sum(one.queued_tokens for one in entries) / queued if queued else 0.0,
-        wait_s=fmean(one.expected_wait_ms for one in entries) / 1e3,
-        tenant_waits_s={name: wait_s(name) for one in entries for name in one.tenant_wait_ms},
-        free_rows=sum(one.free_rows for one in entries),
-        first_token_s=mean_s(one.first_token_ms for one in measured),
-        prompt_token_s=mean_s(one.prompt_token_ms for one in measured),
-        token_s=mean_s(one.token_ms for one in measured),
+        task_tokens=sum(entry.queued_tokens for entry in entries) / queued if queued else 0.0,
+        wait_s=fmean(entry.expected_wait_ms for entry in entries) / 1e3,
+        tenant_waits_s={name: wait_s(name) for entry in entries for name in entry.tenant_wait_ms},
+        free_tasks=sum(entry.free_rows for entry in entries),
+        first_token_s=mean_s(entry.first_token_ms for entry in measured),
+        prompt_token_s=mean_s(entry.prompt_token_ms for entry in measured),
+        token_s=mean_s(entry.token_ms for entry in measured),
     )

@@ -260,12 +260,12 @@ def _wait_s(scheduling: SchedulingParams, load: ModelLoad, sent: SentTokens, now
     state = load.of_class(scheduling.priority_class)
     sent.forget(load.reported_at)
     tasks = sent.tasks(rank)
-    if tasks < state.free_rows:
+    if tasks < state.free_tasks:
         return 0.0
     wait_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
     if tasks and load.tokens_per_s:
         # Tasks that found a free slot stand before nobody.
-        share = 1 - state.free_rows / tasks
+        share = 1 - state.free_tasks / tasks
         tokens = sent.tokens_before(rank, scheduling.tenant, scheduling.rules.weights)
         wait_s += share * tokens / load.tokens_per_s
     return max(0.0, wait_s - (now - load.reported_at))

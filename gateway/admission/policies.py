@@ -1,4 +1,4 @@
-"""What a reload may change, as one value that never changes, and the reference to the one in force.
+"""What a reload may change, as one immutable value, and the reference to the value in force.
 
 A request takes the value once, when it is admitted, and carries it to its end. What counts or waits (buckets, breakers,
 records) is not part of it: such an object gets its part of the value with the call.
@@ -16,7 +16,7 @@ from gateway.streaming.registry import Registry
 from sluice.settings import Settings
 
 PREPARE_S: Final = 10.0
-"""How long a request may be prepared before it has a stream, seconds."""
+"""How long a request may be prepared before it has a stream, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,10 @@ class Policies:
     """Models, routes, safety rules and limits.
 
     Attributes:
-        settings: of which they were made; of them only what a reload may change is read here.
+        settings: The settings that they were made of; only what a reload may change is read from them.
+        catalog: The models.
+        router: Chooses models.
+        inspector: The safety policy.
     """
 
     settings: Settings
@@ -34,41 +37,44 @@ class Policies:
 
     @cached_property
     def overload(self) -> OverloadRules:
-        """Which models are refused or replaced, and when."""
+        """The rules by which models are refused or replaced."""
         routing, catalog = self.settings.routing, self.catalog
         weights = self.settings.weights
         return OverloadRules(routing.breaker, routing.fallbacks, catalog.settings, weights)
 
     @property
     def versions(self) -> list[str]:
-        """Of all that decides, with the files that the settings name."""
-        models = [one.version for one in self.catalog.served.values()]
+        """Versions of all that decides, with the files that the settings name."""
+        models = [model.version for model in self.catalog.served.values()]
         return [*models, *self.inspector.versions, *self.router.versions]
 
 
 class InForce:
     """The policies that requests get from now on.
 
-    Args:
-        registry: the live streams. One that is older than a reload may still send tasks to the models of before; and
-            its rows may be of an answer that began at another gateway, with a version that was replaced since.
-
     Attributes:
-        policies: the one reference that a reload changes, by `replace`.
-        problem: why this gateway cannot take what the others have taken; empty: it has taken it.
+        policies: The one reference that a reload changes, by `replace`.
+        problem: Why this gateway cannot use what the others use; empty if it does.
     """
 
     def __init__(self, policies: Policies, registry: Registry) -> None:
+        """Begin with `policies`.
+
+        Args:
+            policies: What requests get.
+            registry: The live streams. A stream that is older than a reload may still send tasks to the models of
+                before; and its answer may have begun at another gateway, with a version that was replaced since.
+        """
         self.policies = policies
         self.problem = ""
         self._registry = registry
         registry.dispatch.use_weights(policies.settings.weights)
         self._reloaded = False
         self._replaced: dict[str, float] = {}
-        """When, by task name."""
+        """When models were replaced, by task name."""
 
     def replace(self, policies: Policies, now: float) -> None:
-        """Requests from now on get ``policies``."""
+        """Let later requests get `policies`."""
         self._replaced |= dict.fromkeys(self.policies.catalog.tasks.values(), now)
         self.policies, self._reloaded = policies, True
         self._registry.dispatch.use_weights(policies.settings.weights)
@@ -76,9 +82,9 @@ class InForce:
             self._replaced.pop(task, None)
 
     def task_names(self, now: float) -> set[str]:
-        """Those of all versions of models that requests may still send tasks to."""
+        """Return the task names of all versions of models that requests may still send tasks to."""
         if self._replaced:
-            arrivals = (one.request.arrived_at for one in self._registry)
+            arrivals = (stream.request.arrived_at for stream in self._registry)
             oldest = min(arrivals, default=now)
             self._replaced = {
                 name: at

@@ -1,11 +1,10 @@
-"""Predictions of the time that an answer takes, and the answer lengths they are made of.
+"""Predicts the time that an answer takes, of the lengths of earlier answers.
 
     total = wait for a worker + time to the first token + time for the other tokens
 
-The length of an answer is the smaller of ``max_tokens`` and the median of earlier answers of the same model, tenant and
-workload; it is at least ``min_tokens``. While it is not known the first token alone is predicted: long answers of
-others say nothing about a short one. Waits and speeds come from the batchers' reports, see
-`gateway.admission.overload`.
+The length of an answer is the smaller of `max_tokens` and the median of earlier answers of the same model, tenant and
+workload; it is at least `min_tokens`. While it is unknown only the first token is predicted: long answers of others say
+nothing about a short one. Waits and speeds come from the batchers' reports, see `gateway.admission.overload`.
 """
 
 from collections import deque
@@ -17,15 +16,15 @@ from typing import Final, NamedTuple
 from sluice.wire.subjects import CLASSES
 
 ANSWERS_MIN: Final = 8
-"""Answers of a kind that must have been seen before their length is known."""
+"""Answers of a kind that must have ended before their length is predicted."""
 ANSWERS_MAX: Final = 64
-"""Answers of a kind that are remembered; the oldest is forgotten first."""
+"""Answers of a kind that are kept; the oldest is dropped first."""
 KINDS_MAX: Final = 4096
-"""Models, tenants and workloads that are remembered; the oldest is forgotten first."""
+"""Models, tenants and workloads that are kept; the oldest is dropped first."""
 
 
 class AnswerKind(NamedTuple):
-    """Answers whose lengths are alike."""
+    """Answers of similar lengths."""
 
     model: str
     tenant: str
@@ -33,11 +32,15 @@ class AnswerKind(NamedTuple):
 
 
 class AnswerLength(NamedTuple):
-    """The expected length of an answer."""
+    """The expected length of an answer.
+
+    Attributes:
+        tokens: Its length.
+        is_known: Whether that is the length; else it is the least.
+    """
 
     tokens: int
     is_known: bool
-    """False: it is at least this long."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,11 @@ class ExpectedTime:
     """How long an answer is expected to take.
 
     Attributes:
-        wait_s: for a worker, seconds.
-        first_token_s: then until the first token, seconds.
-        rest_s: then until the last token that is known of, seconds.
-        is_total: whether that is the whole answer: its length and the speed of the workers are known.
-        tokens_per_s: rate of the workers while all their capacity is used; 0: it is not, or not known.
+        wait_s: Wait for a worker, in seconds.
+        first_token_s: Then until the first token, in seconds.
+        rest_s: Then until the last token that is predicted, in seconds.
+        is_total: Whether that is the whole answer: its length and the speed of the workers are known.
+        tokens_per_s: Rate of the workers while all their capacity is used; 0 if it is not, or unknown.
     """
 
     wait_s: float = 0.0
@@ -60,7 +63,7 @@ class ExpectedTime:
 
     @property
     def total_s(self) -> float:
-        """All of it, seconds."""
+        """All of it, in seconds."""
         return self.wait_s + self.first_token_s + self.rest_s
 
     @property
@@ -74,14 +77,15 @@ class _Answers:
     """Lengths of one kind of answers, each with whether the answer was cut there.
 
     Attributes:
-        median: of them; None while they are too few.
+        lengths: The latest lengths.
+        median: Their median; None while they are too few.
     """
 
     lengths: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=ANSWERS_MAX))
     median: tuple[int, bool] | None = None
 
     def add(self, tokens: int, *, is_cut: bool) -> None:
-        # An answer that was cut below the median may have been longer than that, or shorter.
+        # An answer that was cut below the median might have become longer than that, or not.
         if is_cut and self.lengths and tokens < median_low(self.lengths)[0]:
             return
         self.lengths.append((tokens, is_cut))
@@ -99,7 +103,7 @@ class AnswerLengths:
         return len(self._kinds)
 
     def observe(self, kind: AnswerKind, tokens: int, *, is_cut: bool) -> None:
-        """Add the length of an answer; ``is_cut``: it ended because it reached its ``max_tokens``."""
+        """Add the length of an answer; `is_cut` says that it ended because it reached its `max_tokens`."""
         answers = self._kinds.get(kind)
         if answers is None:
             if len(self._kinds) >= KINDS_MAX:
@@ -108,7 +112,7 @@ class AnswerLengths:
         answers.add(tokens, is_cut=is_cut)
 
     def expect(self, kind: AnswerKind, min_tokens: int, max_tokens: int) -> AnswerLength:
-        """Return the expected length of an answer; ``max_tokens`` 0: it has no limit of its own."""
+        """Return the expected length of an answer; `max_tokens` is 0 if it has no limit of its own."""
         least = max(1, min_tokens)
         if max_tokens and max_tokens <= least:
             return AnswerLength(least, is_known=True)
@@ -129,10 +133,10 @@ class SentTokens:
         self._tasks = [0] * len(CLASSES)
         self._tokens = [0.0] * len(CLASSES)
         self._tenants: list[dict[str, float]] = [{} for _ in CLASSES]
-        """The tokens of each tenant."""
+        """Tokens of each tenant, by rank."""
 
     def add(self, rank: int, tenant: str, tokens: float, now: float, since: float) -> None:
-        """Add a task of the class with ``rank``; those sent until ``since`` are forgotten."""
+        """Add a task of the class with `rank`; drop tasks that were sent until `since`."""
         self.forget(since)
         self._sent.append((now, rank, tenant, tokens))
         self._tasks[rank] += 1
@@ -141,7 +145,7 @@ class SentTokens:
         tenants[tenant] = tenants.get(tenant, 0.0) + tokens
 
     def forget(self, since: float) -> None:
-        """Forget the tasks that were sent until ``since``."""
+        """Drop the tasks that were sent until `since`."""
         while self._sent and self._sent[0][0] <= since:
             _, rank, tenant, tokens = self._sent.popleft()
             self._tasks[rank] -= 1
@@ -153,17 +157,17 @@ class SentTokens:
             self._tenants[rank][tenant] -= tokens
 
     def tasks(self, rank: int) -> int:
-        """Return how many are of this class or a more urgent one."""
+        """Return the number of tasks of the class with `rank` or a more urgent one."""
         return sum(self._tasks[: rank + 1])
 
     def tokens_before(self, rank: int, tenant: str, weights: Mapping[str, float]) -> float:
-        """Return the tokens that go before a new task of the class with ``rank`` and the tenant.
+        """Return the tokens that go before a new task of the class with `rank` and the tenant.
 
         These are the tokens of more urgent classes, and of its class the tenant's own with the fair share of others.
         """
-        mine, tenants = self._tokens[rank], self._tenants[rank]
+        of_class, tenants = self._tokens[rank], self._tenants[rank]
         own, weight = tenants.get(tenant, 0.0), weights.get(tenant, 1.0)
-        if own and own < mine:
+        if own and own < of_class:
             all_weights = sum(weights.get(name, 1.0) for name, sent in tenants.items() if sent > 0)
             own *= all_weights / weight
-        return sum(self._tokens[:rank]) + min(mine, own)
+        return sum(self._tokens[:rank]) + min(of_class, own)

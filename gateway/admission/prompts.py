@@ -1,6 +1,6 @@
-"""Prepares the rows of a request for a model: tokens, and sampling parameters that fit the model.
+"""Makes the prompts of a request for a model: tokens, and sampling parameters that fit the model.
 
-A prompt is a row. Of a request about texts there is a row for each text, pair or answer.
+A request for an answer has one prompt. A request about texts has one for each text, pair or answer.
 """
 
 import math
@@ -25,47 +25,49 @@ from sluice.settings.remote import ServerSettings
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, ScoreRequest
 
 SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n", "response_format"})
-"""Sampling parameters that the gateway itself sees to."""
+"""Sampling parameters that the gateway itself applies."""
 TOP_P_MIN: Final = 1e-6
-"""What stands for a top_p of 0: the most probable token is drawn, and servers take it, which take no 0."""
+"""Replaces a top_p of 0, which servers refuse: the most probable token is drawn."""
 NEUTRAL: Final[Mapping[str, float]] = {"top_p": 1.0, "repetition_penalty": 1.0}
-"""Values that ask for nothing, where that is not 0."""
+"""Values of parameters that change nothing, where that is not 0."""
 ASKING: Final = frozenset({"seed", "logprobs"})
-"""Parameters that ask for something whatever their value."""
+"""Parameters that change something whatever their value."""
 
 SCORED_VALUES_MAX: Final = 131_072
-"""Numbers that a row may answer with: four bytes each, in one message."""
+"""Numbers that a run may answer with: four bytes each, in one message."""
 UNDRAWN: Final = Sampling(max_tokens=1, top_p=1.0, repetition_penalty=1.0)
-"""Nothing is drawn, but every task has one."""
+"""The parameters of tasks that draw no token: every task has some."""
 
 
 @dataclass
 class PreparedPrompt:
-    """A prompt for one model."""
+    """A prompt for one model.
+
+    Attributes:
+        model: The model.
+        prompt_token_ids: Tokens of the prompt; with audio, what its decoder begins with.
+        sampling: Sampling parameters.
+        inspect: Returns a filter for an answer; None if answers are not filtered.
+        values: The numbers that are wanted instead of an answer.
+        truncated: Whether the text was cut to fit the context.
+        audio: What the model hears.
+        answer_token_ids: Tokens of an answer that is scored.
+        chunks: The prompts whose answers together are the answer; the tokens are those of all. Empty for one prompt.
+    """
 
     model: ServedModel
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     inspect: Callable[[], OutputFilter | None] | None
-    """Starts the inspection of an answer; None: answers are not inspected."""
     values: Values | None = None
-    """The numbers that are wanted instead of an answer."""
     truncated: bool = False
-    """Whether the text was cut to fit the context."""
     audio: Audio | None = None
-    """What the model hears; the tokens are what its decoder begins with."""
     answer_token_ids: Sequence[int] = ()
-    """The tokens of an answer that is scored."""
     chunks: tuple["PreparedPrompt", ...] = ()
-    """The rows whose answers together are the answer; the tokens are those of all of them. Empty: it is one row."""
 
 
 def check_length(texts: Sequence[str], models: Sequence[ServedModel]) -> None:
-    """A quick check before any work: whether the characters alone are too many for each of ``models``.
-
-    Raises:
-        PromptTooLong: they are.
-    """
+    """Raise PromptTooLong if the characters alone are too many for each of `models`: a quick check before any work."""
     chars = sum(map(len, texts))
     for model in models:
         if math.ceil(chars / model.tokenizer.token_chars_max) < model.context_tokens:
@@ -82,7 +84,7 @@ async def prepare(
     inspect: Callable[[], OutputFilter | None] | None,
     threads: TextThreads,
 ) -> PreparedPrompt:
-    """``conversation`` for ``model``; raises as `encode`, `fit` and `hear`."""
+    """Return the prompt of a conversation for `model`; raise as `encode`, `fit` and `hear`."""
     if request.audio is not None:
         return hear(request, request.audio, conversation.turns[0].content, model, inspect)
     if model.speech is not None:
@@ -98,10 +100,10 @@ def hear(
     model: ServedModel,
     inspect: Callable[[], OutputFilter | None] | None,
 ) -> PreparedPrompt:
-    """``audio`` for ``model``, behind the text ``before``: a row, or one for each chunk; raises as `fit`.
+    """Return the prompt of `audio` for `model`, behind the text `before`; raise as `fit`.
 
     Raises:
-        InvalidRequest: log-probabilities are wanted of chunks.
+        InvalidRequest: The model takes no audio, or log-probabilities are wanted of chunks.
     """
     speech = model.speech
     if speech is None:
@@ -110,9 +112,9 @@ def hear(
     prompt, opening = speech.begin(audio.language, translate=audio.translate, before=before_ids)
     sampling = fit(request, model, len(prompt))
     # The tokens that say the language are beside those that the caller counts.
-    found = 1 + len(opening) if opening else 0
+    language_tokens = 1 + len(opening) if opening else 0
     room = model.context_tokens - len(prompt)
-    sampling.max_tokens = min(sampling.max_tokens + found, room)
+    sampling.max_tokens = min(sampling.max_tokens + language_tokens, room)
     chunks = [
         PreparedPrompt(
             model, prompt, sampling, None, audio=Audio(pcm=pcm, opening_token_ids=opening)
@@ -135,21 +137,21 @@ def hear(
 async def encode(
     conversation: Conversation, model: ServedModel, threads: TextThreads, tenant: str
 ) -> list[int]:
-    """Return the prompt's tokens, computed in the event loop or in one of ``threads``.
+    """Return the prompt's tokens, computed in the event loop or in one of `threads`.
 
     Raises:
-        InvalidRequest: the model's chat template does not take the conversation, or there is none.
+        InvalidRequest: The model's chat template does not take the conversation, or there is none.
     """
     work = partial(encode_now, conversation, model)
     return await threads.work_on(conversation.texts, tenant, work)
 
 
 def decode_now(conversation: Conversation, model: ServedModel) -> Conversation:
-    """Return ``conversation`` with the texts of the tokens that stand in it, which are those of ``model``.
+    """Return the conversation with the texts of the tokens in it, which are those of `model`.
 
     Raises:
-        InvalidRequest: they are no tokens of text, or the model takes text alone.
-        PromptTooLong: they are more than the context has room for.
+        InvalidRequest: They are no tokens of text, or the model takes text alone.
+        PromptTooLong: They are more than the context has room for.
     """
     turns, answers = conversation.turns, conversation.answers
     if token_ids := conversation.token_ids:
@@ -157,11 +159,11 @@ def decode_now(conversation: Conversation, model: ServedModel) -> Conversation:
             raise prompt_too_long(model, f"{len(token_ids)}", len(token_ids))
         turns = (replace(turns[0], content=_text_of(model, token_ids, "tokens.token_ids")),)
     if sent := conversation.answer_token_ids:
-        for place, one in enumerate(sent):
-            _cut(model, f"token_answers[{place}].token_ids", len(one), model.context_tokens, False)
+        for place, ids in enumerate(sent):
+            _cut(model, f"token_answers[{place}].token_ids", len(ids), model.context_tokens, False)
         answers = tuple(
-            _text_of(model, one, f"token_answers[{place}].token_ids")
-            for place, one in enumerate(sent)
+            _text_of(model, ids, f"token_answers[{place}].token_ids")
+            for place, ids in enumerate(sent)
         )
     return replace(conversation, turns=turns, answers=answers)
 
@@ -183,7 +185,7 @@ def _text_of(model: ServedModel, token_ids: Sequence[int], field: str) -> str:
 
 
 def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
-    """As `encode`, in this thread."""
+    """Return as `encode` does, in this thread."""
     if conversation.token_ids and conversation.vocabulary == model.name:
         return list(conversation.token_ids)
     tokenizer, alone = model.tokenizer, len(conversation.turns) == 1 and not conversation.tools
@@ -197,7 +199,7 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
             "tools", f"the chat template of {model.name} takes no tools that we know"
         )
     says_strict = model.settings.takes_messages
-    tools = [function_of(one, says_strict=says_strict) for one in conversation.tools]
+    tools = [function_of(tool, says_strict=says_strict) for tool in conversation.tools]
     try:
         return _encode_chat(conversation, model, tools)
     except TemplateRefused as refused:
@@ -209,13 +211,13 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
 def _encode_chat(
     conversation: Conversation, model: ServedModel, tools: Sequence[Mapping[str, Any]]
 ) -> list[int]:
-    """Return the tokens of a conversation in the chat template of ``model``; raise as `ModelTokenizer.encode_chat`."""
+    """Return the tokens of a conversation in the chat template of `model`; raise as `ModelTokenizer.encode_chat`."""
     tokenizer, turns, variables = model.tokenizer, conversation.turns, conversation.variables
     try:
         return tokenizer.encode_chat(messages_of(turns, tokenizer.tool_format), variables, tools)
     except TemplateRefused:
         arguments = [call.arguments for turn in turns for call in turn.calls]
-        if not any(isinstance(one, str) for one in arguments):
+        if not any(isinstance(argument, str) for argument in arguments):
             raise
     # Some templates name each argument, so they fail on a text.
     wrapped = messages_of(turns, tokenizer.tool_format, wrapped=True)
@@ -223,13 +225,13 @@ def _encode_chat(
 
 
 def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampling:
-    """The complete sampling parameters of ``request`` on ``model``.
+    """Return the complete sampling parameters of `request` for `model`.
 
-    max_tokens is cut to what the context has room for: an answer that comes there ends with FINISH_REASON_LENGTH.
+    `max_tokens` is cut to what the context has room for: an answer that reaches it ends with FINISH_REASON_LENGTH.
 
     Raises:
-        PromptTooLong: the context has no room for a single token of an answer.
-        InvalidRequest: tokens of the request are not of this model's vocabulary, or the model has no token that ends an
+        PromptTooLong: The context has no room for a single token of an answer.
+        InvalidRequest: Tokens of the request are not of this model's vocabulary, or the model has no token that ends an
             answer, which a constraint needs.
     """
     context = model.context_tokens
@@ -268,7 +270,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
 
 
 def _server_options(request: ValidRequest) -> ServerOptions:
-    """Return what the server of a model is asked beside prompt and sampling parameters."""
+    """Return what the server of a model gets in addition to prompt and sampling parameters."""
     sampling, tools = request.sampling, request.tools
     options = ServerOptions(
         response_format=sampling.response_format,
@@ -282,7 +284,7 @@ def _server_options(request: ValidRequest) -> ServerOptions:
 
 
 def prompt_too_long(model: ServedModel, size: str, tokens: int) -> PromptTooLong:
-    """Return the error for a prompt of ``tokens`` tokens, said as ``size``, which ``model`` has no room for."""
+    """Return the error for a prompt of `tokens` tokens, named `size`, that `model` has no room for."""
     message = (
         f"the prompt has {size} tokens, the context of {model.name} has {model.context_tokens}, answer included; "
         "shorten it"
@@ -308,7 +310,7 @@ def _too_long(
 
 
 def _check_model(request: ValidRequest, model: ServedModel) -> None:
-    """The checks that `validate` cannot make for an "auto" request."""
+    """Raise InvalidRequest for what `validate` cannot check before the model is known."""
     size, sampling = model.tokenizer.vocab_size, request.sampling
     fields = {
         "resume.token_ids": request.resume,
@@ -337,7 +339,7 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
 
 
 def _check_server(request: ValidRequest, name: str, server: ServerSettings) -> None:
-    """The checks for a model of ``engine: openai``: whether its server can be asked for all that is wanted."""
+    """Raise InvalidRequest if the server of a model of `engine: openai` does not take all parameters."""
     served = SERVED_HERE if server.api == "chat" else SERVED_HERE | {"chat_template_kwargs"}
     for field, value in request.sampling.ListFields():
         asks = field.name in ASKING or value != NEUTRAL.get(field.name, 0)
@@ -348,7 +350,7 @@ def _check_server(request: ValidRequest, name: str, server: ServerSettings) -> N
 
 
 def _check_server_tools(tools: ToolUse, name: str, server: ServerSettings) -> None:
-    """Check that the server can be asked to call tools as the request wants it."""
+    """Raise InvalidRequest if the server does not take tools as the request has them."""
     chats, names = server.api == "chat", server.names
     if tools.forced and ("tool_choice" if chats else "grammar") not in names:
         raise _not_taken("tool_choice", name, "let the model choose")
@@ -363,13 +365,13 @@ def _not_taken(field: str, name: str, remedy: str) -> InvalidRequest:
     return InvalidRequest.of(field, f"the server of {name} does not take it; {remedy}")
 
 
-def embed_rows(
+def embed_prompts(
     request: EmbedRequest, conversation: Conversation, model: ServedModel
 ) -> list[PreparedPrompt]:
-    """A row for each text.
+    """Return a prompt for each text.
 
     Raises:
-        PromptTooLong: one does not fit, and must not be cut.
+        PromptTooLong: A text does not fit, and must not be cut.
     """
     sentence, tokenizer = model.sentence, model.tokenizer
     assert sentence is not None, "it is an embedding model"
@@ -379,52 +381,54 @@ def embed_rows(
         normalize=request.normalize if request.HasField("normalize") else None,
     )
     room = model.context_tokens - tokenizer.added(1)
-    rows = []
+    prompts = []
     for place, text in enumerate(conversation.documents):
         token_ids = _tokens(model, prompt + text)
         cut = _cut(model, f"texts[{place}]", len(token_ids), room, request.truncate)
         framed, _ = tokenizer.framed(token_ids[:room])
-        rows.append(PreparedPrompt(model, framed, UNDRAWN, None, values, cut))
-    return rows
+        prompts.append(PreparedPrompt(model, framed, UNDRAWN, None, values, cut))
+    return prompts
 
 
-def rerank_rows(
+def rerank_prompts(
     request: RerankRequest, conversation: Conversation, model: ServedModel
 ) -> list[PreparedPrompt]:
-    """A row for each document, with the query before it; raises as `embed_rows`."""
+    """Return a prompt for each document, with the query before it; raise as `embed_prompts`."""
     tokenizer = model.tokenizer
-    asked = _tokens(model, conversation.query)
-    room = model.context_tokens - tokenizer.added(2) - len(asked)
+    query_ids = _tokens(model, conversation.query)
+    room = model.context_tokens - tokenizer.added(2) - len(query_ids)
     if room < 1:
-        raise _text_too_long(model, "query", len(asked), room + len(asked))
-    rows = []
+        raise _text_too_long(model, "query", len(query_ids), room + len(query_ids))
+    prompts = []
     for place, document in enumerate(conversation.documents):
         token_ids = _tokens(model, document)
         cut = _cut(model, f"documents[{place}]", len(token_ids), room, request.truncate)
-        framed, second = tokenizer.framed(asked, token_ids[:room])
-        rows.append(PreparedPrompt(model, framed, UNDRAWN, None, Values(second_text=second), cut))
-    return rows
+        framed, second = tokenizer.framed(query_ids, token_ids[:room])
+        prompts.append(
+            PreparedPrompt(model, framed, UNDRAWN, None, Values(second_text=second), cut)
+        )
+    return prompts
 
 
-def score_rows(
+def score_prompts(
     request: ScoreRequest, conversation: Conversation, model: ServedModel
 ) -> list[PreparedPrompt]:
-    """A row for each answer, with the prompt before it; raises as `embed_rows`, and InvalidRequest."""
+    """Return a prompt for each answer, with the prompt before it; raise as `embed_prompts`, and InvalidRequest."""
     if model.settings.engine != "transformers":
         raise InvalidRequest.of("model", f"{model.name} gives no log-probabilities; name another")
     own = conversation.vocabulary == model.name and conversation.answer_token_ids
     prompt = encode_now(conversation, model) if conversation.turns else None
-    rows = []
+    prompts = []
     for place, answer in enumerate(conversation.answers):
         sent = own[place] if own else ()
-        # Tokens that a caller sends begin as it wants.
+        # A caller that sends tokens decides what they begin with.
         before = prompt if prompt is not None else [] if sent else model.tokenizer.lead
         token_ids = sent or model.tokenizer.bare(answer)
-        rows.append(_score_row(model, before, token_ids, place, request.alternatives))
-    return rows
+        prompts.append(_score_prompt(model, before, token_ids, place, request.alternatives))
+    return prompts
 
 
-def _score_row(
+def _score_prompt(
     model: ServedModel,
     prompt: Sequence[int],
     answer: Sequence[int],
@@ -432,7 +436,7 @@ def _score_row(
     alternatives: int,
 ) -> PreparedPrompt:
     token_ids = [*prompt, *answer]
-    # Without a token before it the first one has no probability.
+    # The first token has no probability without one before it.
     scored = token_ids[max(1, len(prompt)) :]
     if not scored:
         raise InvalidRequest.of(f"answers[{place}]", "is one token, and there is none before it")
@@ -454,7 +458,7 @@ def _tokens(model: ServedModel, text: str) -> list[int]:
 
 
 def _cut(model: ServedModel, field: str, tokens: int, room: int, truncate: bool) -> bool:
-    """Whether a text must be cut to fit."""
+    """Return whether a text must be cut to fit; raise PromptTooLong if that is not allowed."""
     if tokens > room and not truncate:
         raise _text_too_long(model, field, tokens, room)
     return tokens > room

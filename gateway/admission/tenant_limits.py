@@ -1,11 +1,11 @@
-"""The limits of tenants, keys and models: rates by token buckets, calls at the same time, costs of a day and a month.
+"""Limits of tenants, keys and models: rates by token buckets, concurrent calls, costs of a day and a month.
 
-A request takes one of each rate of requests when it comes, and its prompt with its longest answer (a burst at most) of
-each rate of tokens before it is sent. At its end what it has used takes the place of what it reserved.
+A request takes one of each rate of requests when it arrives, and its prompt with its longest answer (a burst at most)
+of each rate of tokens before it is sent. At its end, what it has used takes the place of what it reserved.
 
-A request that is refused for its content counts as a request: to find that out is work. One that is refused for a
-limit, for want of capacity or because it would be late does not: its caller is told to send it again. Nor does one that
-was let in and ends like that before a batcher has it.
+A request that is refused for its content counts as a request: to find that out is work. A request that is refused by a
+limit, for lack of capacity or because it would be late does not count, because its caller is told to send it again. Nor
+does a request that is admitted and ends like that before a batcher has it.
 """
 
 import math
@@ -26,23 +26,25 @@ from sluice.settings.limits import LimitSettings, RateLimits
 from sluice.v1.admin_pb2 import LimitUse
 
 COST_RETRY_S: Final = 60.0
+"""When to come back while running requests may still cost what is left, in seconds: often they cost less."""
 RUNNING_RETRY_S: Final = 1.0
+"""When to come back while too many calls run, in seconds."""
 _MINUTE_S: Final = 60.0
 _REQUESTS: Final = "requests_per_minute"
 _TOKENS: Final = "tokens_per_minute"
-_COME_AGAIN: Final = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"})
-"""Codes of limits, capacity and lateness: a request that ends with one of them before a batcher has it does not
+_RETRYABLE: Final = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"})
+"""Codes of limits, lack of capacity and lateness: a request that ends with one of them before a batcher has it does not
 count."""
 
 
 class RateName(NamedTuple):
-    """Which rate of whom it is: of a tenant or a key, for all models or for one.
+    """The name of a rate: of a tenant or a key, for all models or for one.
 
     Attributes:
         kind: "tenant" or "key".
-        owner: its name.
-        model: empty: all.
-        setting: of `RateLimits`.
+        owner: The name of the tenant or key.
+        model: The name of the model; empty for all.
+        setting: The field of `RateLimits`.
     """
 
     kind: str
@@ -52,36 +54,32 @@ class RateName(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """Whose it is, for people."""
+        """Whose rate it is, for people."""
         return f"{self.kind} {self.owner}" + (f" model {self.model}" if self.model else "")
 
     def to_wire(self) -> str:
-        """As gateways name it to each other."""
+        """Return the name as gateways send it to each other."""
         return " ".join(self)
 
     @classmethod
     def from_wire(cls, name: str) -> "RateName | None":
-        """What `to_wire` gave; None: a name of another form."""
+        """Return the rate that `to_wire` named; None for a name of another form."""
         fields = name.split(" ")
         return cls(*fields) if len(fields) == len(cls._fields) else None
 
 
 TakeBack = Callable[[BaseException], None]
-"""Takes back that a request was counted, where the error that it ends with asks for another try."""
-Taken = tuple[RateName, float]
-"""Of which bucket something is taken, and since when (`TokenBucket.full_at`)."""
+"""Takes back that a request was counted, if the error that it ends with asks to try again."""
+Period = tuple[RateName, float]
+"""A bucket, and since when something is taken of it (`TokenBucket.full_at`)."""
 
 
 class TenantLimits:
     """This gateway's view of what is used of the limits.
 
-    Args:
-        hours: what was spent lately, with what running requests may still cost.
-        days: what was spent by the day.
-        clock: monotonic seconds; ``unix_offset_s`` more are seconds since the Unix epoch.
-
     Attributes:
-        calls_elsewhere, bulk_elsewhere: calls that run at the other gateways: all, and those of class bulk.
+        calls_elsewhere: Calls that run at the other gateways.
+        bulk_elsewhere: Those of class bulk.
     """
 
     def __init__(
@@ -91,27 +89,37 @@ class TenantLimits:
         clock: Callable[[], float],
         unix_offset_s: float = 0.0,
     ) -> None:
+        """Begin with nothing used.
+
+        Args:
+            hours: What was spent lately, with what running requests may still cost.
+            days: What was spent by the day.
+            clock: Returns monotonic seconds.
+            unix_offset_s: Seconds between `clock` and the Unix epoch.
+        """
         self._hours, self._days = hours, days
         self._clock, self._unix_offset_s = clock, unix_offset_s
         self._buckets: dict[RateName, TokenBucket] = {}
         self.calls_elsewhere, self.bulk_elsewhere = Elsewhere(), Elsewhere()
-        self._told: dict[str, tuple[float, Mapping[Taken, float]]] = {}
-        """When each other gateway was heard last, and what it told."""
+        self._reports: dict[str, tuple[float, Mapping[Period, float]]] = {}
+        """When each other gateway reported last, and its report."""
 
     def running(self, tenant: str, calls: int, bulk: int) -> tuple[int, int]:
-        """Calls of ``tenant`` at all gateways, and those of class bulk; ``calls`` and ``bulk`` are here."""
+        """Return the calls of `tenant` at all gateways, and those of class bulk; here run `calls` and `bulk`."""
         now = self._clock()
         others = self.calls_elsewhere.sum(tenant, now), self.bulk_elsewhere.sum(tenant, now)
         return calls + int(others[0]), bulk + int(others[1])
 
     def enter(self, settings: Settings, payer: Caller, *, computes: bool = True) -> TakeBack:
-        """Count a request of ``payer``.
+        """Count a request of `payer`.
 
         Args:
+            settings: Have the limits.
+            payer: Whose request it is.
             computes: Whether it goes to a model, so that tokens and costs must be left too.
 
         Raises:
-            LimitReached: It may not come now.
+            LimitReached: A limit is reached.
         """
         limits, now = settings.limits_of(payer.tenant), self._clock()
         if computes:
@@ -132,11 +140,11 @@ class TenantLimits:
     def _take_back(
         self, taken: Sequence[tuple[TokenBucket, float]], error: BaseException | None
     ) -> None:
-        if isinstance(error, SluiceError) and error.code.name in _COME_AGAIN:
+        if isinstance(error, SluiceError) and error.code.name in _RETRYABLE:
             self._settle(taken, 0.0)
 
     def _check_left(self, payer: Caller, limits: LimitSettings, now: float) -> None:
-        """Raise LimitReached unless costs and tokens of ``payer`` are left."""
+        """Raise LimitReached unless costs and tokens of `payer` are left."""
         for cost in self._costs(payer.tenant, limits, now):
             if cost.used >= cost.limit:
                 # What running requests may cost is often more than they do.
@@ -146,7 +154,7 @@ class TenantLimits:
         _check(self._rates(payer, limits, _TOKENS), 1.0, now)
 
     def reserve(self, settings: Settings, payer: Caller, model: str, tokens: float) -> Settle:
-        """Reserve so many tokens for a request that goes to ``model``, and count it for the limits of the model.
+        """Reserve `tokens` for a request that goes to `model`, and count it for the limits of the model.
 
         Raises:
             LimitReached: It may not take so many.
@@ -156,25 +164,29 @@ class TenantLimits:
         if (rates := limits.models.get(model)) is not None:
             of_model = partial(self._rate, rates, limits, "tenant", payer.tenant, model)
             buckets |= of_model(_TOKENS)
-            _check(buckets, tokens, now)  # one that is refused takes nothing
+            _check(buckets, tokens, now)  # a request that is refused takes nothing
             counted = self._take(of_model(_REQUESTS), 1.0, now)
-        held = self._take(buckets, tokens, now)
+        reserved = self._take(buckets, tokens, now)
 
-        def end(used: float, refusal: BaseException | None = None) -> None:
-            self._settle(held, used)
+        def settle(used: float, refusal: BaseException | None = None) -> None:
+            self._settle(reserved, used)
             self._take_back(counted, refusal)
 
-        return end
+        return settle
 
-    def _settle(self, taken: Sequence[tuple[TokenBucket, float]], used: float) -> None:
+    def _settle(self, reserved: Sequence[tuple[TokenBucket, float]], used: float) -> None:
         now = self._clock()
-        for bucket, held in taken:
-            bucket.take(used - held, now)
+        for bucket, amount in reserved:
+            bucket.take(used - amount, now)
 
     def check_running(self, settings: Settings, tenant: str, calls: int, bulk: int | None) -> None:
-        """Another call of ``tenant`` comes, while so many run at this gateway.
+        """Raise LimitReached if `tenant` may not begin another call.
 
-        ``bulk``: those of class bulk; None: the call is of another class. Raises LimitReached.
+        Args:
+            settings: Have the limits.
+            tenant: Whose call it is.
+            calls: Calls of the tenant that run here.
+            bulk: Those of class bulk; None if the call is of another class.
         """
         limits = settings.limits_of(tenant)
         most, most_bulk = limits.concurrent, None if bulk is None else limits.concurrent_bulk
@@ -187,7 +199,7 @@ class TenantLimits:
             raise _reached(f"tenant {tenant}", "concurrent_bulk", most_bulk, RUNNING_RETRY_S)
 
     def soft_limit(self, settings: Settings, tenant: str) -> tuple[str, str] | None:
-        """The model that answers ``tenant`` now instead of others, and why; None: no limit is near."""
+        """Return the model that answers `tenant` now instead of others, and why; None if no limit is near."""
         soft = settings.limits_of(tenant).soft
         if soft is None:
             return None
@@ -197,7 +209,7 @@ class TenantLimits:
         return None
 
     def uses(self, settings: Settings, tenant: str) -> list[LimitUse]:
-        """Each rate and cost that is limited. Of a rate: what is missing in its bucket, of the whole bucket."""
+        """Return the use of each limited rate and cost; of a rate: what is missing in its bucket."""
         limits, now = settings.limits_of(tenant), self._clock()
         rates = [
             LimitUse(name=name.setting, limit=bucket.burst, used=bucket.burst - bucket.level(now))
@@ -206,7 +218,7 @@ class TenantLimits:
         return [*rates, *self._costs(tenant, limits, now)]
 
     def headers(self, settings: Settings, payer: Caller) -> dict[str, str]:
-        """The rates of a tenant as headers of HTTP, with OpenAI's names."""
+        """Return the rates of a tenant as HTTP headers, with OpenAI's names."""
         limits, now, headers = settings.limits_of(payer.tenant), self._clock(), dict[str, str]()
         for name, bucket in self._rates_of(payer.tenant, limits).items():
             word, level = name.setting.partition("_")[0], max(0.0, bucket.level(now))
@@ -215,46 +227,48 @@ class TenantLimits:
             headers[f"x-ratelimit-reset-{word}"] = f"{bucket.wait_s(bucket.burst, now):.0f}s"
         return headers
 
-    # What gateways tell each other.
+    # What gateways report to each other.
 
-    def tell(self) -> Iterator[tuple[Taken, float]]:
-        """What was taken of each bucket that is in use."""
+    def report(self) -> Iterator[tuple[Period, float]]:
+        """Yield what was taken of each bucket that is in use."""
         now = self._clock()
         for name, bucket in self._buckets.items():
-            if (taken := bucket.tell(now)) is not None:
+            if (taken := bucket.report(now)) is not None:
                 yield (name, bucket.full_at), taken
 
-    def told(self, settings: Settings, gateway: str, counts: Mapping[Taken, float]) -> None:
-        """Another gateway says it of its buckets. What one took that was not heard lately is not counted."""
+    def on_report(self, settings: Settings, gateway: str, amounts: Mapping[Period, float]) -> None:
+        """Take what another gateway has taken since its last report; its first report is where that begins."""
         now = self._clock()
-        self._told = {name: one for name, one in self._told.items() if now - one[0] <= STALE_S}
-        known = self._told.get(gateway)
-        self._told[gateway] = now, counts
-        if known is None:
+        self._reports = {
+            name: report for name, report in self._reports.items() if now - report[0] <= STALE_S
+        }
+        last = self._reports.get(gateway)
+        self._reports[gateway] = now, amounts
+        if last is None:
             return
-        for taken, amount in counts.items():
-            bucket = self._buckets.get(taken[0]) or self._known(settings, taken[0])
+        for period, amount in amounts.items():
+            bucket = self._buckets.get(period[0]) or self._bucket_of(settings, period[0])
             if bucket is not None:
-                bucket.taken_elsewhere(amount - known[1].get(taken, 0.0), now)
+                bucket.taken_elsewhere(amount - last[1].get(period, 0.0), now)
 
     def _take(
         self, rates: Mapping[RateName, TokenBucket], amount: float, now: float
     ) -> list[tuple[TokenBucket, float]]:
-        """Takes it from all of them or from none; what is above a burst is not waited for."""
-        held = [(bucket, min(amount, bucket.burst)) for bucket in rates.values()]
+        """Take `amount`, a burst at most, from all buckets or from none; return what was taken of each."""
+        taken = [(bucket, min(amount, bucket.burst)) for bucket in rates.values()]
         _check(rates, amount, now)
-        for bucket, part in held:
+        for bucket, part in taken:
             bucket.take(part, now)
-        return held
+        return taken
 
     def _rates(
         self, payer: Caller, limits: LimitSettings, setting: str
     ) -> dict[RateName, TokenBucket]:
-        """The buckets that a request of ``payer`` takes from, those of the model apart."""
-        found = self._rate(limits, limits, "tenant", payer.tenant, "", setting)
+        """Return the buckets that a request of `payer` takes from, without those of its model."""
+        buckets = self._rate(limits, limits, "tenant", payer.tenant, "", setting)
         if payer.key_id:
-            found |= self._rate(payer.key_limits, limits, "key", payer.key_id, "", setting)
-        return found
+            buckets |= self._rate(payer.key_limits, limits, "key", payer.key_id, "", setting)
+        return buckets
 
     def _rates_of(self, tenant: str, limits: LimitSettings) -> dict[RateName, TokenBucket]:
         rate = partial(self._rate, limits, limits, "tenant", tenant, "")
@@ -269,7 +283,7 @@ class TenantLimits:
         model: str,
         setting: str,
     ) -> dict[RateName, TokenBucket]:
-        """The bucket of one rate by its name, if it is limited."""
+        """Return the bucket of one rate by its name; empty if the rate is not limited."""
         per_minute: float | None = getattr(rates, setting)
         if per_minute is None:
             return {}
@@ -284,8 +298,8 @@ class TenantLimits:
             bucket.change(rate_per_s, burst, now)
         return {name: bucket}
 
-    def _known(self, settings: Settings, name: RateName) -> TokenBucket | None:
-        """The bucket of a rate that is not in use here; of a key only what was used here is known."""
+    def _bucket_of(self, settings: Settings, name: RateName) -> TokenBucket | None:
+        """Return the bucket of a tenant's rate that is not in use here; None for keys: only their gateway has them."""
         if name.kind != "tenant" or name.setting not in (_REQUESTS, _TOKENS):
             return None
         limits = settings.limits_of(name.owner)
@@ -293,7 +307,7 @@ class TenantLimits:
         return None if rates is None else self._rate(rates, limits, *name).get(name)
 
     def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[LimitUse]:
-        """Each cost that is limited."""
+        """Yield the use of each limited cost."""
         if limits.cost_per_day is None and limits.cost_per_month is None:
             return
         day = datetime.fromtimestamp(now + self._unix_offset_s, UTC).day
@@ -306,7 +320,7 @@ class TenantLimits:
             yield LimitUse(name="cost_per_month", limit=limits.cost_per_month, used=used)
 
     def _period_left_s(self, name: str, now: float) -> float:
-        """Until the day or the month ends that a cost is limited in."""
+        """Return the seconds until the day or month of a cost limit ends."""
         at = datetime.fromtimestamp(now + self._unix_offset_s, UTC)
         days = 1 if name == "cost_per_day" else monthrange(at.year, at.month)[1] - at.day + 1
         end = datetime.combine(at.date() + timedelta(days), time_of_day.min, UTC)
@@ -314,7 +328,7 @@ class TenantLimits:
 
 
 def _check(rates: Mapping[RateName, TokenBucket], amount: float, now: float) -> None:
-    """Raises LimitReached where ``amount`` does not fit."""
+    """Raise LimitReached if `amount` cannot be taken from one of the buckets."""
     for name, bucket in rates.items():
         if (wait_s := bucket.wait_s(amount, now)) > 0:
             raise _reached(name.subject, name.setting, bucket.rate_per_s * _MINUTE_S, wait_s)

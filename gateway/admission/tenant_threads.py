@@ -1,7 +1,7 @@
-"""Turns between tenants: for slots, and for the threads in which long texts are worked on.
+"""Shares slots, and threads for long texts, between tenants in turns.
 
-The event loop and the threads share one interpreter, which goes from one to the next after `sluice.startup.SWITCH_S`.
-A tenant has few threads, so a call of another tenant waits that long behind each of them, however much work they have.
+The event loop and the threads share one interpreter, which switches between them after `sluice.startup.SWITCH_S`. A
+tenant has few threads, so a call of another tenant waits that long behind each of them, however much work they have.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Final, TypeVar
 
 CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
-"""As many as asyncio's own pool has, which is one for all tenants."""
+"""Threads of all tenants: as many as asyncio's own pool has."""
 OWN_THREADS: Final = max(1, (os.cpu_count() or 1) // 2)
 """Threads of one tenant: half of the cores, so that the event loop and other tenants always find one."""
 
@@ -26,10 +26,10 @@ class TenantSlots:
     """A semaphore whose next slot goes to the tenant that waits longest for its turn."""
 
     def __init__(self, count: int, own: int | None = None) -> None:
-        """Divide ``count`` slots, of which one tenant may hold ``own`` at a time; None: all of them."""
+        """Divide `count` slots, of which one tenant may hold `own` at a time (None: all of them)."""
         self._free = count
         self._own = own or count
-        self._held = Counter[str]()
+        self._counts = Counter[str]()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
@@ -43,7 +43,7 @@ class TenantSlots:
 
     async def take(self, tenant: str) -> None:
         """Wait for a slot; `give` returns it."""
-        if self._free and self._held[tenant] < self._own:
+        if self._free and self._counts[tenant] < self._own:
             self._hold(tenant)
             return
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -56,17 +56,17 @@ class TenantSlots:
             raise
 
     def give(self, tenant: str) -> None:
-        """Return a slot of ``tenant``, and hand it to the next tenant that may have one."""
+        """Return a slot of `tenant`, and hand it to the next tenant that may have one."""
         self._free += 1
-        self._held[tenant] -= 1
-        if not self._held[tenant]:
-            del self._held[tenant]
-        for waiting in [name for name in self._waiting if self._held[name] < self._own]:
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant]
+        for waiting in [name for name in self._waiting if self._counts[name] < self._own]:
             if self._hand_to(waiting):
                 return
 
     def _hand_to(self, tenant: str) -> bool:
-        """Give a slot to the first of ``tenant`` that still waits; return False when all of them have gone."""
+        """Give a slot to the first of `tenant` that still waits; return False if all of them have gone."""
         own = self._waiting.pop(tenant)
         while own:
             first = own.popleft()
@@ -80,7 +80,7 @@ class TenantSlots:
 
     def _hold(self, tenant: str) -> None:
         self._free -= 1
-        self._held[tenant] += 1
+        self._counts[tenant] += 1
 
     def close(self) -> None:
         """Cancel whoever waits."""
@@ -92,14 +92,14 @@ class TenantSlots:
 class TenantThreads:
     """Threads for one kind of work. That of one tenant, however much, delays that of another by a turn at most.
 
-    A thread is started when all others work. `ThreadPoolExecutor` would take 0.1 ms of CPU for a piece of work, and not
-    0.06.
+    A thread is started when all others work. `ThreadPoolExecutor` has no turns by tenant, and takes more CPU for a
+    piece of work.
     """
 
     def __init__(
         self, name: str, threads: int = CORES_THREADS, own: int | None = OWN_THREADS
     ) -> None:
-        """Let up to ``threads`` threads work, ``own`` of them for one tenant at a time; None: all of them."""
+        """Let up to `threads` threads work, `own` of them for one tenant at a time (None: all of them)."""
         self._name = name
         self._slots = TenantSlots(threads, own)
         self._queue = SimpleQueue[Callable[[], None] | None]()
@@ -107,7 +107,7 @@ class TenantThreads:
         self._working = 0
 
     async def run(self, tenant: str, work: Callable[[], _T]) -> _T:
-        """Return or raise what ``work`` does in a thread. Work whose caller has gone before its turn is not begun."""
+        """Return or raise what `work` does in a thread. Work whose caller has gone before its turn is not begun."""
         await self._slots.take(tenant)
         loop = asyncio.get_running_loop()
         result: asyncio.Future[_T] = loop.create_future()

@@ -1,7 +1,7 @@
-"""Work on texts: cheap ones in the event loop, others in threads. Tenants take turns for both.
+"""Works on texts: on cheap ones in the event loop, on others in threads. Tenants take turns for both.
 
-What it costs to inspect a text depends on what is in it: digits and addresses are checked one by one.
-docs/internals/decisions/0015-work-beside-the-loop.md has the measurements.
+What it costs to inspect a text depends on what is in it: digits and addresses are checked one by one. Costs are
+estimated in characters of plain text; docs/internals/decisions/0015-work-beside-the-loop.md has the measurements.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from typing import Final, TypeVar
 from gateway.admission.tenant_threads import CORES_THREADS, OWN_THREADS, TenantThreads
 
 LOOP_COST: Final = 1024
-"""Texts that cost more are worked on in threads. To inspect and encode others takes at most 8 ms, and they are done
-sooner than they are handed to a thread and back."""
+"""Largest cost of texts that are worked on in the event loop: this takes less time than to hand them to a thread and
+back."""
 TURN_COST: Final = 128
-"""What a message costs beside its text."""
+"""What a message costs in addition to its text."""
 CHAR_SHARE: Final = 5
-"""As many characters cost as much as one digit, address or character beyond ASCII."""
+"""Plain ASCII characters that cost as much as one digit or one character beyond ASCII."""
 _DIGITS: Final = "0123456789"
 
 _T = TypeVar("_T")
 
 
 def cost_of(texts: Sequence[str]) -> int:
-    """Estimate what it costs to inspect and encode ``texts``; `LOOP_COST` is the unit's scale."""
+    """Return the estimated cost of inspecting and encoding `texts`."""
     return sum(map(_cost_of, texts)) + TURN_COST * len(texts)
 
 
 def _cost_of(text: str) -> int:
-    """Return the cost of one text; of a long one, that it is above `LOOP_COST`."""
+    """Return the cost of one text; for a long one, any cost above `LOOP_COST`."""
     chars = len(text)
     if chars <= LOOP_COST // 8 or chars > CHAR_SHARE * LOOP_COST or not text.isascii():
         return chars
@@ -37,45 +37,45 @@ def _cost_of(text: str) -> int:
 
 
 class LoopTurns:
-    """Shares the event loop between tenants: short texts are inspected and encoded in it.
+    """Shares the event loop between tenants, for work on short texts.
 
-    In one pass of the loop the work of a tenant stops at a size; what is over it waits for the next pass. Other calls
-    run in between. `take` returns at once, without giving way, while a tenant has little to do.
+    In one pass of the loop the work of a tenant stops at a size; the rest waits for the next pass, and other calls run
+    in between. `take` returns at once, without giving way, while a tenant has little to do.
     """
 
     def __init__(self, size: int) -> None:
-        """Let work of ``size``, in the unit of `take`, begin for one tenant in a pass."""
+        """Let work of `size`, in the unit of `take`, begin for one tenant in a pass."""
         self._size = size
-        self._taken: dict[str, int] = {}
+        self._begun: dict[str, int] = {}
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
 
     async def take(self, tenant: str, size: int) -> None:
-        """Wait until work of ``size`` may begin for ``tenant`` in this pass of the loop."""
+        """Wait until work of `size` may begin for `tenant`."""
         loop = asyncio.get_running_loop()
-        if not self._taken:
+        if not self._begun:
             loop.call_soon(self._next_pass)
-        taken = self._taken.get(tenant, 0)
-        if taken < self._size and tenant not in self._waiting:
-            self._taken[tenant] = taken + size
+        begun = self._begun.get(tenant, 0)
+        if begun < self._size and tenant not in self._waiting:
+            self._begun[tenant] = begun + size
             return
-        mine: asyncio.Future[None] = loop.create_future()
-        self._waiting.setdefault(tenant, deque()).append((size, mine))
-        await mine
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.setdefault(tenant, deque()).append((size, turn))
+        await turn
 
     def _next_pass(self) -> None:
-        self._taken.clear()
+        self._begun.clear()
         for tenant, waiting in list(self._waiting.items()):
             begun = 0
             while waiting and begun < self._size:
-                size, first = waiting.popleft()
-                if not first.done():  # its caller has not gone
-                    first.set_result(None)
+                size, turn = waiting.popleft()
+                if not turn.done():  # its caller has not gone
+                    turn.set_result(None)
                     begun += size
             if begun:
-                self._taken[tenant] = begun
+                self._begun[tenant] = begun
             if not waiting:
                 del self._waiting[tenant]
-        if self._taken:
+        if self._begun:
             asyncio.get_running_loop().call_soon(self._next_pass)
 
 
@@ -89,12 +89,12 @@ class TextThreads(TenantThreads):
         threads: int = CORES_THREADS,
         own: int = OWN_THREADS,
     ) -> None:
-        """Take turns in the event loop by ``turns``, which are for all kinds of work together."""
+        """Take turns in the event loop by `turns`, which are for all kinds of work together."""
         super().__init__(name, threads, own)
         self._turns = turns
 
     async def work_on(self, texts: Sequence[str], tenant: str, work: Callable[[], _T]) -> _T:
-        """Return or raise what ``work`` on ``texts`` does, once it is the turn of ``tenant``."""
+        """Return or raise what `work` on `texts` does, once it is the turn of `tenant`."""
         size = cost_of(texts)
         if size > LOOP_COST:
             return await self.run(tenant, work)

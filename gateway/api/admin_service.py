@@ -1,6 +1,6 @@
-"""``sluice.v1.AdminService`` over grpc.aio.
+"""Serves `sluice.v1.AdminService`: what runs, and what is recorded of requests.
 
-What is asked of all gateways each answers for itself, and the one that was asked makes one answer of it.
+A question about all gateways goes to each of them; the gateway that was called merges the answers.
 """
 
 import time
@@ -48,18 +48,30 @@ from sluice.wire.subjects import is_token
 LIST_MAX: Final = 1000
 """Requests in one answer: a message on NATS has 1 MiB."""
 CANCELLED: Final = "an operator cancelled the request"
+"""The message of the error of a request that an operator cancelled."""
 WRITE_S: Final = 2.0
-"""How long records that are queued may take to be written before they are deleted, seconds."""
+"""How long queued records may take to be written before they are deleted, in seconds."""
 WORKER_CHARS_MAX: Final = 256
+"""Longest name of a worker, in characters."""
 DAY_S: Final = 86_400
+"""Seconds of a day: clocks of callers may be ahead by time zones."""
 _NAMES: Final = frozenset({"tenant", "tenants", "model", "request_id", "request_ids", "trace_id"})
-"""Fields of requests with names in them."""
+"""Fields of requests that are names."""
 ADMIN_SERVICE: Final = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
 @dataclass(frozen=True, eq=False)
 class AdminService(AdminServiceServicer):
-    """What runs; records, grades, audit entries, outcomes and the health of routers."""
+    """Answers operators and auditors, and tenants about themselves.
+
+    Attributes:
+        settings: Settings of the mesh.
+        shared: What the gateways of the mesh share.
+        registry: The live answers.
+        store: Records, grades, audit entries and outcomes.
+        drift: The drift of learned routers.
+        metrics: Metrics of all processes.
+    """
 
     settings: Settings
     shared: SharedState
@@ -70,7 +82,7 @@ class AdminService(AdminServiceServicer):
 
     @property
     def answers(self) -> Mapping[str, Answer]:
-        """What this gateway answers to others, by the field of `GatewayQuestion` that asks."""
+        """What answers questions of other gateways, by their field of `GatewayQuestion`."""
         return {
             "running": self._running_here,
             "cancel": self._cancel_here,
@@ -88,9 +100,9 @@ class AdminService(AdminServiceServicer):
         request.tenant = context.caller.reads or request.tenant
         answers, silent = await self.shared.peers.ask_all(GatewayQuestion(running=request))
         listed = pb.ListRequestsResponse(silent_gateways=silent)
-        for one in answers:
-            listed.MergeFrom(one.running)
-        listed.requests.sort(key=lambda one: ms_of(one.age), reverse=True)
+        for answer in answers:
+            listed.MergeFrom(answer.running)
+        listed.requests.sort(key=lambda running: ms_of(running.age), reverse=True)
         del listed.requests[request.limit :]
         return listed
 
@@ -102,7 +114,7 @@ class AdminService(AdminServiceServicer):
             if wanted.tenant in ("", stream.request.tenant)
             and wanted.model in ("", stream.current.model)
         ]
-        oldest = nlargest(wanted.limit, streams, key=lambda one: _age_s(one, now))
+        oldest = nlargest(wanted.limit, streams, key=lambda stream: _age_s(stream, now))
         listed = pb.ListRequestsResponse(
             requests=[_described(stream, gateway, now) for stream in oldest],
             counts=_counts(streams, now),
@@ -134,14 +146,14 @@ class AdminService(AdminServiceServicer):
         _, silent = await self.shared.peers.ask_all(question, 2 * WRITE_S)
         await self.shared.idempotency_keys.purge(f"{tenant}.*")
         uncleared = await self.shared.answers.clear(pb.ClearAnswersRequest(tenant=tenant))
-        done = await self.store.forget(tenant)
-        done.api_keys, done.cancelled = len(keys), len(cancelled.request_ids)
-        done.unreached_gateways.extend(sorted({*silent, *uncleared}))
-        return done
+        response = await self.store.forget(tenant)
+        response.api_keys, response.cancelled = len(keys), len(cancelled.request_ids)
+        response.unreached_gateways.extend(sorted({*silent, *uncleared}))
+        return response
 
-    async def _forget_here(self, forgotten: ForgetQuestion) -> GatewayAnswer:
-        """Drops what is in memory of a tenant, and writes what is queued."""
-        self.registry.drop_replays(forgotten.tenant)
+    async def _forget_here(self, question: ForgetQuestion) -> GatewayAnswer:
+        """Drop what is in memory of a tenant, and write what is queued."""
+        self.registry.drop_replays(question.tenant)
         await self.store.flush(WRITE_S)
         return GatewayAnswer()
 
@@ -158,12 +170,12 @@ class AdminService(AdminServiceServicer):
         return cancelled
 
     async def _cancel(self, wanted: pb.CancelRequestsRequest) -> pb.CancelRequestsResponse:
-        """Cancels those that ``wanted`` names, at all gateways."""
+        """Cancel the requests that `wanted` names, at all gateways."""
         answers, silent = await self.shared.peers.ask_all(GatewayQuestion(cancel=wanted))
-        done = pb.CancelRequestsResponse(silent_gateways=silent)
-        for one in answers:
-            done.MergeFrom(one.cancelled)
-        return done
+        response = pb.CancelRequestsResponse(silent_gateways=silent)
+        for answer in answers:
+            response.MergeFrom(answer.cancelled)
+        return response
 
     async def _cancel_here(self, wanted: pb.CancelRequestsRequest) -> GatewayAnswer:
         names = set(wanted.request_ids)
@@ -175,8 +187,8 @@ class AdminService(AdminServiceServicer):
         ]
         for stream in streams:
             stream.fail(Cancelled(CANCELLED))
-        done = pb.CancelRequestsResponse(request_ids=[stream.request_id for stream in streams])
-        return GatewayAnswer(cancelled=done)
+        request_ids = [stream.request_id for stream in streams]
+        return GatewayAnswer(cancelled=pb.CancelRequestsResponse(request_ids=request_ids))
 
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: Any
@@ -185,27 +197,27 @@ class AdminService(AdminServiceServicer):
         _check(request)
         if len(request.worker) > WORKER_CHARS_MAX:
             raise InvalidRequest.of("worker", f"must have at most {WORKER_CHARS_MAX} characters")
-        asked = (request.model, request.worker)
+        worker = (request.model, request.worker)
         live: dict[tuple[str, str], bool] = {}
 
-        def is_known(found: list[pb.ProcessMetrics]) -> bool:
-            live.update(_live_workers(found))
-            return request.undo or asked in live
+        def is_known(processes: list[pb.ProcessMetrics]) -> bool:
+            live.update(_live_workers(processes))
+            return request.undo or worker in live
 
         await self.metrics.read_all((catalog.WORKER_LIVE.name,), is_known)
-        # One that was taken out of the configuration can still be taken out of the record.
-        if not request.undo and asked not in live:
-            known = ", ".join(" ".join(one) for one in sorted(live)) or "none"
+        # A worker that left the configuration can still be taken off the list of drained ones.
+        if not request.undo and worker not in live:
+            known = ", ".join(" ".join(name) for name in sorted(live)) or "none"
             raise WorkerUnknown(
                 f"no batcher knows a worker {request.worker!r} of {request.model!r}; there are: {known}"
             )
         change = self.shared.drains.change
         record = await change(request.model, request.worker, drained=not request.undo)
-        drained = {(one.model, one.worker) for one in record.workers}
-        others = {one for one, reached in live.items() if reached and one[0] == request.model}
+        drained = {(entry.model, entry.worker) for entry in record.workers}
+        others = {name for name, reached in live.items() if reached and name[0] == request.model}
         return pb.DrainWorkerResponse(
-            others=len(others - drained - {asked}),
-            drained=[" ".join(one) for one in sorted(drained)],
+            others=len(others - drained - {worker}),
+            drained=[" ".join(name) for name in sorted(drained)],
         )
 
     async def ReadMetrics(
@@ -214,7 +226,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if len(request.names) > len(catalog.METRICS):
             raise InvalidRequest.of("names", f"there are {len(catalog.METRICS)} metrics")
-        unknown = sorted(set(request.names) - {one.name for one in catalog.METRICS})
+        unknown = sorted(set(request.names) - {metric.name for metric in catalog.METRICS})
         if unknown:
             raise InvalidRequest.of("names", f"no metrics of the mesh: {', '.join(unknown)}")
         return pb.ReadMetricsResponse(processes=await self.metrics.read_all(request.names))
@@ -269,7 +281,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         question = GatewayQuestion(router_health=RouterHealthQuestion())
         answers, _ = await self.shared.peers.ask_all(question)
-        return sum_router_health([one.router_health for one in answers])
+        return sum_router_health([answer.router_health for answer in answers])
 
     async def _router_health_here(self, _: RouterHealthQuestion) -> GatewayAnswer:
         return GatewayAnswer(router_health=self.drift.health())
@@ -282,7 +294,7 @@ class AdminService(AdminServiceServicer):
         return pb.ClearAnswersResponse(unreached_gateways=await self.shared.answers.clear(request))
 
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
-        """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
+        """Return the tenants whose outcomes the caller may read, empty for all; raise PermissionDenied."""
         caller = context.caller
         if not (self.settings.gateway.allow_remote_outcomes or is_local(context.peer)):
             raise PermissionDenied(
@@ -299,17 +311,17 @@ class AdminService(AdminServiceServicer):
 
 
 def _live_workers(processes: list[pb.ProcessMetrics]) -> dict[tuple[str, str], bool]:
-    """Whether a batcher reaches it, of each worker, by model and name."""
-    found: dict[tuple[str, str], bool] = {}
-    points = (point for one in processes for series in one.metrics for point in series.points)
-    for point in points:
+    """Return whether a batcher reaches each worker, by model and name."""
+    live: dict[tuple[str, str], bool] = {}
+    metrics = (metric for process in processes for metric in process.metrics)
+    for point in (point for metric in metrics for point in metric.points):
         model, worker = point.labels
-        found[model, worker] = bool(point.value) or found.get((model, worker), False)
-    return found
+        live[model, worker] = bool(point.value) or live.get((model, worker), False)
+    return live
 
 
 def _check(request: Message, needed: str = "") -> None:
-    """Raises InvalidRequest for what is no name of a tenant, a model or a request; ``needed``: must be set."""
+    """Raise InvalidRequest for fields that are no valid names, and if the field `needed` is not set."""
     if needed and not getattr(request, needed):
         raise InvalidRequest.of(needed, "is not set")
     for field, value in request.ListFields():
@@ -352,24 +364,27 @@ def _counts(streams: Iterable[RowResult], now: float) -> list[pb.RunningCount]:
             model=model,
             priority=value_of(Priority, priority_class),
             requests=len(group),
-            waiting=sum(not one.current.completion_tokens for one in group),
-            completion_tokens=sum(one.current.completion_tokens for one in group),
-            oldest_age=duration(max(_age_s(one, now) for one in group) * 1e3),
+            waiting=sum(not stream.current.completion_tokens for stream in group),
+            completion_tokens=sum(stream.current.completion_tokens for stream in group),
+            oldest_age=duration(max(_age_s(stream, now) for stream in group) * 1e3),
         )
         for (tenant, model, priority_class), group in groups.items()
     ]
 
 
 def sum_router_health(answers: Sequence[pb.GetRouterHealthResponse]) -> pb.GetRouterHealthResponse:
-    """The health of each head of the first: sums of rows, means weighted by rows, drifted if one gateway is."""
+    """Return the health over all gateways of each head of the first answer.
+
+    Rows are sums, measures are means weighted by rows; a head has drifted if it has at one gateway.
+    """
     total = pb.GetRouterHealthResponse()
     total.CopyFrom(answers[0])
-    every = [head for one in answers for head in one.routers]
+    every = [head for answer in answers for head in answer.routers]
     for head in total.routers:
-        same = [one for one in every if _name(one) == _name(head)]
-        _sum(head.inputs, [one.inputs for one in same], "stability_index")
-        _sum(head.accuracy, [one.accuracy for one in same], "bias", "half_width", "brier")
-    total.gateways[:] = [name for one in answers for name in one.gateways]
+        same = [other for other in every if _name(other) == _name(head)]
+        _sum(head.inputs, [other.inputs for other in same], "stability_index")
+        _sum(head.accuracy, [other.accuracy for other in same], "bias", "half_width", "brier")
+    total.gateways[:] = [name for answer in answers for name in answer.gateways]
     return total
 
 
@@ -381,14 +396,14 @@ Drift = TypeVar("Drift", pb.InputDrift, pb.AccuracyDrift)
 
 
 def _sum(total: Drift, parts: Sequence[Drift], judged: str, *others: str) -> None:
-    """Makes ``total`` the sum of ``parts``; they have a measure where they have the one ``judged``."""
+    """Make `total` the sum of `parts`; parts without the measure `judged` have no others either."""
     states = {part.state for part in parts}
-    total.state = next((one for one in _WORST_FIRST if one in states), total.state)
+    total.state = next((state for state in _WORST_FIRST if state in states), total.state)
     total.rows = sum(part.rows for part in parts)
-    known = [part for part in parts if part.HasField(judged)]  # type: ignore[arg-type]
-    rows = sum(part.rows for part in known)
+    measured = [part for part in parts if part.HasField(judged)]  # type: ignore[arg-type]
+    rows = sum(part.rows for part in measured)
     for name in (judged, *others) if rows else ():
-        setattr(total, name, sum(getattr(part, name) * part.rows for part in known) / rows)
+        setattr(total, name, sum(getattr(part, name) * part.rows for part in measured) / rows)
 
 
 _WORST_FIRST: Final = (pb.DRIFT_STATE_DRIFTED, pb.DRIFT_STATE_STABLE)

@@ -1,4 +1,4 @@
-"""``GenerateBatch``: many requests in one call, each of which takes the way of every other request.
+"""Answers GenerateBatch: many requests in one call, each of which is a request as every other.
 
 1. Each request is a call of its own inside the caller's: admitted, limited, recorded, traced and kept by its
    idempotency key for itself. Its error is a result, not that of the call.
@@ -28,13 +28,13 @@ from sluice.wire.clock import set_duration
 from sluice.wire.subjects import RANKS, URGENT_CLASS
 
 REQUESTS_MAX: Final = 256
-"""Requests of a call."""
+"""Most requests of a call."""
 RUNNING_MAX: Final = 64
-"""Requests of a call that run at the same time."""
+"""Most requests of a call that run at the same time."""
 RESPONSE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""All answers of a call, bytes: clients of gRPC take 4 MiB unless they are told otherwise."""
+"""Largest response, in bytes: gRPC clients take 4 MiB unless configured otherwise."""
 ANSWER_RATIO: Final = 4
-"""The answers of a call may be this many times as large as a message that the gateway takes."""
+"""Size of all answers of a call, as a multiple of the largest message that the gateway takes."""
 RETURN_S: Final = 0.25
 """How long before the call's deadline its requests end, in seconds, so that the results still arrive."""
 ROUNDING: Final = 0.01
@@ -118,7 +118,7 @@ class _Batch:
         return results
 
     async def _give_way(self) -> None:
-        """Let other calls go on before the next request begins."""
+        """Let other calls run before the next request begins."""
         if self._class == URGENT_CLASS:
             await asyncio.sleep(0)
         else:
@@ -149,7 +149,7 @@ class _Batch:
         result.answer.CopyFrom(answer)
 
     def _check_room(self) -> None:
-        """Raise MessageTooLarge when the answers are larger than a response may be."""
+        """Raise MessageTooLarge if the answers are larger than a response may be."""
         if self._bytes > self._bytes_max:
             raise MessageTooLarge(
                 f"the answers of the batch have more than {self._bytes_max} bytes; send fewer requests in a call",

@@ -125,7 +125,7 @@ class Generator:
         with RequestLog(
             self.tracer, GENERATE.span, call.metadata, request_id=request_id, route=call.route
         ) as log:
-            log.asked(request, call.caller.tenant)
+            log.received(request, call.caller.tenant)
             with self.admission.refusals_counted(call.caller):
                 valid = validate(
                     request,
@@ -135,7 +135,7 @@ class Generator:
                     self.state.resume_key,
                     self.settings.audio_max_s,
                 )
-            log.valid(valid)
+            log.validated(valid)
             if valid.sampling.n <= 1:
                 await self._answer_one(valid, log, write)
             else:
@@ -173,8 +173,8 @@ class Generator:
                 else nullcontext()
             )
             with part_log, running:
-                part_log.asked(wire, part.tenant)
-                part_log.valid(part)
+                part_log.received(wire, part.tenant)
+                part_log.validated(part)
                 await self._answer_one(part, part_log, write_part)
 
         try:
@@ -254,7 +254,7 @@ class Generator:
         timings = log.timings(RowTimings(), now, now)
         token = context.resume_token(cached.finished.model)
         answer = cached.answer_to(context.started(), timings, token)
-        log.kept(answer)
+        log.replayed(answer)
         self.ended(log)
         return answer
 

@@ -1,4 +1,4 @@
-"""``sluice.v1.InferenceService`` over grpc.aio."""
+"""Serves `sluice.v1.InferenceService`."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,12 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 
 @dataclass(frozen=True, eq=False)
 class InferenceService(InferenceServiceServicer):
-    """Answers prompts, and says what can answer."""
+    """Answers requests to models.
+
+    Attributes:
+        generator: Answers requests.
+        loads: Loads of the models.
+    """
 
     generator: Generator
     loads: ModelLoadTable
@@ -93,12 +98,12 @@ class InferenceService(InferenceServiceServicer):
 
 
 def _page_of(names: Sequence[str], size: int, token: str) -> tuple[Sequence[str], str]:
-    """A page (AIP-158) of at most ``size`` names, 0 for all, and the token of the next page.
+    """Return a page (AIP-158) of at most `size` names, 0 for all, and the token of the next page.
 
     A token is the number of the page's first entry.
 
     Raises:
-        InvalidRequest: the token is none.
+        InvalidRequest: The token is invalid.
     """
     if token and not (token.isascii() and token.isdecimal() and len(token) < 10):
         raise InvalidRequest.of(

@@ -1,4 +1,4 @@
-"""``sluice.internal.v1.ItemsService``: the items of a job take the way of every other request."""
+"""Serves `sluice.internal.v1.ItemsService`: the items of a job are requests as every other."""
 
 import asyncio
 import time
@@ -30,18 +30,24 @@ from sluice.wire.groups import GroupWriter
 from sluice.wire.subjects import BULK_CLASS
 
 PADDING_MAX: Final = 0.9999
-"""Largest padding share of a batch that is counted: no batch is nothing but padding."""
+"""Largest padding share of a batch that is counted: no batch is only padding."""
 AT_A_TIME: Final = 4
+"""Items that begin in succession while the gateway is quiet: the second finds its code in the processor's caches."""
 QUIET_S: Final = 0.5
-"""While no other call has come for so long, seconds, so many items begin one after the other: the code of the second is
-in the caches of the processor."""
+"""How long no other call must have come until the gateway counts as quiet, in seconds."""
 
 
 class ItemsService(ItemsServiceServicer):
-    """Answers items. Those above the limit for one tenant's bulk calls are not read, and wait at the sender."""
+    """Answers items. Items above the limit for one tenant's bulk calls are not read, and wait at the sender."""
 
     def __init__(self, generator: Generator, caller_of: Callable[[Caller], Caller]) -> None:
-        """``caller_of``: with the limits that the key of a job has now; raises Unauthenticated when it has ended."""
+        """Answer by `generator`.
+
+        Args:
+            generator: Answers requests.
+            caller_of: Returns a caller with the limits that the key of its job has now; raises Unauthenticated if that
+                has ended.
+        """
         self._generator = generator
         self._caller_of = caller_of
         self._slots = asyncio.Semaphore(generator.limiter.tenant_limits[-1])

@@ -1,4 +1,4 @@
-"""``sluice.v1.JobService`` of a gateway: each call goes on to a process of `jobs`, its messages unread."""
+"""Serves `sluice.v1.JobService`: each call is forwarded to a process of `jobs`, its messages unread."""
 
 import asyncio
 import re
@@ -37,43 +37,53 @@ from sluice.wire.job_calls import signed
 
 JOB_SERVICE: Final = jobs_pb2.DESCRIPTOR.services_by_name["JobService"].full_name
 MESSAGE_BYTES_MAX: Final = 1 << 20
-"""Of one message; a process of jobs takes a specification of 64 KiB, and pieces of a file of 512 KiB."""
+"""Largest message, in bytes; a process of jobs takes a specification of 64 KiB, and pieces of a file of 512 KiB."""
 _TRACE: Final = re.compile(r"[0-9a-f-]{55,128}")
 
 
 class JobForwarder(grpc.GenericRpcHandler):
-    """Passes calls on. To HTTP/2 each of them is a stream of messages in both directions."""
+    """Forwards calls. To HTTP/2 each of them is a stream of messages in both directions."""
 
     def __init__(
         self, settings: JobsSettings, mesh_key: Callable[[], str | None], tls: Path | None = None
     ) -> None:
-        """``mesh_key``: signs what is sent (None: nothing does); ``tls``: folder of the certificate that is shown."""
+        """Forward to the address of `settings`.
+
+        Args:
+            settings: Where processes of `jobs` are.
+            mesh_key: Returns the key that signs calls; None for unsigned calls.
+            tls: Folder of the certificate that is shown.
+        """
         self._address = settings.address
         self._mesh_key = mesh_key
         self._credentials = channel_credentials(tls)
         self._channel: grpc.aio.Channel | None = None
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a method of JobService."""
+        """Return the handler of a method of JobService; None for other methods."""
         method = str(handler_call_details.method)
         if not method.startswith(f"/{JOB_SERVICE}/"):
             return None
         return grpc.stream_stream_rpc_method_handler(partial(self._forward, method))
 
-    def begin(self, asked_by: Call, method: str, *request: Message, wait_s: float) -> Any:
-        """Begins a call of our own for ``asked_by``; in a block of `errors_of_jobs`.
+    def begin(self, call: Call, method: str, *request: Message, wait_s: float) -> Any:
+        """Begin a call of our own on behalf of `call`; use it in a block of `errors_of_jobs`.
 
         Raises:
-            JobsDisabled: there is nobody to call.
+            JobsDisabled: The mesh has no process of `jobs`.
         """
-        call = getattr(JobServiceStub(self._open()), method)
-        return call(*request, metadata=self.metadata(asked_by), timeout=wait_s)
+        begin = getattr(JobServiceStub(self._open()), method)
+        return begin(*request, metadata=self.metadata(call), timeout=wait_s)
 
     def metadata(self, call: Call, method: str = "") -> tuple[tuple[str, str], ...]:
-        """What a process of `jobs` is told of ``call``.
+        """Return the metadata of `call` for a process of `jobs`.
 
-        A process of the mesh, or anybody where nobody is asked, calls for one tenant. ``method``: its caller may see
-        the jobs of other tenants where its role lets it call this one for them; unset: not.
+        A process of the mesh, and everybody where no credentials are needed, calls for one tenant.
+
+        Args:
+            call: The call that is forwarded.
+            method: The method that is called. Its caller may see the jobs of other tenants if its role allows it for
+                this method; never if that is empty.
         """
         caller = call.caller
         identity = {TENANT_METADATA: caller.tenant}
@@ -88,7 +98,7 @@ class JobForwarder(grpc.GenericRpcHandler):
         return (*signed(identity, self._mesh_key()), *traced)
 
     async def close(self) -> None:
-        """Ends what still runs."""
+        """End the calls that still run."""
         if self._channel is not None:
             await self._channel.close()
 
@@ -124,7 +134,7 @@ class JobForwarder(grpc.GenericRpcHandler):
 
 @contextmanager
 def errors_of_jobs() -> Iterator[None]:
-    """An error with which a process of `jobs` ended a call becomes SluiceError."""
+    """Turn the error with which a process of `jobs` ended a call in the block into a SluiceError."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -133,7 +143,7 @@ def errors_of_jobs() -> Iterator[None]:
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
-    """Passes requests on; raises SluiceError, and has cancelled ``call``, when they do not arrive."""
+    """Send requests on; raise SluiceError, and cancel `call`, if they do not arrive."""
     try:
         with suppress(
             asyncio.InvalidStateError, grpc.aio.AioRpcError
@@ -156,10 +166,11 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
 
 
 def _details(error: grpc.aio.AioRpcError) -> tuple[Any, ...]:
-    """What a process of `jobs` says of its error; raises TransportUnavailable where it is of none."""
-    found = tuple(one for one in error.trailing_metadata() or () if one[0] == STATUS_DETAILS)
-    if not found and error.code() is grpc.StatusCode.UNAVAILABLE:
+    """Return the details of the error of a process of `jobs`; raise TransportUnavailable if none answered."""
+    metadata = error.trailing_metadata() or ()
+    details = tuple(entry for entry in metadata if entry[0] == STATUS_DETAILS)
+    if not details and error.code() is grpc.StatusCode.UNAVAILABLE:
         raise TransportUnavailable(
             "no process of jobs answers; `sluice status` shows it", retry_after_s=RETRY_AFTER_S
         ) from None
-    return found
+    return details

@@ -155,9 +155,9 @@ class StreamMethod(Method):
             if not self._is_upload:
                 await self._behaviour(requests, call)
                 return
-            if self._name.startswith(OURS):
-                requests = arrivals.pieces(aiter(requests), self._late)
             with arrivals.uploads.held(tenant):
+                if self._name.startswith(OURS):
+                    requests = arrivals.pieces(aiter(requests), self._late)
                 await self._behaviour(requests, call)
 
     async def _only_request(self, requests: Any, tenant: str) -> AsyncIterator[Any]:

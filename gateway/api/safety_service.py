@@ -22,13 +22,18 @@ from sluice.v1.safety_pb2_grpc import SafetyServiceServicer
 from sluice.wire.enums import value_of
 
 ASIDE_FINDINGS: Final = 256
-"""More are written beside the event loop: a text may have ten thousand."""
+"""Findings from which on the response is made in a thread: a text may have ten thousand."""
 SAFETY_SERVICE: Final = pb.DESCRIPTOR.services_by_name["SafetyService"].full_name
 
 
 @dataclass(frozen=True, eq=False)
 class SafetyService(SafetyServiceServicer):
-    """Answers from the policies in force."""
+    """Answers from the policies in force.
+
+    Attributes:
+        admission: Inspects texts.
+        peers: The other gateways.
+    """
 
     admission: Admission
     peers: Peers
@@ -53,10 +58,10 @@ class SafetyService(SafetyServiceServicer):
         if self.admission.in_force.policies.inspector.dry_run is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")
         answers, _ = await self.peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))
-        return sum_dry_runs([one.dry_run for one in answers])
+        return sum_dry_runs([answer.dry_run for answer in answers])
 
     async def answer_dry_run(self, _: DryRunQuestion) -> GatewayAnswer:
-        """What has the dry run counted here?"""
+        """Return what the dry run has counted at this gateway."""
         counts = self.admission.in_force.policies.inspector.dry_run
         if counts is None:
             return GatewayAnswer()
@@ -75,7 +80,7 @@ class SafetyService(SafetyServiceServicer):
 
 
 def _checked(safety: RequestInspection) -> pb.CheckTextResponse:
-    """The answer about the only text of ``safety``."""
+    """Return the answer about the only text of an inspection."""
     (inspected,) = safety.inspected
     blocked = bool(safety.verdict.blocked)
     return pb.CheckTextResponse(
@@ -93,7 +98,7 @@ def _action(action: Action | None) -> "pb.SafetyAction.ValueType":
 
 
 def _failure(failed: tuple[str, Action]) -> pb.SafetyFinding:
-    """A token classifier that gave no answer; it has no place in the text."""
+    """Return the finding of a token classifier that gave no answer; it has no place in the text."""
     rule, action = failed
     return pb.SafetyFinding(rule=rule, action=_action(action))
 
@@ -109,18 +114,18 @@ def _finding(found: TakenAction) -> pb.SafetyFinding:
 
 
 def sum_dry_runs(answers: Sequence[pb.GetDryRunResponse]) -> pb.GetDryRunResponse:
-    """The counts of all that try the policy of the first."""
-    same = [one for one in answers if one.policy == answers[0].policy]
+    """Return the sums over all gateways that try the policy of the first."""
+    same = [answer for answer in answers if answer.policy == answers[0].policy]
     moves: Counter[tuple[str, int, int]] = Counter()
-    for one in same:
-        moves.update({(move.rule, move.now, move.then): move.count for move in one.moves})
+    for answer in same:
+        moves.update({(move.rule, move.now, move.then): move.count for move in answer.moves})
     return pb.GetDryRunResponse(
         policy=answers[0].policy,
-        texts=sum(one.texts for one in same),
-        changed=sum(one.changed for one in same),
+        texts=sum(answer.texts for answer in same),
+        changed=sum(answer.changed for answer in same),
         moves=[
             pb.SafetyMove(rule=rule, now=now, then=then, count=count)  # type: ignore[arg-type]
             for (rule, now, then), count in moves.most_common()
         ],
-        gateways=[name for one in same for name in one.gateways],
+        gateways=[name for answer in same for name in answer.gateways],
     )

@@ -1,9 +1,9 @@
-"""gRPC on the gateway's event loop: its port, its certificates, limits of a connection, health and reflection.
+"""The gRPC server of a gateway: its port, its certificates, limits of a connection, health and reflection.
 
-Readiness is over ``grpc.health.v1``, of the service and of every model (docs/internals/wire.md, Readiness). The service
-is ready while it can answer something: a guard, a classifier or one of several models that is missing fails the
-requests that need it, and they alone. ``tasks.<name>`` is SERVING while requests may send tasks to that version of a
-model, for who ends the workers of one that was replaced.
+`grpc.health.v1` shows the readiness of the service and of every model (docs/internals/wire.md, Readiness). The service
+is ready while it can answer something: if a guard, a classifier or one of several models is missing, only the requests
+that need it fail. `tasks.<name>` is SERVING while requests may send tasks to that version of a model; whoever ends
+replaced workers waits for that.
 
 Reflection (https://github.com/grpc/grpc/blob/master/doc/server-reflection.md) is served as v1 and v1alpha, grpcio's own
 as v1alpha alone. Both versions have the same messages, so one servicer answers both.
@@ -33,23 +33,29 @@ from sluice.tls import AUTHORITIES, server_credentials
 
 _T = TypeVar("_T")
 KEY: Final = "gateway.address"
+"""The setting of the address, for errors."""
 SERVICE: Final = "sluice.v1.InferenceService"
 _V1: Final = "grpc.reflection.v1.ServerReflection"
 KEEPALIVE_MS: Final = 30_000
+"""How often an idle connection is pinged, in milliseconds, to find clients that are gone."""
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
+"""How long a client may take to answer a ping, in milliseconds."""
 _CONNECTION_GRACE_MS: Final = 3_600_000
-"""A stream that runs when its connection is too old is cut after this time."""
+"""How long a stream may go on when its connection is too old, in milliseconds."""
 _CLOSE_S: Final = 1.0
+"""How long running calls have when the server stops, in seconds."""
 
 
 class GrpcServer:
     """Serves what is added to `server`.
 
     Attributes:
-        address: where, "host:port"; the port is known when it is bound.
+        address: Its address, "host:port"; the port is known when it is bound.
+        server: The server of grpc.
     """
 
     def __init__(self, settings: Settings, interceptor: CallInterceptor) -> None:
+        """Serve calls by `interceptor`."""
         self.address = settings.gateway.address
         self.server = grpc.aio.server(
             interceptors=[interceptor], options=_options(settings, interceptor.max_bytes)
@@ -57,10 +63,10 @@ class GrpcServer:
         self._tls = settings.tls
 
     def bind(self) -> None:
-        """Opens the port.
+        """Open the port.
 
         Raises:
-            SetupError: it is taken, or the address is none of this machine.
+            SetupError: The port is in use, or the address is not of this machine.
         """
         # Checked first: the error of gRPC does not say what is wrong.
         listening_at(self.address, KEY, " or stop what uses it")
@@ -79,11 +85,11 @@ class GrpcServer:
         self.address = f"{self.address.rpartition(':')[0]}:{bound}"
 
     async def start(self) -> None:
-        """Accepts calls, in the background."""
+        """Accept calls, in the background."""
         await self.server.start()
 
     async def close(self) -> None:
-        """Closes the port; calls that still run get a second."""
+        """Close the port; calls that still run get a second."""
         await self.server.stop(_CLOSE_S)
 
 
@@ -108,11 +114,16 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
 
 
 class GatewayHealth:
-    """Keeps the statuses of the health service up to date."""
+    """Keeps the statuses of the health service up to date.
+
+    Attributes:
+        servicer: The service.
+    """
 
     def __init__(
         self, overload: OverloadControl, in_force: InForce, transport: NatsTransport
     ) -> None:
+        """Show which models can answer."""
         self.servicer = HealthService()
         self._overload = overload
         self._in_force = in_force
@@ -126,7 +137,7 @@ class GatewayHealth:
         return self._statuses.get(SERVICE, False) and not self._leaving
 
     def refresh(self, now: float) -> None:
-        """Sets the statuses that have changed."""
+        """Set the statuses that have changed."""
         able = self._transport.connected and not self._in_force.problem
         catalog = self._in_force.policies.catalog
         tasks_of, overload = catalog.tasks, self._overload
@@ -147,7 +158,7 @@ class GatewayHealth:
                 self.servicer.set(service, SERVING if serving else NOT_SERVING)
 
     def leave(self) -> None:
-        """Sets every status to NOT_SERVING, for good."""
+        """Set every status to NOT_SERVING, for good."""
         self._leaving = True
         self.servicer.leave()
 
@@ -163,7 +174,7 @@ def _reflection_v1() -> FileDescriptorProto:
 
 
 class _ReflectedPool:
-    """The default descriptor pool with reflection v1, which also finds methods by their full name: ghz asks so."""
+    """The default descriptor pool with reflection v1; finds methods by their full name too, which ghz needs."""
 
     def __init__(self) -> None:
         own = DescriptorPool()
@@ -171,28 +182,28 @@ class _ReflectedPool:
         self._pools = Default(), own
 
     def FindFileByName(self, name: str) -> FileDescriptor:
-        """Return the file; raises KeyError where there is none."""
+        """Return the file; raise KeyError if there is none."""
         return self._first(lambda pool: pool.FindFileByName(name))
 
     def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
-        """Return the file that declares ``symbol``; raises KeyError where none does."""
+        """Return the file that declares `symbol`; raise KeyError if none does."""
         try:
             return self._first(lambda pool: pool.FindFileContainingSymbol(symbol))
         except KeyError:
             service, _, method = symbol.rpartition(".")
-            found = self._first(lambda pool: pool.FindServiceByName(service))
-            return found.methods_by_name[method].containing_service.file
+            descriptor = self._first(lambda pool: pool.FindServiceByName(service))
+            return descriptor.methods_by_name[method].containing_service.file
 
     def FindMessageTypeByName(self, name: str) -> Descriptor:
-        """Return the message; raises KeyError where there is none."""
+        """Return the message; raise KeyError if there is none."""
         return self._first(lambda pool: pool.FindMessageTypeByName(name))
 
     def FindExtensionByNumber(self, message: Descriptor, number: int) -> FieldDescriptor:
-        """Return the extension; raises KeyError where there is none."""
+        """Return the extension; raise KeyError if there is none."""
         return self._pools[0].FindExtensionByNumber(message, number)
 
     def FindAllExtensions(self, message: Descriptor) -> list[FieldDescriptor]:
-        """Return the extensions of ``message``."""
+        """Return the extensions of `message`."""
         return self._pools[0].FindAllExtensions(message)
 
     def _first(self, find: Callable[[DescriptorPool], _T]) -> _T:
@@ -204,10 +215,10 @@ class _ReflectedPool:
 
 
 def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
-    """Lets clients of ``server`` ask for the descriptors of ``services``, full names."""
+    """Serve the descriptors of `services`, full names, to clients of `server`."""
     servicer = reflection_aio.ReflectionServicer((*services, _V1, _V1ALPHA), pool=_ReflectedPool())
 
-    # A coroutine that writes, as all methods are that the interceptor takes.
+    # A coroutine that writes, as all methods are that the interceptor serves.
     async def answer(requests: Any, call: Any) -> None:
         async for response in servicer.ServerReflectionInfo(requests, call):
             await call.write(response)

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 from opentelemetry.trace import SpanKind
 
 from gateway.admission.call import Call
-from gateway.admission.prompts import PreparedPrompt, embed_rows, rerank_rows, score_rows
+from gateway.admission.prompts import PreparedPrompt, embed_prompts, rerank_prompts, score_prompts
 from gateway.admission.request_context import RequestContext, RequestKind
 from gateway.api.generate import Generator
 from gateway.identity.caller import Caller
@@ -112,10 +112,12 @@ def _tokens(row: PreparedPrompt, numbers: Sequence[float], most: int) -> list[pb
 
 _LATE: Final = "the deadline passed before all texts were computed"
 EMBED: Final = TextsKind(
-    names.SPAN_EMBED, "embeddings", _LATE, validate_embed, embed_rows, _embedded, is_cached=True
+    names.SPAN_EMBED, "embeddings", _LATE, validate_embed, embed_prompts, _embedded, is_cached=True
 )
-RERANK: Final = TextsKind(names.SPAN_RERANK, "rerank", _LATE, validate_rerank, rerank_rows, _ranked)
-SCORE: Final = TextsKind(names.SPAN_SCORE, "score", _LATE, validate_score, score_rows, _scored)
+RERANK: Final = TextsKind(
+    names.SPAN_RERANK, "rerank", _LATE, validate_rerank, rerank_prompts, _ranked
+)
+SCORE: Final = TextsKind(names.SPAN_SCORE, "score", _LATE, validate_score, score_prompts, _scored)
 
 
 async def answer_texts(
@@ -129,11 +131,11 @@ async def answer_texts(
     with RequestLog(
         generator.tracer, kind.span, call.metadata, kind.operation, route=call.route
     ) as log:
-        log.asked(wire, call.caller.tenant)
+        log.received(wire, call.caller.tenant)
         catalog, timeout_s = generator.catalog, generator.timeout_s(call)
         with generator.admission.refusals_counted(call.caller):
             request = kind.validate(wire, catalog, timeout_s, call.caller)
-        log.valid(request)
+        log.validated(request)
         texts = len(request.conversation.documents) + len(request.conversation.answers)
         log.describe({names.TEXTS: texts})
         context = RequestContext(kind, request, log, to_prompts=partial(kind.prompts, wire))
@@ -191,7 +193,7 @@ async def _compute(
     operation, model = context.kind.operation, context.plan.model
     # Answers of no tokens must not count as short answers of the caller's own kind of work.
     request = replace(context.request, labels={WORKLOAD_LABEL: operation})
-    attributes = context.log.row_attributes(model, context.request_id)
+    attributes = context.log.run_attributes(model, context.request_id)
     name = names.model_span(operation, model)
     with context.log.child(name, attributes, SpanKind.CLIENT) as span:
         traced = headers_of(span)
@@ -231,7 +233,7 @@ def _end(
         cached=not rows and error is None,
     )
     reason = "" if error is None else error.reason
-    context.log.rows_ended(context.plan, rows, usage, reason, now)
+    context.log.runs_ended(context.plan, rows, usage, reason, now)
     generator.ended(context.log)
     return usage
 

@@ -46,20 +46,20 @@ from sluice.openai.fields import BadField
 from sluice.startup import is_loopback
 
 BODY_S: Final = RECEIVE_S
-"""How long a client may take to send its body, seconds."""
+"""How long a client may take to send its body, in seconds."""
 FAIL_S: Final = 5.0
-"""How long a client that does not read may keep the last event of its stream, seconds."""
+"""How long a client that does not read may delay the last event of its stream, in seconds."""
 ABORT: Final = "sluice.abort"
-"""In the scope: closes the connection at once, whatever has not been sent."""
+"""Key of the scope: a function that closes the connection at once, whatever has not been sent."""
 AUTHENTICATED: Final = "sluice.authenticated"
-"""In the scope of the first calls of a connection: call it when the caller is known."""
+"""Key of the scope of the first calls of a connection: a function to call when the caller is known."""
 CERTIFICATE_NAMES: Final = "sluice.certificate_names"
-"""In the scope: subject alternative names of the client's certificate, if it has shown one."""
+"""Key of the scope: subject alternative names of the client's certificate, if it has shown one."""
 CONTENT_TYPE_CHARS_MAX: Final = 1024
-"""Its parameters are parsed in quadratic time."""
+"""Longest content type, in characters: its parameters are parsed in quadratic time."""
 _JSON: Final = "application/json"
 PING: Final = b": waiting\n\n"
-"""A comment of a stream that has nothing to send, which clients drop and load balancers count as traffic."""
+"""A comment for a stream that has nothing to send: clients drop it, load balancers count it as traffic."""
 SSE: Final = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -133,10 +133,10 @@ class HttpCall(Call, Request):
         self.scope.get(AUTHENTICATED, lambda: None)()
 
     async def object(self) -> dict[str, Any]:
-        """The body, a JSON object.
+        """Return the body, a JSON object.
 
         Raises:
-            InvalidRequest, EncodingUnsupported, MessageTooLarge, BodyTooSlow, ClientDisconnect: there is none.
+            InvalidRequest, EncodingUnsupported, MessageTooLarge, BodyTooSlow, ClientDisconnect: There is none.
         """
         # Browsers send other types to other origins unasked; see docs/use/http.md.
         kind = self.metadata.get("content-type", "").partition(";")[0].strip().lower()
@@ -164,11 +164,11 @@ class HttpCall(Call, Request):
         return await self._arrivals.parse(tenant, len(sent), partial(parse_json, sent))
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """A body of any length, piece by piece.
+        """Return a body of any length as an iterator of pieces.
 
         Raises:
-            EncodingUnsupported: it is compressed.
-            BodyTooSlow, ClientDisconnect: it does not go on.
+            EncodingUnsupported: It is compressed.
+            BodyTooSlow, ClientDisconnect: It does not go on.
         """
         if encoding_of(self.metadata):
             raise encoding_unsupported("gzip is served for JSON alone; send the file without it")
@@ -177,11 +177,13 @@ class HttpCall(Call, Request):
     async def write(
         self, data: bytes, headers: Mapping[str, str] = {}, status: int = 200, *, more: bool = False
     ) -> None:
-        """Sends an answer, or its next part; blocks while the client does not read.
+        """Send an answer, or its next part; block while the client does not read.
 
         Args:
-            headers: sent before the first part; without a type in them it is JSON.
-            more: another part follows.
+            data: The part.
+            headers: Headers, sent before the first part; without a content type it is JSON.
+            status: The HTTP status.
+            more: Whether another part follows.
         """
         if self._ping is not None:
             await self._ping
@@ -219,10 +221,10 @@ class HttpCall(Call, Request):
 
     @contextmanager
     def while_connected(self) -> Iterator[None]:
-        """Cancels the block when the client closes the connection. The body must have been read.
+        """Cancel the block when the client closes the connection. The body must have been read.
 
         Raises:
-            ClientDisconnect: it has.
+            ClientDisconnect: The client closed it.
         """
         task, gone = asyncio.current_task(), False
         assert task is not None
@@ -246,9 +248,11 @@ class HttpCall(Call, Request):
 
     @contextmanager
     def pinged(self, every_s: float, headers: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-        """Send a `PING` whenever the stream has sent nothing for ``every_s`` seconds.
+        """Send a `PING` whenever the stream has sent nothing for a while.
 
-        ``headers``: of the answer, whose head the first one brings.
+        Args:
+            every_s: How long, in seconds.
+            headers: Returns the headers of the answer, which are sent with the first ping.
         """
         loop, self._written_at = asyncio.get_running_loop(), time.monotonic()
         timer: asyncio.TimerHandle
@@ -278,7 +282,7 @@ def _too_slow() -> BodyTooSlow:
 
 
 Behaviour = Callable[[HttpCall], Awaitable[Mapping[str, Any] | None]]
-"""What a URL answers, as JSON; None: its answer has been written. It may end with SluiceError, BadField or starlette's
+"""Returns the answer of a URL as JSON, or None if it has written one; may raise SluiceError, BadField or starlette's
 ClientDisconnect."""
 
 

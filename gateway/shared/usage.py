@@ -114,7 +114,7 @@ class SharedUsage:
         """Adds to the next hello what is used here."""
         hello.rates.extend(
             RateUse(name=name.to_wire(), taken=taken, full_at=at)
-            for (name, at), taken in self.limits.tell()
+            for (name, at), taken in self.limits.report()
         )
         for tenant in self.limiter.tenants:
             limits = self.in_force.policies.settings.limits_of(tenant)
@@ -130,7 +130,7 @@ class SharedUsage:
         now, gateway = time.monotonic(), hello.instance
         named = ((RateName.from_wire(one.name), one) for one in hello.rates)
         rates = {(name, one.full_at): one.taken for name, one in named if name is not None}
-        self.limits.told(self.in_force.policies.settings, gateway, rates)
+        self.limits.on_report(self.in_force.policies.settings, gateway, rates)
         self.limits.calls_elsewhere.told(gateway, hello.running, now)
         self.limits.bulk_elsewhere.told(gateway, hello.running_bulk, now)
         self.minutes.spending.elsewhere.told(gateway, hello.reserved, now)

@@ -1,10 +1,10 @@
-"""Drift of the learned routers in use, as it is now: metrics, and the answer of ``GetRouterHealth``.
+"""Watches the learned routers in use for drift: as metrics, and for `GetRouterHealth`.
 
-Two signals of each head, over windows of fixed size: *inputs* compares the gains that it predicts with those of its
+Each head has two signals, over windows of fixed size. *Inputs* compares the gains that it predicts with those of its
 held-out rows, *accuracy* the chances that it predicted with the outcomes. Each measure is compared with a limit that
 chance alone stays below.
 
-The event loop owns the windows; whoever asks, on whatever thread, computes the measures of what is in them.
+The event loop owns the windows. Readers, on whatever thread, compute the measures of what is in them.
 """
 
 from collections import deque
@@ -43,27 +43,29 @@ from sluice.wire.enums import word_of
 CHANCE: Final = 0.9999
 """Share of windows of unchanged traffic that stay below the limit, where `stability_max` is too low for that."""
 BINS: Final = 10
+"""Bins of the stability index: deciles, by custom."""
 BLUR: Final = 0.05
-"""What of a gain is noise. Held-out rows were predicted by routers that learned from fewer rows than the one in use:
-where prompts resemble each other all gains are within a hair, and fall on this or that side of a bin's edge."""
+"""The part of a gain that is noise. Held-out rows were predicted by routers that learned from fewer rows than the one
+in use: where prompts resemble each other, gains differ by little and fall on either side of the edge of a bin."""
 _SHARE_MIN: Final = 1e-4
-"""Empty bins count as nearly empty, since their logarithm would be infinite."""
+"""Least share of a bin: the logarithm of an empty one would be infinite."""
 
 
 class Reference:
-    """Gains that others are compared with, in its deciles; at least one.
+    """Gains that others are compared with, in bins of equal shares.
 
     Attributes:
-        rows: how many.
+        rows: The number of gains.
     """
 
     def __init__(self, scores: NDArray[Any]) -> None:
+        """Compare with `scores`, of which there is at least one."""
         self.rows = len(scores)
         self._inner = np.unique(np.quantile(scores, np.linspace(0, 1, BINS + 1)[1:-1]))
         self._before = self._shares(scores)
 
     def stability_index(self, recent: NDArray[Any]) -> float:
-        """Population stability index of ``recent``, at least one score.
+        """Return the population stability index of `recent`, which has at least one score.
 
         0 for equal distributions; by custom up to 0.1 is stable and above 0.25 has shifted.
         """
@@ -71,10 +73,10 @@ class Reference:
         return float(((now - self._before) * np.log(now / self._before)).sum())
 
     def chance_index(self, rows: int, confidence: float) -> float:
-        """What the index of ``rows`` scores of the very same source stays below with ``confidence``.
+        """Return the limit that the index of `rows` scores of the same source stays below with `confidence`.
 
-        Times rows * others / (rows + others) it is distributed as chi-squared, nearly (Yurdakul, Naranjo 2020), with
-        one degree of freedom less than bins; the quantile is Wilson and Hilferty's.
+        Times rows * others / (rows + others) the index is nearly distributed as chi-squared (Yurdakul, Naranjo 2020),
+        with one degree of freedom less than bins; the quantile is that of Wilson and Hilferty.
         """
         freedom = max(1, len(self._inner))
         spread = 2 / (9 * freedom)
@@ -82,7 +84,7 @@ class Reference:
         return quantile * (1 / rows + 1 / self.rows)
 
     def _shares(self, scores: NDArray[Any]) -> NDArray[np.float64]:
-        """Of each bin, a score counting for all bins within `BLUR` of it."""
+        """Return the share of each bin; a score counts for all bins within `BLUR` of it."""
         parts = (self._inner[:, None] - scores) / (2 * BLUR) + 0.5
         below = np.clip(parts, 0, 1).mean(axis=1)
         shares: NDArray[np.float64] = np.diff(below, prepend=0.0, append=1.0)
@@ -95,10 +97,16 @@ def accuracy(
     confidence: float,
     learned_rows: int,
 ) -> AccuracyDrift:
-    """Compares predicted chances with outcomes, both in [0, 1], one pair a row and at least one; without a state.
+    """Compare predicted chances with outcomes, and return the drift without a state.
 
-    The true bias is within the half width with ``confidence`` (Hoeffding: for any distribution). The predictions were
-    calibrated on ``learned_rows`` outcomes, which are known no better than by chance either.
+    The true bias is within the half width with `confidence` (Hoeffding: for any distribution). The predictions were
+    calibrated on `learned_rows` outcomes, which are a sample too.
+
+    Args:
+        predicted: Chances in [0, 1], at least one.
+        outcomes: Outcomes in [0, 1], one for each chance.
+        confidence: Probability that the true bias is within the half width.
+        learned_rows: Rows that the head learned from.
     """
     assert len(predicted) == len(outcomes) > 0
     errors = np.asarray(outcomes, np.float64) - np.asarray(predicted, np.float64)
@@ -111,27 +119,28 @@ def accuracy(
 
 
 class HeadMonitor:
-    """One head of one artefact.
+    """Watches one head of one artefact.
 
     Attributes:
-        held_out: the gains that it predicted for its held-out rows.
+        held_out: The gains that it predicted for its held-out rows.
     """
 
-    def __init__(self, by: HeadKey, held_out: NDArray[Any], settings: DriftSettings) -> None:
-        self._by, self.held_out = by, held_out
+    def __init__(self, key: HeadKey, held_out: NDArray[Any], settings: DriftSettings) -> None:
+        """Begin with empty windows."""
+        self._key, self.held_out = key, held_out
         self._reference = Reference(held_out)
         self._settings = settings
         self._gains = deque[float](maxlen=settings.window)
         self._outcomes: dict[str, tuple[float, float]] = {}
 
     def predicted(self, gain: float) -> None:
-        """Adds a ``gain`` that the head predicted for a request."""
+        """Add a `gain` that the head predicted for a request."""
         self._gains.append(gain)
 
     def observed(self, chance: float, outcome: float, request_id: str) -> None:
-        """Adds an ``outcome`` with the ``chance`` that the head had predicted, both 0 to 1.
+        """Add an `outcome` with the `chance` that the head had predicted, both 0 to 1.
 
-        A later outcome of the same ``request_id`` replaces an earlier one.
+        A later outcome of the same `request_id` replaces an earlier one.
         """
         self._outcomes[request_id] = (chance, outcome)
         if len(self._outcomes) > self._settings.window:
@@ -139,33 +148,33 @@ class HeadMonitor:
 
     @property
     def health(self) -> RouterHealth:
-        """How the head does."""
+        """The drift of the head."""
         return RouterHealth(
-            **self._by._asdict(),
+            **self._key._asdict(),
             inputs=self._inputs(list(self._gains)),
             accuracy=self._accuracy(list(self._outcomes.values())),
         )
 
     def _inputs(self, gains: Sequence[float]) -> InputDrift:
-        found = InputDrift(
+        drift = InputDrift(
             state=DRIFT_STATE_GATHERING, rows=len(gains), limit=self._settings.stability_max
         )
-        if found.rows >= self._settings.min_rows:
-            found.limit = max(found.limit, self._reference.chance_index(found.rows, CHANCE))
-            found.stability_index = self._reference.stability_index(np.asarray(gains))
-            found.state = _state(found.stability_index > found.limit)
-        return found
+        if drift.rows >= self._settings.min_rows:
+            drift.limit = max(drift.limit, self._reference.chance_index(drift.rows, CHANCE))
+            drift.stability_index = self._reference.stability_index(np.asarray(gains))
+            drift.state = _state(drift.stability_index > drift.limit)
+        return drift
 
     def _accuracy(self, pairs: Sequence[tuple[float, float]]) -> AccuracyDrift:
         if not pairs:
             return AccuracyDrift(state=DRIFT_STATE_GATHERING)
         predicted, outcomes = zip(*pairs, strict=True)
-        found = accuracy(predicted, outcomes, self._settings.confidence, self._reference.rows)
-        enough = found.rows >= self._settings.min_outcomes
-        found.state = (
-            _state(abs(found.bias) > found.half_width) if enough else DRIFT_STATE_GATHERING
+        drift = accuracy(predicted, outcomes, self._settings.confidence, self._reference.rows)
+        enough = drift.rows >= self._settings.min_outcomes
+        drift.state = (
+            _state(abs(drift.bias) > drift.half_width) if enough else DRIFT_STATE_GATHERING
         )
-        return found
+        return drift
 
 
 HeldOut = Mapping[HeadKey, NDArray[np.float32]]
@@ -175,9 +184,10 @@ _GAUGES: Final = (catalog.INPUT_DRIFT, catalog.ACCURACY_BIAS, catalog.BRIER, cat
 
 
 class DriftMonitor:
-    """Monitors the heads of the learned routers in use."""
+    """Watches the heads of the learned routers in use."""
 
     def __init__(self, gateway_id: str, instruments: Instruments) -> None:
+        """Show the drift of all heads as metrics of `instruments`."""
         self._gateway_id = gateway_id
         self._settings = DriftSettings()
         self._monitors: Mapping[HeadKey, HeadMonitor] = {}
@@ -185,38 +195,38 @@ class DriftMonitor:
             instruments.observe(gauge, partial(self._values, gauge))
 
     def use(self, held_out: HeldOut, settings: DriftSettings) -> None:
-        """Monitors these heads from now on; the windows of those that have not changed are kept."""
+        """Watch these heads from now on; heads that have not changed keep their windows."""
         monitors = {}
-        for by, gains in held_out.items():
-            old = self._monitors.get(by)
+        for key, gains in held_out.items():
+            old = self._monitors.get(key)
             same = old and settings == self._settings and np.array_equal(gains, old.held_out)
-            monitors[by] = old if old and same else HeadMonitor(by, gains, settings)
+            monitors[key] = old if old and same else HeadMonitor(key, gains, settings)
         self._monitors, self._settings = monitors, settings
 
     def scored(self, score: RouterScore) -> None:
-        """A head predicted something for a request."""
+        """Take a prediction of a head for a request."""
         monitor = self._monitors.get(_key_of(score))
         if monitor is not None:
             monitor.predicted(score.gain)
 
     def observed(self, score: RouterScore, model: str, outcome: float, request_id: str) -> None:
-        """The outcome, 0 to 1, of what was predicted for ``model``; ignored where nothing was, or that head is not in
-        use any more.
+        """Take the outcome, 0 to 1, of what was predicted for `model`.
 
-        A later outcome of the same request replaces an earlier one.
+        It is ignored if nothing was predicted, or if that head is not in use any more. A later outcome of the same
+        request replaces an earlier one.
         """
         monitor = self._monitors.get(_key_of(score))
         if monitor is not None and model in score.chances:
             monitor.observed(score.chances[model], outcome, request_id)
 
     def graded(self, record: RequestRecord, grade: float) -> None:
-        """A caller's grade of an answer, 0 to 1: the outcome of what was predicted for the model that gave it.
+        """Take a caller's grade of an answer, 0 to 1: the outcome of what was predicted for the model that gave it.
 
-        It counts for the head that was asked last, but in a cascade not for the prompt head: a small model's answer is
-        kept because it looks good, so the kept ones are better than the prediction for all.
+        It counts for the head that predicted last, but in a cascade not for the prompt head: a small model's answer is
+        shown because it looks good, so the shown ones are better than the prediction for all.
         """
         scores = record.route.scores
-        models = [one.model for one in record.attempts]
+        models = [attempt.model for attempt in record.attempts]
         if not scores or not models or record.error_reason:
             return
         score, cascade = scores[-1], record.route.strategy == ROUTE_STRATEGY_CASCADE
@@ -224,7 +234,7 @@ class DriftMonitor:
             self.observed(score, models[-1], grade, record.request_id)
 
     def compared(self, plan: Plan, weak: str, agreement: float, row_id: str) -> None:
-        """The outcome of a shadow: how far ``weak`` agrees with the strong model; counts where the settings say so.
+        """Take how far `weak` agrees with the strong model in a shadow, if the settings say that shadows count.
 
         It does not count in a cascade, for the reason given at `graded`.
         """
@@ -235,7 +245,7 @@ class DriftMonitor:
                 self.observed(score, weak, agreement, row_id)
 
     def health(self) -> GetRouterHealthResponse:
-        """The health of every head in use, by this gateway's requests."""
+        """Return the drift of every head in use, by this gateway's requests."""
         routers = [monitor.health for monitor in self._monitors.values()]
         name = self._gateway_id
         return GetRouterHealthResponse(routers=routers, gateway=name, gateways=[name])
@@ -244,16 +254,17 @@ class DriftMonitor:
         # The mapping is replaced as a whole, never changed: other threads may iterate over it.
         for monitor in self._monitors.values():
             health = monitor.health
-            inputs, found = health.inputs, health.accuracy
+            inputs, accuracy = health.inputs, health.accuracy
             labels = health.policy, health.version, word_of(RouterHead, health.head)
             if gauge is catalog.DRIFTED:
                 yield (*labels, "inputs"), float(inputs.state == DRIFT_STATE_DRIFTED)
-                yield (*labels, "accuracy"), float(found.state == DRIFT_STATE_DRIFTED)
+                yield (*labels, "accuracy"), float(accuracy.state == DRIFT_STATE_DRIFTED)
             elif gauge is catalog.INPUT_DRIFT:
                 if inputs.HasField("stability_index"):
                     yield labels, inputs.stability_index
-            elif found.rows:
-                yield labels, found.bias if gauge is catalog.ACCURACY_BIAS else found.brier
+            elif accuracy.rows:
+                is_bias = gauge is catalog.ACCURACY_BIAS
+                yield labels, accuracy.bias if is_bias else accuracy.brier
 
 
 def _key_of(score: RouterScore) -> HeadKey:

@@ -1,4 +1,4 @@
-"""Request metrics: what a gateway counts of each request when it has ended."""
+"""Counts each request when it has ended: the request metrics of a gateway."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.enums import word_of
 
 PREDICTED_WAIT_MS: Final = 50.0
-"""Wait for a worker from which on the prediction of an answer's time is judged: what does not wait is never refused."""
+"""Wait for a worker, in milliseconds, from which on the predicted time of an answer is judged: a request that does not
+wait is never refused."""
 _TARGETS: Final = {False: "input", True: "output"}
 
 
@@ -36,6 +37,7 @@ class RequestMetrics:
     """Valid requests by outcome, their tokens, cost and times, and what was decided about them."""
 
     def __init__(self, instruments: Instruments) -> None:
+        """Count in `instruments`."""
         self._instruments = instruments
         self._requests = instruments.counter(catalog.REQUESTS)
         self._refused = instruments.counter(catalog.REFUSED)
@@ -52,7 +54,7 @@ class RequestMetrics:
         self._safety = instruments.counter(catalog.SAFETY_ACTIONS)
 
     def show(self, dispatch: Dispatch, calls: RunningCalls) -> None:
-        """Show ``calls`` and the rows of ``dispatch``: waiting for room, sent again, given up."""
+        """Show `calls`, and the runs of `dispatch`: waiting for room, sent again, given up."""
         observe = self._instruments.observe
         observe(catalog.RUNNING, lambda: [((), calls.active)])
         observe(
@@ -65,12 +67,12 @@ class RequestMetrics:
         observe(catalog.DEAD_LETTERS, lambda: list(dispatch.given_up.items()))
 
     def refused(self, error: SluiceError) -> None:
-        """Count the error of a call that asked for nothing valid; an error of a valid request names that."""
+        """Count the error of a call without a valid request; an error of a valid request has its id."""
         if "request_id" not in error.metadata:
             self._refused[error.reason,] += 1
 
     def ended(self, log: RequestLog, record: RequestRecord) -> None:
-        """A valid request has ended, as its ``record`` says, which is made of ``log``."""
+        """Count a valid request that has ended, by its log and the record that was made of that."""
         assert log.request is not None, "it is valid"
         # A request that was refused counts for the model that it named.
         model = log.model or log.request.model or ""
@@ -79,9 +81,9 @@ class RequestMetrics:
         self._requests[model, priority_class, outcome] += 1
         if record.cached:
             self._cached[model, priority_class] += 1
-        for one in record.decisions:
-            action = word_of(SafetyAction, one.action)
-            self._safety[action, _TARGETS[one.in_answer]] += one.count
+        for decision in record.decisions:
+            action = word_of(SafetyAction, decision.action)
+            self._safety[action, _TARGETS[decision.in_answer]] += decision.count
         if log.rows is None or log.plan is None:
             return  # it was refused, or got an earlier answer
         plan, span = log.plan, log.server.get_span_context()

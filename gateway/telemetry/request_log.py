@@ -1,7 +1,8 @@
-"""What happens to one request, told once to one object by whoever does it.
+"""The log of one request: each step reports once what happened, to one object.
 
-Its spans are made while it is told (`sluice/telemetry/names.py` lists them; contexts are passed explicitly). Its record
-and audit entry (`gateway.telemetry.request_record`) and its metrics (`gateway.telemetry.metrics`) are made of it.
+Spans are made with the reports (`sluice/telemetry/names.py` lists them; contexts are passed explicitly). The record and
+audit entry of a request (`gateway.telemetry.request_record`) and its metrics (`gateway.telemetry.metrics`) are made of
+its log.
 """
 
 import json
@@ -69,48 +70,49 @@ Attributes = Mapping[str, AttributeValue]
 Wire = GenerateRequest | EmbedRequest | RerankRequest | ScoreRequest
 
 CALLER_GONE: Final = "the caller has gone"
+"""The message of the error of a call that its caller cancelled."""
 CONVERSATION_LABELS: Final = ("conversation_id", "session_id", "thread_id")
-"""Labels, which OpenAI's API calls metadata, that name a conversation; the first one that is there counts."""
+"""Labels (metadata in OpenAI's API) that may name a conversation; the first that is set counts."""
 ERROR_CHARS_MAX: Final = 500
-"""Bound of the error messages in traces."""
+"""Longest error message in a trace, in characters."""
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 CONTENT_CHARS_MAX: Final = 65_536
-"""Bound of a message in traces; collectors take 4 MiB at a time."""
+"""Longest message of a conversation in a trace, in characters; collectors take 4 MiB at a time."""
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class RequestLog:
-    """What happened to one request, in a call of its own. As a context manager it ends the span of the call.
+    """What happened to one request. As a context manager it ends the span of the request's call.
 
     Attributes:
-        request_id: of what the call asks for.
-        operation: as telemetry and records name the method; empty: it is a prompt or a chat.
-        arrived_at: monotonic seconds.
-        arrived_unix_ms: the same moment.
-        server: the span of the call.
-        trace_id: 32 hex digits.
-        recorded: whether somebody will see the spans of its hops; else at most that of the call is seen.
-        request: what was asked; None: nothing that is valid.
-        method: as spans and metrics name it, also where it is a prompt or a chat.
-        policy: version of the safety policy that decided about the prompt.
-        taken: findings in the prompt, by rule and action.
-        blocked: whether the policy blocks the prompt.
-        governed_model: the one that must answer by the policy; may be empty.
-        seen: the texts as a model would see them.
-        checks: of the token classifiers whose findings were decided with those of the rules.
-        plan: the routing decision.
-        answer_key: under which the answer is kept, or was found.
-        publish_ms: how long its rows waited for room at a batcher.
-        model: the one that answers, or answered; empty: none was asked.
-        rows: those that worked on it; None: it was refused, or got an earlier answer.
-        guards: the checks of guard models.
-        answer_taken: findings in the answer, by rule and action.
-        finished: how the answer ended.
-        error: why there is none, or why the request was not admitted, a reason; may be empty.
-        first_token_at: when callers could see something, monotonic seconds.
-        ended_at: monotonic seconds.
-        shadows: the models that were given the request as well.
-        left: why the caller did not wait for the end.
+        request_id: The id of the request.
+        operation: How telemetry and records name the method; empty for a prompt or a chat.
+        arrived_at: When it came, in monotonic seconds.
+        arrived_unix_ms: The same moment, in milliseconds since the epoch.
+        server: The span of the call.
+        trace_id: The trace, 32 hex digits.
+        recorded: Whether the spans of its steps are recorded; else at most that of the call is.
+        request: The valid request; None if there is none.
+        method: The name of the method in spans and metrics, also for a prompt or a chat.
+        policy: Version of the safety policy that decided about the prompt.
+        taken: Findings in the prompt, by rule and action.
+        blocked: Whether the policy blocks the prompt.
+        governed_model: The model that must answer by the policy; may be empty.
+        seen: The texts as a model would see them.
+        checks: Checks of the token classifiers whose findings were decided with those of the rules.
+        plan: The routing decision.
+        answer_key: The key that the answer is cached by.
+        publish_ms: How long its runs waited for room at a batcher.
+        model: The model that answers, or answered; empty if none was asked.
+        rows: The runs that worked on it; None if it was refused, or got an earlier answer.
+        guards: The checks of guard models.
+        answer_taken: Findings in the answer, by rule and action.
+        finished: How the answer ended.
+        error: The reason of the error that ended the request; may be empty.
+        first_token_at: When callers could see something, in monotonic seconds.
+        ended_at: When it ended, in monotonic seconds.
+        shadows: Models that were given the request as well.
+        left: Why the caller did not wait for the end.
     """
 
     request: ValidRequest | None = None
@@ -134,7 +136,7 @@ class RequestLog:
     ended_at = 0.0
     shadows: Sequence[ShadowRun] = ()
     left: SluiceError | None = None
-    _hop = ""
+    _step = ""
 
     def __init__(
         self,
@@ -145,15 +147,15 @@ class RequestLog:
         request_id: str | None = None,
         route: str = "",
     ) -> None:
-        """Begin the log of a call that has come.
+        """Begin the log of a call.
 
         Args:
-            tracer: makes its spans.
-            span: the name of its gRPC method.
-            metadata: has its trace context.
-            operation: see the class.
-            request_id: by which the caller knows the request already; None: a new one.
-            route: of a call over HTTP, which its span is named by.
+            tracer: Makes its spans.
+            span: The name of its gRPC method.
+            metadata: Metadata of the call, with its trace context.
+            operation: See the class.
+            request_id: The id that the caller knows the request by; None for a new one.
+            route: The path of an HTTP call, which names its span.
         """
         self.request_id = request_id or new_request_id()
         self.operation = operation
@@ -173,15 +175,15 @@ class RequestLog:
             )
         self._is_grpc = not route
         self._unseen = NonRecordingSpan(context) if self.recorded else self.server
-        self._hops_ms: dict[str, float] = {}
-        self._hop_at = self.arrived_at
-        self._hop_span: Span = self._unseen
-        self._row_spans: dict[str, Span] = {}
+        self._steps_ms: dict[str, float] = {}
+        self._step_at = self.arrived_at
+        self._step_span: Span = self._unseen
+        self._run_spans: dict[str, Span] = {}
 
     # The call.
 
-    def asked(self, wire: Wire, tenant: str) -> None:
-        """The call asks for ``wire``, which may be invalid: what every call is searched by."""
+    def received(self, wire: Wire, tenant: str) -> None:
+        """Take the message of the call, which may be invalid: attributes that every call is searched by."""
         about_request(self.request_id, self.trace_id)
         if self.server.is_recording():
             # Text that was put in the wrong field must not get into traces.
@@ -195,8 +197,8 @@ class RequestLog:
                 }
             )
 
-    def valid(self, request: ValidRequest) -> None:
-        """What the call asks for is valid."""
+    def validated(self, request: ValidRequest) -> None:
+        """Take the valid request."""
         self.request = request
         prompted = "text_completion" if request.conversation.raw else "chat"
         self.method = self.operation or prompted
@@ -213,7 +215,7 @@ class RequestLog:
             self.server.set_attributes(self._conversation())
 
     def describe(self, attributes: Attributes) -> None:
-        """More that is said of the call."""
+        """Set attributes of the span of the call."""
         self.server.set_attributes(attributes)
 
     def __enter__(self) -> "RequestLog":
@@ -223,21 +225,21 @@ class RequestLog:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if error is not None:
-            ended = self._ended_with(error)
-            _fail(self.server, ended)
+            sent = self._error_sent(error)
+            _fail(self.server, sent)
             if self._is_grpc:
-                self.server.set_attribute(names.RPC_STATUS, ended.code.name)
+                self.server.set_attribute(names.RPC_STATUS, sent.code.name)
             else:
-                status = http_status(ended.code.value[0], ended.reason)
+                status = http_status(sent.code.value[0], sent.reason)
                 self.server.set_attribute(names.HTTP_STATUS, status)
-            if self._hop:
-                _fail(self._hop_span, ended)
-        if self._hop:
-            self.hop("")
+            if self._step:
+                _fail(self._step_span, sent)
+        if self._step:
+            self.step("")
         self.server.end()
 
-    def _ended_with(self, error: BaseException) -> SluiceError:
-        """Tell what the caller of a call that ``error`` ended has got, or would have."""
+    def _error_sent(self, error: BaseException) -> SluiceError:
+        """Return what the caller of a call that `error` ended has got, or would have."""
         if isinstance(error, SluiceError):
             return error
         if isinstance(error, Exception):
@@ -245,44 +247,44 @@ class RequestLog:
         return self.left or Cancelled(CALLER_GONE)
 
     def _conversation(self) -> Attributes:
-        """Name the conversation that the request is part of, as its labels do."""
+        """Return the attribute that names the conversation of the request, if a label does."""
         labels = {} if self.request is None else self.request.labels
-        found = next((labels[name] for name in CONVERSATION_LABELS if labels.get(name)), "")
-        return {names.GEN_AI_CONVERSATION: found} if found else {}
+        ids = [labels[name] for name in CONVERSATION_LABELS if labels.get(name)]
+        return {names.GEN_AI_CONVERSATION: ids[0]} if ids else {}
 
     # The prompt.
 
-    def hop(self, name: str) -> Span:
-        """The next step of the admission begins, and the one before it ends; an empty ``name``: that was the last."""
+    def step(self, name: str) -> Span:
+        """Begin the next step of the admission, end the one before, and return its span; an empty name is the end."""
         now = time.monotonic()
-        if self._hop:
+        if self._step:
             # A request whose model has no room for it is routed again.
-            took_ms = (now - self._hop_at) * 1000
-            self._hops_ms[self._hop] = self._hops_ms.get(self._hop, 0.0) + took_ms
-            self._hop_span.end()
-        self._hop, self._hop_at = name, now
-        self._hop_span = self._unseen
+            took_ms = (now - self._step_at) * 1000
+            self._steps_ms[self._step] = self._steps_ms.get(self._step, 0.0) + took_ms
+            self._step_span.end()
+        self._step, self._step_at = name, now
+        self._step_span = self._unseen
         if name and self.recorded:
-            self._hop_span = self._tracer.start_span(name, self._context)
-        return self._hop_span
+            self._step_span = self._tracer.start_span(name, self._context)
+        return self._step_span
 
     def inspected(self, inspection: RequestInspection) -> None:
-        """The safety policy has decided about the prompt; see the attributes."""
+        """Take what the safety policy has decided about the prompt."""
         verdict, self.policy = inspection.verdict, inspection.policy.version
         self.taken, self.checks = verdict.taken, inspection.checks
         self.seen = [result.text for result in inspection.inspected]
         self.blocked = bool(verdict.blocked)
         self.governed_model = verdict.governed[0] if verdict.governed else ""
         if self.recorded:
-            self._hop_span.set_attributes(
+            self._step_span.set_attributes(
                 {names.SAFETY_POLICY: self.policy, **finding_attributes(verdict.taken)}
             )
 
     def routed(self, plan: Plan) -> None:
-        """The request was routed; replaces an earlier decision."""
+        """Take the routing decision; it replaces an earlier one."""
         self.plan = plan
         if self.recorded:
-            self._hop_span.set_attributes(
+            self._step_span.set_attributes(
                 {
                     names.ROUTE_STRATEGY: plan.strategy,
                     names.ROUTE_REASON: plan.route.reason,
@@ -292,13 +294,13 @@ class RequestLog:
                 }
             )
 
-    # Its rows.
+    # Its runs.
 
     @contextmanager
     def child(
         self, name: str, attributes: Attributes, kind: SpanKind = SpanKind.INTERNAL
     ) -> Iterator[Span]:
-        """A span around something beside the admission; an error that passes through is recorded."""
+        """Yield a span around work outside the admission; an error that passes through is recorded."""
         span = self._unseen
         if self.recorded:
             span = self._tracer.start_span(name, self._context, kind, attributes)
@@ -310,33 +312,33 @@ class RequestLog:
         finally:
             span.end()
 
-    def row_attributes(self, model: str, row_id: str) -> Attributes:
-        """Describe the span of a row, or of several that are sent together."""
+    def run_attributes(self, model: str, run_id: str) -> Attributes:
+        """Return the attributes of the span of a run, or of several that are sent together."""
         return {
             names.GEN_AI_OPERATION: self.method,
             names.GEN_AI_SYSTEM: "sluice",
             names.GEN_AI_REQUEST_MODEL: model,
-            names.REQUEST_ID: row_id,
+            names.REQUEST_ID: run_id,
             names.MESSAGING_SYSTEM: "nats",
             names.MESSAGING_OPERATION: names.SEND,
             names.MESSAGING_TEMPLATE: subjects.ALL_TASKS,
             **self._conversation(),
         }
 
-    def row_sent(self, row_id: str, model: str) -> Mapping[str, str]:
-        """A row is on its way: what its tasks carry of its span, which ends with the answer."""
+    def run_sent(self, run_id: str, model: str) -> Mapping[str, str]:
+        """Begin the span of a run that is sent, and return the trace headers of its tasks; it ends with the answer."""
         if not self.recorded:
             return headers_of(self._unseen)
-        attributes = self.row_attributes(model, row_id)
+        attributes = self.run_attributes(model, run_id)
         name = names.model_span(self.method, model)
         span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes)
-        self._row_spans[row_id] = span
+        self._run_spans[run_id] = span
         return headers_of(span)
 
     # The answer.
 
     def started(self, started: Started) -> None:
-        """The caller is told who answers."""
+        """Take the first event of the answer."""
         if self.server.is_recording():
             self.server.set_attributes(
                 {
@@ -346,12 +348,12 @@ class RequestLog:
                 }
             )
 
-    def kept(self, answer: Replay) -> None:
-        """The request gets the answer of an earlier one."""
+    def replayed(self, answer: Replay) -> None:
+        """Take the answer of an earlier request, which this one gets."""
         self.finished, self.model = answer.finished, answer.finished.model
 
     def ended(self, answer: Answer, now: float) -> None:
-        """The answer to the request has ended."""
+        """Take the answer to the request, which has ended."""
         self.rows, self.model = answer.attempts, answer.current.model
         self.finished, self.first_token_at = answer.finished, answer.first_token_at
         self.ended_at = now
@@ -360,38 +362,38 @@ class RequestLog:
         output = answer.current.output
         if answer.finished is not None and output is not None:
             self.answer_taken = output.outcome().taken
-        for row_id, span in self._row_spans.items():
-            attributes, ago_s = _row_end(answer, now, row_id)
+        for run_id, span in self._run_spans.items():
+            attributes, ago_s = _run_end(answer, now, run_id)
             span.set_attributes(attributes)
-            if answer.error is not None and row_id == answer.current.row_id:
+            if answer.error is not None and run_id == answer.current.row_id:
                 _fail(span, answer.error)
-            self._add_content(span, answer, row_id)
+            self._add_content(span, answer, run_id)
             span.end(time.time_ns() - int(ago_s * 1e9))
-        self._row_spans.clear()
+        self._run_spans.clear()
 
-    def _add_content(self, span: Span, answer: Answer, row_id: str) -> None:
-        """Add what was asked and answered, as the model and the caller saw it, where the operator wants that."""
-        wanted, row = content_capture(), answer.current
-        if not wanted or row.row_id != row_id or self.request is None:
+    def _add_content(self, span: Span, answer: Answer, run_id: str) -> None:
+        """Add prompt and answer, as the model and the caller saw them, if the operator wants that."""
+        wanted, run = content_capture(), answer.current
+        if not wanted or run.row_id != run_id or self.request is None:
             return
         turns = zip(self.request.conversation.turns, self.seen, strict=False)
-        asked = [_message(turn.role, seen) for turn, seen in turns]
-        answered = _message("assistant", answer.text_before(row.completion_tokens))
+        prompt = [_message(turn.role, seen) for turn, seen in turns]
+        message = _message("assistant", answer.text_before(run.completion_tokens))
         if answer.finished is not None:
-            answered["finish_reason"] = word_of(FinishReason, answer.finished.reason)
+            message["finish_reason"] = word_of(FinishReason, answer.finished.reason)
         content = {
-            names.GEN_AI_INPUT_MESSAGES: json.dumps(asked, ensure_ascii=False),
-            names.GEN_AI_OUTPUT_MESSAGES: json.dumps([answered], ensure_ascii=False),
+            names.GEN_AI_INPUT_MESSAGES: json.dumps(prompt, ensure_ascii=False),
+            names.GEN_AI_OUTPUT_MESSAGES: json.dumps([message], ensure_ascii=False),
         }
         if SPAN in wanted:
             span.set_attributes(content)
         if EVENT in wanted:
             span.add_event(names.GEN_AI_DETAILS, content)
 
-    def rows_ended(
+    def runs_ended(
         self, plan: Plan, rows: Sequence[Row], usage: Usage, error: str, now: float
     ) -> None:
-        """All rows of a request about texts have ended; ``error`` is the reason of the one that failed it."""
+        """Take the runs of a request about texts, which have ended; `error` is the reason of the one that failed it."""
         self.rows, self.model, self.error, self.ended_at = rows, plan.model, error, now
         if self.server.is_recording():
             self.server.set_attributes(
@@ -403,7 +405,8 @@ class RequestLog:
                     names.CACHED: usage.cached,
                 }
             )
-        last = next((one.final.timings for one in reversed(rows) if one.final), RowTimings())
+        finals = [row.final.timings for row in rows if row.final]
+        last = finals[-1] if finals else RowTimings()
         self.finished = Finished(
             reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,
             timings=self.timings(last, now, now),
@@ -411,37 +414,37 @@ class RequestLog:
         )
 
     def delivered(self, answer: Answer | Replay, models: Mapping[str, ModelSettings]) -> None:
-        """The call has read of ``answer`` what it will read."""
+        """Take the end of a call: it reads no more of `answer`."""
         if self.server.is_recording():
             self.server.set_attributes(_end_attributes(answer, models))
 
     def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
-        """The timings of an answer that ends ``now``."""
-        made, hops = Timings(), self._hops_ms
+        """Return the timings of an answer that ends `now`."""
+        timings, steps_ms = Timings(), self._steps_ms
         total_ms = (now - self.arrived_at) * 1000
-        admitted_ms = (self._hop_at - self.arrived_at) * 1000
+        admitted_ms = (self._step_at - self.arrived_at) * 1000
         worked_ms = row.queue_ms + row.batch_ms + row.prefill_ms + row.decode_ms
         named_ms = admitted_ms + self.publish_ms + worked_ms
-        for message, ms in (  # a message that is made apart is copied
-            (made.admission, admitted_ms - sum(hops.values())),
-            (made.safety, hops.get(names.SPAN_SAFETY, 0.0)),
-            (made.route, hops.get(names.SPAN_ROUTE, 0.0)),
-            (made.tokenize, hops.get(names.SPAN_TOKENIZE, 0.0)),
-            (made.publish, self.publish_ms),
-            (made.queue, row.queue_ms),
-            (made.batch, row.batch_ms),
-            (made.prefill, row.prefill_ms),
-            (made.decode, row.decode_ms),
-            (made.delivery, max(0.0, total_ms - named_ms)),
-            (made.time_to_first_token, (first_token_at - self.arrived_at) * 1000),
-            (made.total, total_ms),
+        for message, ms in (  # set in place: a message that is passed in is copied
+            (timings.admission, admitted_ms - sum(steps_ms.values())),
+            (timings.safety, steps_ms.get(names.SPAN_SAFETY, 0.0)),
+            (timings.route, steps_ms.get(names.SPAN_ROUTE, 0.0)),
+            (timings.tokenize, steps_ms.get(names.SPAN_TOKENIZE, 0.0)),
+            (timings.publish, self.publish_ms),
+            (timings.queue, row.queue_ms),
+            (timings.batch, row.batch_ms),
+            (timings.prefill, row.prefill_ms),
+            (timings.decode, row.decode_ms),
+            (timings.delivery, max(0.0, total_ms - named_ms)),
+            (timings.time_to_first_token, (first_token_at - self.arrived_at) * 1000),
+            (timings.total, total_ms),
         ):
             set_duration(message, ms)
-        return made
+        return timings
 
 
 def untraced() -> RequestLog:
-    """The log of a request that only checks or counts a text: nobody sees it."""
+    """Return the log of a request that only checks or counts a text: it is not recorded."""
     return RequestLog(_NO_TRACER, "", _NO_HEADERS)
 
 
@@ -449,12 +452,12 @@ _NO_TRACER: Final = NoOpTracer()
 
 
 def new_request_id() -> str:
-    """A unique name; 15 random bytes are 20 url-safe characters."""
+    """Return a unique id; 15 random bytes are 20 url-safe characters."""
     return f"req-{secrets.token_urlsafe(15)}"
 
 
 def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> Attributes:
-    """Attributes for findings by rule and action: the pairs, and a count for each action."""
+    """Return the attributes for findings by rule and action: the pairs, and a count for each action."""
     if not taken:
         return {}
     counts: Counter[str] = Counter()
@@ -465,14 +468,14 @@ def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> Attributes:
 
 
 def _message(role: str, text: str) -> dict[str, Any]:
-    """Write a message in the form of the conventions for generative AI."""
+    """Return a message in the form of the conventions for generative AI."""
     if len(text) > CONTENT_CHARS_MAX:
         text = f"{text[:CONTENT_CHARS_MAX]}..."
     return {"role": role, "parts": [{"type": "text", "content": text}]}
 
 
 def _fail(span: Span, error: SluiceError) -> None:
-    """Mark ``span`` as failed with ``error``, whose message may quote what the caller sent: that is left out."""
+    """Mark `span` as failed with `error`, without what its message may quote of the caller's text."""
     if span.is_recording():
         span.set_attribute(names.ERROR_REASON, error.reason)
         message = _QUOTED.sub("'...'", error.message)[:ERROR_CHARS_MAX]
@@ -480,14 +483,14 @@ def _fail(span: Span, error: SluiceError) -> None:
 
 
 def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelSettings]) -> Attributes:
-    """How the answer ended, as far as it has, for the span of the call."""
+    """Return how the answer ended, as far as it has, for the span of the call."""
     finished = answer.finished
     attributes: dict[str, AttributeValue]
     if isinstance(answer, Answer):
         model, attributes = answer.current.model, _course(answer)
     else:
         model = answer.finished.model
-        attributes = {names.MODELS_TRIED: [one.model for one in answer.finished.attempts]}
+        attributes = {names.MODELS_TRIED: [attempt.model for attempt in answer.finished.attempts]}
     attributes[names.GEN_AI_RESPONSE_MODEL] = model
     if model in models:
         attributes[names.TIER] = models[model].tier
@@ -501,7 +504,7 @@ def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelSettings]
 
 
 def usage_attributes(usage: Usage, cost: float) -> dict[str, AttributeValue]:
-    """Count tokens, and what they cost."""
+    """Return the attributes for tokens, and what they cost."""
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
         names.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
@@ -514,23 +517,23 @@ def usage_attributes(usage: Usage, cost: float) -> dict[str, AttributeValue]:
 
 
 def _course(answer: Answer) -> dict[str, AttributeValue]:
-    """What happened while the answer was computed."""
+    """Return what happened while the answer was computed."""
     rows = answer.attempts
-    attributes: dict[str, AttributeValue] = {names.MODELS_TRIED: [one.model for one in rows]}
-    if recovered := [one for one in rows if one.recoveries]:
-        attributes[names.RECOVERED] = sum(one.recoveries for one in recovered)
+    attributes: dict[str, AttributeValue] = {names.MODELS_TRIED: [row.model for row in rows]}
+    if recovered := [row for row in rows if row.recoveries]:
+        attributes[names.RECOVERED] = sum(row.recoveries for row in recovered)
         attributes[names.RECOVERED_FROM] = recovered[-1].recovered_from
-        attributes[names.RECOVERED_GAP_S] = max(one.recovered_gap_s for one in recovered)
-    if reasons := [one.escalation_reason for one in rows if one.escalation_reason]:
+        attributes[names.RECOVERED_GAP_S] = max(row.recovered_gap_s for row in recovered)
+    if reasons := [row.escalation_reason for row in rows if row.escalation_reason]:
         attributes[names.ROUTE_ESCALATED] = reasons[-1]
     if answer.first_token_at is not None:
         attributes[names.GEN_AI_TTFT] = answer.first_token_at - answer.request.arrived_at
     return attributes
 
 
-def _row_end(answer: Answer, now: float, row_id: str) -> tuple[Attributes, float]:
-    """How a row of ``answer``, which has ended now, ended, for its span; and how many seconds ago."""
-    row = next((one for one in answer.attempts if one.row_id == row_id), None)
+def _run_end(answer: Answer, now: float, run_id: str) -> tuple[Attributes, float]:
+    """Return how a run of an answer that has ended now ended, for its span; and how many seconds ago."""
+    row = next((row for row in answer.attempts if row.row_id == run_id), None)
     if row is None:
         return {names.END: "unused"}, 0.0
     last = row is answer.current

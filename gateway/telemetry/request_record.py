@@ -1,7 +1,7 @@
 """Makes the record and the audit entry of a request of its log.
 
-The record is written when the request has ended; the audit when the prompt has been decided, and once more when the
-answer has brought other decisions.
+The record is written when the request has ended. The audit entry is written when the policy has decided about the
+prompt, and once more if the answer has led to other decisions.
 """
 
 import hashlib
@@ -26,12 +26,19 @@ from sluice.wire.clock import duration, set_duration, timestamp, unix_ms
 from sluice.wire.enums import value_of
 
 TEXT_BYTES_MAX: Final = 256 * 1024
-"""Of the turns of one request in the audit; the rest is cut off."""
+"""Longest text of one request in the audit, in bytes; the rest is cut off."""
 
 
 @dataclass(frozen=True)
 class RequestRecords:
-    """Writes what is kept of requests."""
+    """Writes records and audit entries.
+
+    Attributes:
+        settings: What is recorded.
+        store: Where it is written.
+        gateway_id: The gateway that the requests came to.
+        currency: The currency of costs.
+    """
 
     settings: RecordsSettings
     store: RecordStore
@@ -39,11 +46,11 @@ class RequestRecords:
     currency: str
 
     def decided(self, log: RequestLog) -> None:
-        """Rules or guards have decided about a prompt, or later about the answer: that is audited at once."""
+        """Audit what rules or guards have decided about a prompt, or later about the answer."""
         self.store.append_audit(self._entry(log))
 
     def ended(self, log: RequestLog) -> pb.RequestRecord:
-        """The request has ended, or a shadow of it has: its record, which is written."""
+        """Write the record of a request that has ended, or of which a shadow has, and return it."""
         record = self._record(log)
         self.store.write_record(record)
         return record
@@ -67,7 +74,7 @@ class RequestRecords:
             error_reason=log.error,
             route=None if log.plan is None else log.plan.route,
             attempts=self._attempts(log),
-            guards=[_guard(one) for one in (*log.checks, *_decided(log))],
+            guards=[_guard(decided) for decided in (*log.checks, *_decided(log))],
             decisions=[
                 pb.SafetyDecision(rule=rule, action=_action_value(action), count=n, in_answer=where)
                 for rule, action, n, where in _decisions(log)
@@ -81,7 +88,7 @@ class RequestRecords:
         return record
 
     def _attempts(self, log: RequestLog) -> list[pb.ModelAttempt]:
-        """A model's work on the request; that of all rows of a request about texts is one."""
+        """Return each model's work on the request; all runs of a request about texts are one."""
         rows = log.rows or ()
         if not log.operation or not rows:
             return [self._attempt(row) for row in rows]
@@ -91,8 +98,8 @@ class RequestRecords:
         return [total]
 
     def _attempt(self, row: Row) -> pb.ModelAttempt:
-        """A model's work on the request, and the batch that its row was sent in last."""
-        made = pb.ModelAttempt(
+        """Return a model's work on the request, with the batch that its run was sent in last."""
+        attempt = pb.ModelAttempt(
             model=row.model,
             prompt_tokens=row.prompt_tokens,
             completion_tokens=row.completion_tokens,
@@ -105,24 +112,24 @@ class RequestRecords:
             hint_dropped=row.hint_dropped,
         )
         if row.expected_s:
-            set_duration(made.expected_time, row.expected_s * 1000)
+            set_duration(attempt.expected_time, row.expected_s * 1000)
         counted = row.server_tokens
         if counted is not None:
-            made.server_prompt_tokens = counted.prompt_tokens
-            made.server_completion_tokens = counted.completion_tokens
+            attempt.server_prompt_tokens = counted.prompt_tokens
+            attempt.server_completion_tokens = counted.completion_tokens
         if row.final is not None and row.final.HasField("batch"):
             batch = row.final.batch
-            made.worker = batch.worker
-            made.batch_id = batch.batch_id
-            made.batch_cause = batch.cause
-            made.batch_rows = batch.rows
-            made.padding_share = batch.padding_share
-            set_duration(made.queue_wait, batch.waited_ms)
-            set_duration(made.queue_wait_max, batch.longest_waited_ms)
-        return made
+            attempt.worker = batch.worker
+            attempt.batch_id = batch.batch_id
+            attempt.batch_cause = batch.cause
+            attempt.batch_rows = batch.rows
+            attempt.padding_share = batch.padding_share
+            set_duration(attempt.queue_wait, batch.waited_ms)
+            set_duration(attempt.queue_wait_max, batch.longest_waited_ms)
+        return attempt
 
     def _entry(self, log: RequestLog) -> AuditEntry:
-        """The decisions about a request. It holds names of actions, which do not depend on an enum."""
+        """Return the decisions about a request. Actions are named, so that entries outlive the enum."""
         request = log.request
         assert request is not None, "only valid requests are inspected"
         entry = AuditEntry(
@@ -137,11 +144,11 @@ class RequestRecords:
             ],
             decided_unix_ms=unix_ms(),
         )
-        for one in _decided(log):  # what guards decided about the prompt as a whole
-            if not one.check.in_answer:
-                entry.blocked |= one.action is Action.BLOCK
-                if one.action is Action.ROUTE:
-                    entry.governed_model = one.check.guard.settings.action.model or ""
+        for decided in _decided(log):  # guards decide about the prompt as a whole
+            if not decided.check.in_answer:
+                entry.blocked |= decided.action is Action.BLOCK
+                if decided.action is Action.ROUTE:
+                    entry.governed_model = decided.check.guard.settings.action.model or ""
         if self.settings.audit_key is not None:
             entry.prompt_hmac = _hmac(self.settings.audit_key, request.conversation.texts)
         if request.tenant in self.settings.audit_text_tenants:
@@ -150,20 +157,20 @@ class RequestRecords:
 
 
 def _decided(log: RequestLog) -> Sequence[Decided]:
-    """What guard models decided."""
+    """Return what guard models decided."""
     return () if log.guards is None else log.guards.decided
 
 
 def _decisions(log: RequestLog) -> list[tuple[str, Action, int, bool]]:
-    """Rule, action, count, and whether it is about the answer: of all findings, in the order of the decisions."""
-    counted = [(log.taken, False), (log.answer_taken, True)]
+    """Return rule, action, count, and whether it is about the answer: of all findings, in the order of decisions."""
+    counts = [(log.taken, False)]
     if log.guards is not None:
-        counted[1:1] = [(log.guards.counts(in_answer=where), where) for where in (False, True)]
+        counts += [(log.guards.counts(in_answer=where), where) for where in (False, True)]
+    counts.append((log.answer_taken, True))
     return [
-        (rule, action, count, where)
-        for taken, where in counted
-        if taken
-        for (rule, action), count in sorted(taken.items(), key=lambda one: one[0])
+        (rule, action, count, in_answer)
+        for by_rule, in_answer in counts
+        for (rule, action), count in sorted(by_rule.items(), key=lambda item: item[0])
     ]
 
 
@@ -198,23 +205,23 @@ def _hmac(key: str, turns: Sequence[str]) -> bytes:
 
 
 def _cut(turns: Sequence[str]) -> list[str]:
-    """The turns, `TEXT_BYTES_MAX` in all; cut in whole characters."""
-    kept, room = [], TEXT_BYTES_MAX
+    """Return the turns, cut to `TEXT_BYTES_MAX` in all, in whole characters."""
+    texts, room = [], TEXT_BYTES_MAX
     for turn in turns:
         data = turn.encode(errors="replace")[:room]
-        kept.append(data.decode(errors="ignore"))
+        texts.append(data.decode(errors="ignore"))
         room -= len(data)
-    return kept
+    return texts
 
 
 def audit_response(entry: AuditEntry) -> pb.GetAuditEntryResponse:
-    """An entry of the audit without its text."""
+    """Return an entry of the audit without its text."""
     return pb.GetAuditEntryResponse(
         request_id=entry.request_id,
         tenant=entry.tenant,
         decision_time=timestamp(entry.decided_unix_ms),
         policy=entry.policy,
-        decisions=[_public(one) for one in entry.decisions],
+        decisions=[_public(decision) for decision in entry.decisions],
         blocked=entry.blocked,
         governed_model=entry.governed_model,
         prompt_hmac=entry.prompt_hmac,
@@ -222,10 +229,12 @@ def audit_response(entry: AuditEntry) -> pb.GetAuditEntryResponse:
     )
 
 
-def _public(one: AuditDecision) -> pb.SafetyDecision:
-    action = getattr(Action, one.action.upper(), None)  # an unknown action is of a newer gateway
+def _public(decision: AuditDecision) -> pb.SafetyDecision:
+    action = getattr(Action, decision.action.upper(), None)  # a newer gateway may know more actions
     value = SAFETY_ACTION_UNSPECIFIED if action is None else _action_value(action)
-    return pb.SafetyDecision(rule=one.rule, action=value, count=one.count, in_answer=one.in_answer)
+    return pb.SafetyDecision(
+        rule=decision.rule, action=value, count=decision.count, in_answer=decision.in_answer
+    )
 
 
 def _action_value(action: Action) -> "SafetyAction.ValueType":

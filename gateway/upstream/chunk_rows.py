@@ -50,7 +50,7 @@ class ChunkRows(Beside):
 
     async def _answer(self) -> None:
         row = self._attempt
-        headers = self._context.log.row_sent(row.row_id, row.model)
+        headers = self._context.log.run_sent(row.row_id, row.model)
         numbers = range(len(self._prepared.chunks))
         try:
             async with asyncio.TaskGroup() as group:

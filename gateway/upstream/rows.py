@@ -106,7 +106,7 @@ class Upstream:
             task.gather_ms = WATCHED_GATHER_MS
         if prepared is context.first:  # the second model's row did not wait for admission
             task.waited_us = round((begun - context.arrived_at) * 1e6)
-        headers = context.log.row_sent(row.row_id, row.model)
+        headers = context.log.run_sent(row.row_id, row.model)
 
         def on_taken() -> None:
             context.log.publish_ms += (time.monotonic() - begun) * 1000

@@ -63,14 +63,12 @@ async def test_a_constraint_that_no_process_compiles_is_asked_again(
     assert await checks.problem("regex", "a+", "acme") is None
 
 
-async def test_findings_are_kept_up_to_a_number(
-    checks: ConstraintChecks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "KNOWN_MAX", 2)
+async def test_results_are_cached_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = ConstraintChecks(results_max=2)
     monkeypatch.setattr(checks, "_ask_child", lambda kind, text: None)
     for text in "abc":
         assert await checks.problem("regex", text, "acme") is None
-    assert len(checks._known) == 2
+    assert len(checks._results) == 2
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_tenant_without_limits_is_not_limited() -> None:
     world.core.check_running(world.given, "acme", 10**6, 10**6)
     assert not world.core.uses(world.given, "acme")
     assert not world.core.headers(world.given, ACME)
-    assert not list(world.core.tell())
+    assert not list(world.core.report())
 
 
 def test_the_error_names_subject_limit_and_time() -> None:
@@ -166,23 +166,23 @@ def test_who_is_told_of_again_is_kept_and_who_was_silent_is_not() -> None:
 def test_a_gateway_that_was_silent_is_new_again() -> None:
     world = World({"requests_per_minute": 60})
     name = (REQUESTS, 0.0)
-    world.core.told(world.given, "gone", {name: 7.0})
-    world.core.told(world.given, "one", {name: 100.0})
+    world.core.on_report(world.given, "gone", {name: 7.0})
+    world.core.on_report(world.given, "one", {name: 100.0})
     world.now = 3.5
-    world.core.told(world.given, "one", {name: 103.0})
+    world.core.on_report(world.given, "one", {name: 103.0})
     (use,) = world.core.uses(world.given, "acme")
     assert use.used == pytest.approx(3.0), "it was heard 3.5 s ago"
     # What it says of for the first time is all that it has taken, while it is heard.
     other = (REQUESTS._replace(owner="other"), 0.0)
     world.now = 7.0
-    world.core.told(world.given, "one", {other: 4.0})
+    world.core.on_report(world.given, "one", {other: 4.0})
     (use,) = world.core.uses(world.given, "other")
     assert use.used == pytest.approx(4.0)
     world.now = 100.0
-    world.core.told(world.given, "one", {name: 150.0})
+    world.core.on_report(world.given, "one", {name: 150.0})
     (use,) = world.core.uses(world.given, "acme")
     assert use.used == pytest.approx(0.0)
-    assert world.core._told == {"one": (100.0, {name: 150.0})}
+    assert world.core._reports == {"one": (100.0, {name: 150.0})}
 
 
 def test_of_a_key_that_comes_here_late_only_what_is_taken_then_counts() -> None:
@@ -192,9 +192,9 @@ def test_of_a_key_that_comes_here_late_only_what_is_taken_then_counts() -> None:
     )
     name = (RateName("key", "k1", "", "requests_per_minute"), 0.0)
     for taken in (0.0, 500.0):
-        world.core.told(world.given, "one", {name: taken})
+        world.core.on_report(world.given, "one", {name: taken})
     world.core.enter(world.given, payer)
-    world.core.told(world.given, "one", {name: 503.0})
+    world.core.on_report(world.given, "one", {name: 503.0})
     for _ in range(6):
         world.core.enter(world.given, payer)
     assert world.refusal(payer)
@@ -336,14 +336,14 @@ def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:
 
 def test_what_another_gateway_has_taken_counts_and_its_past_does_not() -> None:
     one, two = World({"requests_per_minute": 60}), World({"requests_per_minute": 60})
-    two.core.told(two.given, "one", {})
+    two.core.on_report(two.given, "one", {})
     for _ in range(6):
         one.core.enter(one.given, ACME)
-    two.core.told(two.given, "one", dict(one.core.tell()))
+    two.core.on_report(two.given, "one", dict(one.core.report()))
     (use,) = two.core.uses(two.given, "acme")
     assert use.used == pytest.approx(6.0)
     late = World({"requests_per_minute": 60})
-    late.core.told(late.given, "one", dict(one.core.tell()))
+    late.core.on_report(late.given, "one", dict(one.core.report()))
     (use,) = late.core.uses(late.given, "acme")
     assert use.used == pytest.approx(0.0)
 
@@ -358,8 +358,8 @@ def test_names_that_no_setting_knows_are_not_kept() -> None:
         RateName("key", "k1", "", "requests_per_minute"),
         RateName("tenant", "acme", "large", "nonsense"),
     )
-    world.core.told(world.given, "one", {})
-    world.core.told(world.given, "one", {(name, 0.0): 1.0 for name in names})
+    world.core.on_report(world.given, "one", {})
+    world.core.on_report(world.given, "one", {(name, 0.0): 1.0 for name in names})
     assert list(world.core._buckets) == list(names[:2])
     for name in names:
         assert RateName.from_wire(name.to_wire()) == name
@@ -406,7 +406,7 @@ def test_what_another_gateway_took_before_it_was_idle_counts_once() -> None:
     def pass_s(seconds: int) -> None:
         """A hello each second."""
         for _ in range(seconds):
-            two.core.told(two.given, "one", dict(one.core.tell()))
+            two.core.on_report(two.given, "one", dict(one.core.report()))
             one.now, two.now = one.now + 1.0, two.now + 1.0
 
     pass_s(1)
@@ -415,7 +415,7 @@ def test_what_another_gateway_took_before_it_was_idle_counts_once() -> None:
         pass_s(1)
     pass_s(120)
     one.core.enter(one.given, ACME)
-    two.core.told(two.given, "one", dict(one.core.tell()))
+    two.core.on_report(two.given, "one", dict(one.core.report()))
     (use,) = two.core.uses(two.given, "acme")
     assert use.used == pytest.approx(1.0)
 

@@ -37,7 +37,7 @@ class Gateways:
 
     def _tell(self, teller: int, now: float) -> None:
         own = self.buckets[teller]
-        taken = own.tell(now)
+        taken = own.report(now)
         if taken is None:
             return
         for number, bucket in enumerate(self.buckets):
@@ -118,7 +118,7 @@ def test_whatever_is_done_first_counts_the_time_that_has_passed() -> None:
     ):
         bucket = empty()
         act(bucket)
-        assert (bucket._level, bucket._at) == (8.0, 1.0)
+        assert (bucket._level, bucket._level_at) == (8.0, 1.0)
     bucket = empty()
     bucket.change(4.0, 16.0, 1.0)
     assert bucket.level(2.0) == 8.0 + 4.0, "the old rate until then"
@@ -140,14 +140,14 @@ def test_what_others_take_leaves_the_bucket_and_is_not_told_as_ours() -> None:
 
 def test_what_is_full_and_known_is_not_told() -> None:
     bucket = TokenBucket(8.0, 16.0, 0.0)
-    assert bucket.tell(0.0) is None
+    assert bucket.report(0.0) is None
     bucket.take(4.0, 0.0)
-    assert [bucket.tell(now) for now in (0.1, 0.2, 0.5, 0.6)] == [4.0, 4.0, None, None]
+    assert [bucket.report(now) for now in (0.1, 0.2, 0.5, 0.6)] == [4.0, 4.0, None, None]
     assert (bucket.taken, bucket.full_at) == (0.0, 0.6)
     bucket.take(0.1, 0.6)
-    assert bucket.tell(1.0) == 0.1, "it is full again, and the others do not know it"
+    assert bucket.report(1.0) == 0.1, "it is full again, and the others do not know it"
     assert bucket.full_at == 0.6
-    assert bucket.tell(1.0) is None
+    assert bucket.report(1.0) is None
 
 
 def test_another_burst_is_there_at_once_and_what_was_taken_stays_taken() -> None:
