@@ -168,10 +168,10 @@ class Batcher:
                 self._take_drains(message.drains_changed)
             case "cancel":
                 for loop in self._loops.values():
-                    loop.on_cancel(message.cancel.rows)
+                    loop.on_cancel(message.cancel.tasks)
         unknown = [
-            frame_pb2.RowRef(request_id=asked.request_id, attempt=asked.attempt)
-            for asked in message.query.rows
+            frame_pb2.TaskRef(request_id=asked.request_id, attempt=asked.attempt)
+            for asked in message.query.tasks
             if not any(loop.on_question(asked) for loop in self._loops.values())
         ]
         if unknown and not broadcast:

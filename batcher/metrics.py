@@ -169,7 +169,7 @@ _READERS: Final[Sequence[tuple[Metric, _Points]]] = (
     (catalog.WORKER_RUNNING, _by_worker(lambda worker: worker.load.running if worker else 0)),
     (catalog.WORKER_WAITING, _by_worker(lambda worker: worker.load.waiting if worker else 0)),
     (catalog.WORKER_CACHE, _by_worker(_cache_share)),
-    (catalog.STEP_ROWS, _counted(lambda _, counts: counts.step_rows)),
+    (catalog.STEP_ROWS, _counted(lambda _, counts: counts.step_tasks)),
     (catalog.WORKER_TOKENS, _counted(lambda _, counts: counts.tokens, ("output",))),
     (catalog.WORKER_TOKENS, _counted(lambda _, counts: counts.prompt_tokens, ("input",))),
     (catalog.PREFIX_HITS, _counted(lambda _, counts: counts.cached_tokens)),

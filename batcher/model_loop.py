@@ -158,7 +158,7 @@ class ModelLoop(WorkerEvents):
         now, queue = time.monotonic(), self._requests.queue
         active = self._requests.workers.active()
         workers = active.values()
-        closed_s = min((worker.load.closed_ms for worker in workers), default=0.0) / 1e3
+        closed_s = min((worker.load.paused_ms for worker in workers), default=0.0) / 1e3
         capacities = self._requests.workers.capacities(active, now)
         report = control_pb2.ModelReport(
             model=self._model,
@@ -187,7 +187,7 @@ class ModelLoop(WorkerEvents):
             now = time.monotonic()
             row = Row(task, now, headers, size, self._prefix_cache)
             if self._requests.size + size > self._room_bytes:
-                error = frame_pb2.RowError(
+                error = frame_pb2.TaskError(
                     reason=Overloaded.reason,
                     message=f"this batcher has no room for more tasks of {self._model}",
                 )
@@ -202,8 +202,8 @@ class ModelLoop(WorkerEvents):
         except Exception:
             # Sent again it would do the same.
             row.final = frame_pb2.Final(
-                end=frame_pb2.ROW_END_FAILED,
-                error=frame_pb2.RowError(
+                end=frame_pb2.TASK_END_FAILED,
+                error=frame_pb2.TaskError(
                     reason=EngineFailed.reason, message="the batcher cannot take the request"
                 ),
             )
@@ -211,12 +211,12 @@ class ModelLoop(WorkerEvents):
             self._chores.spawn(self._process.gateways.send(row.task.gateway, bundle))
             raise
 
-    def on_cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
+    def on_cancel(self, rows: Sequence[frame_pb2.TaskRef]) -> None:
         """Nobody waits for these rows any more; rows that are not held are ignored."""
         with self:
             self._requests.cancel(rows, time.monotonic())
 
-    def on_question(self, asked: control_pb2.AskedRow) -> bool:
+    def on_question(self, asked: control_pb2.TaskProgress) -> bool:
         """A gateway asks about a row; False when it is not held."""
         with self:
             return self._requests.answer(asked)

@@ -27,7 +27,7 @@ from sluice.telemetry.tracing import (
 from sluice.wire import subjects
 
 _END_WORDS: Final = {
-    end: name.removeprefix("ROW_END_").lower() for name, end in frame_pb2.RowEnd.items()
+    end: name.removeprefix("TASK_END_").lower() for name, end in frame_pb2.TaskEnd.items()
 }
 
 
@@ -167,7 +167,7 @@ def _batch_attributes(batch: Batch[Row], row: Row) -> dict[str, str | int | floa
 
 def _is_lost(row: Row) -> bool:
     """Whether its worker could not go on with a row."""
-    return row.final is not None and row.final.returned != frame_pb2.RETURN_CAUSE_UNSPECIFIED
+    return row.final is not None and row.final.return_cause != frame_pb2.RETURN_CAUSE_UNSPECIFIED
 
 
 def _end_batch(span: Span, row: Row) -> None:

@@ -123,7 +123,7 @@ class Recorder:
     async def _on_control(self, message: "Msg") -> None:
         with contextlib.suppress(MalformedMessage):
             control = unpack(ControlMessage, message.data)
-            self._recording.cancel(control.cancel.rows, time.monotonic())
+            self._recording.cancel(control.cancel.tasks, time.monotonic())
             self._ended.set()
 
     async def _on_frames(self, message: "Msg") -> None:

@@ -58,7 +58,7 @@ class Grant:
 class Holder:
     """One batcher's channel: what came over it since it was opened, and what waits at its other end."""
 
-    opening: int
+    epoch: int
     patience_s: float
     heard_at: float = 0.0
     """When it last said what waits; it holds for ``patience_s``."""
@@ -83,25 +83,25 @@ class Grants:
         self._holders: dict[str, Holder] = {}
         self.withdrawn = False
 
-    def open(self, batcher: str, opening: int, heartbeat_s: float) -> None:
+    def open(self, batcher: str, epoch: int, heartbeat_s: float) -> None:
         """The batcher has a new channel: its counts begin again."""
-        self._holders[batcher] = Holder(opening, SILENT_HEARTBEATS * heartbeat_s)
+        self._holders[batcher] = Holder(epoch, SILENT_HEARTBEATS * heartbeat_s)
 
     def close(self, batcher: str) -> None:
         """The batcher is lost."""
         self._holders.pop(batcher, None)
 
-    def opening(self, batcher: str) -> int:
+    def epoch(self, batcher: str) -> int:
         """That of the batcher's channel; 0: it has none."""
         holder = self._holders.get(batcher)
-        return holder.opening if holder is not None else 0
+        return holder.epoch if holder is not None else 0
 
     def take(self, batch: worker_pb2.Batch, now: float) -> None:
         """A batch has come, whatever becomes of its rows."""
         if (holder := self._holders.get(batch.batcher)) is not None:
-            holder.taken_rows += len(batch.rows)
-            holder.taken_tokens += sum(row.cache_tokens for row in batch.rows)
-            self.wait(batch.batcher, batch.waiting, now)
+            holder.taken_rows += len(batch.tasks)
+            holder.taken_tokens += sum(row.cache_tokens for row in batch.tasks)
+            self.wait(batch.batcher, batch.queued, now)
 
     def wait(self, batcher: str, waiting: Sequence[int], now: float) -> None:
         """So many rows of each class wait at the batcher."""
@@ -127,7 +127,7 @@ class Grants:
         if not self._holders:
             return {}
         rooms = rooms_of(load)
-        left = load.places - load.running - load.waiting if load.places else math.inf
+        left = load.max_tasks - load.running - load.waiting if load.max_tasks else math.inf
         if len(self._holders) == 1:  # The usual case, at every step.
             ((batcher, holder),) = self._holders.items()
             return {batcher: self._grant(holder, rooms)}
@@ -178,15 +178,15 @@ def rooms_of(load: worker_pb2.WorkerLoad) -> list[Room]:
         # Rows that wait inside have no blocks yet.
         free_tokens = load.free_blocks * load.block_tokens - load.waiting_tokens
     rooms = [Room(free_rows, free_tokens)] * len(CLASSES)
-    if len(load.ranks) != len(CLASSES):
+    if len(load.classes) != len(CLASSES):
         return rooms
     kept = -(-load.slots // KEPT_SHARE)
     taken = 0
-    for rank, own in enumerate(load.ranks[:-1]):
+    for rank, own in enumerate(load.classes[:-1]):
         taken += own.running + own.waiting
-        below = load.ranks[rank + 1 :]
+        below = load.classes[rank + 1 :]
         if present - taken > kept:
-            rows = min(load.slots - taken - kept, load.places - present)
+            rows = min(load.slots - taken - kept, load.max_tasks - present)
             tokens = free_tokens + sum(each.running_tokens + each.waiting_tokens for each in below)
             rooms[rank] = Room(max(free_rows, rows), tokens if rows > 0 else free_tokens)
     return rooms

@@ -35,7 +35,7 @@ _SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_
 
 
 def row_spec(
-    row: worker_pb2.Row, owner: str, now: float, batch: str = "", traceparent: str = ""
+    row: worker_pb2.BatchedTask, owner: str, now: float, batch: str = "", traceparent: str = ""
 ) -> RowSpec:
     """The row, its deadline counted from ``now`` (monotonic seconds, the arrival).
 
@@ -58,7 +58,7 @@ def row_spec(
         sampling=_sampling(task.sampling),
         deadline=now + row.timeout_ms / 1000 if row.timeout_ms else None,
         rank=_rank(task.priority_class),
-        gather_s=task.gather_ms / 1000,
+        gather_s=task.coalesce_ms / 1000,
         values=_values(task.values) if task.HasField("values") else None,
         audio=_audio(task.audio) if task.HasField("audio") else None,
         tenant=task.tenant,
@@ -138,12 +138,12 @@ def extend(message: frame_pb2.Frame, step: RowStep) -> None:
         message.logprobs.extend(map(_logprobs, step.logprobs))
 
 
-def final(step: RowStep, timings: frame_pb2.RowTimings | None = None) -> frame_pb2.Final:
+def final(step: RowStep, timings: frame_pb2.TaskTimings | None = None) -> frame_pb2.Final:
     """The end of a row, which ``step`` was the last of."""
     assert step.end is not None
     message = frame_pb2.Final(
-        end=frame_pb2.RowEnd.ValueType(step.end),
-        timings=timings or frame_pb2.RowTimings(),
+        end=frame_pb2.TaskEnd.ValueType(step.end),
+        timings=timings or frame_pb2.TaskTimings(),
         cached_prompt_tokens=step.cached_prompt_tokens,
         values=step.values,
     )
@@ -161,7 +161,7 @@ def final(step: RowStep, timings: frame_pb2.RowTimings | None = None) -> frame_p
 
 def refusal(request_id: str, refused: Refused) -> worker_pb2.Refusal:
     """Why a row was not taken."""
-    error = frame_pb2.RowError(reason=refused.reason, message=refused.message, field=refused.field)
+    error = frame_pb2.TaskError(reason=refused.reason, message=refused.message, field=refused.field)
     return worker_pb2.Refusal(request_id=request_id, error=error, retryable=refused.retryable)
 
 

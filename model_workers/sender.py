@@ -95,7 +95,7 @@ class Channel:
     """
 
     batcher: str
-    opening: int
+    epoch: int
     responses: ResponseSender
     heartbeat_s: float
     idle_s: float
@@ -198,10 +198,10 @@ class Channels:
         """Frames that wait to be sent."""
         return sum(len(channel.waiting) for channel in self._channels.values())
 
-    def get(self, batcher: str, opening: int) -> Channel | None:
+    def get(self, batcher: str, epoch: int) -> Channel | None:
         """The open channel of a batcher, unless it is another one by now."""
         channel = self._channels.get(batcher)
-        return channel if channel is not None and channel.opening == opening else None
+        return channel if channel is not None and channel.epoch == epoch else None
 
     def open(
         self, opening: worker_pb2.OpenChannel, responses: ResponseSender, now: float
@@ -213,16 +213,16 @@ class Channels:
         batcher, heartbeat_ms = opening.batcher, opening.heartbeat_ms
         other = self._channels.get(batcher)
         if opening.renews:
-            known = self.get(batcher, opening.opening)
+            known = self.get(batcher, opening.epoch)
             if known is None:
                 return responses  # It was lost, or replaced.
             older, known.responses = known.responses, responses
             return older
-        if other is not None and other.opening > opening.opening:
+        if other is not None and other.epoch > opening.epoch:
             return responses  # It was overtaken.
         idle_ms = max(heartbeat_ms, opening.idle_heartbeat_ms)
         self._channels[batcher] = Channel(
-            batcher, opening.opening, responses, heartbeat_ms / 1e3, idle_ms / 1e3, heartbeat_at=now
+            batcher, opening.epoch, responses, heartbeat_ms / 1e3, idle_ms / 1e3, heartbeat_at=now
         )
         return None if other is None else other.responses
 
@@ -272,9 +272,9 @@ class Channels:
             for step, final in steps:
                 channel.post(step, final, now)
 
-    def expect(self, batcher: str, opening: int, now: float) -> None:
+    def expect(self, batcher: str, epoch: int, now: float) -> None:
         """A batch has come: its batcher hears that the worker lives until the engine takes it, and on from there."""
-        channel = self.get(batcher, opening)
+        channel = self.get(batcher, epoch)
         if channel is not None:
             channel.untaken += 1
             channel.heartbeat_at = min(channel.heartbeat_at, now + channel.heartbeat_s)
@@ -316,8 +316,8 @@ class Channels:
             admissions=channel.admissions,
             ready=channel.ready,
             counts=self._counts() if is_heartbeat else None,
-            rows_to=channel.grant.rows if channel.ready else (),
-            tokens_to=channel.grant.tokens if channel.ready else (),
+            task_grants=channel.grant.rows if channel.ready else (),
+            token_grants=channel.grant.tokens if channel.ready else (),
         )
         channel.admissions = []
         channel.sequence += 1
@@ -369,24 +369,24 @@ class Sender:
                 self._ends.append(older)
             self._changed.notify_all()
 
-    def make_ready(self, batcher: str, opening: int) -> None:
+    def make_ready(self, batcher: str, epoch: int) -> None:
         """The engine serves this channel from now on; nothing happens when there is another one by now."""
         with self._changed:
-            channel = self._channels.get(batcher, opening)
+            channel = self._channels.get(batcher, epoch)
             if channel is not None:
                 channel.ready = True
                 channel.load_update_at = -math.inf
                 self._changed.notify_all()
 
-    def has_channel(self, batcher: str, opening: int) -> bool:
+    def has_channel(self, batcher: str, epoch: int) -> bool:
         """Whether this channel is open."""
         with self._changed:
-            return self._channels.get(batcher, opening) is not None
+            return self._channels.get(batcher, epoch) is not None
 
-    def expect(self, batcher: str, opening: int) -> None:
+    def expect(self, batcher: str, epoch: int) -> None:
         """The engine has not taken a batch yet; what wakes the thread is the `end` of its request."""
         with self._changed:
-            self._channels.expect(batcher, opening, self._clock())
+            self._channels.expect(batcher, epoch, self._clock())
 
     def end(self, responses: ResponseSender) -> None:
         """Ends a request that is no channel, behind the reports that wait.

@@ -56,7 +56,7 @@ class StepCounts:
     """What the engine did since the start. The engine's thread counts, another one reads."""
 
     def __init__(self) -> None:
-        self.tokens = self.prompt_tokens = self.cached_tokens = self.step_rows = 0
+        self.tokens = self.prompt_tokens = self.cached_tokens = self.step_tasks = 0
         self._step_s = self._longest_s = 0.0
         self._shortest_s = math.inf
         self._buckets = [0] * (len(STEP_SECONDS) + 1)
@@ -75,7 +75,7 @@ class StepCounts:
             step_s=self._step_s,
             shortest_step_s=self._shortest_s,
             longest_step_s=self._longest_s,
-            step_rows=self.step_rows,
+            step_tasks=self.step_tasks,
             tokens=self.tokens,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
@@ -139,14 +139,14 @@ class RowTelemetry:
             if row.spec.owner == owner and row.accepted_at < before
         ]
 
-    def add_step(self, step: RowStep, now: float) -> frame_pb2.RowTimings | None:
+    def add_step(self, step: RowStep, now: float) -> frame_pb2.TaskTimings | None:
         """Adds a step of a row; returns its timings when the row has ended."""
         row = self._rows[step.request_id]
         counts = self.counts
         if step.token_ids:
             row.tokens += len(step.token_ids)
             counts.tokens += len(step.token_ids)
-            counts.step_rows += 1
+            counts.step_tasks += 1
             if row.first_at is None:
                 row.first_at = now
         if step.end is None:
@@ -158,7 +158,7 @@ class RowTelemetry:
             row, now, step.end.name.lower(), failed=step.end in (RowEnd.FAILED, RowEnd.RETURNED)
         )
         first_at = now if row.first_at is None else row.first_at
-        return frame_pb2.RowTimings(
+        return frame_pb2.TaskTimings(
             prefill_ms=(first_at - row.accepted_at) * 1000, decode_ms=(now - first_at) * 1000
         )
 

@@ -183,11 +183,11 @@ class EngineLoop:
 
     def serve(self, channel: worker_pb2.OpenChannel) -> None:
         """A batcher has opened a channel: the rows of the one before are cancelled, then it is ready."""
-        batcher, opening = channel.batcher, channel.opening
-        if self._sender.has_channel(batcher, opening):
+        batcher, epoch = channel.batcher, channel.epoch
+        if self._sender.has_channel(batcher, epoch):
             self._engine.cancel([row.request_id for row in self._telemetry.owned(batcher)])
-            self._grants.open(batcher, opening, channel.heartbeat_ms / 1000)
-            self._sender.make_ready(batcher, opening)
+            self._grants.open(batcher, epoch, channel.heartbeat_ms / 1000)
+            self._sender.make_ready(batcher, epoch)
 
     def cancel(self, batcher: str, attempts: Mapping[str, int]) -> None:
         """Stops rows of a batcher; ``attempts``: by request, the highest to stop."""
@@ -205,12 +205,12 @@ class EngineLoop:
         self._telemetry.abandon(rows)
         self._telemetry.lost(batcher)
         self._engine.cancel([row.request_id for row in rows])
-        if not self._sender.has_channel(batcher, self._grants.opening(batcher)):
+        if not self._sender.has_channel(batcher, self._grants.epoch(batcher)):
             self._grants.close(batcher)
 
-    def demand(self, batcher: str, opening: int, waiting: Sequence[int]) -> None:
+    def demand(self, batcher: str, epoch: int, waiting: Sequence[int]) -> None:
         """So many rows of each class wait at a batcher."""
-        if opening == self._grants.opening(batcher):
+        if epoch == self._grants.epoch(batcher):
             self._grants.wait(batcher, waiting, self._clock())
 
     def admit(
@@ -221,7 +221,7 @@ class EngineLoop:
         arrived_at: float,
     ) -> None:
         """Takes the valid rows of a batch; ``refused`` were invalid."""
-        if not self._sender.has_channel(batch.batcher, batch.opening):
+        if not self._sender.has_channel(batch.batcher, batch.epoch):
             return
         admission = worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)
         self._grants.take(batch, arrived_at)
@@ -265,7 +265,7 @@ class EngineLoop:
         now = self._clock()
         self._begins_at = now + ALONE_S
         rows = self._engine.abort("another row is computed alone")
-        self._report(rows, now, frame_pb2.RETURN_CAUSE_NOT_TAKEN)
+        self._report(rows, now, frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
 
     def _left_alone(self, request_id: str) -> None:
         """If it is the row that is computed alone: others may come."""
@@ -303,7 +303,7 @@ class EngineLoop:
             timings, final = self._telemetry.add_step(step, now), None
             if step.end is not None:
                 final = messages.final(step, timings)
-                final.returned = cause
+                final.return_cause = cause
                 self._grants.left(step.owner)
                 self._batches.leave(step.request_id)
             by_batcher[step.owner].append((step, final))
@@ -379,14 +379,14 @@ class Worker:
                 return
             case "batch":
                 loop.submit(partial(loop.admit, *_checked(request.batch, traceparent)))
-                self._sender.expect(request.batch.batcher, request.batch.opening)
-            case "cancel_rows":
-                attempts = {row.request_id: row.attempt for row in request.cancel_rows.rows}
-                loop.submit(partial(loop.cancel, request.cancel_rows.batcher, attempts))
+                self._sender.expect(request.batch.batcher, request.batch.epoch)
+            case "cancel_tasks":
+                attempts = {row.request_id: row.attempt for row in request.cancel_tasks.tasks}
+                loop.submit(partial(loop.cancel, request.cancel_tasks.batcher, attempts))
             case "demand":
                 demand = request.demand
-                waiting = tuple(demand.waiting)
-                loop.submit(partial(loop.demand, demand.batcher, demand.opening, waiting))
+                waiting = tuple(demand.queued)
+                loop.submit(partial(loop.demand, demand.batcher, demand.epoch, waiting))
             case _:
                 raise MalformedMessage("not a WorkerRequest: no message is set")
         self._sender.end(responses)
@@ -411,12 +411,12 @@ def _checked(
     batch: worker_pb2.Batch, traceparent: str
 ) -> tuple[worker_pb2.Batch, list[Admitted], list[worker_pb2.Refusal], float]:
     """A batch that has arrived now, its valid rows, and why others are refused: what `EngineLoop.admit` takes."""
-    if not batch.batcher or not batch.rows:
-        raise MalformedMessage("Batch needs batcher and rows")
+    if not batch.batcher or not batch.tasks:
+        raise MalformedMessage("Batch needs batcher and tasks")
     now = time.monotonic()
     rows: list[Admitted] = []
     refused: list[worker_pb2.Refusal] = []
-    for row in batch.rows:
+    for row in batch.tasks:
         try:
             parents = Parents(row.traceparent or traceparent, row.origin)
             spec = row_spec(row, batch.batcher, now, batch.batch_id, parents.batch)

@@ -160,7 +160,7 @@ class Recording:
         arrival = _arrival(task, max(0.0, now - waited_s - self._began), waited_s)
         self._pending[task.request_id] = _Pending(arrival, now - waited_s, base, base)
 
-    def cancel(self, rows: Iterable[frame_pb2.RowRef], now: float) -> None:
+    def cancel(self, rows: Iterable[frame_pb2.TaskRef], now: float) -> None:
         """Take a cancel of a gateway: the requests end now, unless they are sent again."""
         for row in rows:
             known = self._pending.get(row.request_id)

@@ -76,7 +76,7 @@ class SimulatedWorker:
             return Room(rows, room.tokens - reserved, waiting_tokens + prefill)
 
         *urgent, last = NO_ROOM if load.batch_running else rooms_of(load)
-        waiting = accumulate(rank.waiting_tokens for rank in load.ranks)
+        waiting = accumulate(rank.waiting_tokens for rank in load.classes)
         return Capacity(
             self.name,
             *left(last, load.waiting_tokens),

@@ -72,10 +72,10 @@ def resend(row: Row, from_index: int) -> list[frame_pb2.Frame]:
 
 
 def bundles(
-    batcher: str, frames: Sequence[frame_pb2.Frame], held: Sequence[frame_pb2.RowRef]
+    batcher: str, frames: Sequence[frame_pb2.Frame], held: Sequence[frame_pb2.TaskRef]
 ) -> list[frame_pb2.FrameBundle]:
     """Packs what one gateway is told, in order, into messages of a size that NATS takes."""
-    bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, held=held)
+    bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, pending=held)
     few = max(len(frames), len(held)) <= BUNDLE_FRAMES_MAX
     if (few and bundle.ByteSize() <= BUNDLE_BYTES_MAX) or len(frames) + len(held) < 2:
         return [bundle]

@@ -34,9 +34,9 @@ ENDED_MAX: Final = 2048
 """How long rows that have ended are kept, and how many."""
 ENDED_LATE_S: Final = 1.0
 """They may be kept this much longer."""
-_WHOLE: Final = frozenset({frame_pb2.ROW_END_STOP, frame_pb2.ROW_END_LENGTH})
-_NOT_TAKEN: Final = frame_pb2.RETURN_CAUSE_NOT_TAKEN
-_LOST: Final = frame_pb2.RowError(reason=EngineFailed.reason, message="the worker was lost")
+_WHOLE: Final = frozenset({frame_pb2.TASK_END_STOP, frame_pb2.TASK_END_LENGTH})
+_NOT_TAKEN: Final = frame_pb2.RETURN_CAUSE_NOT_ACCEPTED
+_LOST: Final = frame_pb2.TaskError(reason=EngineFailed.reason, message="the worker was lost")
 
 
 class Effects:
@@ -51,7 +51,7 @@ class Effects:
         """Rows that have ended here, or return to their gateways."""
         self.bundles: list[tuple[str, frame_pb2.FrameBundle]] = []
         """Gateway, and what it is told."""
-        self.cancels: dict[str, list[frame_pb2.RowRef]] = {}
+        self.cancels: dict[str, list[frame_pb2.TaskRef]] = {}
         """By worker, the rows that it shall drop, up to an attempt: a later one goes on."""
         self.demands: list[tuple[str, Sequence[int]]] = []
         """Worker, and the rows that wait for it, by class."""
@@ -131,18 +131,18 @@ class Requests:
         else:
             self.queue.add(row, now)
 
-    def refuse(self, row: Row, error: frame_pb2.RowError) -> None:
+    def refuse(self, row: Row, error: frame_pb2.TaskError) -> None:
         """Returns a row to its gateway that was not taken."""
-        row.final = frame_pb2.Final(end=frame_pb2.ROW_END_RETURNED, error=error)
+        row.final = frame_pb2.Final(end=frame_pb2.TASK_END_RETURNED, error=error)
         self._outbox.publish(row, final_frame(row))
 
-    def cancel(self, rows: Iterable[frame_pb2.RowRef], now: float) -> None:
+    def cancel(self, rows: Iterable[frame_pb2.TaskRef], now: float) -> None:
         """Nobody waits for these rows any more, up to the attempts that are named."""
         for ref in rows:
             row = self._rows.get(ref.request_id)
             if row is not None and row.attempt <= ref.attempt:
                 if row.state < RowState.ENDED:
-                    row.final = frame_pb2.Final(end=frame_pb2.ROW_END_CANCELLED)
+                    row.final = frame_pb2.Final(end=frame_pb2.TASK_END_CANCELLED)
                 self._close(row, now)
 
     def drop_gateway(self, gateway: str, now: float, *, waiting_only: bool = False) -> None:
@@ -151,7 +151,7 @@ class Requests:
             if row.state is RowState.WAITING or not waiting_only:
                 self._close(row, now)
 
-    def answer(self, asked: control_pb2.AskedRow) -> bool:
+    def answer(self, asked: control_pb2.TaskProgress) -> bool:
         """Tells the gateway what it lacks of a row; False when the row is not held."""
         row = self._rows.get(asked.request_id)
         if row is None or row.attempt < asked.attempt:
@@ -186,8 +186,8 @@ class Requests:
                 if new.token_ids and not row.answered:
                     self.queue.first_token(row.request_id, now)
                 self._outbox.publish(row, new)
-            elif new.final.end == frame_pb2.ROW_END_RETURNED:
-                failed |= new.final.returned != _NOT_TAKEN
+            elif new.final.end == frame_pb2.TASK_END_RETURNED:
+                failed |= new.final.return_cause != _NOT_TAKEN
                 self._given_back(row, new, now)
             else:
                 succeeded |= bool(new.token_ids or new.final.values)
@@ -216,14 +216,14 @@ class Requests:
             if refusal.retryable:
                 self._return(row, now, _NOT_TAKEN, refusal.error)
             else:
-                end = frame_pb2.Final(end=frame_pb2.ROW_END_REFUSED, error=refusal.error)
+                end = frame_pb2.Final(end=frame_pb2.TASK_END_REFUSED, error=refusal.error)
                 self._end(row, end, now)
 
     def _given_back(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
         """Its worker cannot go on with a row."""
         if frame.token_ids:
             self._outbox.publish(row, without_final(frame))
-        cause = frame.final.returned or frame_pb2.RETURN_CAUSE_WORKER_LOST
+        cause = frame.final.return_cause or frame_pb2.RETURN_CAUSE_WORKER_LOST
         self._return(row, now, cause, frame.final.error, stop=False)
 
     # Time.
@@ -266,7 +266,7 @@ class Requests:
         while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in rows):
             row = rows.get(heappop(deadlines)[1])
             if row is not None and row.deadline <= now and row.state < RowState.ENDED:
-                self._end(row, frame_pb2.Final(end=frame_pb2.ROW_END_DEADLINE), now)
+                self._end(row, frame_pb2.Final(end=frame_pb2.TASK_END_DEADLINE), now)
 
     def _feed(self, active: Mapping[str, WorkerState], now: float) -> float:
         """Sends rows to workers with room; returns when there may be room for more if no event comes before."""
@@ -294,9 +294,9 @@ class Requests:
         batch.batch_id, batch.worker_id = f"{self._batcher}-{self._batches}", worker.worker_id
         for row in batch.rows:
             row.worker, row.state = batch.worker, RowState.SENT
-            if not row.task.HasField("gather_ms"):
+            if not row.task.HasField("coalesce_ms"):
                 gather_s = self._policy.of_class(row.priority_class).gather_s
-                row.task.gather_ms = round(1000 * gather_s)
+                row.task.coalesce_ms = round(1000 * gather_s)
         worker.sent(batch.batch_id, batch.rows)
         self._effects.batches.append(batch)
 
@@ -320,13 +320,13 @@ class Requests:
         row: Row,
         now: float,
         cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_UNSPECIFIED,
-        error: frame_pb2.RowError | None = None,
+        error: frame_pb2.TaskError | None = None,
         *,
         stop: bool = True,
     ) -> None:
         """Gives a row back to its gateway, which sends it again."""
-        end = frame_pb2.ROW_END_RETURNED
-        row.final = frame_pb2.Final(end=end, returned=cause, error=error)
+        end = frame_pb2.TASK_END_RETURNED
+        row.final = frame_pb2.Final(end=end, return_cause=cause, error=error)
         self._outbox.publish(row, final_frame(row))
         self._close(row, now, stop=stop)
 

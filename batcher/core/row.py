@@ -89,9 +89,9 @@ class Row(QueuedTask):
         self.state = RowState.WAITING
 
     @property
-    def ref(self) -> frame_pb2.RowRef:
+    def ref(self) -> frame_pb2.TaskRef:
         """Its name in messages."""
-        return frame_pb2.RowRef(request_id=self.request_id, attempt=self.attempt)
+        return frame_pb2.TaskRef(request_id=self.request_id, attempt=self.attempt)
 
     def end(self, final: frame_pb2.Final, now: float) -> None:
         """``final`` is its end, with the timings of its worker, if one ended it: adds what the batcher knows."""
@@ -103,7 +103,7 @@ class Row(QueuedTask):
         timings.queue_ms = self.waited_s * 1e3
         timings.batch_ms = (now - self.sent_at) * 1e3 - timings.prefill_ms - timings.decode_ms
         sent = final.batch
-        sent.batch_id, sent.cause, sent.rows = batch.batch_id, batch.cause, len(batch.rows)
+        sent.batch_id, sent.cause, sent.tasks = batch.batch_id, batch.cause, len(batch.rows)
         sent.padding_share, sent.waited_ms = batch.padding_share, timings.queue_ms
         sent.longest_waited_ms = batch.longest_wait.waited_s * 1e3
         sent.worker = batch.worker_id
@@ -126,10 +126,10 @@ def batch_message(
     waiting: Sequence[int] = (),
 ) -> worker_pb2.Batch:
     """The message to the worker; ``traceparents`` are those of the rows, ``waiting`` what still waits by class."""
-    message = worker_pb2.Batch(batch_id=batch.batch_id, batcher=batcher, waiting=waiting)
+    message = worker_pb2.Batch(batch_id=batch.batch_id, batcher=batcher, queued=waiting)
     for row, traceparent in zip(batch.rows, traceparents, strict=True):
         left_ms = (row.deadline - now) * 1e3
-        message.rows.add(
+        message.tasks.add(
             task=row.task,
             attempt=row.attempt,
             traceparent=traceparent,

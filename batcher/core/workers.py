@@ -81,7 +81,7 @@ class WorkerState:
     @property
     def serves(self) -> bool:
         """Whether it can compute rows: it is live, and so is the server that computes for it, if there is one."""
-        return self.live and not self.load.server_away
+        return self.live and not self.load.server_unreachable
 
     # Messages from the worker.
 
@@ -135,12 +135,12 @@ class WorkerState:
         load, left = self.load, rows_max - len(self.rows)
         prefill = sum([row.prefill_tokens for rows in self._unanswered.values() for row in rows])
         # Most often none wait: each message that is looked into takes a microsecond.
-        waits = (load.waiting_tokens and [each.waiting_tokens for each in load.ranks]) or _NOTHING
+        waits = (load.waiting_tokens and [each.waiting_tokens for each in load.classes]) or _NOTHING
         waiting, rooms = prefill, list[Room]()
-        for rows_to, tokens_to, more in zip(*self._granted(), waits, strict=False):
+        for task_grants, token_grants, more in zip(*self._granted(), waits, strict=False):
             waiting += more
-            free_rows = min(rows_to - self._sent_rows, left)
-            rooms.append(Room(free_rows, tokens_to - self._sent_tokens, waiting))
+            free_rows = min(task_grants - self._sent_rows, left)
+            rooms.append(Room(free_rows, token_grants - self._sent_tokens, waiting))
         return Capacity(
             worker=name,
             free_rows=rooms[-1].free_rows,
@@ -149,12 +149,12 @@ class WorkerState:
             running_rows=load.running + load.waiting,
             batches_in_flight=len(self._unanswered),
             batches_running=load.batches + len(self._unanswered),
-            urgent=rooms[:-1] if load.ranks else (),
+            urgent=rooms[:-1] if load.classes else (),
         )
 
     def _granted(self) -> tuple[Sequence[int], Sequence[float]]:
         """Rows and cache tokens that may have been sent in all, by class."""
-        rows, tokens = self._report.rows_to, self._report.tokens_to
+        rows, tokens = self._report.task_grants, self._report.token_grants
         # A grant that does not tell the classes apart is none.
         granted = len(rows) == len(RANKS) and not self.refuses
         return rows if granted else _NOTHING, tokens if len(tokens) == len(RANKS) else _ENDLESS

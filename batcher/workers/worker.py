@@ -87,7 +87,7 @@ class Worker:
         self._watching: asyncio.TimerHandle
         self._is_lost = self._stood = self._has_rows = False
         self._writing = asyncio.Lock()
-        self._opening = 0
+        self._epoch = 0
         self._sending = BackgroundTasks()
         self._unqueued: set[asyncio.Future[None]] = set()
         """Of batches on streams of their own, until the worker has queued them."""
@@ -109,7 +109,7 @@ class Worker:
 
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         """Sends a batch; ``traceparent`` is for Triton's spans; empty: it makes none."""
-        batch.opening = self._opening
+        batch.epoch = self._epoch
         if not self._has_rows:
             self._has_rows = True
             self._watching.cancel()
@@ -131,13 +131,13 @@ class Worker:
 
     def demand(self, waiting: Sequence[int]) -> None:
         """Says how many rows wait for it, by class."""
-        message = worker_pb2.Demand(batcher=self._batcher, opening=self._opening, waiting=waiting)
+        message = worker_pb2.Demand(batcher=self._batcher, epoch=self._epoch, queued=waiting)
         self._sending.spawn(self._send(worker_pb2.WorkerRequest(demand=message)))
 
-    def cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
+    def cancel(self, rows: Sequence[frame_pb2.TaskRef]) -> None:
         """Makes the worker drop rows that were sent; one that is lost drops all of them when it comes back."""
-        cancel = worker_pb2.CancelRows(batcher=self._batcher, rows=rows)
-        self._sending.spawn(self._send(worker_pb2.WorkerRequest(cancel_rows=cancel)))
+        cancel = worker_pb2.CancelTasks(batcher=self._batcher, tasks=rows)
+        self._sending.spawn(self._send(worker_pb2.WorkerRequest(cancel_tasks=cancel)))
 
     async def _serve(self) -> bool:
         """Runs one channel until it breaks; returns whether the engine ever served it."""
@@ -160,12 +160,12 @@ class Worker:
 
     async def _read(self, call: Call) -> None:
         """Opens a channel and takes its reports until it breaks, or is opened anew because the worker was lost."""
-        self._opening += 1
+        self._epoch += 1
         opening = worker_pb2.OpenChannel(
             batcher=self._batcher,
             heartbeat_ms=self._settings.heartbeat_ms,
             idle_heartbeat_ms=self._settings.idle_heartbeat_ms,
-            opening=self._opening,
+            epoch=self._epoch,
         )
         await self._client.write(call, worker_pb2.WorkerRequest(open_channel=opening), ends=True)
         reports = Reports(call)
@@ -196,7 +196,7 @@ class Worker:
 
         Nothing is sent to a worker that was lost meanwhile: its rows have left.
         """
-        if self._unqueued and request.HasField("cancel_rows"):
+        if self._unqueued and request.HasField("cancel_tasks"):
             await asyncio.wait(self._unqueued)
         if self._call is None:
             return

@@ -112,7 +112,9 @@ async def _saturate(model: str, worker: str) -> float:
         return len(asked) / await closed_loop(ROWS_MAX, asked, direct.ask)
 
 
-def rows_of(model: str, asked: Sequence[inference_pb2.GenerateRequest]) -> list[worker_pb2.Row]:
+def rows_of(
+    model: str, asked: Sequence[inference_pb2.GenerateRequest]
+) -> list[worker_pb2.BatchedTask]:
     """The same calls as the gateway would send them to a worker of a shipped model."""
     tokenizer = load_catalog(config.Settings(models=SPECIALISTS))[model].tokenizer
     return [

@@ -25,7 +25,7 @@ WINDOW_STEPS: Final = 8
 SHORT_PROMPT: Final = 4
 REPEATS: Final = 3
 
-Rows = list[worker_pb2.Row]
+Rows = list[worker_pb2.BatchedTask]
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ ANSWER_S: Final = 120.0
 ROWS_MAX: Final = 64
 
 
-def row(prompt: list[int], max_tokens: int, min_tokens: int = 0) -> worker_pb2.Row:
+def row(prompt: list[int], max_tokens: int, min_tokens: int = 0) -> worker_pb2.BatchedTask:
     """A greedy row."""
-    return worker_pb2.Row(
+    return worker_pb2.BatchedTask(
         task=task_pb2.Task(
             request_id=f"bench-{uuid.uuid4().hex}",
             prompt_token_ids=prompt,
@@ -61,7 +61,7 @@ class DirectWorker:
         self._frames: Any = None
         self._open = 0
         self._asked: dict[str, Asked] = {}
-        self._waiting: list[worker_pb2.Row] = []
+        self._waiting: list[worker_pb2.BatchedTask] = []
         self._flushing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._left = asyncio.Event()
@@ -88,7 +88,7 @@ class DirectWorker:
         self._frames.cancel()
         await self._channel.close()
 
-    async def ask(self, asked: worker_pb2.Row) -> float:
+    async def ask(self, asked: worker_pb2.BatchedTask) -> float:
         """Milliseconds to the first token of a row, when it has ended; many at a time, and no other method then."""
         if not self._tasks:
             self._spawn(self._read_all())
@@ -98,7 +98,7 @@ class DirectWorker:
         self._flush()
         return await asyncio.wait_for(ended, ANSWER_S)
 
-    async def send(self, batch: list[worker_pb2.Row]) -> None:
+    async def send(self, batch: list[worker_pb2.BatchedTask]) -> None:
         """Sends the batch, and returns when the worker has queued it."""
         self._open += len(batch)
         await self._send(batch)
@@ -109,7 +109,7 @@ class DirectWorker:
         self._open -= sum(frame.HasField("final") for frame in step.frames)
         return step
 
-    async def first_token(self, batch: list[worker_pb2.Row]) -> None:
+    async def first_token(self, batch: list[worker_pb2.BatchedTask]) -> None:
         """Sends the batch and returns at its first token; `finish` must be called before the next batch."""
         await self.send(batch)
         while not sum(len(frame.token_ids) for frame in (await self.report()).frames):
@@ -160,9 +160,9 @@ class DirectWorker:
                     asked.ended.set_result(asked.first_ms)
             self._flush()
 
-    async def _send(self, batch: list[worker_pb2.Row]) -> None:
+    async def _send(self, batch: list[worker_pb2.BatchedTask]) -> None:
         request = worker_pb2.WorkerRequest(
-            batch=worker_pb2.Batch(batch_id=uuid.uuid4().hex, batcher=self._id, rows=batch)
+            batch=worker_pb2.Batch(batch_id=uuid.uuid4().hex, batcher=self._id, tasks=batch)
         )
         call = self._stub.ModelStreamInfer(self._requests(request, hold=False))
         try:

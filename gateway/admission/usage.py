@@ -17,7 +17,7 @@ from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowResult
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
-from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
+from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
 from sluice.settings import Settings
 
 HUNG_S: Final = 10.0
@@ -123,7 +123,7 @@ class UsageAccounting:
         if error is None:
             self.breakers.succeeded(model)
             if attempt.completion_tokens and not attempt.resumed:
-                is_cut = attempt.final is not None and attempt.final.end == ROW_END_LENGTH
+                is_cut = attempt.final is not None and attempt.final.end == TASK_END_LENGTH
                 self._overload.ended(model, request, attempt.completion_tokens, is_cut=is_cut)
         elif isinstance(error, _FAILURES) or (
             isinstance(error, DeadlinePassed) and self._is_hung(attempt, now)

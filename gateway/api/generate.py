@@ -42,7 +42,7 @@ from gateway.upstream.rows import Beside, Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
 from sluice.errors import RETRY_AFTER_S, DeadlinePassed, TransportUnavailable
-from sluice.internal.v1.frame_pb2 import RowTimings
+from sluice.internal.v1.frame_pb2 import TaskTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
@@ -251,7 +251,7 @@ class Generator:
         """Return the cached answer to an equal request as that to this one."""
         context.reservation.release()
         log, now = context.log, time.monotonic()
-        timings = log.timings(RowTimings(), now, now)
+        timings = log.timings(TaskTimings(), now, now)
         token = context.resume_token(cached.finished.model)
         answer = cached.answer_to(context.started(), timings, token)
         log.replayed(answer)

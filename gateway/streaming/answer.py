@@ -18,7 +18,7 @@ from gateway.streaming.row import AcceptedFrame, Row, contradiction
 from gateway.streaming.row_result import RowRequest, RowResult
 from gateway.streaming.state import StreamState
 from sluice.errors import Cancelled, SlowReader, SluiceError
-from sluice.internal.v1.frame_pb2 import Frame, RowTimings
+from sluice.internal.v1.frame_pb2 import Frame, TaskTimings
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
@@ -61,7 +61,7 @@ class AnsweredRequest(RowRequest, Protocol):
     fingerprint: bytes
     with_logprobs: bool
 
-    def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
+    def timings(self, row: TaskTimings, first_token_at: float, now: float) -> Timings:
         """The timings of an answer that ends ``now``."""
 
     def started(self) -> Started:

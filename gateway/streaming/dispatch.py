@@ -32,7 +32,7 @@ from gateway.streaming.room import Line, Room, SentRow, TakenRoom, WaitingLine, 
 from gateway.streaming.row import Row
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
-from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
+from sluice.internal.v1.control_pb2 import Cancel, ControlMessage, TaskProgress, TaskQuery
 from sluice.wire.subjects import BULK_CLASS, URGENT_CLASS
 
 _T = TypeVar("_T")
@@ -165,8 +165,8 @@ class Dispatch:
         row.sent_at, row.size = now, row.task.ByteSize()
         row.line = line_of(row.task.model, row.task.priority_class)
         urgent = row.line.priority_class == URGENT_CLASS
-        if now < self._busy_until and urgent and not row.task.HasField("gather_ms"):
-            row.task.gather_ms = self._interval_ms
+        if now < self._busy_until and urgent and not row.task.HasField("coalesce_ms"):
+            row.task.coalesce_ms = self._interval_ms
         line = self._lines.get(row.line)
         if (line is not None and line.of(row.task.tenant)) or not self._place(row, now):
             self._wait_in_line(row, now)
@@ -174,7 +174,7 @@ class Dispatch:
     def wake(self, reader: Callable[[], None], row_id: str, now: float) -> None:
         """Wakes the ``reader`` of a row that has brought more tokens, or later if their worker did not gather them."""
         row = self._rows.get(row_id)
-        if now >= self._busy_until or row is None or row.task.HasField("gather_ms"):
+        if now >= self._busy_until or row is None or row.task.HasField("coalesce_ms"):
             reader()
             return
         if not self._wakes:
@@ -255,7 +255,7 @@ class Dispatch:
         row.ask_at = now + patience * self._stall_s
         return True
 
-    def unknown(self, batcher: str, refs: Iterable[frame_pb2.RowRef], now: float) -> None:
+    def unknown(self, batcher: str, refs: Iterable[frame_pb2.TaskRef], now: float) -> None:
         """A batcher does not have rows that it was asked about.
 
         If it had them it may be a new process, without all others: those that wait are asked about before their time.
@@ -276,7 +276,7 @@ class Dispatch:
         row = self._owned(batcher, frame.request_id, frame.attempt)
         if row is None:
             return
-        cause, error = frame.final.returned, frame.final.error
+        cause, error = frame.final.return_cause, frame.final.error
         worker_lost = cause == frame_pb2.RETURN_CAUSE_WORKER_LOST
         losses = row.losses_now() + worker_lost
         self._take_back(row, "worker")
@@ -334,19 +334,19 @@ class Dispatch:
     def drain(self) -> Outgoing:
         """Everything that is to be sent since the last call."""
         outgoing, self._outgoing = self._outgoing, Outgoing()
-        asked: defaultdict[str, list[AskedRow]] = defaultdict(list)
+        asked: defaultdict[str, list[TaskProgress]] = defaultdict(list)
         for row in self._gaps.values():
             name, next_index = row.task.request_id, row.attempt.next_index
             asked[row.batcher].append(
-                AskedRow(request_id=name, attempt=row.task.attempt, next_index=next_index)
+                TaskProgress(request_id=name, attempt=row.task.attempt, next_index=next_index)
             )
         for batcher, attempts in self._cancels.items():
-            refs = [frame_pb2.RowRef(request_id=name, attempt=n) for name, n in attempts.items()]
+            refs = [frame_pb2.TaskRef(request_id=name, attempt=n) for name, n in attempts.items()]
             for some in _parts(refs):
-                self._tell(outgoing, batcher, cancel=Cancel(rows=some))
+                self._tell(outgoing, batcher, cancel=Cancel(tasks=some))
         for batcher, rows in asked.items():
             for part in _parts(rows):
-                self._tell(outgoing, batcher, query=RowsQuery(rows=part))
+                self._tell(outgoing, batcher, query=TaskQuery(tasks=part))
         outgoing.questions = bool(asked)
         self._cancels.clear()
         self._gaps.clear()
@@ -403,7 +403,7 @@ class Dispatch:
         row.losses = losses
         row.task.last_try = losses == LOSSES_MAX - 1
         if losses:
-            row.task.gather_ms = 0  # the next token shows that the row is not to blame
+            row.task.coalesce_ms = 0  # the next token shows that the row is not to blame
 
     def _give_up(self, row: SentRow, why: str) -> None:
         """A row was lost too often: it becomes a dead letter."""
@@ -437,7 +437,7 @@ class Dispatch:
         row.task.timeout_ms = min(max(math.ceil((row.deadline - now) * 1000), 1), MS_MAX)
         row.task.age_ms = min(int((now - row.sent_at) * 1000), MS_MAX)
         self._outgoing.tasks.append((batcher, row))
-        if row.line.priority_class != BULK_CLASS or row.task.gather_ms <= READ_MS:
+        if row.line.priority_class != BULK_CLASS or row.task.coalesce_ms <= READ_MS:
             self._schedule(now if urgent else math.inf)
         elif len(self._outgoing.tasks) == 1:
             self.on_later(UNREAD_S, self.on_due)

@@ -14,7 +14,7 @@ from gateway.streaming.idempotency import Replay, ReplayCache, check_fingerprint
 from gateway.streaming.row import Row
 from gateway.streaming.row_result import RowRequest, RowResult
 from sluice.errors import DeadlinePassed, InternalError, InvalidRequest, SluiceError
-from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, FrameBundle
+from sluice.internal.v1.frame_pb2 import TASK_END_RETURNED, Frame, FrameBundle
 from sluice.wire.subjects import URGENT_CLASS
 from sluice.wire.tokens import VisibleToken
 
@@ -139,7 +139,7 @@ class Registry:
         """Takes what a batcher says; whether `take_more` has something to do."""
         batcher, dispatch = bundle.batcher, self.dispatch
         dispatch.heard(batcher, now)
-        for ref in bundle.held:
+        for ref in bundle.pending:
             if dispatch.accepts(batcher, ref.request_id, ref.attempt, now, waits=True):
                 self.published(ref.request_id)
         dispatch.unknown(batcher, bundle.unknown, now)
@@ -160,7 +160,7 @@ class Registry:
 
     def _take_frame(self, batcher: str, frame: Frame, now: float) -> None:
         row_id, dispatch = frame.request_id, self.dispatch
-        if frame.final.end == ROW_END_RETURNED:
+        if frame.final.end == TASK_END_RETURNED:
             dispatch.returned(batcher, frame, now)
             return
         # Frames of a row that its request does not need any more still count as usage.

@@ -33,8 +33,8 @@ from sluice.v1.inference_pb2 import (
 )
 
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
-    frame_pb2.ROW_END_STOP: FINISH_REASON_STOP,
-    frame_pb2.ROW_END_LENGTH: FINISH_REASON_LENGTH,
+    frame_pb2.TASK_END_STOP: FINISH_REASON_STOP,
+    frame_pb2.TASK_END_LENGTH: FINISH_REASON_LENGTH,
 }
 
 OpenText = Callable[[], Transcript]
@@ -185,9 +185,9 @@ class Row:
         )
 
     @property
-    def timings(self) -> frame_pb2.RowTimings:
+    def timings(self) -> frame_pb2.TaskTimings:
         """How long its steps took; empty until it has ended."""
-        return frame_pb2.RowTimings() if self.final is None else self.final.timings
+        return frame_pb2.TaskTimings() if self.final is None else self.final.timings
 
     def outcome(self) -> "FinishReason.ValueType | SluiceError | None":
         """Why the answer is complete, or why there is none; None while the row goes on."""
@@ -292,7 +292,7 @@ class Row:
         return FINISH_REASON_STOP_SEQUENCE if stopped else reason
 
 
-def finish_reason_of(end: "frame_pb2.RowEnd.ValueType") -> "FinishReason.ValueType | None":
+def finish_reason_of(end: "frame_pb2.TaskEnd.ValueType") -> "FinishReason.ValueType | None":
     """The reason of a complete answer; None when ``end`` is an error."""
     return _REASONS.get(end)
 
@@ -308,9 +308,9 @@ def contradiction() -> SluiceError:
 
 def error_of(final: frame_pb2.Final) -> SluiceError:
     """The public error for a row that ended with one."""
-    if final.end == frame_pb2.ROW_END_DEADLINE:
+    if final.end == frame_pb2.TASK_END_DEADLINE:
         return errors.DeadlinePassed("the deadline passed before the answer was complete")
-    if final.end == frame_pb2.ROW_END_CANCELLED:
+    if final.end == frame_pb2.TASK_END_CANCELLED:
         return errors.Cancelled("the request was cancelled")
     message = final.error.message or "the row ended without an answer"
     if final.error.field:  # the caller's fault
@@ -319,7 +319,7 @@ def error_of(final: frame_pb2.Final) -> SluiceError:
     if kind is errors.PromptTooLong:
         return kind(message, violations=[errors.FieldViolation("input", message)])
     if kind is None:
-        refused = final.end == frame_pb2.ROW_END_REFUSED
+        refused = final.end == frame_pb2.TASK_END_REFUSED
         kind = errors.Overloaded if refused else errors.EngineFailed
     retryable = kind.code in (errors.Overloaded.code, errors.ModelUnavailable.code)
     return kind(

@@ -39,7 +39,7 @@ from gateway.streaming.row import Row
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
 from sluice.errors import Cancelled, InternalError, SluiceError
-from sluice.internal.v1.frame_pb2 import RowTimings
+from sluice.internal.v1.frame_pb2 import TaskTimings
 from sluice.openai.errors import http_status
 from sluice.settings.models import ModelSettings
 from sluice.telemetry import names
@@ -406,7 +406,7 @@ class RequestLog:
                 }
             )
         finals = [row.final.timings for row in rows if row.final]
-        last = finals[-1] if finals else RowTimings()
+        last = finals[-1] if finals else TaskTimings()
         self.finished = Finished(
             reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,
             timings=self.timings(last, now, now),
@@ -418,7 +418,7 @@ class RequestLog:
         if self.server.is_recording():
             self.server.set_attributes(_end_attributes(answer, models))
 
-    def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
+    def timings(self, row: TaskTimings, first_token_at: float, now: float) -> Timings:
         """Return the timings of an answer that ends `now`."""
         timings, steps_ms = Timings(), self._steps_ms
         total_ms = (now - self.arrived_at) * 1000

@@ -122,7 +122,7 @@ class RequestRecords:
             attempt.worker = batch.worker
             attempt.batch_id = batch.batch_id
             attempt.batch_cause = batch.cause
-            attempt.batch_rows = batch.rows
+            attempt.batch_rows = batch.tasks
             attempt.padding_share = batch.padding_share
             set_duration(attempt.queue_wait, batch.waited_ms)
             set_duration(attempt.queue_wait_max, batch.longest_waited_ms)

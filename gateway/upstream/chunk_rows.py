@@ -16,7 +16,7 @@ from gateway.models.speech import JoinedTexts
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
 from gateway.upstream.rows import Beside, InternalRow, Upstream
-from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame
+from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH, TASK_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
 
 AT_ONCE: Final = 8
@@ -100,7 +100,7 @@ class ChunkRows(Beside):
             token_ids=token_ids[:room],
         )
         if ended or full:
-            frame.final.end = ROW_END_LENGTH if full or self._cut else ROW_END_STOP
+            frame.final.end = TASK_END_LENGTH if full or self._cut else TASK_END_STOP
         self._sent += len(frame.token_ids)
         if frame.token_ids or ended:
             self._upstream.registry.accept(frame, time.monotonic())

@@ -87,7 +87,7 @@ class Upstream:
             prompt_token_ids=prepared.prompt_token_ids,
             sampling=prepared.sampling,
             workload=request.workload,
-            gather_ms=request.gather_ms,
+            coalesce_ms=request.coalesce_ms,
             values=prepared.values,
             audio=prepared.audio,
         )
@@ -102,8 +102,8 @@ class Upstream:
         expected = self.overload.expect(row.model, _exact(context, prepared), begun)
         row.expected_s = expected.total_s if expected.is_total else 0.0
         watched = context.request.sampling.stop or context.second is not None
-        if watched and task.gather_ms > WATCHED_GATHER_MS:
-            task.gather_ms = WATCHED_GATHER_MS
+        if watched and task.coalesce_ms > WATCHED_GATHER_MS:
+            task.coalesce_ms = WATCHED_GATHER_MS
         if prepared is context.first:  # the second model's row did not wait for admission
             task.waited_us = round((begun - context.arrived_at) * 1e6)
         headers = context.log.run_sent(row.row_id, row.model)
@@ -177,7 +177,7 @@ class InternalRow:
         owner = InternalRequest(request.tenant, request.priority_class, time.monotonic(), deadline)
         self.result = upstream.registry.compute(owner, self.attempt, self._ended.set)
         task = upstream.task_of(self.attempt, request, prepared)
-        task.gather_ms = WHOLE_MS
+        task.coalesce_ms = WHOLE_MS
         self.attempt.sent = True
         self._row = SentRow(task, headers, self.attempt, deadline)
 

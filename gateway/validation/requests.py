@@ -103,7 +103,7 @@ class ValidRequest:
     """Tokens of the answer that the caller has received."""
     allow_degraded: bool = False
     accept_replace: bool = False
-    gather_ms: int | None = None
+    coalesce_ms: int | None = None
     """How long tokens may be gathered before they are sent; None: the operator says."""
     resume_model: str = ""
     """The model that those tokens came from; empty: not named."""
@@ -165,11 +165,11 @@ def validate(
         "idempotency_key",
         f"must have at most {MAX_KEY_CHARS} characters",
     )
-    gather_ms = None
+    coalesce_ms = None
     if request.HasField("gather"):
         asked, most = ms_of(request.gather), 1000 * MAX_GATHER_S
         found.check(0 <= asked <= most, "gather", f"must be 0 to {MAX_GATHER_S} s")
-        gather_ms = round(asked)
+        coalesce_ms = round(asked)
     resume: tuple[VisibleToken, ...] = ()
     if request.HasField("resume"):
         if request.resume.HasField("seed") and not sampling.HasField("seed"):
@@ -201,7 +201,7 @@ def validate(
         caller=caller,
         allow_degraded=_allows_degraded(request, model) and audio is None,
         accept_replace=request.accept_replace,
-        gather_ms=gather_ms,
+        coalesce_ms=coalesce_ms,
         resume_model=request.resume.model,
         resume_version=version,
         tools=tools,

@@ -180,7 +180,7 @@ class PagedEngine(ScheduledEngine):
             load.accepted_tokens = self._speculator.accepted
         if self._scheduler.blocks.prefix_cache == "off":
             # A preempted row would be computed again as a whole: batchers should not count on preemption.
-            del load.ranks[:]
+            del load.classes[:]
         return load
 
     def _speculate(

@@ -20,13 +20,13 @@ READ_S: Final = 1.0
 class RowEnd(IntEnum):
     """Why a row ended; the numbers are those of the wire."""
 
-    STOP = frame_pb2.ROW_END_STOP
-    LENGTH = frame_pb2.ROW_END_LENGTH
-    CANCELLED = frame_pb2.ROW_END_CANCELLED
-    DEADLINE = frame_pb2.ROW_END_DEADLINE
-    FAILED = frame_pb2.ROW_END_FAILED
+    STOP = frame_pb2.TASK_END_STOP
+    LENGTH = frame_pb2.TASK_END_LENGTH
+    CANCELLED = frame_pb2.TASK_END_CANCELLED
+    DEADLINE = frame_pb2.TASK_END_DEADLINE
+    FAILED = frame_pb2.TASK_END_FAILED
     """The row cannot be computed, by this engine or another."""
-    RETURNED = frame_pb2.ROW_END_RETURNED
+    RETURNED = frame_pb2.TASK_END_RETURNED
     """This engine cannot compute it now; another one may."""
 
 

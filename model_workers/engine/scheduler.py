@@ -169,8 +169,8 @@ class Scheduler:
             free_blocks=self.blocks.free_blocks,
             running_tokens=sum(context),
             waiting_tokens=sum(pending),
-            ranks=[
-                worker_pb2.RankLoad(
+            classes=[
+                worker_pb2.ClassLoad(
                     running=running[rank],
                     waiting=waiting[rank],
                     running_tokens=context[rank],
@@ -178,7 +178,7 @@ class Scheduler:
                 )
                 for rank in range(LOAD_RANKS)
             ],
-            places=self.limits.slots + self.limits.max_waiting,
+            max_tasks=self.limits.slots + self.limits.max_waiting,
         )
 
     def _make_room(self, row: Row) -> bool:

@@ -142,8 +142,8 @@ class RemoteEngine(Engine):
             waiting=max(0, rows - slots),
             context_tokens=self.limits.context_tokens,
             steps=self._steps,
-            closed_ms=closed_s * 1e3,
-            server_away=bool(self.client.health.problem),
+            paused_ms=closed_s * 1e3,
+            server_unreachable=bool(self.client.health.problem),
         )
 
     def _taken(self) -> Iterator[tuple[RemoteRow, RowStep] | None]:

@@ -112,7 +112,7 @@ def read_bundle(payload: bytes) -> FrameBundle:
             sent to it.
     """
     bundle = unpack(FrameBundle, payload)
-    most = max(len(bundle.frames), len(bundle.held), len(bundle.unknown))
+    most = max(len(bundle.frames), len(bundle.pending), len(bundle.unknown))
     if most > BUNDLE_FRAMES_MAX:
         raise MalformedMessage(f"a FrameBundle of {most} entries, the limit is {BUNDLE_FRAMES_MAX}")
     return _from_sender(bundle, "batcher")

@@ -124,9 +124,9 @@ class GatewayDouble:
         """Cancels requests."""
         for request_id in request_ids:
             task, _ = self._sent[request_id]
-            ref = frame_pb2.RowRef(request_id=request_id, attempt=task.attempt)
+            ref = frame_pb2.TaskRef(request_id=request_id, attempt=task.attempt)
             message = control_pb2.ControlMessage(
-                gateway=self.name, cancel=control_pb2.Cancel(rows=[ref])
+                gateway=self.name, cancel=control_pb2.Cancel(tasks=[ref])
             )
             await self._control(request_id, message)
 
@@ -134,9 +134,11 @@ class GatewayDouble:
         """Asks what became of a row."""
         task, _ = self._sent[request_id]
         index = len(self.answers[request_id].token_ids) if from_index is None else from_index
-        asked = control_pb2.AskedRow(request_id=request_id, attempt=task.attempt, next_index=index)
+        asked = control_pb2.TaskProgress(
+            request_id=request_id, attempt=task.attempt, next_index=index
+        )
         message = control_pb2.ControlMessage(
-            gateway=self.name, query=control_pb2.RowsQuery(rows=[asked])
+            gateway=self.name, query=control_pb2.TaskQuery(tasks=[asked])
         )
         await self._control(request_id, message)
 
@@ -223,7 +225,7 @@ class GatewayDouble:
 
     async def _frames(self, message: Msg) -> None:
         bundle = frame_pb2.FrameBundle.FromString(message.data)
-        for ref in bundle.held:
+        for ref in bundle.pending:
             self._hold(bundle.batcher, ref)
         for ref in bundle.unknown:
             await self._forget(bundle.batcher, ref)
@@ -234,13 +236,13 @@ class GatewayDouble:
         async with self._changed:
             self._changed.notify_all()
 
-    def _hold(self, batcher: str, ref: frame_pb2.RowRef) -> None:
+    def _hold(self, batcher: str, ref: frame_pb2.TaskRef) -> None:
         self.held[ref.request_id].append(batcher)
         task, owner = self._sent[ref.request_id]
         if not owner:
             self._sent[ref.request_id] = task, batcher
 
-    async def _forget(self, batcher: str, ref: frame_pb2.RowRef) -> None:
+    async def _forget(self, batcher: str, ref: frame_pb2.TaskRef) -> None:
         self.unknown[ref.request_id] += 1
         task, owner = self._sent[ref.request_id]
         if owner == batcher and task.attempt == ref.attempt:
@@ -250,7 +252,7 @@ class GatewayDouble:
         answer = self.answers.setdefault(frame.request_id, Answer())
         if frame.attempt < answer.attempt or answer.final is not None:
             return
-        if frame.final.end == frame_pb2.ROW_END_RETURNED:
+        if frame.final.end == frame_pb2.TASK_END_RETURNED:
             self.returned.append(frame.request_id)
             task, _ = self._sent[frame.request_id]
             if frame.attempt == task.attempt:

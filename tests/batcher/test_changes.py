@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from batcher.app import check_change
-from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
+from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
 from sluice.settings import Settings, SettingsError, TenantSettings
 from sluice.settings.batching import Policy
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
@@ -81,8 +81,8 @@ async def test_a_hangup_puts_another_policy_into_force_and_loses_nothing(
             await gateway.until(lambda: f"configuration read again: {config}" in caplog.text)
             worker.busy = 0
             await worker.until(lambda: len(worker.batches) == SLOTS)
-            assert [len(batch.rows) for batch in worker.batches] == [1] * SLOTS
-            sent = {row.task.request_id for batch in worker.batches for row in batch.rows}
+            assert [len(batch.tasks) for batch in worker.batches] == [1] * SLOTS
+            sent = {row.task.request_id for batch in worker.batches for row in batch.tasks}
             assert sent == {task.request_id for task in tasks}
 
 
@@ -101,11 +101,11 @@ async def test_policies_that_gain_nothing_serve_all_the_same(
             assert "policy fixed for model echo: no gain, engine echo admits req" in caplog.text
             for _ in range(2):
                 await gateway.ask(max_tokens=3)
-            assert len((await worker.batch(0)).rows) == 2
+            assert len((await worker.batch(0)).tasks) == 2
             await reload(config, changed(before, ["batcher", "policy"], Policy(name="length")))
             await gateway.until(lambda: "policy length for model echo: no gain" in caplog.text)
             await gateway.ask(max_tokens=3, priority_class="interactive")
-            assert len((await worker.batch(1)).rows) == 1
+            assert len((await worker.batch(1)).tasks) == 1
 
 
 def test_a_changed_model_needs_another_generation() -> None:
@@ -135,9 +135,9 @@ async def test_a_replaced_model_gets_tasks_beside_the_rows_of_the_former_one(
             await reload(config, both)
             await gateway.batcher_live("echo--1")
             await gateway.ask(max_tokens=2, model="echo--1")
-            (row,) = (await second.batch(0)).rows
+            (row,) = (await second.batch(0)).tasks
             assert row.task.model == "echo--1"
-            await first.step(frame(batch.rows[0], 0, (5, 6), ROW_END_LENGTH))
+            await first.step(frame(batch.tasks[0], 0, (5, 6), TASK_END_LENGTH))
             await gateway.finished(running)
             await reload(config, before.model_copy(update={"models": (new,)}))
             await gateway.until(

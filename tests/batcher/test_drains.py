@@ -39,7 +39,7 @@ async def test_no_new_rows_until_it_is_put_back_also_after_a_restart(
             await tell(gateway.client, 3, f"{busy.address}/{ECHO.name}")
             await gateway.until(lambda: live(1))
             await tell(gateway.client, 2)  # older
-            final = frame_pb2.Final(end=frame_pb2.ROW_END_LENGTH)
+            final = frame_pb2.Final(end=frame_pb2.TASK_END_LENGTH)
             await busy.step(
                 frame_pb2.Frame(request_id=first.request_id, token_ids=[1, 2, 3], final=final)
             )
@@ -58,4 +58,4 @@ async def test_no_new_rows_until_it_is_put_back_also_after_a_restart(
 
 
 def rows_of(worker: WorkerDouble) -> int:
-    return sum(len(batch.rows) for batch in worker.batches)
+    return sum(len(batch.tasks) for batch in worker.batches)

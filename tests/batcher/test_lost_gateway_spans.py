@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
+from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
 from sluice.telemetry import names
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble
@@ -44,10 +44,12 @@ async def test_a_batcher_marks_the_traces_of_a_gateway_that_is_gone(
                 await late.batcher_live()
                 ended = await late.publish(late.task(max_tokens=1), headers(LATE))
                 living = await gateway.publish(gateway.task(max_tokens=1), headers(LIVING))
-                await worker.until(lambda: sum(len(batch.rows) for batch in worker.batches) == 3)
+                await worker.until(lambda: sum(len(batch.tasks) for batch in worker.batches) == 3)
                 for batch in worker.batches:
                     await worker.admit(batch)
-                    await worker.step(*(frame(row, 0, (5,), ROW_END_LENGTH) for row in batch.rows))
+                    await worker.step(
+                        *(frame(row, 0, (5,), TASK_END_LENGTH) for row in batch.tasks)
+                    )
                 await gateway.finished(living)
                 await late.finished(ended)
             async with asyncio.timeout(BOUND_S):

@@ -40,7 +40,7 @@ async def batcher(
 
 def end_of(final: frame_pb2.Final | None) -> str:
     assert final is not None
-    return frame_pb2.RowEnd.Name(final.end)
+    return frame_pb2.TaskEnd.Name(final.end)
 
 
 async def test_tasks_are_answered_in_full_and_leave_the_work_queue(
@@ -53,7 +53,7 @@ async def test_tasks_are_answered_in_full_and_leave_the_work_queue(
     for task in tasks:
         answer = await gateway.finished(task)
         assert answer.token_ids == echo_of(task)
-        assert end_of(answer.final) == "ROW_END_LENGTH"
+        assert end_of(answer.final) == "TASK_END_LENGTH"
         assert gateway.senders[task.request_id] == {batcher}
 
 
@@ -186,7 +186,7 @@ async def test_cancel_ends_a_running_row_and_frees_its_slot(
 async def test_the_deadline_ends_a_running_row(batcher: str, gateway: GatewayDouble) -> None:
     task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS, timeout_s=2)
     answer = await gateway.finished(task)
-    assert end_of(answer.final) == "ROW_END_DEADLINE"
+    assert end_of(answer.final) == "TASK_END_DEADLINE"
     assert answer.token_ids
     assert answer.token_ids == [index % 99 for index in range(len(answer.token_ids))]
 

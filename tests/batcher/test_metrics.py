@@ -36,7 +36,7 @@ class Scene:
             counts = worker_pb2.WorkerCounts(
                 step_buckets=[2] * BUCKETS,
                 step_s=3.0,
-                step_rows=5,
+                step_tasks=5,
                 tokens=tokens,
                 shortest_step_s=0.25,
                 longest_step_s=0.5,
@@ -88,7 +88,7 @@ def scene() -> Scene:
 
 def end(name: str, attempt: int = 0) -> frame_pb2.Frame:
     frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1])
-    frame.final.end = frame_pb2.ROW_END_STOP
+    frame.final.end = frame_pb2.TASK_END_STOP
     return frame
 
 
@@ -125,7 +125,7 @@ def test_rows_that_end_or_are_returned_are_counted_once(scene: Scene) -> None:
     scene.advance()
     scene.report("two", end("lost", attempt=1))
     scene.add("gone")
-    scene.requests.cancel([frame_pb2.RowRef(request_id="gone")], 0.0)
+    scene.requests.cancel([frame_pb2.TaskRef(request_id="gone")], 0.0)
     scene.advance()
     scene.advance(now=10.0)
     ends = ("returned", "stop", "cancelled")

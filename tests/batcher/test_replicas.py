@@ -40,7 +40,7 @@ def workers(gateway: GatewayDouble) -> int:
 
 
 def rows_of(worker: WorkerDouble) -> list[str]:
-    return [row.task.request_id for batch in worker.batches for row in batch.rows]
+    return [row.task.request_id for batch in worker.batches for row in batch.tasks]
 
 
 async def test_rows_go_to_both_and_a_lost_worker_gives_back_its_own(
@@ -59,16 +59,16 @@ async def test_rows_go_to_both_and_a_lost_worker_gives_back_its_own(
         # The first worker is full: what came back waits until it has room.
         assert rows_of(one) == kept
         for batch in one.batches[:]:
-            await one.step(*(frame(row, 0, [1], frame_pb2.ROW_END_STOP) for row in batch.rows))
+            await one.step(*(frame(row, 0, [1], frame_pb2.TASK_END_STOP) for row in batch.tasks))
         await one.until(lambda: len(rows_of(one)) == 2 * SLOTS)
         assert sorted(rows_of(one)[SLOTS:]) == sorted(lost)
-        attempts = [row.attempt for batch in one.batches for row in batch.rows]
+        attempts = [row.attempt for batch in one.batches for row in batch.tasks]
         assert attempts == [0] * SLOTS + [1] * SLOTS
         assert one.cancels == []
         # When the second one comes back its new channel ends what others have by now.
         two.silent = False
         await gateway.until(lambda: workers(gateway) == 2)
-        assert [r for r in two.received if r.HasField("open_channel")][-1].open_channel.opening > 1
+        assert [r for r in two.received if r.HasField("open_channel")][-1].open_channel.epoch > 1
 
 
 async def test_cancel_goes_to_the_worker_that_has_the_row(
@@ -130,7 +130,7 @@ async def test_drain_lets_the_rows_of_all_workers_end_and_gives_back_the_rest(
             for worker in (one, two):
                 for batch in worker.batches[:]:
                     await worker.step(
-                        *(frame(row, 0, [1], frame_pb2.ROW_END_STOP) for row in batch.rows)
+                        *(frame(row, 0, [1], frame_pb2.TASK_END_STOP) for row in batch.tasks)
                     )
             for task in running:
                 await gateway.finished(task)

@@ -69,7 +69,7 @@ class Scene:
 
     def end(self, name: str, attempt: int = 0) -> None:
         frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1, 2])
-        frame.final.end = frame_pb2.ROW_END_STOP
+        frame.final.end = frame_pb2.TASK_END_STOP
         worker = self.requests.workers.of("w")
         report = worker_pb2.StepReport(worker="w1", sequence=worker._next_sequence, frames=[frame])
         self.requests.step("w", report, 0.0)
@@ -172,7 +172,7 @@ def test_a_row_whose_worker_was_lost_says_so_and_is_another_task_when_it_comes_a
 def test_what_is_returned_or_cancelled_leaves_no_span_open(scene: Scene) -> None:
     scene.add("waits")
     scene.add("gone")
-    scene.requests.cancel([frame_pb2.RowRef(request_id="gone")], 0.0)
+    scene.requests.cancel([frame_pb2.TaskRef(request_id="gone")], 0.0)
     scene.requests.drain(0.0)
     scene.add("new")
     scene.advance()

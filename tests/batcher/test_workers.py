@@ -40,12 +40,12 @@ async def traced(
 async def test_a_row_travels_whole(worker: WorkerDouble, gateway: GatewayDouble) -> None:
     task = await gateway.ask(timeout_s=30.0)
     batch = await worker.batch(0)
-    (row,) = batch.rows
+    (row,) = batch.tasks
     assert row.task.request_id == task.request_id
     assert row.task.prompt_token_ids == task.prompt_token_ids
     assert row.attempt == 0
     assert 0 < row.timeout_ms <= 30_000
-    await worker.step(frame(row, 0, [1, 2], frame_pb2.ROW_END_STOP))
+    await worker.step(frame(row, 0, [1, 2], frame_pb2.TASK_END_STOP))
     answer = await gateway.finished(task)
     assert answer.token_ids == [1, 2]
 
@@ -54,18 +54,18 @@ async def test_a_lost_response_makes_rows_go_on_behind_their_tokens(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     task = await gateway.ask()
-    (row,) = (await worker.batch(0)).rows
+    (row,) = (await worker.batch(0)).tasks
     await worker.step(frame(row, 0, [1, 2]))
     await gateway.has_tokens(task, 2)
     await worker.step(frame(row, 3, [4]), skip=1)
-    (again,) = (await worker.batch(1)).rows
+    (again,) = (await worker.batch(1)).tasks
     assert list(again.task.produced_token_ids) == [1, 2]
     assert again.attempt == 1
     # It may still be computed there: a new channel ends it.
-    openings = [r.open_channel.opening for r in worker.received if r.HasField("open_channel")]
+    openings = [r.open_channel.epoch for r in worker.received if r.HasField("open_channel")]
     assert openings == [1, 2]
-    assert [batch.opening for batch in worker.batches] == openings
-    await worker.step(frame(again, 2, [3], frame_pb2.ROW_END_STOP))
+    assert [batch.epoch for batch in worker.batches] == openings
+    await worker.step(frame(again, 2, [3], frame_pb2.TASK_END_STOP))
     assert (await gateway.finished(task)).token_ids == [1, 2, 3]
 
 
@@ -73,10 +73,10 @@ async def test_a_gap_in_a_row_makes_it_go_on_behind_its_tokens(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     await gateway.ask()
-    (row,) = (await worker.batch(0)).rows
+    (row,) = (await worker.batch(0)).tasks
     await worker.step(frame(row, 0, [1]))
     await worker.step(frame(row, 2, [3]))
-    (again,) = (await worker.batch(1)).rows
+    (again,) = (await worker.batch(1)).tasks
     assert list(again.task.produced_token_ids) == [1]
 
 
@@ -94,21 +94,21 @@ async def test_a_worker_that_stalls_and_comes_back_confuses_nobody(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     task = await gateway.ask()
-    (row,) = (await worker.batch(0)).rows
+    (row,) = (await worker.batch(0)).tasks
     await worker.step(frame(row, 0, [1]))
     await gateway.has_tokens(task, 1)
     worker.silent = True
     await gateway.until(lambda: not gateway.reports[-1].models[0].workers)
     worker.silent = False
-    (again,) = (await worker.batch(1)).rows
+    (again,) = (await worker.batch(1)).tasks
     assert again.attempt == 1
     # What it computed before its engine took note of the new channel.
-    await worker.step(frame(row, 1, [99], frame_pb2.ROW_END_CANCELLED))
-    await worker.step(frame(again, 1, [2], frame_pb2.ROW_END_STOP))
+    await worker.step(frame(row, 1, [99], frame_pb2.TASK_END_CANCELLED))
+    await worker.step(frame(again, 1, [2], frame_pb2.TASK_END_STOP))
     answer = await gateway.finished(task)
     assert answer.token_ids == [1, 2]
     assert answer.final is not None
-    assert answer.final.end == frame_pb2.ROW_END_STOP
+    assert answer.final.end == frame_pb2.TASK_END_STOP
 
 
 @pytest.mark.parametrize(("asks", "silent_s"), [(True, 0.5), (False, 2.0)])
@@ -154,11 +154,11 @@ async def test_a_channel_that_the_worker_ends_is_lost_at_once(
 ) -> None:
     """As a worker does whose engine hangs; heartbeats would go on."""
     task = await gateway.ask()
-    (row,) = (await worker.batch(0)).rows
+    (row,) = (await worker.batch(0)).tasks
     await worker.step(frame(row, 0, [1]))
     await gateway.has_tokens(task, 1)
     await worker.end_channel()
-    (again,) = (await worker.batch(1)).rows
+    (again,) = (await worker.batch(1)).tasks
     assert (again.attempt, list(again.task.produced_token_ids)) == (1, [1])
 
 
@@ -177,8 +177,8 @@ async def test_a_step_that_takes_longer_than_any_limit_loses_nothing(
         await worker.beaten()
     for batch in batches:
         await worker.admit(batch)
-    (row,) = batches[0].rows
-    await worker.step(frame(row, 0, [1], frame_pb2.ROW_END_STOP))
+    (row,) = batches[0].tasks
+    await worker.step(frame(row, 0, [1], frame_pb2.TASK_END_STOP))
     answer = await gateway.finished(tasks[0])
     assert (answer.token_ids, answer.attempt) == ([1], 0)
     assert len(worker.batches) == 2
@@ -190,7 +190,7 @@ async def test_a_worker_with_another_id_has_none_of_the_rows(
     await gateway.ask()
     await worker.batch(0)
     worker.worker = "w2"
-    (again,) = (await worker.batch(1)).rows
+    (again,) = (await worker.batch(1)).tasks
     assert again.attempt == 1
 
 
@@ -201,7 +201,7 @@ async def test_a_batch_that_triton_refuses_is_sent_again(
     await gateway.ask()
     await worker.batch(0)
     worker.error = ""
-    (again,) = (await worker.batch(1)).rows
+    (again,) = (await worker.batch(1)).tasks
     assert again.attempt == 1
 
 
@@ -216,7 +216,7 @@ async def test_a_traced_batch_has_a_stream_of_its_own_and_is_sent_again_without_
             await gateway.ask()
             await worker.batch(0)
             worker.silent = False
-            (again,) = (await worker.batch(1)).rows
+            (again,) = (await worker.batch(1)).tasks
             assert again.attempt == 1
             traced = ["traceparent" in metadata for metadata in worker.streams]
             assert sorted(traced) == [False, False, True, True]
@@ -263,16 +263,16 @@ async def test_a_row_that_the_worker_returns_is_sent_again_with_its_tokens(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     task = await gateway.ask()
-    (row,) = (await worker.batch(0)).rows
+    (row,) = (await worker.batch(0)).tasks
     await worker.step(frame(row, 0, [1]))
-    await worker.step(frame(row, 1, [], frame_pb2.ROW_END_RETURNED))
-    (again,) = (await worker.batch(1)).rows
+    await worker.step(frame(row, 1, [], frame_pb2.TASK_END_RETURNED))
+    (again,) = (await worker.batch(1)).tasks
     assert (again.attempt, list(again.task.produced_token_ids)) == (1, [1])
-    await worker.step(frame(again, 1, [2], frame_pb2.ROW_END_STOP))
+    await worker.step(frame(again, 1, [2], frame_pb2.TASK_END_STOP))
     answer = await gateway.finished(task)
     assert answer.token_ids == [1, 2]
     assert answer.final is not None
-    assert answer.final.end == frame_pb2.ROW_END_STOP
+    assert answer.final.end == frame_pb2.TASK_END_STOP
 
 
 async def test_a_refused_row_is_sent_again_after_the_workers_next_word(
@@ -283,8 +283,8 @@ async def test_a_refused_row_is_sent_again_after_the_workers_next_word(
     await gateway.publish(task)
     await worker.batch(0)
     worker.refuse = set()
-    (again,) = (await worker.batch(1)).rows
-    await worker.step(frame(again, 0, [1], frame_pb2.ROW_END_STOP))
+    (again,) = (await worker.batch(1)).tasks
+    await worker.step(frame(again, 0, [1], frame_pb2.TASK_END_STOP))
     assert (await gateway.finished(task)).token_ids == [1]
 
 
@@ -292,15 +292,15 @@ async def test_a_full_worker_gets_no_more_than_its_slots(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     tasks = [await gateway.ask(priority_class="bulk") for _ in range(12)]
-    await worker.until(lambda: sum(len(batch.rows) for batch in worker.batches) == 4)
+    await worker.until(lambda: sum(len(batch.tasks) for batch in worker.batches) == 4)
     urgent = await gateway.ask()
-    rows = [row for batch in worker.batches for row in batch.rows]
+    rows = [row for batch in worker.batches for row in batch.tasks]
     assert all(row.task.priority_class == "bulk" for row in rows)
     await gateway.until(lambda: gateway.reports[-1].models[0].queued == 9)
     # One slot is free again: the urgent one goes first, though it came last.
     sent = len(worker.batches)
-    await worker.step(frame(rows[0], 0, [1], frame_pb2.ROW_END_STOP))
-    (following,) = (await worker.batch(sent)).rows
+    await worker.step(frame(rows[0], 0, [1], frame_pb2.TASK_END_STOP))
+    (following,) = (await worker.batch(sent)).tasks
     assert following.task.request_id == urgent.request_id
     assert len(tasks) == 12
 
@@ -309,7 +309,7 @@ async def test_cancel_reaches_the_worker_over_the_channel(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     task = await gateway.ask()
-    (row,) = (await worker.batch(0)).rows
+    (row,) = (await worker.batch(0)).tasks
     await worker.step(frame(row, 0, [1]))
     await gateway.has_tokens(task, 1)
     await gateway.cancel(task.request_id)
@@ -324,7 +324,7 @@ async def test_the_deadline_of_a_running_row_is_kept_here_too(
     await worker.batch(0)
     answer = await gateway.finished(task)
     assert answer.final is not None
-    assert answer.final.end == frame_pb2.ROW_END_DEADLINE
+    assert answer.final.end == frame_pb2.TASK_END_DEADLINE
     await worker.until(lambda: worker.cancels == [[task.request_id]])
 
 
@@ -339,8 +339,8 @@ async def test_rows_nobody_waits_for_never_reach_a_worker(
     await gateway.cancel(gone.request_id)
     assert (await gateway.finished(late)).final is not None
     worker.busy = 0
-    (row,) = (await worker.batch(0)).rows
+    (row,) = (await worker.batch(0)).tasks
     assert row.task.request_id == wanted.request_id
-    await worker.step(frame(row, 0, [1], frame_pb2.ROW_END_STOP))
+    await worker.step(frame(row, 0, [1], frame_pb2.TASK_END_STOP))
     await gateway.finished(wanted)
     assert len(worker.batches) == 1

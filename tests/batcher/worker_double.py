@@ -76,9 +76,9 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
     def cancels(self) -> list[list[str]]:
         """The cancels that came."""
         return [
-            [row.request_id for row in request.cancel_rows.rows]
+            [row.request_id for row in request.cancel_tasks.tasks]
             for request in self.received
-            if request.HasField("cancel_rows")
+            if request.HasField("cancel_tasks")
         ]
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -118,7 +118,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
                 load=worker_pb2.WorkerLoad(slots=SLOTS, running=self.busy),
                 admissions=admissions,
                 ready=self.ready,
-                rows_to=[self._taken + free] * 3,
+                task_grants=[self._taken + free] * 3,
             )
             self._sequence += 1
             await _write(self._channel, report.SerializeToString())
@@ -127,7 +127,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         """The engine takes a batch, without the rows in ``refuse``."""
         refused = [
             worker_pb2.Refusal(request_id=row.task.request_id, retryable=True)
-            for row in batch.rows
+            for row in batch.tasks
             if row.task.request_id in refuse
         ]
         await self.step(admissions=[worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)])
@@ -155,12 +155,12 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
                 await self.step()
         elif self.error and request.HasField("batch"):
             await context.write(service_pb2.ModelStreamInferResponse(error_message=self.error))
-        elif request.HasField("cancel_rows"):
-            self._here -= {row.request_id for row in request.cancel_rows.rows}
+        elif request.HasField("cancel_tasks"):
+            self._here -= {row.request_id for row in request.cancel_tasks.tasks}
         elif not self.silent and request.HasField("batch"):
             refuse = self.refuse
-            self._taken += len(request.batch.rows)
-            self._here |= {row.task.request_id for row in request.batch.rows} - refuse
+            self._taken += len(request.batch.tasks)
+            self._here |= {row.task.request_id for row in request.batch.tasks} - refuse
             if ends:
                 await self.receipts.wait()
                 await _write(context)
@@ -177,7 +177,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
 
 
 def frame(
-    row: worker_pb2.Row, start: int, token_ids: Sequence[int], end: int = 0
+    row: worker_pb2.BatchedTask, start: int, token_ids: Sequence[int], end: int = 0
 ) -> frame_pb2.Frame:
     """A frame of ``row``."""
     made = frame_pb2.Frame(
@@ -187,7 +187,7 @@ def frame(
         token_ids=token_ids,
     )
     if end:
-        made.final.end = frame_pb2.RowEnd.ValueType(end)
+        made.final.end = frame_pb2.TaskEnd.ValueType(end)
     return made
 
 

@@ -23,13 +23,13 @@ CANCELLED = task_pb2.Task(
     request_id="c", model="first", priority_class="bulk", prompt_token_ids=[1, 2]
 )
 CANCEL = control_pb2.ControlMessage(
-    cancel=control_pb2.Cancel(rows=[frame_pb2.RowRef(request_id="c")]), gateway="g1"
+    cancel=control_pb2.Cancel(tasks=[frame_pb2.TaskRef(request_id="c")]), gateway="g1"
 )
 
 
 def final(request_id: str, tokens: int) -> frame_pb2.FrameBundle:
     frame = frame_pb2.Frame(request_id=request_id, token_ids=[1] * tokens)
-    frame.final.end = frame_pb2.ROW_END_STOP
+    frame.final.end = frame_pb2.TASK_END_STOP
     return frame_pb2.FrameBundle(frames=[frame])
 
 
@@ -91,8 +91,8 @@ def test_a_cancelled_request_ends_with_what_it_had() -> None:
     (task,) = tasks(0)
     recording.task(task, 1.0)
     recording.frames([frame_pb2.Frame(request_id="a", token_ids=[1, 2])], 2.0)
-    recording.cancel([frame_pb2.RowRef(request_id="a")], 3.0)
-    recording.cancel([frame_pb2.RowRef(request_id="unknown")], 3.0)
+    recording.cancel([frame_pb2.TaskRef(request_id="a")], 3.0)
+    recording.cancel([frame_pb2.TaskRef(request_id="unknown")], 3.0)
     assert len(recording) == 0
     assert recording.cancelled(3.0) == []
     (arrival,) = recording.cancelled(3.5)
@@ -104,9 +104,9 @@ def test_a_request_that_is_sent_again_goes_on() -> None:
     recording = Recording(0.0)
     first, second = tasks(0, 1)
     recording.task(first, 1.0)
-    recording.cancel([frame_pb2.RowRef(request_id="a")], 2.0)
+    recording.cancel([frame_pb2.TaskRef(request_id="a")], 2.0)
     recording.task(second, 3.0)
-    recording.cancel([frame_pb2.RowRef(request_id="a", attempt=0)], 4.0)
+    recording.cancel([frame_pb2.TaskRef(request_id="a", attempt=0)], 4.0)
     assert len(recording) == 1
     assert recording.cancelled(9.0) == []
     assert len(recording.frames(final("a", 5).frames, 5.0)) == 1

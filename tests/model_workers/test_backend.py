@@ -15,7 +15,7 @@ from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import ModelSettings
 from sluice.telemetry import names
 from tests.support.otlp import OtlpReceiver, otlp_receiver
-from tests.support.rows import batch, cancel_rows, drive, open_channel, row_spec, wire_row
+from tests.support.rows import batch, cancel_tasks, drive, open_channel, row_spec, wire_row
 from tests.support.tiny_models import CONTEXT, save_model
 from tests.support.triton import WorkerClient, WorkerStream, running_triton
 
@@ -108,7 +108,7 @@ class Batcher:
     stream: WorkerStream
     channel: Channel
 
-    async def ask(self, *rows: worker_pb2.Row, traceparent: str = "") -> list[str]:
+    async def ask(self, *rows: worker_pb2.BatchedTask, traceparent: str = "") -> list[str]:
         """The rows that the engine took, of a batch named after the first."""
         batch_id = rows[0].task.request_id
         await self.client.ask(batch(rows, self.name, batch_id), traceparent)
@@ -158,7 +158,7 @@ async def test_64_rows_over_32_slots_answer_what_the_engine_answers_alone(served
             assert await batcher.ask(*rows) == half
         await batcher.channel.wait_ends(prompts)
         answers = {name: batcher.channel.tokens(name) for name in prompts}
-        assert set(batcher.channel.ends.values()) == {frame_pb2.ROW_END_LENGTH}
+        assert set(batcher.channel.ends.values()) == {frame_pb2.TASK_END_LENGTH}
     alone = load_engine(served.tiny)
     for name in ("r0", "r13", "r40", "r63"):
         expected = drive(alone, row_spec(name, prompts[name], Sampling(12)))
@@ -170,7 +170,7 @@ async def test_rows_over_the_waiting_places_are_refused(served: Served) -> None:
         rows = [wire_row(f"r{i}", max_tokens=LONG) for i in range(70)]
         accepted = await batcher.ask(*rows)
         assert accepted == [f"r{i}" for i in range(64)]
-        await batcher.client.ask(cancel_rows(*accepted, batcher="full"))
+        await batcher.client.ask(cancel_tasks(*accepted, batcher="full"))
         await batcher.channel.wait_ends(accepted)
 
 
@@ -180,11 +180,11 @@ async def test_cancel_and_deadline_end_rows(served: Served) -> None:
         late = wire_row("late", max_tokens=LONG, timeout_ms=30)
         await batcher.ask(cancelled, late)
         await batcher.channel.wait_tokens("cancelled")
-        await batcher.client.ask(cancel_rows("cancelled", batcher="ends"))
+        await batcher.client.ask(cancel_tasks("cancelled", batcher="ends"))
         await batcher.channel.wait_ends(["cancelled", "late"])
         assert batcher.channel.ends == {
-            "cancelled": frame_pb2.ROW_END_CANCELLED,
-            "late": frame_pb2.ROW_END_DEADLINE,
+            "cancelled": frame_pb2.TASK_END_CANCELLED,
+            "late": frame_pb2.TASK_END_DEADLINE,
         }
 
 

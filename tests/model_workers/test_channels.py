@@ -24,12 +24,12 @@ def frames(count: int, first: int = 0) -> list[Posted]:
 
 
 def open_one(
-    opened: Channels, batcher: str = "b", opening: int = 0, *, now: float = 0.0, ready: bool = True
+    opened: Channels, batcher: str = "b", epoch: int = 0, *, now: float = 0.0, ready: bool = True
 ) -> ResponseSender | None:
     """Opens a channel with a heartbeat a second; returns the sender of the older one."""
-    message = worker_pb2.OpenChannel(batcher=batcher, heartbeat_ms=1000, opening=opening)
+    message = worker_pb2.OpenChannel(batcher=batcher, heartbeat_ms=1000, epoch=epoch)
     older = opened.open(message, FakePort(), now)
-    channel = opened.get(batcher, opening)
+    channel = opened.get(batcher, epoch)
     if channel is not None:
         channel.ready = ready
     return older
@@ -63,7 +63,7 @@ def test_more_room_is_told_soon_where_rows_wait_for_it_and_another_batcher_to_al
     opened.grant("b", grant, 0.2)
     assert opened.next_due() == 0.2 + wait_s
     (report,) = reports(opened.due(0.2 + wait_s))
-    assert list(report.rows_to) == grant.rows
+    assert list(report.task_grants) == grant.rows
 
 
 def test_a_new_channel_says_hello() -> None:
@@ -77,13 +77,13 @@ def test_a_new_channel_says_hello() -> None:
 
 def test_a_renewed_channel_goes_on_where_it_was() -> None:
     opened, first, second = Channels("worker-1"), FakePort(), FakePort()
-    opened.open(worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, opening=3), first, 0.0)
+    opened.open(worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, epoch=3), first, 0.0)
     channel = opened.get("b", 3)
     assert channel is not None
     channel.ready = True
     opened.due(0.0)
     opened.post("b", frames(1), 0.0)
-    renewal = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, opening=3, renews=True)
+    renewal = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, epoch=3, renews=True)
     assert opened.open(renewal, second, 0.5) is first
     (due,) = opened.due(0.5)
     assert (due.channel.responses, due.report.sequence) == (second, 1)
@@ -92,7 +92,7 @@ def test_a_renewed_channel_goes_on_where_it_was() -> None:
 
 def test_a_channel_that_is_gone_is_not_renewed() -> None:
     opened, port = channels(), FakePort()
-    renewal = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, opening=7, renews=True)
+    renewal = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, epoch=7, renews=True)
     assert opened.open(renewal, port, 0.0) is port
     assert opened.get("b", 0) is not None
 
@@ -201,7 +201,7 @@ def test_a_second_channel_replaces_the_first_and_counts_anew() -> None:
     opened = channels()
     (old,) = opened.due(0.0)
     opened.post("b", frames(5), 0.0)
-    assert open_one(opened, opening=1, now=0.1) is old.channel.responses
+    assert open_one(opened, epoch=1, now=0.1) is old.channel.responses
     (new,) = opened.due(0.1)
     assert (new.report.sequence, len(new.report.frames)) == (0, 0)
     assert not opened.drop(old.channel)
@@ -211,9 +211,9 @@ def test_a_second_channel_replaces_the_first_and_counts_anew() -> None:
 
 def test_a_channel_that_a_newer_one_overtook_is_ended() -> None:
     opened = Channels("worker-1")
-    open_one(opened, opening=2)
+    open_one(opened, epoch=2)
     late = FakePort()
-    message = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, opening=1)
+    message = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, epoch=1)
     assert opened.open(message, late, 0.1) is late
     assert opened.get("b", 2) is not None
 
@@ -251,7 +251,7 @@ def step(
     ends: bool = False,
 ) -> Posted:
     token_ids = tuple(range(index, index + tokens))
-    final = frame_pb2.Final(end=frame_pb2.ROW_END_LENGTH) if ends else None
+    final = frame_pb2.Final(end=frame_pb2.TASK_END_LENGTH) if ends else None
     return RowStep(row, "b", attempt, index, token_ids, wait_s=wait_s), final
 
 
@@ -351,7 +351,7 @@ def test_the_end_of_a_row_brings_its_tokens_soon() -> None:
     (report,) = reports(opened.due(10.2))
     (frame,) = report.frames
     assert (frame.request_id, frame.token_ids) == ("bulk", [0, 1])
-    assert frame.final.end == frame_pb2.ROW_END_LENGTH
+    assert frame.final.end == frame_pb2.TASK_END_LENGTH
 
 
 def test_an_end_that_does_not_wait_brings_the_tokens_before_it() -> None:

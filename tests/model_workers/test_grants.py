@@ -22,10 +22,10 @@ def load_of(
         slots=slots,
         running=min(slots, running),
         waiting=max(0, running - slots),
-        places=places,
+        max_tasks=places,
         block_tokens=10 if free_blocks else 0,
         free_blocks=free_blocks,
-        ranks=[worker_pb2.RankLoad(running=n, running_tokens=n * tokens) for n in rows],
+        classes=[worker_pb2.ClassLoad(running=n, running_tokens=n * tokens) for n in rows],
     )
 
 
@@ -81,8 +81,8 @@ def batch(
 ) -> worker_pb2.Batch:
     return worker_pb2.Batch(
         batcher=batcher,
-        rows=[worker_pb2.Row(cache_tokens=tokens) for _ in range(rows)],
-        waiting=waiting,
+        tasks=[worker_pb2.BatchedTask(cache_tokens=tokens) for _ in range(rows)],
+        queued=waiting,
     )
 
 
@@ -212,4 +212,4 @@ def test_who_is_not_known_changes_nothing() -> None:
     grants.left("ghost")
     grants.close("ghost")
     assert grants.give(load_of((0, 0, 0)), 0.0) == {}
-    assert grants.opening("ghost") == 0
+    assert grants.epoch("ghost") == 0

@@ -19,7 +19,7 @@ from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.startup import ENGINE_NICE
 from sluice.wire.codec import MalformedMessage
 from tests.support.ports import FakePort
-from tests.support.rows import batch, cancel_rows, open_channel, wire_row
+from tests.support.rows import batch, cancel_tasks, open_channel, wire_row
 
 FOREVER = 1_000_000
 
@@ -66,9 +66,9 @@ def worker(engine: Engine) -> Iterator[Worker]:
     worker.stop()
 
 
-def opened(worker: Worker, batcher: str = "batcher-1", opening: int = 0) -> FakePort:
+def opened(worker: Worker, batcher: str = "batcher-1", epoch: int = 0) -> FakePort:
     port = FakePort()
-    worker.handle(open_channel(batcher, opening=opening), port)
+    worker.handle(open_channel(batcher, epoch=epoch), port)
     port.wait_ready()
     return port
 
@@ -106,7 +106,7 @@ def test_a_row_from_admission_to_its_final_frame(worker: Worker) -> None:
     assert indexes(channel.frames) == list(range(5))
     assert {frame.attempt for frame in channel.frames} == {2}
     final = channel.frames[-1].final
-    assert final.end == frame_pb2.ROW_END_LENGTH
+    assert final.end == frame_pb2.TASK_END_LENGTH
     assert final.HasField("timings")
     assert not final.HasField("error")
     sequences = [report.sequence for report in channel.reports]
@@ -144,9 +144,9 @@ def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -
     assert (counting.load.running + counting.load.waiting, counting.load.slots) == (6, 4)
 
 
-def demand(batcher: str, *waiting: int, opening: int = 0) -> worker_pb2.WorkerRequest:
+def demand(batcher: str, *waiting: int, epoch: int = 0) -> worker_pb2.WorkerRequest:
     """Rows that wait at a batcher, by class."""
-    message = worker_pb2.Demand(batcher=batcher, opening=opening, waiting=waiting)
+    message = worker_pb2.Demand(batcher=batcher, epoch=epoch, queued=waiting)
     return worker_pb2.WorkerRequest(demand=message)
 
 
@@ -156,7 +156,7 @@ def test_room_is_granted_to_the_batcher_whose_rows_wait(worker: Worker) -> None:
     queued(worker, demand("two", 0, 0, 9))
     two.wait_room(2, 2, 4)
     one.wait_room(2, 2, 0)
-    queued(worker, demand("one", 0, 0, 9, opening=7))
+    queued(worker, demand("one", 0, 0, 9, epoch=7))
     queued(worker, demand("two", 0, 0))
     one.wait_room(2, 2, 2)
 
@@ -166,7 +166,7 @@ def test_rows_that_end_or_are_refused_make_room(worker: Worker) -> None:
     channel.wait_room(4, 4, 4)
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER), wire_row("bad", [])]))
     channel.wait_room(5, 5, 5)
-    queued(worker, cancel_rows("r"))
+    queued(worker, cancel_tasks("r"))
     channel.wait_room(6, 6, 6)
 
 
@@ -176,14 +176,14 @@ def test_load_counts_running_batches_of_all_batchers(worker: Worker) -> None:
     asked(worker, one, batch([*rows, wire_row("bad", [])], "one", "one-1"))
     asked(worker, two, batch([wire_row("c", max_tokens=FOREVER)], "two", "two-1"))
     one.wait_batches(2)
-    queued(worker, cancel_rows("a", batcher="one"))
+    queued(worker, cancel_tasks("a", batcher="one"))
     two.wait_batches(2)
-    queued(worker, cancel_rows("b", batcher="one"))
+    queued(worker, cancel_tasks("b", batcher="one"))
     two.wait_batches(1)
     # A later attempt of a row that another batcher sends leaves its first batch.
     asked(worker, one, batch([wire_row("c", max_tokens=FOREVER, attempt=1)], "one", "one-2"))
     two.wait_batches(1)
-    queued(worker, cancel_rows("c", batcher="one", attempt=1))
+    queued(worker, cancel_tasks("c", batcher="one", attempt=1))
     one.wait_batches(0)
 
 
@@ -194,22 +194,22 @@ def test_a_batcher_with_fewer_rows_here_is_first(worker: Worker) -> None:
     one.wait_room(2, 2, 2)
     rows = [wire_row(name, max_tokens=FOREVER) for name in ("r1", "r2")]
     request = batch(rows, "one", batch_id="b")
-    request.batch.waiting[:] = (0, 0, 7)
+    request.batch.queued[:] = (0, 0, 7)
     asked(worker, one, request)
     two.wait_room(2, 2, 2)
     one.wait_room(2, 2, 2)
-    cancel = cancel_rows("r1", "r2")
-    cancel.cancel_rows.batcher = "one"
+    cancel = cancel_tasks("r1", "r2")
+    cancel.cancel_tasks.batcher = "one"
     queued(worker, cancel)
     one.wait_room(4, 4, 4)
 
 
 def test_a_batcher_that_comes_back_keeps_its_new_channel(worker: Worker) -> None:
-    first = opened(worker, opening=1)
+    first = opened(worker, epoch=1)
     first.cancelled = True
-    second = opened(worker, opening=2)
+    second = opened(worker, epoch=2)
     second.wait_room(4, 4, 4)
-    asked(worker, second, batch([wire_row("r", max_tokens=1)], opening=2))
+    asked(worker, second, batch([wire_row("r", max_tokens=1)], epoch=2))
     second.wait_room(5, 5, 5)
 
 
@@ -222,9 +222,9 @@ def test_the_room_of_a_lost_batcher_is_the_others(worker: Worker) -> None:
 
 def test_a_batch_of_another_channel_is_not_taken(worker: Worker) -> None:
     queued(worker, batch([wire_row("nobody", max_tokens=FOREVER)], "nobody"))
-    channel = opened(worker, opening=2)
-    queued(worker, batch([wire_row("late", max_tokens=FOREVER)], opening=1, batch_id="late"))
-    asked(worker, channel, batch([wire_row("r", max_tokens=1)], opening=2))
+    channel = opened(worker, epoch=2)
+    queued(worker, batch([wire_row("late", max_tokens=FOREVER)], epoch=1, batch_id="late"))
+    asked(worker, channel, batch([wire_row("r", max_tokens=1)], epoch=2))
     channel.wait_ends("r")
     assert "late" not in channel.admissions
     assert {frame.request_id for frame in channel.frames} == {"r"}
@@ -238,7 +238,7 @@ def test_a_batch_is_queued_while_a_step_takes_long(worker: Worker, engine: Engin
         queued(worker, batch([wire_row("r", max_tokens=1)], batch_id="step"))
         assert engine.in_step.wait(30.0)
         queued(worker, batch([wire_row("meanwhile", max_tokens=1)], batch_id="meanwhile"))
-        queued(worker, cancel_rows("r"))
+        queued(worker, cancel_tasks("r"))
         late = FakePort()
         worker.handle(open_channel("other"), late)
         late.wait_reports(3)
@@ -252,21 +252,21 @@ def test_cancel_stops_the_callers_rows_only(worker: Worker) -> None:
     mine, other = opened(worker, "mine"), opened(worker, "other")
     asked(worker, mine, batch([wire_row("a", max_tokens=FOREVER)], "mine"))
     asked(worker, other, batch([wire_row("b", max_tokens=FOREVER)], "other"))
-    queued(worker, cancel_rows("a", "b", "unknown", batcher="mine"))
+    queued(worker, cancel_tasks("a", "b", "unknown", batcher="mine"))
     mine.wait_ends("a")
-    assert mine.ends == {"a": frame_pb2.ROW_END_CANCELLED}
+    assert mine.ends == {"a": frame_pb2.TASK_END_CANCELLED}
     assert {frame.request_id for frame in mine.frames} == {"a"}
-    queued(worker, cancel_rows("b", batcher="other"))
+    queued(worker, cancel_tasks("b", batcher="other"))
     other.wait_ends("b")
 
 
 def test_a_cancel_of_an_earlier_attempt_does_not_stop_a_row(worker: Worker) -> None:
     channel = opened(worker)
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER, attempt=2)]))
-    queued(worker, cancel_rows("r", attempt=1))
+    queued(worker, cancel_tasks("r", attempt=1))
     channel.wait_frames(len(channel.frames) + 10)
     assert not channel.ends
-    queued(worker, cancel_rows("r", attempt=2))
+    queued(worker, cancel_tasks("r", attempt=2))
     channel.wait_ends("r")
 
 
@@ -280,7 +280,7 @@ def test_a_row_of_another_batcher_that_is_replaced_ends_there(worker: Worker) ->
     first.wait_ends("r")
 
     end = first.frames[-1]
-    assert (end.attempt, end.final.end) == (0, frame_pb2.ROW_END_CANCELLED)
+    assert (end.attempt, end.final.end) == (0, frame_pb2.TASK_END_CANCELLED)
     assert end.start_index + len(end.token_ids) == len(first.tokens("r"))
     assert second.tokens("r") == [5, 6, 7]
 
@@ -289,7 +289,7 @@ def test_the_deadline_counts_from_the_arrival(worker: Worker) -> None:
     channel = opened(worker)
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER, timeout_ms=20)]))
     channel.wait_ends("r")
-    assert channel.ends == {"r": frame_pb2.ROW_END_DEADLINE}
+    assert channel.ends == {"r": frame_pb2.TASK_END_DEADLINE}
 
 
 def test_a_channel_that_is_cancelled_ends_with_its_rows(worker: Worker, engine: Engine) -> None:
@@ -297,8 +297,8 @@ def test_a_channel_that_is_cancelled_ends_with_its_rows(worker: Worker, engine: 
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
     channel.cancelled = True
     channel.wait_ended()
-    again = opened(worker, opening=1)
-    admission = asked(worker, again, batch([wire_row("r", max_tokens=1, attempt=1)], opening=1))
+    again = opened(worker, epoch=1)
+    admission = asked(worker, again, batch([wire_row("r", max_tokens=1, attempt=1)], epoch=1))
     assert not admission.refused
     again.wait_ends("r")
 
@@ -308,7 +308,7 @@ def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -
     channel = opened(worker)
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
     worker._loop.submit(lambda: worker._loop.abandon("batcher-1", at=0.0))
-    queued(worker, cancel_rows())
+    queued(worker, cancel_tasks())
     channel.wait_frames(len(channel.frames) + 10)
     assert not channel.ends
     worker._loop.submit(lambda: worker._loop.abandon("batcher-1", at=math.inf))
@@ -320,11 +320,11 @@ def test_a_second_channel_ends_the_rows_of_the_first(worker: Worker) -> None:
     first = opened(worker)
     rows = [wire_row(name, max_tokens=FOREVER) for name in ("elsewhere", "again")]
     asked(worker, first, batch(rows))
-    second = opened(worker, opening=1)
+    second = opened(worker, epoch=1)
     first.wait_ended()
     again = wire_row("again", max_tokens=9, attempt=1, produced=[5, 6])
-    asked(worker, second, batch([again], batch_id="again", opening=1))
-    while "again" not in second.ends or second.ends["again"] != frame_pb2.ROW_END_LENGTH:
+    asked(worker, second, batch([again], batch_id="again", epoch=1))
+    while "again" not in second.ends or second.ends["again"] != frame_pb2.TASK_END_LENGTH:
         second.wait_frames(len(second.frames) + 1)
     frames = [frame for frame in second.frames if frame.attempt == 1]
     assert indexes(frames) == list(range(2, 9))
@@ -339,14 +339,14 @@ def test_a_step_that_raises_returns_its_rows_and_nothing_else(
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
     channel.wait_ends("r")
     final = channel.frames[-1].final
-    assert (final.end, final.error.reason) == (frame_pb2.ROW_END_RETURNED, "ENGINE_FAILED")
+    assert (final.end, final.error.reason) == (frame_pb2.TASK_END_RETURNED, "ENGINE_FAILED")
     assert "RuntimeError" in final.error.message
     assert "out of memory" in caplog.text
     asked(worker, channel, batch([wire_row("next", max_tokens=2)], batch_id="next"))
     channel.wait_ends("next")
 
 
-def last_try(name: str, *, max_tokens: int = 3) -> worker_pb2.Row:
+def last_try(name: str, *, max_tokens: int = 3) -> worker_pb2.BatchedTask:
     row = wire_row(name, max_tokens=max_tokens)
     row.task.last_try = True
     return row
@@ -356,9 +356,9 @@ def returns(channel: FakePort) -> dict[str, int]:
     """Rows that were returned, and why."""
     finals = {frame.request_id: frame.final for frame in channel.frames if frame.HasField("final")}
     return {
-        name: final.returned
+        name: final.return_cause
         for name, final in finals.items()
-        if final.end == frame_pb2.ROW_END_RETURNED
+        if final.end == frame_pb2.TASK_END_RETURNED
     }
 
 
@@ -375,8 +375,8 @@ def test_a_last_try_waits_alone_and_its_batcher_hears_of_it_before_the_step(
         ("other", True),
     ]
     one.wait_ends("there")
-    assert returns(one) == {"there": frame_pb2.RETURN_CAUSE_NOT_TAKEN}
-    assert returns(two) == {"before": frame_pb2.RETURN_CAUSE_NOT_TAKEN}
+    assert returns(one) == {"there": frame_pb2.RETURN_CAUSE_NOT_ACCEPTED}
+    assert returns(two) == {"before": frame_pb2.RETURN_CAUSE_NOT_ACCEPTED}
     one.wait_room(1, 1, 1)
     two.wait_room(4, 4, 4)
     late = asked(worker, one, batch([wire_row("late")], batcher="one", batch_id="b3"))
@@ -407,7 +407,7 @@ def test_a_last_try_that_the_engine_refuses_or_that_is_cancelled_leaves_room(
     assert asked(worker, channel, batch([long])).refused
     channel.wait_room(5, 5, 5)
     asked(worker, channel, batch([last_try("gone", max_tokens=FOREVER)], batch_id="gone"))
-    queued(worker, cancel_rows("gone"))
+    queued(worker, cancel_tasks("gone"))
     channel.wait_ends("gone")
     channel.wait_room(6, 6, 6)
 
@@ -419,7 +419,7 @@ def test_where_rows_are_computed_elsewhere_a_last_try_is_a_row_like_others(engin
     rows = [wire_row("there", max_tokens=FOREVER), last_try("suspect")]
     assert not asked(worker, channel, batch(rows)).refused
     channel.wait_ends("suspect")
-    assert channel.ends == {"suspect": frame_pb2.ROW_END_LENGTH}
+    assert channel.ends == {"suspect": frame_pb2.TASK_END_LENGTH}
     worker.stop()
 
 
@@ -507,7 +507,7 @@ def test_stop_ends_all_requests() -> None:
 def test_a_full_inbox_refuses_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(worker)
     monkeypatch.setattr(worker_module, "INBOX_MAX", 0)
-    for request in (batch([wire_row("r")]), cancel_rows("r")):
+    for request in (batch([wire_row("r")]), cancel_tasks("r")):
         port = FakePort()
         with pytest.raises(InboxFull):
             worker.handle(request, port)

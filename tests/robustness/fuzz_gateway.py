@@ -337,7 +337,7 @@ class FuzzedGateway:
             self._live[task.request_id] = task
 
     async def _answer(self, task: Task) -> None:
-        final = frame_pb2.Final(end=frame_pb2.ROW_END_STOP)
+        final = frame_pb2.Final(end=frame_pb2.TASK_END_STOP)
         count = len(task.values.scored_token_ids) or 4
         if task.HasField("values"):
             final.values = struct.pack(f"<{count}f", *[0.5] * count)

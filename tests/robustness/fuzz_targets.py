@@ -167,7 +167,7 @@ class FuzzedWorker:
     async def request(self, draw: Mutator) -> str:
         """A message of a batcher."""
         request = draw.filled(worker_pb2.WorkerRequest, 0.6)
-        for row in request.batch.rows:
+        for row in request.batch.tasks:
             if draw.chance(0.7):
                 row.task.priority_class, row.task.request_id = "bulk", draw.text() or "r"
                 row.task.sampling.Clear()

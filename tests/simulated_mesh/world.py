@@ -353,7 +353,7 @@ class World:
             if triton.worker is None or not triton.worker.process.running:
                 continue
             load = triton.worker.engine.load()
-            assert load.running + load.waiting <= load.places, url
+            assert load.running + load.waiting <= load.max_tasks, url
             if load.running + load.waiting < load.slots:
                 waiting = [(one.process.name, one.waits_for(url)) for one in self.batchers]
                 idle |= {

@@ -25,7 +25,7 @@ def task(request_id: str = "a", **values: object) -> task_pb2.Task:
 def frame(start: int, tokens: int, request_id: str = "a", final: bool = False) -> frame_pb2.Frame:
     made = frame_pb2.Frame(request_id=request_id, start_index=start, token_ids=[7] * tokens)
     if final:
-        made.final.end = frame_pb2.ROW_END_STOP
+        made.final.end = frame_pb2.TASK_END_STOP
     return made
 
 

@@ -72,8 +72,8 @@ class FakePort:
         """Returns when a report grants so many rows in all, by class."""
         with self._changed:
             assert self._changed.wait_for(
-                lambda: bool(self.reports) and tuple(self.reports[-1].rows_to) == rows, WAIT_S
-            ), [tuple(report.rows_to) for report in self.reports]
+                lambda: bool(self.reports) and tuple(self.reports[-1].task_grants) == rows, WAIT_S
+            ), [tuple(report.task_grants) for report in self.reports]
 
     def wait_batches(self, count: int) -> None:
         """Return when a report says that rows of so many batches are in the engine."""

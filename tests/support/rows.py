@@ -42,7 +42,7 @@ def wire_row(
     traceparent: str = "",
     stop: Sequence[int] = (),
     priority_class: str = "interactive",
-) -> worker_pb2.Row:
+) -> worker_pb2.BatchedTask:
     """A row as a batcher sends it."""
     sampling = task_pb2.Sampling(
         max_tokens=max_tokens, top_p=1, repetition_penalty=1, stop_token_ids=stop
@@ -54,37 +54,37 @@ def wire_row(
         produced_token_ids=produced,
         sampling=sampling,
     )
-    return worker_pb2.Row(
+    return worker_pb2.BatchedTask(
         task=task, attempt=attempt, timeout_ms=timeout_ms, traceparent=traceparent
     )
 
 
 def batch(
-    rows: Iterable[worker_pb2.Row],
+    rows: Iterable[worker_pb2.BatchedTask],
     batcher: str = "batcher-1",
     batch_id: str = "batch",
-    opening: int = 0,
+    epoch: int = 0,
 ) -> worker_pb2.WorkerRequest:
     """A batch request."""
-    message = worker_pb2.Batch(batch_id=batch_id, batcher=batcher, rows=rows, opening=opening)
+    message = worker_pb2.Batch(batch_id=batch_id, batcher=batcher, tasks=rows, epoch=epoch)
     return worker_pb2.WorkerRequest(batch=message)
 
 
 def open_channel(
-    batcher: str = "batcher-1", heartbeat_ms: int = 200, opening: int = 0
+    batcher: str = "batcher-1", heartbeat_ms: int = 200, epoch: int = 0
 ) -> worker_pb2.WorkerRequest:
     """The request that opens a channel."""
-    message = worker_pb2.OpenChannel(batcher=batcher, heartbeat_ms=heartbeat_ms, opening=opening)
+    message = worker_pb2.OpenChannel(batcher=batcher, heartbeat_ms=heartbeat_ms, epoch=epoch)
     return worker_pb2.WorkerRequest(open_channel=message)
 
 
-def cancel_rows(
+def cancel_tasks(
     *request_ids: str, batcher: str = "batcher-1", attempt: int = 0
 ) -> worker_pb2.WorkerRequest:
     """The request that stops rows."""
-    rows = [frame_pb2.RowRef(request_id=name, attempt=attempt) for name in request_ids]
-    message = worker_pb2.CancelRows(batcher=batcher, rows=rows)
-    return worker_pb2.WorkerRequest(cancel_rows=message)
+    rows = [frame_pb2.TaskRef(request_id=name, attempt=attempt) for name in request_ids]
+    message = worker_pb2.CancelTasks(batcher=batcher, tasks=rows)
+    return worker_pb2.WorkerRequest(cancel_tasks=message)
 
 
 @dataclass

@@ -211,6 +211,6 @@ class GenerateEngine(Engine):
             steps=self._steps,
             running_tokens=sum(len(row.tokens) for row in running),
             waiting_tokens=sum(len(row.tokens) for row in waiting),
-            places=self._limits.slots + self._limits.max_waiting,
+            max_tasks=self._limits.slots + self._limits.max_waiting,
             batch_running=bool(running),
         )

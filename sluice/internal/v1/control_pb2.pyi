@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ControlMessage(_message.Message):
-    """Sent by a gateway to the batcher that has a row, on sluice.batchers.<batcher>.control; to all batchers, on
+    """Sent by a gateway to the batcher that has a task, on sluice.batchers.<batcher>.control; to all batchers, on
     sluice.control, while it is not known which one has it.
     """
 
@@ -36,11 +36,11 @@ class ControlMessage(_message.Message):
     """The gateway that sends it."""
     @_builtins.property
     def cancel(self) -> Global___Cancel:
-        """Stop computing rows."""
+        """Stop computing tasks."""
 
     @_builtins.property
-    def query(self) -> Global___RowsQuery:
-        """Say what became of rows."""
+    def query(self) -> Global___TaskQuery:
+        """Send what is missing of tasks, and whether the batcher has them."""
 
     @_builtins.property
     def announce(self) -> Global___Announce:
@@ -54,7 +54,7 @@ class ControlMessage(_message.Message):
         self,
         *,
         cancel: Global___Cancel | None = ...,
-        query: Global___RowsQuery | None = ...,
+        query: Global___TaskQuery | None = ...,
         announce: Global___Announce | None = ...,
         drains_changed: Global___DrainsChanged | None = ...,
         gateway: _builtins.str = ...,
@@ -71,23 +71,23 @@ Global___ControlMessage: _TypeAlias = ControlMessage  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
-    """Nobody waits for these rows any more."""
+    """Cancels tasks: nobody waits for them any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROWS_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def rows(self) -> _containers.RepeatedCompositeFieldContainer[_frame_pb2.RowRef]:
-        """The rows; one that has a higher attempt by now is kept."""
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[_frame_pb2.TaskRef]:
+        """The tasks; one that has a higher attempt by now is kept."""
 
     def __init__(
         self,
         *,
-        rows: _abc.Iterable[_frame_pb2.RowRef] | None = ...,
+        tasks: _abc.Iterable[_frame_pb2.TaskRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -171,7 +171,7 @@ Global___DrainRecord: _TypeAlias = DrainRecord  # noqa: Y015
 
 @_typing.final
 class DrainedWorker(_message.Message):
-    """A worker that gets no new rows."""
+    """A worker that gets no new tasks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -254,34 +254,35 @@ class ReloadAnswer(_message.Message):
 Global___ReloadAnswer: _TypeAlias = ReloadAnswer  # noqa: Y015
 
 @_typing.final
-class RowsQuery(_message.Message):
-    """The gateway saw a gap in the frames of these rows, or nothing for too long. Answered in a FrameBundle: frames from
-    next_index on, and whether the batcher has the row; on sluice.control only by batchers that have a row.
+class TaskQuery(_message.Message):
+    """Queries tasks in whose frames the gateway saw a gap, or that sent nothing for too long. The batcher answers with a
+    FrameBundle: frames from next_index on, and whether it has the task. On sluice.control only batchers that have one
+    answer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROWS_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedRow]:
-        """The rows."""
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskProgress]:
+        """The tasks."""
 
     def __init__(
         self,
         *,
-        rows: _abc.Iterable[Global___AskedRow] | None = ...,
+        tasks: _abc.Iterable[Global___TaskProgress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RowsQuery: _TypeAlias = RowsQuery  # noqa: Y015
+Global___TaskQuery: _TypeAlias = TaskQuery  # noqa: Y015
 
 @_typing.final
-class AskedRow(_message.Message):
-    """A row, and how far the gateway has it."""
+class TaskProgress(_message.Message):
+    """A task, and how much of its answer the gateway has."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -291,9 +292,9 @@ class AskedRow(_message.Message):
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
-    """The attempt of its task."""
+    """The attempt number."""
     next_index: _builtins.int
-    """The first index that the gateway does not have."""
+    """Index of the first token that the gateway does not have."""
     def __init__(
         self,
         *,
@@ -307,7 +308,7 @@ class AskedRow(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AskedRow: _TypeAlias = AskedRow  # noqa: Y015
+Global___TaskProgress: _TypeAlias = TaskProgress  # noqa: Y015
 
 @_typing.final
 class BatcherReport(_message.Message):
@@ -367,9 +368,9 @@ class ModelReport(_message.Message):
     workers: _builtins.int
     """Workers whose heartbeats are in time."""
     slots: _builtins.int
-    """Rows that those workers can compute at once."""
+    """Tasks that those workers can compute at once."""
     running: _builtins.int
-    """Rows in them now."""
+    """Tasks in them now."""
     queued: _builtins.int
     """Tasks that wait in this batcher."""
     tokens_per_s: _builtins.float
@@ -429,8 +430,6 @@ class ClassReport(_message.Message):
     QUEUED_FIELD_NUMBER: _builtins.int
     QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     EXPECTED_WAIT_MS_FIELD_NUMBER: _builtins.int
-    SERVICE_MS_FIELD_NUMBER: _builtins.int
-    BACKLOG_FIELD_NUMBER: _builtins.int
     TENANT_WAIT_MS_FIELD_NUMBER: _builtins.int
     ROOM_ROWS_FIELD_NUMBER: _builtins.int
     ROOM_BYTES_FIELD_NUMBER: _builtins.int
@@ -448,21 +447,17 @@ class ClassReport(_message.Message):
     """How long a task that came now, of a tenant that has none waiting, would wait for a worker. 0: not at all, or not
     known.
     """
-    service_ms: _builtins.float
-    """Of the release before: the mean time of a task with a worker."""
-    backlog: _builtins.int
-    """Of the release before: tasks in JetStream."""
     room_rows: _builtins.int
-    """Rows without a frame that one gateway may have at this batcher, those in workers included; unset: any number."""
+    """Tasks without a frame that one gateway may have at this batcher, those in workers included; unset: any number."""
     room_bytes: _builtins.int
-    """Bytes of their tasks."""
+    """The same limit in bytes of tasks."""
     free_rows: _builtins.int
-    """Rows of the class that this batcher may send to workers now, beyond those that wait. While there are some a new task
-    waits for no work of others.
+    """Tasks of the class that this batcher may send to workers now, beyond those that are queued. While it is above 0, a new
+    task waits for no other work.
     """
     first_token_ms: _builtins.float
-    """Time from the hand-over of a row to a worker until its first token, without its prompt, measured while all that the
-    workers grant is used. 0: not known.
+    """Time from sending a task to a worker until its first token, without its prompt, in milliseconds; measured while all
+    that the workers grant is used. 0: not known.
     """
     prompt_token_ms: _builtins.float
     """The same for each token of its prompt."""
@@ -479,8 +474,6 @@ class ClassReport(_message.Message):
         queued: _builtins.int = ...,
         queued_tokens: _builtins.int = ...,
         expected_wait_ms: _builtins.float = ...,
-        service_ms: _builtins.float = ...,
-        backlog: _builtins.int = ...,
         tenant_wait_ms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         room_rows: _builtins.int | None = ...,
         room_bytes: _builtins.int = ...,
@@ -491,7 +484,7 @@ class ClassReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows", "room_rows", b"room_rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows", "backlog", b"backlog", "expected_wait_ms", b"expected_wait_ms", "first_token_ms", b"first_token_ms", "free_rows", b"free_rows", "priority_class", b"priority_class", "prompt_token_ms", b"prompt_token_ms", "queued", b"queued", "queued_tokens", b"queued_tokens", "room_bytes", b"room_bytes", "room_rows", b"room_rows", "service_ms", b"service_ms", "tenant_wait_ms", b"tenant_wait_ms", "token_ms", b"token_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows", "expected_wait_ms", b"expected_wait_ms", "first_token_ms", b"first_token_ms", "free_rows", b"free_rows", "priority_class", b"priority_class", "prompt_token_ms", b"prompt_token_ms", "queued", b"queued", "queued_tokens", b"queued_tokens", "room_bytes", b"room_bytes", "room_rows", b"room_rows", "tenant_wait_ms", b"tenant_wait_ms", "token_ms", b"token_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__room_rows: _TypeAlias = _typing.Literal["room_rows"]  # noqa: Y015
     _WhichOneofArgType__room_rows: _TypeAlias = _typing.Literal["_room_rows", b"_room_rows"]  # noqa: Y015

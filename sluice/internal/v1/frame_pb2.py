@@ -24,33 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esluice/internal/v1/frame.proto\x12\x12sluice.internal.v1\"\xae\x01\n\x05\x46rame\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0bstart_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.sluice.internal.v1.Logprobs\x12(\n\x05\x66inal\x18\x06 \x01(\x0b\x32\x19.sluice.internal.v1.Final\"w\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\x11\n\x04text\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttop_texts\x18\x05 \x03(\tB\x07\n\x05_text\"\xdc\x02\n\x05\x46inal\x12\'\n\x03\x65nd\x18\x01 \x01(\x0e\x32\x1a.sluice.internal.v1.RowEnd\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1c.sluice.internal.v1.RowError\x12/\n\x07timings\x18\x03 \x01(\x0b\x32\x1e.sluice.internal.v1.RowTimings\x12,\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1d.sluice.internal.v1.BatchInfo\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x05 \x01(\r\x12\x0e\n\x06values\x18\n \x01(\x0c\x12\x37\n\rserver_tokens\x18\x0b \x01(\x0b\x32 .sluice.internal.v1.ServerTokens\x12\x31\n\x08returned\x18\x0c \x01(\x0e\x32\x1f.sluice.internal.v1.ReturnCauseJ\x04\x08\x06\x10\n\"@\n\x0cServerTokens\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\x8f\x01\n\tBatchInfo\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x15\n\rpadding_share\x18\x04 \x01(\x01\x12\x11\n\twaited_ms\x18\x05 \x01(\x01\x12\x19\n\x11longest_waited_ms\x18\x06 \x01(\x01\x12\x0e\n\x06worker\x18\x07 \x01(\t\"Q\n\x08RowError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"W\n\nRowTimings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x10\n\x08\x62\x61tch_ms\x18\x02 \x01(\x01\x12\x12\n\nprefill_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\"-\n\x06RowRef\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xb3\x01\n\x0b\x46rameBundle\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12)\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x19.sluice.internal.v1.Frame\x12(\n\x04held\x18\x03 \x03(\x0b\x32\x1a.sluice.internal.v1.RowRef\x12+\n\x07unknown\x18\x04 \x03(\x0b\x32\x1a.sluice.internal.v1.RowRefJ\x04\x08\x05\x10\x06R\x0b\x65nded_spans*\xb3\x01\n\x06RowEnd\x12\x17\n\x13ROW_END_UNSPECIFIED\x10\x00\x12\x10\n\x0cROW_END_STOP\x10\x01\x12\x12\n\x0eROW_END_LENGTH\x10\x02\x12\x15\n\x11ROW_END_CANCELLED\x10\x03\x12\x14\n\x10ROW_END_DEADLINE\x10\x04\x12\x12\n\x0eROW_END_FAILED\x10\x05\x12\x13\n\x0fROW_END_REFUSED\x10\x06\x12\x14\n\x10ROW_END_RETURNED\x10\x07*e\n\x0bReturnCause\x12\x1c\n\x18RETURN_CAUSE_UNSPECIFIED\x10\x00\x12\x1c\n\x18RETURN_CAUSE_WORKER_LOST\x10\x01\x12\x1a\n\x16RETURN_CAUSE_NOT_TAKEN\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esluice/internal/v1/frame.proto\x12\x12sluice.internal.v1\"\xae\x01\n\x05\x46rame\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0bstart_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.sluice.internal.v1.Logprobs\x12(\n\x05\x66inal\x18\x06 \x01(\x0b\x32\x19.sluice.internal.v1.Final\"w\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\x11\n\x04text\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttop_texts\x18\x05 \x03(\tB\x07\n\x05_text\"\xdd\x02\n\x05\x46inal\x12(\n\x03\x65nd\x18\x01 \x01(\x0e\x32\x1b.sluice.internal.v1.TaskEnd\x12,\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1d.sluice.internal.v1.TaskError\x12\x30\n\x07timings\x18\x03 \x01(\x0b\x32\x1f.sluice.internal.v1.TaskTimings\x12,\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1d.sluice.internal.v1.BatchInfo\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x05 \x01(\r\x12\x0e\n\x06values\x18\n \x01(\x0c\x12\x37\n\rserver_tokens\x18\x0b \x01(\x0b\x32 .sluice.internal.v1.ServerTokens\x12\x35\n\x0creturn_cause\x18\x0c \x01(\x0e\x32\x1f.sluice.internal.v1.ReturnCause\"@\n\x0cServerTokens\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\x90\x01\n\tBatchInfo\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\r\n\x05tasks\x18\x03 \x01(\r\x12\x15\n\rpadding_share\x18\x04 \x01(\x01\x12\x11\n\twaited_ms\x18\x05 \x01(\x01\x12\x19\n\x11longest_waited_ms\x18\x06 \x01(\x01\x12\x0e\n\x06worker\x18\x07 \x01(\t\"R\n\tTaskError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"X\n\x0bTaskTimings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x10\n\x08\x62\x61tch_ms\x18\x02 \x01(\x01\x12\x12\n\nprefill_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\".\n\x07TaskRef\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xa5\x01\n\x0b\x46rameBundle\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12)\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x19.sluice.internal.v1.Frame\x12,\n\x07pending\x18\x03 \x03(\x0b\x32\x1b.sluice.internal.v1.TaskRef\x12,\n\x07unknown\x18\x04 \x03(\x0b\x32\x1b.sluice.internal.v1.TaskRef*\xbc\x01\n\x07TaskEnd\x12\x18\n\x14TASK_END_UNSPECIFIED\x10\x00\x12\x11\n\rTASK_END_STOP\x10\x01\x12\x13\n\x0fTASK_END_LENGTH\x10\x02\x12\x16\n\x12TASK_END_CANCELLED\x10\x03\x12\x15\n\x11TASK_END_DEADLINE\x10\x04\x12\x13\n\x0fTASK_END_FAILED\x10\x05\x12\x14\n\x10TASK_END_REFUSED\x10\x06\x12\x15\n\x11TASK_END_RETURNED\x10\x07*h\n\x0bReturnCause\x12\x1c\n\x18RETURN_CAUSE_UNSPECIFIED\x10\x00\x12\x1c\n\x18RETURN_CAUSE_WORKER_LOST\x10\x01\x12\x1d\n\x19RETURN_CAUSE_NOT_ACCEPTED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.internal.v1.frame_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROWEND']._serialized_start=1317
-  _globals['_ROWEND']._serialized_end=1496
+  _globals['_TASKEND']._serialized_start=1308
+  _globals['_TASKEND']._serialized_end=1496
   _globals['_RETURNCAUSE']._serialized_start=1498
-  _globals['_RETURNCAUSE']._serialized_end=1599
+  _globals['_RETURNCAUSE']._serialized_end=1602
   _globals['_FRAME']._serialized_start=55
   _globals['_FRAME']._serialized_end=229
   _globals['_LOGPROBS']._serialized_start=231
   _globals['_LOGPROBS']._serialized_end=350
   _globals['_FINAL']._serialized_start=353
-  _globals['_FINAL']._serialized_end=701
-  _globals['_SERVERTOKENS']._serialized_start=703
-  _globals['_SERVERTOKENS']._serialized_end=767
-  _globals['_BATCHINFO']._serialized_start=770
-  _globals['_BATCHINFO']._serialized_end=913
-  _globals['_ROWERROR']._serialized_start=915
-  _globals['_ROWERROR']._serialized_end=996
-  _globals['_ROWTIMINGS']._serialized_start=998
-  _globals['_ROWTIMINGS']._serialized_end=1085
-  _globals['_ROWREF']._serialized_start=1087
-  _globals['_ROWREF']._serialized_end=1132
-  _globals['_FRAMEBUNDLE']._serialized_start=1135
-  _globals['_FRAMEBUNDLE']._serialized_end=1314
+  _globals['_FINAL']._serialized_end=702
+  _globals['_SERVERTOKENS']._serialized_start=704
+  _globals['_SERVERTOKENS']._serialized_end=768
+  _globals['_BATCHINFO']._serialized_start=771
+  _globals['_BATCHINFO']._serialized_end=915
+  _globals['_TASKERROR']._serialized_start=917
+  _globals['_TASKERROR']._serialized_end=999
+  _globals['_TASKTIMINGS']._serialized_start=1001
+  _globals['_TASKTIMINGS']._serialized_end=1089
+  _globals['_TASKREF']._serialized_start=1091
+  _globals['_TASKREF']._serialized_end=1137
+  _globals['_FRAMEBUNDLE']._serialized_start=1140
+  _globals['_FRAMEBUNDLE']._serialized_end=1305
 # @@protoc_insertion_point(module_scope)

@@ -9,4 +9,4 @@ def grant(requests: Requests, worker: str, rows: int) -> None:
     """So many rows more may be sent to the worker, which is live then."""
     state = requests.workers.of(worker)
     state.live |= rows > 0
-    state._report = worker_pb2.StepReport(rows_to=[state._sent_rows + rows] * len(RANKS))
+    state._report = worker_pb2.StepReport(task_grants=[state._sent_rows + rows] * len(RANKS))

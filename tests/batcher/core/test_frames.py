@@ -25,7 +25,7 @@ def frame_of(start: int, count: int, *, final: bool = False, attempt: int = 0) -
         request_id="r", attempt=attempt, start_index=start, token_ids=range(start, start + count)
     )
     if final:
-        frame.final.end = frame_pb2.ROW_END_STOP
+        frame.final.end = frame_pb2.TASK_END_STOP
     return frame
 
 
@@ -88,12 +88,12 @@ def test_resend_is_one_frame_from_the_index_to_what_there_is() -> None:
 def test_resend_of_nothing_new_is_nothing_until_there_is_an_end() -> None:
     row = row_of(9)
     assert resend(row, 9) == []
-    row.final = frame_pb2.Final(end=frame_pb2.ROW_END_STOP)
+    row.final = frame_pb2.Final(end=frame_pb2.TASK_END_STOP)
     (frame,) = resend(row, 9)
     assert (frame.start_index, len(frame.token_ids), frame.final.end) == (
         9,
         0,
-        frame_pb2.ROW_END_STOP,
+        frame_pb2.TASK_END_STOP,
     )
 
 
@@ -108,7 +108,7 @@ def test_a_long_resend_goes_in_pieces_with_the_end_behind_them(
 ) -> None:
     monkeypatch.setattr(frames, "RESEND_TOKENS_MAX", 4)
     row = row_of(10)
-    row.final = frame_pb2.Final(end=frame_pb2.ROW_END_LENGTH)
+    row.final = frame_pb2.Final(end=frame_pb2.TASK_END_LENGTH)
     pieces = resend(row, 1)
     lengths = [(p.start_index, len(p.token_ids)) for p in pieces]
     assert lengths == [(1, 4), (5, 4), (9, 1), (10, 0)]
@@ -116,9 +116,9 @@ def test_a_long_resend_goes_in_pieces_with_the_end_behind_them(
 
 
 def test_rows_that_are_held_are_named_in_as_many_messages_as_they_need() -> None:
-    held = [frame_pb2.RowRef(request_id=f"request-{n:032}") for n in range(40_000)]
+    held = [frame_pb2.TaskRef(request_id=f"request-{n:032}") for n in range(40_000)]
     packed = list(bundles("b", [frame_of(0, 1)], held))
-    assert sorted(ref.request_id for one in packed for ref in one.held) == sorted(
+    assert sorted(ref.request_id for one in packed for ref in one.pending) == sorted(
         ref.request_id for ref in held
     )
     assert sum(len(one.frames) for one in packed) == 1
@@ -141,7 +141,7 @@ def test_bundles_keep_all_frames_in_order_below_the_limit(counts: list[int]) -> 
 
 def test_bundles_have_no_more_frames_than_a_gateway_takes() -> None:
     sent = [frame_pb2.Frame(start_index=number) for number in range(2 * BUNDLE_FRAMES_MAX + 1)]
-    held = [frame_pb2.RowRef(attempt=number) for number in range(BUNDLE_FRAMES_MAX + 1)]
+    held = [frame_pb2.TaskRef(attempt=number) for number in range(BUNDLE_FRAMES_MAX + 1)]
     packed = [read_bundle(one.SerializeToString()) for one in bundles("b", sent, held)]
     assert [one.start_index for bundle in packed for one in bundle.frames] == [*range(len(sent))]
-    assert [one.attempt for bundle in packed for one in bundle.held] == [*range(len(held))]
+    assert [one.attempt for bundle in packed for one in bundle.pending] == [*range(len(held))]

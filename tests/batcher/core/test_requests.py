@@ -30,11 +30,11 @@ class Desk:
         timeout_s: float = 0.0,
         attempt: int = 0,
         priority_class: str = "standard",
-        gather_ms: int | None = None,
+        coalesce_ms: int | None = None,
         last_try: bool = False,
     ) -> None:
         task = task_pb2.Task(
-            request_id=name, gateway="g", priority_class=priority_class, gather_ms=gather_ms
+            request_id=name, gateway="g", priority_class=priority_class, coalesce_ms=coalesce_ms
         )
         task.last_try = last_try
         task.prompt_token_ids.extend((1, 2, 3))
@@ -43,12 +43,12 @@ class Desk:
         self.requests.add(Row(task, self.now, size=100), self.now)
 
     def cancel(self, *names: str, attempt: int = 0) -> None:
-        refs = [frame_pb2.RowRef(request_id=name, attempt=attempt) for name in names]
+        refs = [frame_pb2.TaskRef(request_id=name, attempt=attempt) for name in names]
         self.requests.cancel(refs, self.now)
 
     def ask(self, name: str, next_index: int, attempt: int = 0) -> bool:
         return self.requests.answer(
-            control_pb2.AskedRow(request_id=name, attempt=attempt, next_index=next_index)
+            control_pb2.TaskProgress(request_id=name, attempt=attempt, next_index=next_index)
         )
 
     def advance(self, *, room: int = 0, after_s: float = 0.0) -> Effects:
@@ -79,7 +79,7 @@ class Desk:
             request_id=name, attempt=attempt, start_index=start, token_ids=range(count)
         )
         if end:
-            frame.final.end = frame_pb2.RowEnd.ValueType(end)
+            frame.final.end = frame_pb2.TaskEnd.ValueType(end)
             frame.final.timings.prefill_ms = 3
         return self.take(WORKER, frame)
 
@@ -102,7 +102,7 @@ class Desk:
                 admissions=admissions,
                 load=worker_pb2.WorkerLoad(slots=8),
                 ready=True,
-                rows_to=[state._sent_rows + 8 - len(state.rows)] * 3,
+                task_grants=[state._sent_rows + 8 - len(state.rows)] * 3,
                 counts=worker_pb2.WorkerCounts() if is_heartbeat else None,
             ),
             self.now,
@@ -123,7 +123,7 @@ class Desk:
 
 def returned(name: str, *, attempt: int) -> frame_pb2.Frame:
     frame = frame_pb2.Frame(request_id=name, attempt=attempt)
-    frame.final.end = frame_pb2.ROW_END_RETURNED
+    frame.final.end = frame_pb2.TASK_END_RETURNED
     frame.final.error.message = "not enough memory"
     return frame
 
@@ -152,19 +152,19 @@ def cancelled(effects: Effects) -> list[tuple[str, str, int]]:
 
 
 def held(effects: Effects) -> list[str]:
-    return [ref.request_id for _, bundle in effects.bundles for ref in bundle.held]
+    return [ref.request_id for _, bundle in effects.bundles for ref in bundle.pending]
 
 
 def returns(effects: Effects) -> list[tuple[str, int]]:
     """Rows that were returned to their gateways, and why."""
     return [
-        (frame.request_id, frame.final.returned)
+        (frame.request_id, frame.final.return_cause)
         for _, frame in frames(effects)
-        if frame.final.end == frame_pb2.ROW_END_RETURNED
+        if frame.final.end == frame_pb2.TASK_END_RETURNED
     ]
 
 
-LOST, NOT_TAKEN = frame_pb2.RETURN_CAUSE_WORKER_LOST, frame_pb2.RETURN_CAUSE_NOT_TAKEN
+LOST, NOT_TAKEN = frame_pb2.RETURN_CAUSE_WORKER_LOST, frame_pb2.RETURN_CAUSE_NOT_ACCEPTED
 
 
 def demands(effects: Effects) -> list[tuple[str, tuple[int, ...]]]:
@@ -263,7 +263,7 @@ def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) 
     assert held(desk.requests.take()) == []  # its gateway knows
     assert (desk.requests.active, desk.requests.size) == (1, 100)
     assert desk.step("r", 0, 4)
-    assert desk.step("r", 4, 6, end=frame_pb2.ROW_END_LENGTH)
+    assert desk.step("r", 4, 6, end=frame_pb2.TASK_END_LENGTH)
     effects = desk.advance()
     assert [(gateway, frame.start_index) for gateway, frame in frames(effects)] == [
         ("g", 0),
@@ -284,10 +284,10 @@ def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) 
 def test_the_worker_is_told_how_long_to_gather_by_the_request_or_by_its_class(
     desk: Desk, priority_class: str, asked: int | None, sent: int
 ) -> None:
-    desk.add(priority_class=priority_class, gather_ms=asked)
+    desk.add(priority_class=priority_class, coalesce_ms=asked)
     (batch,) = desk.advance(room=1).batches
-    (row,) = batch_message(batch, "b", [""], desk.now).rows
-    assert row.task.gather_ms == sent
+    (row,) = batch_message(batch, "b", [""], desk.now).tasks
+    assert row.task.coalesce_ms == sent
 
 
 def test_frames_of_urgent_rows_leave_before_others_of_the_same_step(desk: Desk) -> None:
@@ -320,8 +320,8 @@ def test_no_collection_is_needed_to_free_rows_that_are_forgotten(desk: Desk) -> 
     rows = [weakref.ref(row) for row in desk.requests._rows.values()]
     gc.disable()
     try:
-        desk.step("a", 0, 1, end=frame_pb2.ROW_END_STOP)
-        desk.step("b", 0, 1, end=frame_pb2.ROW_END_STOP)
+        desk.step("a", 0, 1, end=frame_pb2.TASK_END_STOP)
+        desk.step("b", 0, 1, end=frame_pb2.TASK_END_STOP)
         desk.advance(after_s=1)
         desk.advance(after_s=ENDED_S)
         assert [row() for row in rows] == [None, None]
@@ -336,7 +336,7 @@ def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> 
     desk.now += 0.5
     desk.admit(batch)
     desk.now += 1.0
-    desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.step("r", 0, 1, end=frame_pb2.TASK_END_STOP)
     ((_, frame),) = frames(desk.advance())
     timings = frame.final.timings
     assert (timings.queue_ms, timings.batch_ms, timings.prefill_ms) == (2000, 1500 - 3, 3)
@@ -345,9 +345,9 @@ def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> 
 def test_a_worker_whose_rows_have_ended_is_idle(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 1)
-    desk.step("r", 1, 1, end=frame_pb2.ROW_END_STOP)
+    desk.step("r", 1, 1, end=frame_pb2.TASK_END_STOP)
     effects = desk.requests.take()
-    assert ends(effects) == [frame_pb2.ROW_END_STOP]
+    assert ends(effects) == [frame_pb2.TASK_END_STOP]
     assert effects.cancels == {}
     (capacity,) = capacities(desk.requests, desk.now)
     assert (capacity.idle, capacity.free_rows) == (True, 7)
@@ -406,7 +406,7 @@ def test_a_row_that_its_worker_gives_back_returns_with_the_reason_and_what_it_br
     last = returned("r", attempt=0)
     last.token_ids.append(7)
     other = returned("made way", attempt=0)
-    other.final.returned = NOT_TAKEN
+    other.final.return_cause = NOT_TAKEN
     desk.report(WORKER, [last, other])
     effects = desk.advance()
     assert returns(effects) == [("r", LOST), ("made way", NOT_TAKEN)]
@@ -479,7 +479,7 @@ def test_a_worker_that_gives_rows_up_for_one_that_it_computes_alone_has_not_fail
         desk.requests.advance(desk.now)
         assert sent(desk.requests.take()) == [["r"]]
         frame = returned("r", attempt=attempt)
-        frame.final.returned = NOT_TAKEN
+        frame.final.return_cause = NOT_TAKEN
         desk.report(WORKER, [frame], [worker_pb2.Admission(batch_id=f"b-{attempt + 1}")])
 
 
@@ -489,7 +489,7 @@ def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None
     refusal.error.reason = "PROMPT_TOO_LONG"
     desk.admit(desk.send(), refusal)
     ((_, frame),) = frames(desk.advance())
-    assert frame.final.end == frame_pb2.ROW_END_REFUSED
+    assert frame.final.end == frame_pb2.TASK_END_REFUSED
     assert frame.final.error.reason == "PROMPT_TOO_LONG"
 
 
@@ -557,9 +557,9 @@ def test_a_row_that_ends_before_its_gateway_heard_of_it_is_not_named(desk: Desk)
     batch_id = desk.send()
     assert held(desk.requests.take()) == []
     desk.admit(batch_id)
-    desk.step("short", 0, 1, end=frame_pb2.ROW_END_LENGTH)
+    desk.step("short", 0, 1, end=frame_pb2.TASK_END_LENGTH)
     effects = desk.advance()
-    assert (held(effects), ends(effects)) == (["long"], [frame_pb2.ROW_END_LENGTH])
+    assert (held(effects), ends(effects)) == (["long"], [frame_pb2.TASK_END_LENGTH])
 
 
 def test_rows_of_a_gateway_that_is_gone_are_dropped(desk: Desk) -> None:
@@ -577,7 +577,7 @@ def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> Non
     desk.advance()
     assert desk.wake_at == desk.now + 5.0
     effects = desk.advance(room=8, after_s=5.0)
-    assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
+    assert ends(effects) == [frame_pb2.TASK_END_DEADLINE]
     assert effects.batches == []
 
 
@@ -585,7 +585,7 @@ def test_a_running_row_that_is_too_late_ends_and_leaves_its_worker(desk: Desk) -
     desk.add(timeout_s=5.0)
     desk.admit(desk.send())
     effects = desk.advance(after_s=5.0)
-    assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
+    assert ends(effects) == [frame_pb2.TASK_END_DEADLINE]
     assert cancelled(effects) == [(WORKER, "r", 0)]
 
 
@@ -604,11 +604,11 @@ def test_a_question_is_answered_with_what_there_is(desk: Desk) -> None:
 
 def test_a_question_about_a_row_that_has_ended_is_answered_with_its_end(desk: Desk) -> None:
     desk.run("r")
-    desk.step("r", 0, 2, end=frame_pb2.ROW_END_STOP)
+    desk.step("r", 0, 2, end=frame_pb2.TASK_END_STOP)
     desk.advance()
     assert desk.ask("r", 1)
     effects = desk.advance()
-    assert ends(effects) == [frame_pb2.ROW_END_STOP]
+    assert ends(effects) == [frame_pb2.TASK_END_STOP]
     assert held(effects) == []
 
 
@@ -618,7 +618,7 @@ def test_drain_returns_what_waits_and_what_comes_back(desk: Desk) -> None:
     desk.requests.drain(desk.now)
     assert returns(desk.advance(room=8)) == [("waits", 0)]
     desk.add("new")
-    desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.step("runs", 0, 1, end=frame_pb2.TASK_END_STOP)
     desk.requests.lost(WORKER, desk.now)
     assert returns(desk.advance(room=8)) == [("new", 0), ("lost", LOST)]
     assert desk.requests.active == 0
@@ -626,7 +626,7 @@ def test_drain_returns_what_waits_and_what_comes_back(desk: Desk) -> None:
 
 def test_a_drain_that_is_over_returns_everything_and_stops_the_worker(desk: Desk) -> None:
     desk.run("runs", "ended")
-    desk.step("ended", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.step("ended", 0, 1, end=frame_pb2.TASK_END_STOP)
     desk.advance()
     desk.requests.drain(desk.now, running=True)
     effects = desk.advance()
@@ -637,7 +637,7 @@ def test_a_drain_that_is_over_returns_everything_and_stops_the_worker(desk: Desk
 
 def test_a_row_that_is_refused_is_returned_with_the_reason(desk: Desk) -> None:
     row = Row(task_pb2.Task(request_id="r", gateway="g", attempt=1000), desk.now)
-    desk.requests.refuse(row, frame_pb2.RowError(reason="OVERLOADED"))
+    desk.requests.refuse(row, frame_pb2.TaskError(reason="OVERLOADED"))
     effects = desk.advance()
     ((_, frame),) = frames(effects)
     assert (frame.attempt, frame.final.error.reason) == (1000, "OVERLOADED")
@@ -697,9 +697,13 @@ def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
     desk.add("short")
     desk.now += 1.0
     desk.run("r")
-    desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.step("r", 0, 1, end=frame_pb2.TASK_END_STOP)
     (final,) = [frame.final for _, frame in frames(desk.advance())]
-    assert (final.batch.rows, final.batch.worker, final.batch.cause) == (2, "w-1234", "worker_idle")
+    assert (final.batch.tasks, final.batch.worker, final.batch.cause) == (
+        2,
+        "w-1234",
+        "worker_idle",
+    )
     assert (final.batch.waited_ms, final.batch.longest_waited_ms) == (0, 1000)
     assert final.batch.batch_id == "b-1"
 
@@ -714,7 +718,7 @@ def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
     desk.run("runs", "lost")
     desk.add("waits", timeout_s=5.0)
     desk.requests.change_policy(Policy(max_rows=1), {"a": 2.0})
-    desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.step("runs", 0, 1, end=frame_pb2.TASK_END_STOP)
     desk.requests.lost(WORKER, desk.now)
     desk.add("lost", attempt=1)
     assert sent(desk.advance(room=8)) == [["lost"], ["waits"]]

@@ -19,7 +19,7 @@ def test_the_deadline_counts_from_the_arrival() -> None:
     row.waiting_since = 10.0
     batch = Batch[Row]("w", BatchCause.FULL)
     batch.add(row)
-    (message,) = batch_message(batch, "b", [""], 10.0003).rows
+    (message,) = batch_message(batch, "b", [""], 10.0003).tasks
     assert message.timeout_ms == 1500  # no part of a millisecond is cut
 
 

@@ -21,7 +21,7 @@ from sluice.internal.v1 import task_pb2, worker_pb2
 def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.StepReport:
     load = worker_pb2.WorkerLoad(slots=8, running=running)
     return worker_pb2.StepReport(
-        worker=worker, sequence=sequence, load=load, ready=True, rows_to=[8] * 3
+        worker=worker, sequence=sequence, load=load, ready=True, task_grants=[8] * 3
     )
 
 
@@ -116,8 +116,8 @@ def test_a_worker_that_fails_again_and_again_gets_single_rows_after_pauses() -> 
 
 def test_a_worker_on_trial_has_room_for_one_row() -> None:
     state = WorkerState()
-    load = worker_pb2.WorkerLoad(slots=8, places=12, ranks=[worker_pb2.RankLoad()] * 3)
-    state.take(worker_pb2.StepReport(worker="w", load=load, rows_to=[8] * 3))
+    load = worker_pb2.WorkerLoad(slots=8, max_tasks=12, classes=[worker_pb2.ClassLoad()] * 3)
+    state.take(worker_pb2.StepReport(worker="w", load=load, task_grants=[8] * 3))
     assert state.capacity("name", 0).free_rows == 0
     trial = state.capacity("name", 1)
     assert (trial.free_rows, [room.free_rows for room in trial.urgent]) == (1, [1, 1])
@@ -137,10 +137,10 @@ def granting(rows: list[int], tokens: list[int], sequence: int = 0) -> worker_pb
         slots=8,
         running=8,
         waiting_tokens=115,
-        ranks=[worker_pb2.RankLoad(waiting_tokens=n) for n in (5, 10, 100)],
+        classes=[worker_pb2.ClassLoad(waiting_tokens=n) for n in (5, 10, 100)],
     )
     return worker_pb2.StepReport(
-        worker="w", sequence=sequence, ready=True, load=load, rows_to=rows, tokens_to=tokens
+        worker="w", sequence=sequence, ready=True, load=load, task_grants=rows, token_grants=tokens
     )
 
 

@@ -20,7 +20,6 @@ def busy(wait_s: float) -> list[ClassReport]:
             queued=10,
             queued_tokens=1000,
             expected_wait_ms=wait_s * 1e3,
-            service_ms=500,
         )
     ]
 

@@ -16,11 +16,11 @@ from gateway.routing.breaker import Breakers
 from gateway.streaming.row import Row
 from sluice.errors import DeadlinePassed
 from sluice.internal.v1.frame_pb2 import (
-    ROW_END_FAILED,
-    ROW_END_LENGTH,
-    ROW_END_STOP,
-    RowEnd,
-    RowError,
+    TASK_END_FAILED,
+    TASK_END_LENGTH,
+    TASK_END_STOP,
+    TaskEnd,
+    TaskError,
 )
 from sluice.settings.routing import BreakerSettings
 from sluice.v1 import inference_pb2 as pb
@@ -55,12 +55,12 @@ async def test_a_model_that_fails_is_left_alone(nats_url: str, model_folder: Pat
 
 
 async def test_what_callers_do_wrong_opens_no_breaker(nats_url: str, model_folder: Path) -> None:
-    refused = RowError(reason="REQUEST_INVALID", message="a dead end", field="sampling.regex")
+    refused = TaskError(reason="REQUEST_INVALID", message="a dead end", field="sampling.regex")
     async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
         for _ in range(4):
             call = wire.stub.Generate(prompt(model="large"))
             task = await wire.batcher.task("large")
-            await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=refused))
+            await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=refused))
             status, error = await error_of(call)
             assert status is grpc.StatusCode.INVALID_ARGUMENT
             assert [one.field for one in error.violations] == ["sampling.regex"]
@@ -74,8 +74,8 @@ async def fails(wire: Wire) -> None:
     """A request to the large model, whose engine fails."""
     call = wire.stub.Generate(prompt(model="large"))
     task = await wire.batcher.task("large")
-    broken = RowError(reason="ENGINE_FAILED", message="no luck")
-    await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=broken))
+    broken = TaskError(reason="ENGINE_FAILED", message="no luck")
+    await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=broken))
     assert (await error_of(call))[1].reason == "ENGINE_FAILED"
 
 
@@ -240,7 +240,7 @@ def test_a_row_that_no_batcher_took_proves_nothing() -> None:
     assert not rows.opens(row, HUNG_S)
 
 
-def answered(rows: Rows, tokens: int, end: RowEnd.ValueType, resumed: int = 0) -> None:
+def answered(rows: Rows, tokens: int, end: TaskEnd.ValueType, resumed: int = 0) -> None:
     """An answer of so many tokens has ended without an error."""
     row = rows.row(0.0, live=False)
     row.resumed = resumed
@@ -251,8 +251,8 @@ def answered(rows: Rows, tokens: int, end: RowEnd.ValueType, resumed: int = 0) -
 def test_lengths_of_whole_answers_are_learned() -> None:
     rows = Rows()
     for _ in range(ANSWERS_MIN):
-        answered(rows, 7, ROW_END_STOP)
-        answered(rows, 90, ROW_END_STOP, resumed=80)
+        answered(rows, 7, TASK_END_STOP)
+        answered(rows, 90, TASK_END_STOP, resumed=80)
     kind = AnswerKind("m", REQUEST.tenant, REQUEST.workload)
     assert rows.overload.lengths.expect(kind, 0, 0) == (7, True)
 
@@ -260,7 +260,7 @@ def test_lengths_of_whole_answers_are_learned() -> None:
 def test_an_answer_at_its_limit_is_learned_as_cut() -> None:
     rows = Rows()
     for _ in range(ANSWERS_MIN):
-        answered(rows, 7, ROW_END_LENGTH)
+        answered(rows, 7, TASK_END_LENGTH)
     kind = AnswerKind("m", REQUEST.tenant, REQUEST.workload)
     assert rows.overload.lengths.expect(kind, 0, 0) == (7, False)
 

@@ -11,7 +11,12 @@ import pytest
 
 from gateway.upstream import chunk_rows
 from sluice.errors import InvalidRequest, MessageTooLarge, SafetyBlocked, UnknownModel
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_RETURNED, ROW_END_STOP, RowError
+from sluice.internal.v1.frame_pb2 import (
+    TASK_END_FAILED,
+    TASK_END_RETURNED,
+    TASK_END_STOP,
+    TaskError,
+)
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import CacheSettings
 from sluice.v1 import inference_pb2 as pb
@@ -201,8 +206,8 @@ async def test_a_caller_that_goes_cancels_all_chunks(ears: Wire) -> None:
 async def test_a_chunk_that_fails_ends_the_answer_and_the_other_rows(ears: Wire) -> None:
     call = ears.stub.GenerateText(heard(LONG))
     tasks = await tasks_of(ears, 3)
-    error = RowError(reason="ENGINE_FAILED", message="no number")
-    await ears.batcher.send(tasks[1], frame(0, end=ROW_END_FAILED, error=error))
+    error = TaskError(reason="ENGINE_FAILED", message="no number")
+    await ears.batcher.send(tasks[1], frame(0, end=TASK_END_FAILED, error=error))
     code, failed = await error_of(call)
     assert (code, failed.message) == (grpc.StatusCode.INTERNAL, "no number")
     await ears.batcher.cancelled(tasks[0])
@@ -221,7 +226,7 @@ async def test_a_chunk_that_was_lost_is_sent_again_with_its_audio(ears: Wire) ->
     assert again.audio == tasks[2].audio
     await say(ears, tasks[0], 9, 10, 11, 12)
     await say(ears, tasks[1], 11, 12, 13)
-    await ears.batcher.send(again, frame(1, [13, 14, END], end=ROW_END_STOP))
+    await ears.batcher.send(again, frame(1, [13, 14, END], end=TASK_END_STOP))
     events = await events_of(call)
     assert text_of(events) == " w9 w10 w11 w12 w13 w14"
     kinds = [event.notices[0].kind for event in events if event.notices]
@@ -355,8 +360,8 @@ async def test_what_whisper_hears_at_once_fits_into_a_message_of_nats(
 async def test_a_chunk_without_room_is_sent_again(ears: Wire) -> None:
     call = ears.stub.GenerateText(heard(LONG))
     tasks = await tasks_of(ears, 3)
-    error = RowError(reason="OVERLOADED", message="no room")
-    await ears.batcher.send(tasks[1], frame(0, end=ROW_END_RETURNED, error=error))
+    error = TaskError(reason="OVERLOADED", message="no room")
+    await ears.batcher.send(tasks[1], frame(0, end=TASK_END_RETURNED, error=error))
     again = await ears.batcher.task(MODEL)
     assert again.audio == tasks[1].audio
     await say(ears, tasks[0], 9, 10, 11, 12)

@@ -12,7 +12,7 @@ import pytest
 from gateway.admission.call import ItemCall
 from gateway.identity.caller import Caller
 from sluice.errors import ShuttingDown, SluiceError
-from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_RETURNED, Frame, TaskError
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2 import CheckTextRequest
@@ -191,8 +191,8 @@ BULK = {"priority": pb.PRIORITY_BULK}
 async def test_a_call_waits_until_a_batcher_has_room(wire: Wire) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
-    full = RowError(reason="OVERLOADED", message="no room")
-    await wire.batcher.send(task, frame(0, end=ROW_END_RETURNED, error=full))
+    full = TaskError(reason="OVERLOADED", message="no room")
+    await wire.batcher.send(task, frame(0, end=TASK_END_RETURNED, error=full))
     again = await wire.batcher.task()
     assert again.attempt > task.attempt
     await wire.batcher.send(again, last(0))

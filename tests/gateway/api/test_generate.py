@@ -11,7 +11,7 @@ import pytest
 from gateway.server import TICK_S
 from gateway.streaming import dispatch
 from gateway.streaming.state import StreamState
-from sluice.internal.v1.frame_pb2 import ROW_END_DEADLINE, ROW_END_FAILED, Logprobs, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_DEADLINE, TASK_END_FAILED, Logprobs, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
@@ -70,7 +70,7 @@ async def test_a_gateway_whose_event_loop_is_late_asks_for_fewer_messages(
     await wire.until(lambda: wire.gateway.registry.dispatch._busy_until == math.inf)
     call = wire.stub.Generate(prompt("hello"))
     task = await wire.batcher.task()
-    assert task.gather_ms == wire.settings.gateway.stream_interval_ms == 50
+    assert task.coalesce_ms == wire.settings.gateway.stream_interval_ms == 50
     call.cancel()
     # The tokens of one that was sent before are not gathered by its worker, but here.
     events: list[pb.GenerateResponse] = []
@@ -233,8 +233,8 @@ async def test_text_of_the_caller_makes_no_control_token(wire: Wire) -> None:
 async def test_an_engines_error_reaches_the_caller(wire: Wire) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
-    error = RowError(reason="ENGINE_FAILED", message="out of memory")
-    await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=error))
+    error = TaskError(reason="ENGINE_FAILED", message="out of memory")
+    await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=error))
     code, typed = await error_of(call)
     assert (code.name, typed.reason, typed.message) == (
         "INTERNAL",
@@ -247,7 +247,7 @@ async def test_an_engines_error_reaches_the_caller(wire: Wire) -> None:
 async def test_a_row_past_its_deadline_is_typed(wire: Wire) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
-    await wire.batcher.send(task, frame(0, end=ROW_END_DEADLINE))
+    await wire.batcher.send(task, frame(0, end=TASK_END_DEADLINE))
     code, typed = await error_of(call)
     assert (code.name, typed.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
 

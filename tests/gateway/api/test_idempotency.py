@@ -1,6 +1,6 @@
 """The same key again: take-over, replay, conflict; and answers that go on where a caller left."""
 
-from sluice.internal.v1.frame_pb2 import ROW_END_STOP
+from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import END, SPECIALS
@@ -169,7 +169,7 @@ async def test_a_stop_string_that_began_in_the_held_tokens_is_found(wire: Wire) 
     request = resumed(prompt(sampling=pb.SamplingParams(stop=["bc"])), answer[:2])
     call = wire.stub.Generate(request)
     task = await wire.batcher.task()
-    await wire.batcher.send(task, frame(2, answer[2:], end=ROW_END_STOP))
+    await wire.batcher.send(task, frame(2, answer[2:], end=TASK_END_STOP))
     events = await events_of(call)
     assert text_of(events) == ""
     assert events[-1].finished.stop == "bc"

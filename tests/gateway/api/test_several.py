@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, Frame, RowEnd
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, Frame, TaskEnd
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
@@ -17,7 +17,7 @@ def several(n: int = 3, **fields: Any) -> pb.GenerateRequest:
     return prompt(sampling=sampling, **fields)
 
 
-def ended(token_ids: list[int], end: RowEnd.ValueType) -> Frame:
+def ended(token_ids: list[int], end: TaskEnd.ValueType) -> Frame:
     final = last(0, token_ids)
     final.final.end = end
     return final
@@ -53,7 +53,7 @@ async def test_each_answer_is_one_of_its_own(wire: Wire) -> None:
     assert len(seeds) == 3
     for task in tasks:
         text = "the first" if task.sampling.seed == 7 else "another"
-        await wire.batcher.send(task, ended(wire.tokens(text), ROW_END_LENGTH))
+        await wire.batcher.send(task, ended(wire.tokens(text), TASK_END_LENGTH))
     answers = by_answer(await events_of(call))
     assert sorted(answers) == [0, 1, 2]
     for index, events in answers.items():
@@ -90,7 +90,7 @@ async def test_a_caller_that_leaves_cancels_all_rows(wire: Wire) -> None:
 async def test_one_that_fails_ends_the_call_and_the_other_rows(wire: Wire) -> None:
     call = wire.stub.Generate(several())
     tasks = await tasks_of(wire)
-    await wire.batcher.send(tasks[1], ended([], ROW_END_FAILED))
+    await wire.batcher.send(tasks[1], ended([], TASK_END_FAILED))
     _, error = await error_of(call)
     assert error.reason == "ENGINE_FAILED"
     for task in tasks:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluice.errors import InvalidRequest, Overloaded, PromptTooLong, SafetyBlocked, UnknownModel
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_STOP, TaskError
 from sluice.internal.v1.items_pb2 import RunRequest
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.internal.v1.task_pb2 import Task
@@ -54,7 +54,7 @@ async def tasks_of(wire: Wire, count: int, model: str, of_class: str = "interact
 
 
 async def answer(wire: Wire, task: Task, numbers: Sequence[float]) -> None:
-    whole = frame(0, end=ROW_END_STOP)
+    whole = frame(0, end=TASK_END_STOP)
     whole.final.values = array("f", numbers).tobytes()
     await wire.batcher.send(task, whole)
 
@@ -214,8 +214,8 @@ async def test_texts_pass_the_safety_policy(
 async def test_a_row_that_fails_ends_the_call_and_the_other_rows(wire: Wire) -> None:
     call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2"]))
     first, second = await tasks_of(wire, 2, "embed")
-    error = RowError(reason="ENGINE_FAILED", message="the model's output is not a number")
-    await wire.batcher.send(first, frame(0, end=ROW_END_FAILED, error=error))
+    error = TaskError(reason="ENGINE_FAILED", message="the model's output is not a number")
+    await wire.batcher.send(first, frame(0, end=TASK_END_FAILED, error=error))
     _, raised = await error_of(call)
     assert "not a number" in raised.message
     await wire.batcher.cancelled(second)

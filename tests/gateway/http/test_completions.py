@@ -11,11 +11,11 @@ from openai import AsyncOpenAI
 
 from gateway.http.call import PING
 from sluice.internal.v1.frame_pb2 import (
-    ROW_END_FAILED,
-    ROW_END_LENGTH,
-    ROW_END_STOP,
+    TASK_END_FAILED,
+    TASK_END_LENGTH,
+    TASK_END_STOP,
     Logprobs,
-    RowError,
+    TaskError,
 )
 from sluice.internal.v1.task_pb2 import Task
 from tests.gateway.kit.batcher import BOUND_S, frame, last
@@ -154,7 +154,7 @@ async def test_logprobs_name_the_drawn_token(http: Wire, openai: AsyncOpenAI) ->
     task = await http.batcher.task()
     drawn, other = http.tokens("h")[0], http.tokens("z")[0]
     scores = [Logprobs(logprob=-2.0, top_token_ids=[other], top_logprobs=[-0.5])]
-    end = frame(1, http.tokens(END), logprobs=scores, end=ROW_END_STOP)
+    end = frame(1, http.tokens(END), logprobs=scores, end=TASK_END_STOP)
     await http.batcher.send(task, frame(0, [drawn], logprobs=scores), end)
     logprobs = (await asking).choices[0].logprobs
     assert logprobs is not None
@@ -172,7 +172,7 @@ async def test_a_completion_is_a_raw_prompt(http: Wire, openai: AsyncOpenAI) -> 
     assert list(task.prompt_token_ids) == http.tokens("hello")
     tokens = http.tokens("h z")
     scores = [Logprobs(logprob=-1.0, top_token_ids=[one], top_logprobs=[-1.0]) for one in tokens]
-    await http.batcher.send(task, frame(0, tokens, logprobs=scores, end=ROW_END_LENGTH))
+    await http.batcher.send(task, frame(0, tokens, logprobs=scores, end=TASK_END_LENGTH))
     answer = await asking
     assert answer.id.startswith("cmpl-")
     assert answer.choices[0].text == "h z"
@@ -200,8 +200,8 @@ async def test_a_completion_is_streamed(http: Wire) -> None:
 async def test_an_error_before_the_first_text_has_its_status(http: Wire) -> None:
     asking = asyncio.ensure_future(ask(http.http, body=chat(stream=True)))
     task = await http.batcher.task()
-    failed = RowError(message="no memory")
-    await http.batcher.send(task, frame(0, end=ROW_END_FAILED, error=failed))
+    failed = TaskError(message="no memory")
+    await http.batcher.send(task, frame(0, end=TASK_END_FAILED, error=failed))
     reply = await asking
     assert reply.status == 500
     assert (reply.error["code"], reply.error["type"]) == ("engine_failed", "server_error")
@@ -212,8 +212,8 @@ async def test_an_error_before_the_first_text_has_its_status(http: Wire) -> None
 async def test_a_server_behind_the_mesh_says_when_to_come_back(http: Wire) -> None:
     asking = asyncio.ensure_future(ask(http.http, body=chat()))
     task = await http.batcher.task()
-    full = RowError(reason="OVERLOADED", message="not now", retry_after_s=45)
-    await http.batcher.send(task, frame(0, end=ROW_END_FAILED, error=full))
+    full = TaskError(reason="OVERLOADED", message="not now", retry_after_s=45)
+    await http.batcher.send(task, frame(0, end=TASK_END_FAILED, error=full))
     reply = await asking
     assert (reply.status, reply.headers["retry-after"]) == (429, "45")
     assert "x-should-retry" not in reply.headers
@@ -227,7 +227,7 @@ async def test_an_error_in_a_stream_is_its_last_event(http: Wire, openai: AsyncO
     await http.batcher.send(task, frame(0, http.tokens("hello")))
     chunks = await stream
     failed = frame(
-        len(http.tokens("hello")), end=ROW_END_FAILED, error=RowError(message="no memory")
+        len(http.tokens("hello")), end=TASK_END_FAILED, error=TaskError(message="no memory")
     )
     await http.batcher.send(task, failed)
     with pytest.raises(sdk.APIError) as caught:

@@ -11,7 +11,7 @@ from gateway.http.api import OPENAI
 from gateway.http.call import HttpCall
 from gateway.http.names import CHAT_RULES, FieldNames
 from sluice.errors import InvalidRequest, PromptTooLong, SluiceError
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_REFUSED, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_REFUSED, TaskError
 from sluice.telemetry import names
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.http import CHAT, Connection, ask, chat
@@ -21,10 +21,10 @@ from tests.gateway.kit.wire import Wire
 async def test_a_prompt_that_a_worker_finds_too_long(http: Wire) -> None:
     asking = asyncio.ensure_future(ask(http.http, body=chat()))
     task = await http.batcher.task()
-    error = RowError(
+    error = TaskError(
         reason="PROMPT_TOO_LONG", message="the prompt has 9 tokens, the engine reads 8"
     )
-    await http.batcher.send(task, frame(0, end=ROW_END_REFUSED, error=error))
+    await http.batcher.send(task, frame(0, end=TASK_END_REFUSED, error=error))
     reply = await asking
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
     assert reply.error["param"] == "messages"
@@ -86,7 +86,7 @@ async def test_a_fault_that_nothing_else_catches(
     if streams:
         await http.batcher.send(task, frame(0, http.tokens("hello")))
         await connection.head()
-    failed = frame(len(http.tokens("hello")) if streams else 0, end=ROW_END_FAILED)
+    failed = frame(len(http.tokens("hello")) if streams else 0, end=TASK_END_FAILED)
     await http.batcher.send(task, failed)
     if streams:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.http.logprobs import TextLogprobs
-from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
+from sluice.internal.v1.frame_pb2 import TASK_END_STOP, Logprobs
 from sluice.v1.inference_pb2 import TokenLogprobs
 from tests.gateway.http.test_tools import ASKED, CALL, WEATHER
 from tests.gateway.kit.batcher import frame
@@ -33,7 +33,7 @@ async def answered(wire: Wire, path: str, body: dict[str, Any], text: str = TEXT
     for at, one in enumerate(token_ids):
         tops = {"top_token_ids": [one, one + 1], "top_logprobs": [-0.5, -2.0]}
         scored = [Logprobs(logprob=-0.5, **tops)]
-        end = {"end": ROW_END_STOP} if at + 1 == len(token_ids) else {}
+        end = {"end": TASK_END_STOP} if at + 1 == len(token_ids) else {}
         await wire.batcher.send(task, frame(at, [one], logprobs=scored, **end))
     reply = await asking
     assert reply.status == 200, reply.body
@@ -96,7 +96,7 @@ async def test_responses_have_those_of_their_text(http: Wire) -> None:
     assert (task.sampling.logprobs, task.sampling.top_logprobs) == (True, 2)
     for at, one in enumerate(token_ids := http.tokens(TEXT)):
         scored = [Logprobs(logprob=-0.5, top_token_ids=[one], top_logprobs=[-0.5])]
-        end = {"end": ROW_END_STOP} if at + 1 == len(token_ids) else {}
+        end = {"end": TASK_END_STOP} if at + 1 == len(token_ids) else {}
         await http.batcher.send(task, frame(at, [one], logprobs=scored, **end))
     lines = (await asking).body.decode().splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]

@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.http import Reply, ask
@@ -225,9 +225,9 @@ async def test_reasons_of_an_end(http: Wire, client: AsyncAnthropic) -> None:
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "STOP")
     assert message.content[0].text == "rain "  # type: ignore[union-attr]
     short = client.messages.create(**asked(max_tokens=len(http.tokens("rain"))))
-    message = await answered(http, short, "rain", end=ROW_END_LENGTH)
+    message = await answered(http, short, "rain", end=TASK_END_LENGTH)
     assert message.stop_reason == "max_tokens"
-    full = await answered(http, client.messages.create(**asked()), "rain", end=ROW_END_LENGTH)
+    full = await answered(http, client.messages.create(**asked()), "rain", end=TASK_END_LENGTH)
     assert full.stop_reason == "model_context_window_exceeded"
 
 
@@ -350,8 +350,8 @@ async def test_error_in_a_stream_is_an_event(http: Wire, client: AsyncAnthropic)
     task = await http.batcher.task()
     tokens = http.tokens("rain")
     await http.batcher.send(task, frame(0, tokens))
-    failed = RowError(message="no memory")
-    await http.batcher.send(task, frame(len(tokens), end=ROW_END_FAILED, error=failed))
+    failed = TaskError(message="no memory")
+    await http.batcher.send(task, frame(len(tokens), end=TASK_END_FAILED, error=failed))
     with pytest.raises(sdk.APIStatusError) as caught:
         await future
     assert caught.value.type == "api_error"

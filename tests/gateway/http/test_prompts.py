@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, Logprobs, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, Logprobs, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.http import Reply, ask, events_in
@@ -145,8 +145,8 @@ async def test_prompts_are_streamed_by_their_index(http: Wire) -> None:
 async def test_prompt_that_fails_fails_the_call(http: Wire) -> None:
     call = asking(http, ["one", "two"])
     tasks = [await http.batcher.task() for _ in range(2)]
-    error = RowError(message="no memory")
-    await http.batcher.send(tasks[1], frame(0, end=ROW_END_FAILED, error=error))
+    error = TaskError(message="no memory")
+    await http.batcher.send(tasks[1], frame(0, end=TASK_END_FAILED, error=error))
     assert (await call).error["code"] == "engine_failed"
     await http.batcher.cancelled(tasks[0])
     await http.until(lambda: http.gateway.active == 0)
@@ -187,7 +187,7 @@ async def test_loglikelihood_of_lm_evaluation_harness(http: Wire, streams: bool)
     assert (ids(task), task.sampling.max_tokens) == (sent, 1)
     (drawn,) = http.tokens(END)
     logged = Logprobs(logprob=-9, top_token_ids=[drawn], top_logprobs=[-9])
-    await http.batcher.send(task, frame(0, [drawn], logprobs=[logged], end=ROW_END_LENGTH))
+    await http.batcher.send(task, frame(0, [drawn], logprobs=[logged], end=TASK_END_LENGTH))
     reply = await call
     parts = [one["choices"][0] for one in events_in(reply.body)[:-1]] if streams else []
     if streams:

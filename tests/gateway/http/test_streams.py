@@ -7,7 +7,7 @@ import pytest
 
 from gateway.http.answers import sse
 from gateway.http.call import PING
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TaskError
 from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.http import CHAT, Connection, chat
 from tests.gateway.kit.wire import open_wire
@@ -60,8 +60,8 @@ async def test_error_behind_a_comment_is_an_event(nats_url: str, model_folder: P
         await connection.send(CHAT, chat(stream=True))
         task = await wire.batcher.task()
         assert (await connection.head())[0] == 200
-        failed = RowError(message="no memory")
-        await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=failed))
+        failed = TaskError(message="no memory")
+        await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=failed))
         body = b""
         while chunk := await connection.chunk():
             body += chunk

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from sluice.internal.v1.frame_pb2 import ROW_END_STOP
+from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.settings import ModelSettings
 from sluice.telemetry import names
 from tests.gateway.kit.batcher import frame
@@ -47,7 +47,7 @@ async def answered(wire: Wire, asking: Any, model: str, *rows: tuple[float, ...]
     future = asyncio.ensure_future(asking)
     for numbers in rows:
         task = await wire.batcher.task(model)
-        whole = frame(0, end=ROW_END_STOP)
+        whole = frame(0, end=TASK_END_STOP)
         whole.final.values = array("f", numbers).tobytes()
         await wire.batcher.send(task, whole)
     return await future
@@ -82,7 +82,7 @@ async def test_headers_say_class_and_labels(http: Wire, openai: AsyncOpenAI) -> 
     asking = openai.embeddings.create(model="embed", input="w1", extra_headers=headers)
     future = asyncio.ensure_future(asking)
     task = await http.batcher.task("embed", "standard")
-    whole = frame(0, end=ROW_END_STOP)
+    whole = frame(0, end=TASK_END_STOP)
     whole.final.values = array("f", [1]).tobytes()
     await http.batcher.send(task, whole)
     await future

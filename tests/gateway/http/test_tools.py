@@ -9,7 +9,7 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, TaskError
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.http import Connection, ask
 from tests.gateway.kit.tokenizer import ASSISTANT, END, TOOLS_TEMPLATE, USER, write_model
@@ -266,7 +266,7 @@ async def test_a_response_that_is_cut_off_says_why(http: Wire, openai: AsyncOpen
     future = asyncio.ensure_future(openai.responses.create(model="small", input="hello"))
     task = await http.batcher.task()
     final = last(0, http.tokens("hello"))
-    final.final.end = ROW_END_LENGTH
+    final.final.end = TASK_END_LENGTH
     await http.batcher.send(task, final)
     response = await future
     assert response.status == "incomplete"
@@ -280,7 +280,7 @@ async def test_an_error_in_a_stream_of_a_response_is_an_event_with_its_type(
 ) -> None:
     def failed() -> Any:
         at = len(http.tokens("hello"))
-        return frame(at, end=ROW_END_FAILED, error=RowError(message="no memory"))
+        return frame(at, end=TASK_END_FAILED, error=TaskError(message="no memory"))
 
     body = {"model": "small", "input": "hello", "stream": True}
     connection = await Connection.to(http.http)

@@ -18,14 +18,14 @@ from sluice.internal.v1.control_pb2 import (
     ModelReport,
 )
 from sluice.internal.v1.frame_pb2 import (
-    ROW_END_STOP,
+    TASK_END_STOP,
     Frame,
     FrameBundle,
     Logprobs,
-    RowEnd,
-    RowError,
-    RowRef,
-    RowTimings,
+    TaskEnd,
+    TaskError,
+    TaskRef,
+    TaskTimings,
 )
 from sluice.internal.v1.frame_pb2 import (
     Final as FinalFrame,
@@ -37,7 +37,7 @@ from sluice.wire.connection import settle
 
 BOUND_S: Final = 60.0
 REPORT_S: Final = 1.0
-TIMINGS: Final = RowTimings(queue_ms=1, batch_ms=2, prefill_ms=3, decode_ms=4)
+TIMINGS: Final = TaskTimings(queue_ms=1, batch_ms=2, prefill_ms=3, decode_ms=4)
 
 
 class WireBatcher:
@@ -76,7 +76,7 @@ class WireBatcher:
 
     async def hold(self, task: Task) -> None:
         """Says that it has a row."""
-        await self._say(task, held=[_ref(task)])
+        await self._say(task, pending=[_ref(task)])
 
     async def forget(self, task: Task) -> None:
         """Says that it does not have a row."""
@@ -145,14 +145,14 @@ class WireBatcher:
 
     async def cancelled(self, task: Task) -> ControlMessage:
         return await self.heard(
-            lambda m: any(ref.request_id == task.request_id for ref in m.cancel.rows)
+            lambda m: any(ref.request_id == task.request_id for ref in m.cancel.tasks)
         )
 
     async def asked_again(self, task: Task, index: int) -> ControlMessage:
         return await self.heard(
             lambda m: any(
                 asked.request_id == task.request_id and asked.next_index == index
-                for asked in m.query.rows
+                for asked in m.query.tasks
             )
         )
 
@@ -168,8 +168,8 @@ class WireBatcher:
                 self._control_grew.set()
 
 
-def _ref(task: Task) -> RowRef:
-    return RowRef(request_id=task.request_id, attempt=task.attempt)
+def _ref(task: Task) -> TaskRef:
+    return TaskRef(request_id=task.request_id, attempt=task.attempt)
 
 
 def frame(
@@ -178,8 +178,8 @@ def frame(
     *,
     attempt: int = 0,
     logprobs: Sequence[Logprobs] = (),
-    end: "RowEnd.ValueType | None" = None,
-    error: RowError | None = None,
+    end: "TaskEnd.ValueType | None" = None,
+    error: TaskError | None = None,
     request_id: str = "",
 ) -> Frame:
     final = None if end is None else FinalFrame(end=end, error=error, timings=TIMINGS)
@@ -194,7 +194,7 @@ def frame(
 
 
 def last(start: int, token_ids: Sequence[int] = (), attempt: int = 0) -> Frame:
-    return frame(start, token_ids, attempt=attempt, end=ROW_END_STOP)
+    return frame(start, token_ids, attempt=attempt, end=TASK_END_STOP)
 
 
 @asynccontextmanager

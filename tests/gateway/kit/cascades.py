@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import grpc
 
-from sluice.internal.v1.frame_pb2 import Frame, Logprobs, RowEnd
+from sluice.internal.v1.frame_pb2 import Frame, Logprobs, TaskEnd
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
@@ -18,7 +18,7 @@ BAD: Final = "world world world world"
 
 
 def saying(
-    wire: Wire, text: str, logprob: float, *, end: "RowEnd.ValueType | None" = None
+    wire: Wire, text: str, logprob: float, *, end: "TaskEnd.ValueType | None" = None
 ) -> Frame:
     """All tokens of ``text``, each as sure as ``logprob``."""
     tokens = wire.tokens(text)

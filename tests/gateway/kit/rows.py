@@ -12,7 +12,7 @@ from gateway.streaming.registry import Registry
 from gateway.streaming.room import Line, Room, SentRow, line_of
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
-from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef, RowTimings
+from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, TaskRef, TaskTimings
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import GenerateResponse, Started, Timings
@@ -50,7 +50,7 @@ class Asked:
     fingerprint: bytes = b""
     with_logprobs: bool = False
 
-    def timings(self, row: RowTimings, first_token_at: float, now: float) -> Timings:
+    def timings(self, row: TaskTimings, first_token_at: float, now: float) -> Timings:
         return Timings(
             queue=duration(row.queue_ms),
             time_to_first_token=duration((first_token_at - self.arrived_at) * 1000),
@@ -115,8 +115,8 @@ def sent_row(attempt: Row, deadline: float = 1e6, priority_class: str = "interac
 def hold(registry: Registry, row_id: str, now: float = 0.0, batcher: str = BATCHER) -> None:
     """A batcher says that it has a row."""
     attempt = registry.dispatch._rows[row_id].task.attempt
-    held = [RowRef(request_id=row_id, attempt=attempt)]
-    registry.take(FrameBundle(batcher=batcher, held=held), now)
+    held = [TaskRef(request_id=row_id, attempt=attempt)]
+    registry.take(FrameBundle(batcher=batcher, pending=held), now)
 
 
 def take(registry: Registry, *frames: Frame, now: float, batcher: str = BATCHER) -> None:
@@ -131,8 +131,8 @@ def said(outgoing: Outgoing) -> dict[str, list[str]]:
     told: dict[str, list[str]] = {"task": [row.task.request_id for _, row in outgoing.tasks]}
     told["cancel"], told["ask"] = [], []
     for _, message in outgoing.control:
-        told["cancel"] += [ref.request_id for ref in message.cancel.rows]
-        told["ask"] += [asked.request_id for asked in message.query.rows]
+        told["cancel"] += [ref.request_id for ref in message.cancel.tasks]
+        told["ask"] += [asked.request_id for asked in message.query.tasks]
     return {word: rows for word, rows in told.items() if rows}
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sluice.internal.v1.frame_pb2 import ROW_END_STOP
+from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import AUDIO_FORMAT_PCM, AudioInput, GenerateRequest
@@ -28,4 +28,4 @@ def heard(pcm: bytes, language: str = "en", **fields: object) -> GenerateRequest
 
 async def say(wire: Wire, task: Task, *words: int) -> None:
     """The whole answer of a row."""
-    await wire.batcher.send(task, frame(0, [*words, END], end=ROW_END_STOP))
+    await wire.batcher.send(task, frame(0, [*words, END], end=TASK_END_STOP))

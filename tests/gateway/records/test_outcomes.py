@@ -13,7 +13,7 @@ import pytest
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import ANY, Caller
 from gateway.upstream import shadow_runner
-from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
+from sluice.internal.v1.frame_pb2 import TASK_END_STOP, Logprobs
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.admin_pb2 import (
@@ -148,7 +148,7 @@ async def escalated(wire: Wire, *, complete: bool) -> Task:
     unsure = [
         Logprobs(logprob=-3.0, top_token_ids=[one, 0], top_logprobs=[-3.0, -9.0]) for one in tokens
     ]
-    end = ROW_END_STOP if complete else None
+    end = TASK_END_STOP if complete else None
     await wire.batcher.send(first, frame(0, tokens, logprobs=unsure, end=end))
     second = await wire.batcher.task("large")
     await wire.batcher.send(second, last(0, wire.tokens("hello world")))

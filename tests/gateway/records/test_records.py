@@ -8,7 +8,7 @@ import nats
 import pytest
 
 from sluice.internal.v1.audit_pb2 import AuditEntry
-from sluice.internal.v1.frame_pb2 import ROW_END_STOP, BatchInfo
+from sluice.internal.v1.frame_pb2 import TASK_END_STOP, BatchInfo
 from sluice.settings import RecordsSettings
 from sluice.telemetry import catalog, names
 from sluice.v1 import inference_pb2 as pb
@@ -57,9 +57,9 @@ async def answered(wire: Wire, text: str, **fields: Any) -> str:
     """The request id of a request that was answered with two tokens."""
     call = wire.stub.Generate(prompt(text, **fields))
     task = await wire.batcher.task()
-    final = frame(0, wire.tokens("hello world"), attempt=3, end=ROW_END_STOP)
+    final = frame(0, wire.tokens("hello world"), attempt=3, end=TASK_END_STOP)
     final.final.batch.CopyFrom(
-        BatchInfo(batch_id="ba-1", cause="worker_idle", rows=4, padding_share=0.25, worker="w-1")
+        BatchInfo(batch_id="ba-1", cause="worker_idle", tasks=4, padding_share=0.25, worker="w-1")
     )
     await wire.batcher.send(task, final)
     await events_of(call)

@@ -21,14 +21,14 @@ from gateway.streaming.room import Room, SentRow
 from gateway.streaming.row import Row
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import (
-    RETURN_CAUSE_NOT_TAKEN,
+    RETURN_CAUSE_NOT_ACCEPTED,
     RETURN_CAUSE_WORKER_LOST,
-    ROW_END_RETURNED,
+    TASK_END_RETURNED,
     Final,
     Frame,
     ReturnCause,
-    RowError,
-    RowRef,
+    TaskError,
+    TaskRef,
 )
 from sluice.wire.codec import pack
 from tests.gateway.kit.rows import Batchers, dispatch_to, new_row, said, sent_row
@@ -46,7 +46,7 @@ def given_back(
     cause: "ReturnCause.ValueType" = RETURN_CAUSE_WORKER_LOST,
 ) -> Frame:
     """Of a row that its worker did not go on with."""
-    final = Final(end=ROW_END_RETURNED, returned=cause)
+    final = Final(end=TASK_END_RETURNED, return_cause=cause)
     final.error.reason, final.error.message = EngineFailed.reason, why
     return Frame(request_id=row.task.request_id, attempt=row.task.attempt, final=final)
 
@@ -95,9 +95,9 @@ class Desk:
         assert self.dispatch.accepts(batcher, "r", frame.attempt, self.now)
         self.attempt.accept(frame, self.now)
 
-    def returned(self, batcher: str = "b1", error: RowError | None = None) -> None:
+    def returned(self, batcher: str = "b1", error: TaskError | None = None) -> None:
         frame = Frame(request_id="r", attempt=self.row.task.attempt)
-        frame.final.end = ROW_END_RETURNED
+        frame.final.end = TASK_END_RETURNED
         if error is not None:
             frame.final.error.CopyFrom(error)
         self.dispatch.returned(batcher, frame, self.now)
@@ -137,7 +137,7 @@ def test_a_silent_row_is_asked_about_and_an_answer_is_all_it_takes() -> None:
     desk.tokens(2)
     desk.dispatch.drain()
     (message,) = [m for _, m in desk.tick(STALL_S + 0.05).control]
-    (asked,) = message.query.rows
+    (asked,) = message.query.tasks
     assert (asked.request_id, asked.next_index, message.gateway) == ("r", 2, "g")
     for _ in range(10):
         desk.hold()
@@ -173,9 +173,9 @@ def test_a_batcher_that_does_not_know_the_row_has_lost_it() -> None:
     desk.hold()
     desk.tokens(1)
     desk.dispatch.drain()
-    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)
+    desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=0)], desk.now)
     assert desk.sent_to() == [("b1", 1, 1)]
-    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)  # an older word
+    desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=0)], desk.now)  # an older word
     assert desk.sent_to() == []
 
 
@@ -184,7 +184,7 @@ def test_a_batcher_that_has_forgotten_one_row_is_asked_about_those_that_wait() -
     desk.hold()
     desk.hold_one_more("waits")
     desk.dispatch.drain()
-    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)
+    desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=0)], desk.now)
     assert said(desk.tick(0.05)) == {"task": ["r"], "ask": ["waits"]}
 
 
@@ -283,7 +283,7 @@ def test_a_row_that_is_lost_again_and_again_without_a_token_becomes_a_dead_lette
         if number % 2:
             desk.worker_lost("not enough memory")
         else:
-            desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
+            desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=number)], desk.now)
     ((row, reason),) = desk.dispatch.drain().dead
     assert row is desk.row
     assert "5 times in succession" in reason
@@ -294,7 +294,7 @@ def test_a_row_that_is_lost_again_and_again_without_a_token_becomes_a_dead_lette
 
 
 @pytest.mark.parametrize(
-    ("lag_s", "after_s", "priority_class", "asked", "gather_ms"),
+    ("lag_s", "after_s", "priority_class", "asked", "coalesce_ms"),
     [
         (2 * LAG_S, 0.5, "interactive", None, 20),
         (LAG_S, 0.0, "interactive", None, None),
@@ -304,17 +304,17 @@ def test_a_row_that_is_lost_again_and_again_without_a_token_becomes_a_dead_lette
     ],
 )
 def test_while_its_gateway_is_busy_an_urgent_answer_comes_in_fewer_messages(
-    lag_s: float, after_s: float, priority_class: str, asked: int | None, gather_ms: int | None
+    lag_s: float, after_s: float, priority_class: str, asked: int | None, coalesce_ms: int | None
 ) -> None:
     dispatch = Dispatch("g", Batchers("b1"), STALL_S, interval_ms=20)
     dispatch.late(lag_s, 100.0)
     dispatch.late(0.0, 100.0 + after_s)
     row = sent_row(new_attempt("r"), 1000.0, priority_class)
     if asked is not None:
-        row.task.gather_ms = asked
+        row.task.coalesce_ms = asked
     dispatch.send(row, 100.0 + after_s)
     ((_, sent),) = dispatch.drain().tasks
-    assert (sent.task.gather_ms if sent.task.HasField("gather_ms") else None) == gather_ms
+    assert (sent.task.coalesce_ms if sent.task.HasField("coalesce_ms") else None) == coalesce_ms
 
 
 @pytest.mark.parametrize(
@@ -362,10 +362,10 @@ def test_what_is_not_an_urgent_row_keeps_none_from_leaving_a_busy_gateway() -> N
     assert waits == [0.0, 0.0]
 
 
-def unread(name: str, priority_class: str = "bulk", gather_ms: int = 3_600_000) -> SentRow:
+def unread(name: str, priority_class: str = "bulk", coalesce_ms: int = 3_600_000) -> SentRow:
     """A row whose answer travels whole."""
     row = sent_row(new_attempt(name), 1000.0, priority_class)
-    row.task.gather_ms = gather_ms
+    row.task.coalesce_ms = coalesce_ms
     return row
 
 
@@ -381,15 +381,15 @@ def test_bulk_rows_that_nobody_reads_a_part_of_leave_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("priority_class", "gather_ms"), [("interactive", 3_600_000), ("standard", 3_600_000), ("bulk", 250)]
+    ("priority_class", "coalesce_ms"), [("interactive", 3_600_000), ("standard", 3_600_000), ("bulk", 250)]
 )  # fmt: skip
 def test_a_row_that_somebody_waits_for_leaves_at_once_and_takes_others_along(
-    priority_class: str, gather_ms: int
+    priority_class: str, coalesce_ms: int
 ) -> None:
     dispatch, waits = Dispatch("g", Batchers("b1"), STALL_S), list[float]()
     dispatch.on_later = lambda wait_s, _: waits.append(wait_s)
     dispatch.send(unread("whole"), 100.0)
-    dispatch.send(unread("read", priority_class, gather_ms), 100.0)
+    dispatch.send(unread("read", priority_class, coalesce_ms), 100.0)
     assert waits == [UNREAD_S, 0.0]
     assert len(dispatch.drain().tasks) == 2
 
@@ -406,19 +406,24 @@ def test_without_an_interval_a_busy_gateway_sends_a_message_a_token() -> None:
         dispatch.send(sent_row(new_attempt(name)), 100.0)
         dispatch.drain()
     assert woken == ["r", "0", "0"]
-    assert not row.task.HasField("gather_ms")
+    assert not row.task.HasField("coalesce_ms")
 
 
 def test_a_row_whose_worker_was_lost_goes_on_at_once_with_what_it_has() -> None:
     desk = Desk("b1")
-    desk.row.task.gather_ms = 250
+    desk.row.task.coalesce_ms = 250
     desk.tokens(2)
     desk.dispatch.drain()
     desk.now += 3.0
     desk.worker_lost()
     assert desk.sent_to() == [("b1", 1, 2)]
     task = desk.row.task
-    assert (task.age_ms, task.charged_tokens, task.gather_ms, task.last_try) == (3000, 5, 0, False)
+    assert (task.age_ms, task.charged_tokens, task.coalesce_ms, task.last_try) == (
+        3000,
+        5,
+        0,
+        False,
+    )
     assert task.timeout_ms == 997_000
 
 
@@ -429,10 +434,10 @@ def test_a_row_that_a_worker_did_not_take_is_innocent_and_stays_on_its_last_try(
         desk.worker_lost()
     for _ in range(3 * LOSSES_MAX):
         assert desk.row.task.last_try
-        desk.worker_lost(cause=RETURN_CAUSE_NOT_TAKEN)
+        desk.worker_lost(cause=RETURN_CAUSE_NOT_ACCEPTED)
     assert not desk.failed
     desk.tokens(1)
-    desk.worker_lost(cause=RETURN_CAUSE_NOT_TAKEN)
+    desk.worker_lost(cause=RETURN_CAUSE_NOT_ACCEPTED)
     assert not desk.row.task.last_try
     desk.worker_lost()
     assert not desk.failed
@@ -444,7 +449,7 @@ def test_a_batcher_that_lived_with_a_row_was_not_ended_by_it() -> None:
         desk.hold()
         desk.tick(5 * STALL_S)
         desk.hold()  # the answer to a question
-        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
+        desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=number)], desk.now)
     assert not desk.failed
 
 
@@ -455,7 +460,7 @@ def test_what_a_row_outlived_once_says_nothing_of_the_next_batcher() -> None:
     for number in range(LOSSES_MAX + 1):
         assert not desk.failed
         desk.hold()
-        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
+        desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=number)], desk.now)
     assert desk.failed
 
 
@@ -482,7 +487,7 @@ def test_a_row_that_a_full_worker_did_not_take_needs_no_room() -> None:
     desk.dispatch.send(sent_row(new_attempt("other"), desk.now + 1000, "bulk"), desk.now)
     desk.batchers.room = Room(0, 0)
     desk.dispatch.drain()
-    full = given_back(desk.row, cause=RETURN_CAUSE_NOT_TAKEN)
+    full = given_back(desk.row, cause=RETURN_CAUSE_NOT_ACCEPTED)
     full.final.error.reason = Overloaded.reason
     desk.dispatch.returned("b1", full, desk.now)
     assert desk.sent_to() == [("b1", 1, 0)]
@@ -493,7 +498,7 @@ def test_the_next_attempt_is_above_those_that_an_older_batcher_counted() -> None
     assert desk.dispatch.accepts("b1", "r", 3, desk.now)
     desk.attempt.accept(Frame(request_id="r", attempt=3, token_ids=[97]), desk.now)
     desk.dispatch.drain()
-    desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=0)], desk.now)
+    desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=0)], desk.now)
     assert desk.sent_to() == [("b1", 4, 1)]
 
 
@@ -540,14 +545,14 @@ def test_a_token_between_two_losses_makes_the_row_innocent() -> None:
     desk = Desk("b1")
     for number in range(3 * LOSSES_MAX):
         desk.tokens(1)
-        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
+        desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=number)], desk.now)
     assert not desk.failed
 
 
 def test_a_row_that_never_reached_a_batcher_is_innocent() -> None:
     desk = Desk("b1")
     for number in range(3 * LOSSES_MAX):
-        desk.dispatch.unknown("b1", [RowRef(request_id="r", attempt=number)], desk.now)
+        desk.dispatch.unknown("b1", [TaskRef(request_id="r", attempt=number)], desk.now)
     assert not desk.failed
 
 
@@ -604,7 +609,7 @@ def test_rows_that_are_given_back_go_elsewhere_however_often() -> None:
 def test_a_row_that_no_batcher_has_room_for_waits_until_one_has() -> None:
     desk = Desk(priority_class="standard")
     desk.batchers.room = Room(1, 1e9)
-    full = RowError(reason=Overloaded.reason, message="no room")
+    full = TaskError(reason=Overloaded.reason, message="no room")
     desk.dispatch.drain()
     desk.returned("b1", full)
     assert desk.dispatch.waiting == {("m", "standard"): 1}
@@ -652,7 +657,7 @@ def test_a_cancel_goes_to_the_batcher_that_has_the_row_and_names_its_attempt() -
     desk.dispatch.drain()
     desk.dispatch.cancel("r")
     ((batcher, message),) = desk.dispatch.drain().control
-    (ref,) = message.cancel.rows
+    (ref,) = message.cancel.tasks
     assert (batcher, ref.request_id, ref.attempt) == ("b1", "r", 0)
     assert not desk.hold()  # it did not hear
     assert said(desk.dispatch.drain()) == {"cancel": ["r"]}
@@ -675,7 +680,7 @@ def test_an_attempt_that_no_owner_can_have_is_not_the_owners() -> None:
     desk.hold()
     assert not desk.dispatch.accepts("b1", "r", 2**32 - 1, desk.now)
     frame = Frame(request_id="r", attempt=2**32 - 1)
-    frame.final.end = ROW_END_RETURNED
+    frame.final.end = TASK_END_RETURNED
     desk.dispatch.drain()
     desk.dispatch.returned("b1", frame, desk.now)
     assert not desk.dispatch.drain().tasks

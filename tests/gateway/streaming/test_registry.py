@@ -25,7 +25,7 @@ from sluice.errors import (
     SlowReader,
 )
 from sluice.internal.v1 import frame_pb2
-from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowError
+from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, TaskError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import (
@@ -133,9 +133,9 @@ def test_a_thousand_rows_of_a_lost_worker_hold_up_no_urgent_one() -> None:
     for number in range(1000):
         bench.stream(f"r{number}", priority_class="bulk")
     urgent = bench.stream("urgent")
-    lost = [frame(0, [], end=frame_pb2.ROW_END_RETURNED) for _ in range(1000)]
+    lost = [frame(0, [], end=frame_pb2.TASK_END_RETURNED) for _ in range(1000)]
     for number, one in enumerate(lost):
-        one.request_id, one.final.returned = f"r{number}", frame_pb2.RETURN_CAUSE_WORKER_LOST
+        one.request_id, one.final.return_cause = f"r{number}", frame_pb2.RETURN_CAUSE_WORKER_LOST
     bench.registry.take(FrameBundle(batcher=BATCHER, frames=lost), 1.0)
     bench.take_now(last(0), "urgent")
     assert urgent.ended
@@ -166,16 +166,16 @@ def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() ->
     assert others[-1].ended
 
 
-@pytest.mark.parametrize("gather_ms", [None, 0, 20])
+@pytest.mark.parametrize("coalesce_ms", [None, 0, 20])
 def test_readers_of_a_busy_gateway_are_woken_together_unless_their_workers_gather(
-    gather_ms: int | None,
+    coalesce_ms: int | None,
 ) -> None:
     bench, woken, later = Bench(), list[str](), list[tuple[float, Callable[[], None]]]()
     for name in ("r1", "r2"):
         stream = bench.stream(name)
         stream.join(Reader(0, 9, partial(woken.append, name)))
-        if gather_ms is not None:
-            bench.dispatch._rows[name].task.gather_ms = gather_ms
+        if coalesce_ms is not None:
+            bench.dispatch._rows[name].task.coalesce_ms = coalesce_ms
     bench.dispatch.on_later = lambda *wait: later.append(wait)
     bench.dispatch.late(2 * LAG_S, 1.0)
     for name in ("r1", "r2"):
@@ -183,7 +183,7 @@ def test_readers_of_a_busy_gateway_are_woken_together_unless_their_workers_gathe
     assert woken == ["r1", "r2"]  # first tokens do not wait
     for index, name in ((1, "r2"), (1, "r1"), (2, "r2")):
         bench.take(frame(index, ids("b")), name=name)
-    if gather_ms is None:
+    if coalesce_ms is None:
         assert woken == ["r1", "r2"]
         ((interval_s, wake),) = later
         assert interval_s == 0.02
@@ -223,7 +223,7 @@ def test_length_is_a_finish_reason() -> None:
     bench = Bench()
     stream = bench.stream()
     reader = bench.reader(stream)
-    bench.take(frame(0, ids("a"), end=frame_pb2.ROW_END_LENGTH))
+    bench.take(frame(0, ids("a"), end=frame_pb2.TASK_END_LENGTH))
     assert read(stream, reader)[-1].finished.reason == FINISH_REASON_LENGTH
 
 
@@ -252,20 +252,20 @@ def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
 @pytest.mark.parametrize(
     ("end", "reason", "kind"),
     [
-        (frame_pb2.ROW_END_FAILED, "ENGINE_FAILED", EngineFailed),
-        (frame_pb2.ROW_END_FAILED, "nothing known", EngineFailed),
-        (frame_pb2.ROW_END_REFUSED, "", Overloaded),
-        (frame_pb2.ROW_END_DEADLINE, "", DeadlinePassed),
-        (frame_pb2.ROW_END_CANCELLED, "", Cancelled),
+        (frame_pb2.TASK_END_FAILED, "ENGINE_FAILED", EngineFailed),
+        (frame_pb2.TASK_END_FAILED, "nothing known", EngineFailed),
+        (frame_pb2.TASK_END_REFUSED, "", Overloaded),
+        (frame_pb2.TASK_END_DEADLINE, "", DeadlinePassed),
+        (frame_pb2.TASK_END_CANCELLED, "", Cancelled),
     ],
 )
 def test_rows_that_end_badly_end_with_their_error(
-    end: "frame_pb2.RowEnd.ValueType", reason: str, kind: type[Exception]
+    end: "frame_pb2.TaskEnd.ValueType", reason: str, kind: type[Exception]
 ) -> None:
     bench = Bench()
     stream = bench.stream()
     reader = bench.reader(stream)
-    bench.take(frame(0, end=end, error=RowError(reason=reason, message="no")))
+    bench.take(frame(0, end=end, error=TaskError(reason=reason, message="no")))
     with pytest.raises(kind):
         read(stream, reader)
     assert len(bench.registry) == 0

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.streaming.dispatch import NO_BATCHER_S, Dispatch
 from gateway.streaming.room import Room, SentRow
-from sluice.internal.v1.frame_pb2 import RowRef
+from sluice.internal.v1.frame_pb2 import TaskRef
 from tests.gateway.kit.rows import Batchers, sent_row
 from tests.gateway.streaming.test_dispatch import STALL_S, given_back, new_attempt
 
@@ -205,7 +205,7 @@ def test_lost_late_and_doubled_words_of_batchers_make_no_room() -> None:
     door.sent()
     for _ in range(3):
         door.frame(rows[0])
-    door.dispatch.unknown("b1", [RowRef(request_id=rows[1].task.request_id)], door.now)
+    door.dispatch.unknown("b1", [TaskRef(request_id=rows[1].task.request_id)], door.now)
     again = door.sent()
     assert again == [rows[1], rows[ROWS]]
     taken = [row for row in rows if row.room_at]

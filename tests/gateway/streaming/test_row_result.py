@@ -87,7 +87,7 @@ def test_an_error_ends_it_once(error: SluiceError) -> None:
 
 def test_the_end_of_a_row_may_be_an_error() -> None:
     bench, sent = Bench(), frame(0, [])
-    sent.final.end = frame_pb2.ROW_END_FAILED
+    sent.final.end = frame_pb2.TASK_END_FAILED
     bench.take(sent)
     assert isinstance(bench.result.error, EngineFailed)
     assert bench.ended()

@@ -13,7 +13,7 @@ from gateway.routing.plan import Plan
 from gateway.routing.prediction import HeadKey
 from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
-from sluice.internal.v1.frame_pb2 import ROW_END_STOP
+from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import catalog, names
 from sluice.telemetry.instruments import Instruments
@@ -301,7 +301,7 @@ async def test_a_judged_answer_counts_for_the_cascade_head(
         call = wire.stub.Generate(prompt("How many are 5 and 7 by the garden?", model=""))
         task = await wire.batcher.task("small")
         answer = "There are 5 + 7 = 12 in all.\n#### 12"
-        await wire.batcher.send(task, saying(wire, answer, -0.01, end=ROW_END_STOP))
+        await wire.batcher.send(task, saying(wire, answer, -0.01, end=TASK_END_STOP))
         await events_of(call)
         await grade(wire, task.request_id, 1.0)
         stub: Any = AdminServiceStub(wire.channel)

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.telemetry.metrics import PREDICTED_WAIT_MS
 from sluice.internal.v1.control_pb2 import ClassReport
-from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
+from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
 from sluice.telemetry import catalog, names
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
@@ -25,7 +25,7 @@ def requests(wire: Wire) -> dict[tuple[object, ...], float]:
 
 
 async def test_answers_are_counted_with_their_tokens_and_their_first_token(wire: Wire) -> None:
-    for end in (ROW_END_LENGTH, None):
+    for end in (TASK_END_LENGTH, None):
         call = wire.stub.Generate(prompt("hello world"))
         task = await wire.batcher.task()
         tokens = wire.tokens("hello world")
@@ -58,7 +58,7 @@ async def test_predictions_are_judged_of_answers_that_waited(wire: Wire) -> None
     async def answer(max_tokens: int, waited_ms: float) -> None:
         call = wire.stub.Generate(prompt(sampling=pb.SamplingParams(max_tokens=max_tokens)))
         task = await wire.batcher.task()
-        whole = frame(0, wire.tokens("x")[:1], end=ROW_END_LENGTH)
+        whole = frame(0, wire.tokens("x")[:1], end=TASK_END_LENGTH)
         whole.final.timings.queue_ms = waited_ms
         await wire.batcher.send(task, whole)
         await events_of(call)

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
-from sluice.internal.v1.frame_pb2 import RowTimings
+from sluice.internal.v1.frame_pb2 import TaskTimings
 from sluice.telemetry import catalog, names
 from sluice.telemetry.tracing import CallSpans, is_unsampled
 from sluice.wire.clock import ms_of
@@ -165,7 +165,7 @@ def test_each_step_of_an_admission_has_its_span_and_its_time() -> None:
     assert names.ERROR_REASON not in safety.attributes
     assert route.attributes == {names.ERROR_REASON: "REQUEST_INVALID"}
     assert {one.parent.span_id for one in (safety, route)} == {call.context.span_id}
-    timings = log.timings(RowTimings(), log.arrived_at, log.arrived_at + 2)
+    timings = log.timings(TaskTimings(), log.arrived_at, log.arrived_at + 2)
     assert ms_of(timings.total) == 2000
     assert ms_of(timings.tokenize) == 0
 
@@ -173,6 +173,6 @@ def test_each_step_of_an_admission_has_its_span_and_its_time() -> None:
 def test_delivery_is_what_the_other_timings_leave_of_the_total() -> None:
     log = RequestLog(TracerProvider().get_tracer("test"), names.SPAN_GENERATE, {})
     log.publish_ms = 60.0
-    row = RowTimings(queue_ms=200.0, batch_ms=100.0, prefill_ms=300.0, decode_ms=300.0)
+    row = TaskTimings(queue_ms=200.0, batch_ms=100.0, prefill_ms=300.0, decode_ms=300.0)
     timings = log.timings(row, log.arrived_at + 0.7, log.arrived_at + 1)
     assert ms_of(timings.delivery) == pytest.approx(40.0)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tokenizers import Tokenizer
 
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, Final, Frame, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_STOP, Final, Frame, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import CacheSettings, ModelSettings
 from sluice.telemetry import names
@@ -66,7 +66,7 @@ class Tagger:
             word = self._tokenizer.id_to_token(token_id)
             label = next((one for one, words in WORDS.items() if word in words), "O")
             values.extend((LABELS.index(label), 0.99))
-        return Frame(final=Final(end=ROW_END_STOP, values=values.tobytes(), timings=TIMINGS))
+        return Frame(final=Final(end=TASK_END_STOP, values=values.tobytes(), timings=TIMINGS))
 
 
 @pytest.fixture
@@ -181,8 +181,8 @@ async def test_without_an_answer_about_a_prompt_the_policy_says_what_happens(
         if how != "unavailable":
             check = await wire.batcher.task("ner")
             if how == "failed":
-                error = RowError(reason="ENGINE_FAILED", message="broken")
-                await wire.batcher.send(check, frame(0, end=ROW_END_FAILED, error=error))
+                error = TaskError(reason="ENGINE_FAILED", message="broken")
+                await wire.batcher.send(check, frame(0, end=TASK_END_FAILED, error=error))
         if fail == "closed":
             _, refused = await error_of(call)
             assert refused.metadata["rules"] == f"guard.names.{how}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Logprobs
+from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH, TASK_END_STOP, Logprobs
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import BAD, GOOD, explained, notices, saying
@@ -78,7 +78,7 @@ async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_
 async def test_an_answer_that_ends_before_the_commit_point_is_checked_whole(cascade: Wire) -> None:
     call = cascade.stub.Generate(prompt(model=""))
     first = await cascade.batcher.task("small")
-    await cascade.batcher.send(first, saying(cascade, "hello", -0.01, end=ROW_END_LENGTH))
+    await cascade.batcher.send(first, saying(cascade, "hello", -0.01, end=TASK_END_LENGTH))
     second = await cascade.batcher.task("large")
     await cascade.forgotten(first)  # it has ended: nothing is to be cancelled
     await cascade.batcher.send(second, last(0, cascade.tokens("world")))
@@ -87,7 +87,7 @@ async def test_an_answer_that_ends_before_the_commit_point_is_checked_whole(casc
     assert text_of(events) == "world"
     call = cascade.stub.Generate(prompt(model=""))
     task = await cascade.batcher.task("small")
-    await cascade.batcher.send(task, saying(cascade, "hello", -0.01, end=ROW_END_STOP))
+    await cascade.batcher.send(task, saying(cascade, "hello", -0.01, end=TASK_END_STOP))
     assert text_of(await events_of(call)) == "hello"
 
 
@@ -117,7 +117,7 @@ async def test_without_a_worker_for_the_second_model_the_first_answer_is_kept(
         await wire.until(lambda: not is_served(wire.gateway, "large"))
         call = wire.stub.Generate(prompt(model=""))
         task = await wire.batcher.task("small")
-        await wire.batcher.send(task, saying(wire, BAD, -3.0, end=ROW_END_STOP))
+        await wire.batcher.send(task, saying(wire, BAD, -3.0, end=TASK_END_STOP))
         events = await events_of(call)
         assert text_of(events) == BAD
         record = await explained(wire, task.request_id)

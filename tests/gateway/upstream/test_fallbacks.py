@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from sluice.client.answer import NoticeKind, notice_of
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import CacheSettings, ModelSettings
 from sluice.v1 import inference_pb2 as pb
@@ -32,8 +32,8 @@ async def wire(nats_url: str, model_folder: Path) -> AsyncIterator[Wire]:
 
 
 async def fail(wire: Wire, task: Task, reason: str = "MODEL_UNAVAILABLE") -> None:
-    error = RowError(reason=reason, message="the server cannot be reached")
-    await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=error))
+    error = TaskError(reason=reason, message="the server cannot be reached")
+    await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=error))
 
 
 @pytest.mark.parametrize("reason", ["MODEL_UNAVAILABLE", "ENGINE_FAILED", "OVERLOADED"])
@@ -95,9 +95,9 @@ async def test_a_shown_answer_is_not_replaced(wire: Wire) -> None:
     call = wire.stub.Generate(prompt("hello", model=""))
     task = await wire.batcher.task("large")
     await wire.batcher.send(task, frame(0, wire.tokens("hello")))
-    error = RowError(reason="ENGINE_FAILED", message="it broke")
+    error = TaskError(reason="ENGINE_FAILED", message="it broke")
     count = len(wire.tokens("hello"))
-    await wire.batcher.send(task, frame(count, end=ROW_END_FAILED, error=error))
+    await wire.batcher.send(task, frame(count, end=TASK_END_FAILED, error=error))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await events_of(call)
     assert typed(caught.value).reason == "ENGINE_FAILED"

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from sluice.internal.v1.control_pb2 import ClassReport
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, Logprobs, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, Logprobs, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
@@ -160,8 +160,8 @@ async def test_without_a_verdict_the_policy_says_what_happens(
             if how == "unparsable":
                 await judge(wire, check, "who knows")
             elif how == "failed":
-                error = RowError(reason="ENGINE_FAILED", message="broken")
-                await wire.batcher.send(check, frame(0, end=ROW_END_FAILED, error=error))
+                error = TaskError(reason="ENGINE_FAILED", message="broken")
+                await wire.batcher.send(check, frame(0, end=TASK_END_FAILED, error=error))
             else:
                 await wire.batcher.cancelled(check)
         if fail == "closed":
@@ -262,7 +262,7 @@ async def test_a_threshold_counts_and_the_score_and_the_cost_are_kept(opened: An
         tokens = wire.tokens("safe")
         top = [tokens[0], wire.tokens("unsafe")[0]]
         logprobs = [Logprobs(logprob=-0.4, top_token_ids=top, top_logprobs=[-0.4, -1.2])]
-        await wire.batcher.send(check, frame(0, tokens, logprobs=logprobs, end=ROW_END_LENGTH))
+        await wire.batcher.send(check, frame(0, tokens, logprobs=logprobs, end=TASK_END_LENGTH))
         _, error = await error_of(call)
         assert error.metadata["rules"] == "guard.harm.violation"
         (guard,) = (await explained(wire, task.request_id)).guards

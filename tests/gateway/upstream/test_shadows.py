@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from gateway.upstream import shadow_runner
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
@@ -156,8 +156,8 @@ async def test_a_failed_shadow_is_recorded_and_counts_for_the_breaker(opened: An
     async with opened(routing=routing) as wire:
         task = await answered(wire)
         shadow = await wire.batcher.task("large", "bulk")
-        error = RowError(reason="ENGINE_FAILED", message="broken")
-        await wire.batcher.send(shadow, frame(0, end=ROW_END_FAILED, error=error))
+        error = TaskError(reason="ENGINE_FAILED", message="broken")
+        await wire.batcher.send(shadow, frame(0, end=TASK_END_FAILED, error=error))
         (run,) = (await explained(wire, task.request_id)).shadows
         assert run.dropped == "engine_failed"
         task = await answered(wire)

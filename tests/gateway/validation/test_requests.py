@@ -356,12 +356,12 @@ def test_sampling_travels_complete(catalog: Catalog) -> None:
     assert list(sampling.stop_token_ids) == sorted(catalog["small"].tokenizer.stop_token_ids)
 
 
-@pytest.mark.parametrize(("seconds", "gather_ms"), [(0.0, 0), (0.2504, 250), (3600.0, 3_600_000)])
-def test_how_long_tokens_are_gathered(catalog: Catalog, seconds: float, gather_ms: int) -> None:
+@pytest.mark.parametrize(("seconds", "coalesce_ms"), [(0.0, 0), (0.2504, 250), (3600.0, 3_600_000)])
+def test_how_long_tokens_are_gathered(catalog: Catalog, seconds: float, coalesce_ms: int) -> None:
     gather = Duration(seconds=int(seconds), nanos=round(1e9 * (seconds % 1)))
     asked, unset = GenerateRequest(prompt="a", gather=gather), GenerateRequest(prompt="a")
-    assert check(catalog, asked).gather_ms == gather_ms
-    assert check(catalog, unset).gather_ms is None
+    assert check(catalog, asked).coalesce_ms == coalesce_ms
+    assert check(catalog, unset).coalesce_ms is None
     # It says how the answer travels, not what it is.
     assert check(catalog, asked).fingerprint == check(catalog, unset).fingerprint
 

@@ -343,15 +343,15 @@ class AnyOrder(RuleBasedStateMachine):
         waiting = [row.pending for row in rows if row.state is not RowState.RUNNING]
         prompts = [row.pending for row in rows if row.state is RowState.RUNNING and row.pending > 1]
         assert load.waiting_tokens == sum(waiting) + sum(prompts)
-        assert list(load.ranks) == [self.rank_load(rank) for rank in range(3)]
+        assert list(load.classes) == [self.rank_load(rank) for rank in range(3)]
 
-    def rank_load(self, rank: int) -> worker_pb2.RankLoad:
+    def rank_load(self, rank: int) -> worker_pb2.ClassLoad:
         rows = [row for row in self.rows() if row.spec.rank == rank]
         running = [row for row in rows if row.state is RowState.RUNNING]
         to_compute = [
             row.pending for row in rows if row.pending > 1 or row.state is not RowState.RUNNING
         ]
-        return worker_pb2.RankLoad(
+        return worker_pb2.ClassLoad(
             running=len(running),
             waiting=len(rows) - len(running),
             running_tokens=sum(len(row.tokens) for row in running),

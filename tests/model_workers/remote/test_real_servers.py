@@ -108,8 +108,8 @@ async def test_texts_are_those_of_the_server(server: OpenAIServer) -> None:
             final = await ended(channel, question, max_tokens=40)
             choice = await asyncio.to_thread(direct, server, question, 40)
             assert channel.text(question) == choice["message"]["content"]
-            end = {"length": frame_pb2.ROW_END_LENGTH}.get(
-                choice["finish_reason"], frame_pb2.ROW_END_STOP
+            end = {"length": frame_pb2.TASK_END_LENGTH}.get(
+                choice["finish_reason"], frame_pb2.TASK_END_STOP
             )
             assert final.end == end, final
 
@@ -127,9 +127,9 @@ async def test_an_answer_that_was_begun_goes_on(server: OpenAIServer) -> None:
 async def test_a_cancelled_row_leaves_the_server_free(server: OpenAIServer) -> None:
     async with running(server, "chat") as channel:
         final = await ended(channel, QUESTIONS[1], max_tokens=500, timeout_ms=50)
-        assert final.end in (frame_pb2.ROW_END_DEADLINE, frame_pb2.ROW_END_STOP)
+        assert final.end in (frame_pb2.TASK_END_DEADLINE, frame_pb2.TASK_END_STOP)
         final = await ended(channel, QUESTIONS[2], max_tokens=5)
-        assert final.end in (frame_pb2.ROW_END_LENGTH, frame_pb2.ROW_END_STOP)
+        assert final.end in (frame_pb2.TASK_END_LENGTH, frame_pb2.TASK_END_STOP)
 
 
 async def test_what_the_server_refuses_is_a_typed_error(server: OpenAIServer) -> None:

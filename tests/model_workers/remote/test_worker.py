@@ -32,7 +32,7 @@ from tests.support.openai_server import (
     answer_words,
     openai_server,
 )
-from tests.support.rows import batch, cancel_rows, open_channel, wire_row
+from tests.support.rows import batch, cancel_tasks, open_channel, wire_row
 
 PROMPT = [5, 6, 7]
 SLOTS = 2
@@ -61,7 +61,7 @@ class Channel:
                 self._changed.notify_all()
 
     async def _read(self) -> None:
-        await self.send(open_channel(opening=0), ends=True)
+        await self.send(open_channel(epoch=0), ends=True)
         reports = Reports(self._call)
         while True:
             report = await reports.next()
@@ -160,7 +160,7 @@ async def test_token_ids_both_ways(server: OpenAIServer) -> None:
         await channel.ask("r")
         final = await channel.ended()
         assert channel.tokens() == answer_tokens(PROMPT, 12)
-        assert final.end == frame_pb2.ROW_END_LENGTH
+        assert final.end == frame_pb2.TASK_END_LENGTH
         assert final.cached_prompt_tokens == 3
         billed = final.server_tokens
         assert (billed.prompt_tokens, billed.completion_tokens) == (5, 12)
@@ -246,7 +246,7 @@ async def test_log_probabilities_are_those_of_the_servers_tokens(server: OpenAIS
         assert sum(one.logprob for one in entries) == pytest.approx(-0.25 * sent)
         assert {tuple(one.top_texts) for one in shown} == {("t0", "t1"), ()}
         final = await channel.ended("mute")
-        assert (final.end, final.error.reason) == (frame_pb2.ROW_END_FAILED, "REQUEST_INVALID")
+        assert (final.end, final.error.reason) == (frame_pb2.TASK_END_FAILED, "REQUEST_INVALID")
         assert "parameters.logprobs" in final.error.message
 
 
@@ -257,7 +257,7 @@ async def test_another_answer_than_the_caller_has_begun_to_read_fails(server: Op
         produced = tokens.encode("nothing like it")
         await channel.ask("r", prompt=conversation(channel), produced=produced, max_tokens=99)
         final = await channel.ended()
-        assert final.end == frame_pb2.ROW_END_FAILED
+        assert final.end == frame_pb2.TASK_END_FAILED
         assert "another one" in final.error.message
         assert not channel.tokens()
 
@@ -267,16 +267,16 @@ async def test_a_cancel_closes_the_request_at_once(server: OpenAIServer) -> None
     async with running(server) as channel:
         await channel.ask("r")
         await channel.until(lambda: len(channel.tokens()) == 2)
-        await channel.send(cancel_rows("r"))
+        await channel.send(cancel_tasks("r"))
         await server.until(lambda: server.gone == 1)
-        assert (await channel.ended()).end == frame_pb2.ROW_END_CANCELLED
+        assert (await channel.ended()).end == frame_pb2.TASK_END_CANCELLED
 
 
 async def test_a_deadline_closes_the_request(server: OpenAIServer) -> None:
     server.faults.append(Fault("stall", after=2))
     async with running(server) as channel:
         await channel.ask("r", timeout_ms=1000)
-        assert (await channel.ended()).end == frame_pb2.ROW_END_DEADLINE
+        assert (await channel.ended()).end == frame_pb2.TASK_END_DEADLINE
         await server.until(lambda: server.gone == 1)
 
 
@@ -329,7 +329,7 @@ async def test_what_fails_before_the_first_token_is_sent_again(
     server.faults.append(fault)
     async with running(server) as channel:
         await channel.ask("r")
-        assert (await channel.ended()).end == frame_pb2.ROW_END_LENGTH
+        assert (await channel.ended()).end == frame_pb2.TASK_END_LENGTH
         assert channel.tokens() == answer_tokens(PROMPT, 12)
         assert len(server.requests) == 2
 
@@ -342,7 +342,7 @@ async def test_what_fails_later_is_returned_with_its_tokens(
     async with running(server) as channel:
         await channel.ask("r", "other")
         ends = {name: (await channel.ended(name)).end for name in ("r", "other")}
-        (failed,) = (name for name, end in ends.items() if end == frame_pb2.ROW_END_RETURNED)
+        (failed,) = (name for name, end in ends.items() if end == frame_pb2.TASK_END_RETURNED)
         assert channel.tokens(failed) == answer_tokens(PROMPT, 5)
         (whole,) = ends.keys() - {failed}
         assert channel.tokens(whole) == answer_tokens(PROMPT, 12)
@@ -354,7 +354,7 @@ async def test_a_server_that_stalls_has_failed(server: OpenAIServer) -> None:
     async with running(server, stall_s=0.1) as channel:
         await channel.ask("r")
         final = await channel.ended()
-        assert final.end == frame_pb2.ROW_END_RETURNED
+        assert final.end == frame_pb2.TASK_END_RETURNED
         assert "said nothing for 0.1 s" in final.error.message
 
 
@@ -376,7 +376,7 @@ async def test_a_server_that_goes_on_failing_fails_the_row_or_gives_it_back(
     async with running(server, alone=alone) as channel:
         await channel.ask("r")
         final = await channel.ended()
-        end = frame_pb2.ROW_END_FAILED if alone else frame_pb2.ROW_END_RETURNED
+        end = frame_pb2.TASK_END_FAILED if alone else frame_pb2.TASK_END_RETURNED
         assert (final.end, final.error.reason) == (end, "MODEL_UNAVAILABLE")
         assert said in final.error.message
         assert len(server.requests) == client_module.TRIES
@@ -399,7 +399,7 @@ async def test_a_request_that_the_server_refuses_is_not_repeated(server: OpenAIS
     async with running(server) as channel:
         await channel.ask("r")
         final = await channel.ended()
-        assert (final.end, final.error.reason) == (frame_pb2.ROW_END_FAILED, "REQUEST_INVALID")
+        assert (final.end, final.error.reason) == (frame_pb2.TASK_END_FAILED, "REQUEST_INVALID")
         assert "you said" not in final.error.message
         assert len(server.requests) == 1
 
@@ -434,9 +434,9 @@ async def test_a_rate_limit_beyond_the_deadline_fails_at_once(server: OpenAIServ
     async with running(server) as channel:
         await channel.ask("r", timeout_ms=20_000)
         final = await channel.ended()
-        assert (final.end, final.error.reason) == (frame_pb2.ROW_END_FAILED, "OVERLOADED")
+        assert (final.end, final.error.reason) == (frame_pb2.TASK_END_FAILED, "OVERLOADED")
         assert 100 < final.error.retry_after_s <= 120
-        await channel.until(lambda: channel.load.closed_ms > 10_000)
+        await channel.until(lambda: channel.load.paused_ms > 10_000)
 
 
 async def test_the_key_is_read_with_every_request(server: OpenAIServer, tmp_path: Any) -> None:
@@ -494,16 +494,16 @@ async def test_a_worker_waits_for_its_server(server: OpenAIServer) -> None:
         server.key = "secret"
         watching = asyncio.create_task(health.run())
         health.doubt("a test")
-        await channel.until(lambda: channel.load.server_away)
+        await channel.until(lambda: channel.load.server_unreachable)
         await channel.ask("early")
         final = await channel.ended("early")
         assert (final.error.reason, "401" in final.error.message) == ("MODEL_UNAVAILABLE", True)
         assert not server.requests
         server.key = ""
         health.doubt("a test")
-        await channel.until(lambda: not channel.load.server_away)
+        await channel.until(lambda: not channel.load.server_unreachable)
         await channel.ask("late")
-        assert (await channel.ended("late")).end == frame_pb2.ROW_END_LENGTH
+        assert (await channel.ended("late")).end == frame_pb2.TASK_END_LENGTH
         watching.cancel()
 
 
@@ -513,7 +513,7 @@ async def test_a_failed_request_asks_for_the_server(server: OpenAIServer) -> Non
         server.faults.extend([Fault("status")] * 3)
         server.list_status = 503
         await channel.ask("r")
-        await channel.until(lambda: channel.load.server_away)
+        await channel.until(lambda: channel.load.server_unreachable)
         watching.cancel()
 
 

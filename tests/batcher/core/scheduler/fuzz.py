@@ -74,10 +74,10 @@ class Worker:
         load = worker_pb2.WorkerLoad(
             slots=SLOTS,
             running=len(self.rows),
-            places=PLACES,
+            max_tasks=PLACES,
             block_tokens=1,
             free_blocks=max(0, CACHE_TOKENS - sum(row.cache_tokens for row in self.rows.values())),
-            ranks=map(self.load_of, range(len(CLASSES))) if self.preempts else (),
+            classes=map(self.load_of, range(len(CLASSES))) if self.preempts else (),
         )
         waiting = sum(row.prefill_tokens for row in fresh)
         *urgent, last = (Room(room.rows, room.tokens, waiting) for room in rooms_of(load))
@@ -90,10 +90,10 @@ class Worker:
             urgent=urgent if self.preempts else (),
         )
 
-    def load_of(self, rank: int) -> worker_pb2.RankLoad:
+    def load_of(self, rank: int) -> worker_pb2.ClassLoad:
         names = [name for name in self.rows if self.ranks[name] == rank]
         cache = sum(self.rows[name].cache_tokens for name in names)
-        return worker_pb2.RankLoad(running=len(names), running_tokens=cache)
+        return worker_pb2.ClassLoad(running=len(names), running_tokens=cache)
 
     def is_new(self, request_id: str) -> bool:
         return any(request_id in self.batches[number] for number in self.unanswered)
