@@ -42,7 +42,7 @@ from bench.support.open_load import DIGITS, PRIORITIES
 from gateway.telemetry.metrics import PREDICTED_WAIT_MS
 from simulator.arrivals import generate, parse_stream
 from simulator.cost import StepCost
-from simulator.engines import EngineLimits
+from simulator.engines import SequenceLimits
 from simulator.results import Ending, Outcome
 from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival
@@ -224,7 +224,7 @@ def replayed(load: float, seed: int) -> list[bool]:
     setup = Setup(
         policy=Policy(),
         cost=StepCost(STEP_MS / 1e3, 0.0, 0.0, 0.0),
-        limits=EngineLimits(slots=SLOTS),
+        limits=SequenceLimits(slots=SLOTS),
         admission=True,
     )
     mean = statistics.fmean(one.answer_tokens for one in mix(100.0, 60.0, 0, NATURAL))

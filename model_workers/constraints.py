@@ -45,7 +45,7 @@ SLOW_S: Final = 0.02
 """A grammar that takes longer to compile is compiled twice: its cached states can be dropped once, at no cost."""
 
 RESTART_TOKENS: Final = 32
-"""Least tokens between two restarts of a row's matcher; more would delay all rows too much."""
+"""Least tokens between two restarts of a sequence's matcher; more would delay all sequences too much."""
 
 _DEAD_END: Final = (
     "the answer ran into a dead end: no token continues what the constraint allowed so far; "
@@ -93,7 +93,7 @@ class ConstraintCompiler:
             return sum(map(_size_of, self._compiled.values()))
 
     def _evict(self) -> None:
-        """Drop the grammars that were used longest ago, down to the limit; rows keep theirs until they end."""
+        """Drop the grammars that were used longest ago, down to the limit; sequences keep theirs until they end."""
         over = sum(map(_size_of, self._compiled.values())) - self._cache_bytes
         for key, compiled in list(self._compiled.items())[:-1]:
             if over <= 0:
@@ -107,7 +107,7 @@ class ConstraintCompiler:
                 return CompiledGrammar(json_grammar(sampling.json_schema), self._tokenizer)
             if sampling.grammar is not None:
                 return CompiledGrammar(lark_grammar(sampling.grammar), self._tokenizer)
-            assert sampling.regex is not None, "a row without a constraint has no matcher"
+            assert sampling.regex is not None, "a sequence without a constraint has no matcher"
             return CompiledGrammar(regex_grammar(sampling.regex), self._tokenizer)
         except ConstraintInvalid as error:
             raise RowInvalid(f"cannot be enforced: {error}", sampling.constraint_field) from error
@@ -154,9 +154,9 @@ class CompiledGrammar:
 
 
 class TokenMatcher:
-    """The allowed continuations of one answer, owned by its row. Any stop token ends an answer that is complete.
+    """The allowed continuations of one answer, owned by its sequence. Any stop token ends an answer that is complete.
 
-    When the limit that rows share is exceeded, the matcher restarts from the row's tokens; the row fails when that
+    When the limit that sequences share is exceeded, the matcher restarts from the sequence's tokens; the sequence fails when that
     happens again within `RESTART_TOKENS`.
     """
 
@@ -260,7 +260,7 @@ def _size_of(compiled: Future[CompiledGrammar]) -> int:
 
 
 def with_end(tokenizer: dict[str, Any]) -> LLTokenizer:
-    """The tokenizer with one more token, which represents every stop token of a row in its masks."""
+    """The tokenizer with one more token, which represents every stop token of a sequence in its masks."""
     added = tokenizer.get("added_tokens") or []
     ids = [*_vocabulary(tokenizer["model"]), *(token["id"] for token in added)]
     end = {

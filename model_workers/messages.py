@@ -1,6 +1,6 @@
-"""Rows, frames and refusals between the wire and the engine.
+"""Sequences, frames and refusals between the wire and the engine.
 
-A row of the wire becomes a valid `RowSpec`, or is refused; inside the engine rows are trusted.
+A sequence of the wire becomes a valid `SequenceSpec`, or is refused; inside the engine sequences are trusted.
 """
 
 import math
@@ -9,11 +9,11 @@ from typing import Final
 from model_workers.engine.protocol import (
     AudioSpec,
     Refused,
-    RowEnd,
     RowInvalid,
-    RowSpec,
-    RowStep,
     Sampling,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
     TokenLogprobs,
     ValuesSpec,
 )
@@ -34,29 +34,29 @@ _SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_
 """Fields that are taken as they are."""
 
 
-def row_spec(
-    row: worker_pb2.BatchedTask, owner: str, now: float, batch: str = "", traceparent: str = ""
-) -> RowSpec:
-    """The row, its deadline counted from ``now`` (monotonic seconds, the arrival).
+def sequence_spec(
+    sequence: worker_pb2.BatchedTask, owner: str, now: float, batch: str = "", traceparent: str = ""
+) -> SequenceSpec:
+    """The sequence, its deadline counted from ``now`` (monotonic seconds, the arrival).
 
     Raises:
         RowInvalid: a field has a value that cannot be computed with.
     """
-    task, scored = row.task, row.task.values.scored_token_ids
+    task, scored = sequence.task, sequence.task.values.scored_token_ids
     _require(bool(task.request_id), "request_id is empty")
     _require(bool(task.prompt_token_ids), "the prompt has no tokens")
     _require(
         len(scored) <= len(task.prompt_token_ids),
         "more tokens are to be scored than the prompt has",
     )
-    return RowSpec(
+    return SequenceSpec(
         request_id=task.request_id,
         owner=owner,
-        attempt=row.attempt,
+        attempt=sequence.attempt,
         prompt=tuple(task.prompt_token_ids),
         produced=tuple(task.produced_token_ids),
         sampling=_sampling(task.sampling),
-        deadline=now + row.timeout_ms / 1000 if row.timeout_ms else None,
+        deadline=now + sequence.timeout_ms / 1000 if sequence.timeout_ms else None,
         rank=_rank(task.priority_class),
         gather_s=task.coalesce_ms / 1000,
         values=_values(task.values) if task.HasField("values") else None,
@@ -122,8 +122,8 @@ def _require(holds: bool, message: str) -> None:
         raise RowInvalid(message)
 
 
-def frame(step: RowStep) -> frame_pb2.Frame:
-    """The tokens of one row's step."""
+def frame(step: SequenceStep) -> frame_pb2.Frame:
+    """The tokens of one sequence's step."""
     message = frame_pb2.Frame(
         request_id=step.request_id, attempt=step.attempt, start_index=step.start_index
     )
@@ -131,15 +131,15 @@ def frame(step: RowStep) -> frame_pb2.Frame:
     return message
 
 
-def extend(message: frame_pb2.Frame, step: RowStep) -> None:
-    """Adds the tokens of the row's next step."""
+def extend(message: frame_pb2.Frame, step: SequenceStep) -> None:
+    """Adds the tokens of the sequence's next step."""
     message.token_ids.extend(step.token_ids)
     if step.logprobs:
         message.logprobs.extend(map(_logprobs, step.logprobs))
 
 
-def final(step: RowStep, timings: frame_pb2.TaskTimings | None = None) -> frame_pb2.Final:
-    """The end of a row, which ``step`` was the last of."""
+def final(step: SequenceStep, timings: frame_pb2.TaskTimings | None = None) -> frame_pb2.Final:
+    """The end of a sequence, which ``step`` was the last of."""
     assert step.end is not None
     message = frame_pb2.Final(
         end=frame_pb2.TaskEnd.ValueType(step.end),
@@ -151,7 +151,7 @@ def final(step: RowStep, timings: frame_pb2.TaskTimings | None = None) -> frame_
         prompt_tokens, completion_tokens = step.server_tokens
         message.server_tokens.prompt_tokens = prompt_tokens
         message.server_tokens.completion_tokens = completion_tokens
-    if step.end in (RowEnd.FAILED, RowEnd.RETURNED):
+    if step.end in (SequenceEnd.FAILED, SequenceEnd.RETURNED):
         message.error.reason = step.reason
         message.error.retry_after_s = step.retry_after_s
         message.error.message = step.error
@@ -160,7 +160,7 @@ def final(step: RowStep, timings: frame_pb2.TaskTimings | None = None) -> frame_
 
 
 def refusal(request_id: str, refused: Refused) -> worker_pb2.Refusal:
-    """Why a row was not taken."""
+    """Why a sequence was not taken."""
     error = frame_pb2.TaskError(reason=refused.reason, message=refused.message, field=refused.field)
     return worker_pb2.Refusal(request_id=request_id, error=error, retryable=refused.retryable)
 

@@ -176,12 +176,12 @@ def _check_folder(folder: Path, engine: str = "transformers") -> None:
     file = folder / (VOCABULARY if marian else TOKENIZER)
     words = _json(file) if marian else _vocabulary(file)
     size = max(map(int, words.values()), default=0) + 1
-    rows = config.get("vocab_size")
+    sequences = config.get("vocab_size")
     for path in _weight_files(folder) if engine != "echo" else ():
-        rows = _embedding_rows(path) or rows
-    if isinstance(rows, int) and size > rows:
+        sequences = _embedding_rows(path) or sequences
+    if isinstance(sequences, int) and size > sequences:
         raise SettingsError(
-            f"{file} has {size} tokens, but the model's embedding only {rows}; "
+            f"{file} has {size} tokens, but the model's embedding only {sequences}; "
             "take the tokenizer that the model was trained with"
         )
 
@@ -205,7 +205,7 @@ def _weight_files(folder: Path) -> Iterable[Path]:
 
 
 def _embedding_rows(path: Path) -> int | None:
-    """Rows of the embedding table in a safetensors file; None when it is not in this one."""
+    """Sequences of the embedding table in a safetensors file; None when it is not in this one."""
     shapes = _shapes(path)
     return next((shapes[name][0] for name in shapes if name.endswith(EMBEDDINGS)), None)
 

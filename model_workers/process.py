@@ -19,7 +19,7 @@ ECHO_CONTEXT_TOKENS: Final = 4096
 
 
 def build_engine(settings: ModelSettings) -> Engine:
-    """The engine that ``settings`` name, ready to take rows; sets up the process's threads, so once a process.
+    """The engine that ``settings`` name, ready to take sequences; sets up the process's threads, so once a process.
 
     Raises:
         SettingsError: the model cannot be served.

@@ -1,7 +1,7 @@
 """What runs the engine and the sender of a worker: two threads, or the event loop of a worker that computes nothing.
 
-Threads keep an engine that computes from delaying messages. An engine whose rows are requests to a server has nothing
-to compute; in one event loop a row costs no switch between threads.
+Threads keep an engine that computes from delaying messages. An engine whose sequences are requests to a server has nothing
+to compute; in one event loop a sequence costs no switch between threads.
 """
 
 import asyncio
@@ -249,7 +249,7 @@ class LoopTurns:
 
 
 def _give_way_and(run: Callable[[], None]) -> None:
-    # Linux counts the priority of each thread; 0 is the one that calls. Those that take rows and send frames do not
+    # Linux counts the priority of each thread; 0 is the one that calls. Those that take sequences and send frames do not
     # wait for it, those of torch that it starts give way as well.
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     os.setpriority(os.PRIO_PROCESS, 0, max(mine, int(os.environ.get(ENGINE_NICE, "0"))))

@@ -7,7 +7,7 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 - There is one channel per batcher; its request may be replaced by another one (`OpenChannel.renews`).
 - A report carries all frames that are due: when sending is slower than stepping, steps share a report, in order, and
   those of a row a frame.
-- Frames that may not wait are due at once (`RowSpec.wait_s`: the first token of an answer, the end of an urgent row).
+- Frames that may not wait are due at once (`SequenceSpec.wait_s`: the first token of an answer, the end of an urgent row).
   Others gather the tokens of their row until its time is over; an end waits `SOON_S` at most, and `GATHER_TOKENS_MAX`
   tokens go as they are. So full batches of such rows cost few messages, and urgent frames meet short queues everywhere
   behind the worker.
@@ -35,7 +35,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from model_workers import messages
-from model_workers.engine.protocol import RowStep
+from model_workers.engine.protocol import SequenceStep
 from model_workers.grants import Grant
 from model_workers.runners import Changes
 from model_workers.watchdog import TICK_S, Watchdog
@@ -59,7 +59,7 @@ GATHER_TOKENS_MAX: Final = 256
 GATHER_GRID_S: Final = 0.25
 """Gathered tokens go at multiples of this, or of the time that they are gathered, seconds."""
 
-Posted = tuple[RowStep, frame_pb2.Final | None]
+Posted = tuple[SequenceStep, frame_pb2.Final | None]
 """What a step did to a row, and its end in a frame, if it has ended."""
 
 
@@ -116,7 +116,7 @@ class Channel:
         """When the next report is due."""
         return min(self.waiting_at, self.gathered_at, self.load_update_at, self.heartbeat_at)
 
-    def post(self, step: RowStep, final: frame_pb2.Final | None, now: float) -> None:
+    def post(self, step: SequenceStep, final: frame_pb2.Final | None, now: float) -> None:
         """Takes a step of a row."""
         name, gather_s = step.request_id, step.wait_s
         gathered = self.gathered.get(name)

@@ -1,4 +1,4 @@
-"""Telemetry of a worker's rows: the batcher of each, its times and its spans."""
+"""Telemetry of a worker's sequences: the batcher of each, its times and its spans."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from model_workers.engine.protocol import RowEnd, RowSpec, RowStep
+from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
 from sluice.telemetry.catalog import STEP_SECONDS
@@ -19,11 +19,11 @@ from sluice.telemetry.tracing import EXPORT_DELAY_MS, TRACEPARENT, context_of, i
 
 REPLACED: Final = "replaced"
 HOLD_S: Final = 2 * EXPORT_DELAY_MS / 1e3
-"""How long the spans of a row that has ended are kept, in case its batcher is lost before it sends its own, seconds."""
+"""How long the spans of a sequence that has ended are kept, in case its batcher is lost before it sends its own, seconds."""
 
 
 class Parents(NamedTuple):
-    """What a row's spans hang under, as traceparents; empty: nothing."""
+    """What a sequence's spans hang under, as traceparents; empty: nothing."""
 
     batch: str
     origin: str = ""
@@ -31,10 +31,10 @@ class Parents(NamedTuple):
 
 
 @dataclass
-class RowTimes:
-    """One row. Times are monotonic seconds."""
+class SequenceTimes:
+    """One sequence. Times are monotonic seconds."""
 
-    spec: RowSpec
+    spec: SequenceSpec
     parents: Parents
     accepted_at: float
     first_at: float | None = None
@@ -47,9 +47,9 @@ class RowTimes:
         """Its spans hang under what outlives its batcher."""
         self.parents = Parents(self.parents.origin or self.parents.batch)
 
-    def cancelled(self) -> RowStep:
+    def cancelled(self) -> SequenceStep:
         """Its end, when it is not computed any more."""
-        return self.spec.ended(RowEnd.CANCELLED, tokens=self.tokens)
+        return self.spec.ended(SequenceEnd.CANCELLED, tokens=self.tokens)
 
 
 class StepCounts:
@@ -82,44 +82,44 @@ class StepCounts:
         )
 
 
-class RowTelemetry:
-    """Telemetry of the rows in the engine, by request. Used by the engine's thread only.
+class SequenceTelemetry:
+    """Telemetry of the sequences in the engine, by request. Used by the engine's thread only.
 
     Attributes:
-        counts: over all rows.
+        counts: over all sequences.
     """
 
     def __init__(self, tracer: Tracer, model: str, worker: str, hold_s: float = HOLD_S) -> None:
         self._tracer = tracer
         self._hold_s = hold_s
-        self._ended: deque[RowTimes] = deque()
+        self._ended: deque[SequenceTimes] = deque()
         self._common: dict[str, AttributeValue] = {
             names.WORKER_ID: worker,
             names.GEN_AI_RESPONSE_MODEL: model,
         }
-        self._rows: dict[str, RowTimes] = {}
+        self._sequences: dict[str, SequenceTimes] = {}
         self.counts = StepCounts()
 
-    def accept(self, spec: RowSpec, parents: Parents, now: float) -> RowTimes | None:
-        """The engine took a row; returns the one of a lower attempt that it replaces."""
-        old = self._rows.get(spec.request_id)
+    def accept(self, spec: SequenceSpec, parents: Parents, now: float) -> SequenceTimes | None:
+        """The engine took a sequence; returns the one of a lower attempt that it replaces."""
+        old = self._sequences.get(spec.request_id)
         if old is not None:
             if old.spec.owner != spec.owner:
                 self.abandon([old.spec])
             self._record(old, now, REPLACED)
-        self._rows[spec.request_id] = RowTimes(spec, parents, now)
+        self._sequences[spec.request_id] = SequenceTimes(spec, parents, now)
         return old
 
-    def abandon(self, rows: Iterable[RowSpec]) -> None:
+    def abandon(self, sequences: Iterable[SequenceSpec]) -> None:
         """Their batcher is lost."""
-        for spec in rows:
-            self._rows[spec.request_id].hang_higher()
+        for spec in sequences:
+            self._sequences[spec.request_id].hang_higher()
 
     def lost(self, owner: str) -> None:
-        """A batcher is lost, with the spans of rows that have just ended."""
-        for row in self._ended:
-            if row.spec.owner == owner:
-                row.hang_higher()
+        """A batcher is lost, with the spans of sequences that have just ended."""
+        for sequence in self._ended:
+            if sequence.spec.owner == owner:
+                sequence.hang_higher()
 
     @property
     def holds(self) -> bool:
@@ -127,73 +127,78 @@ class RowTelemetry:
         return bool(self._ended)
 
     def flush(self, now: float) -> None:
-        """Makes the spans of rows that ended long enough ago."""
+        """Makes the spans of sequences that ended long enough ago."""
         while self._ended and self._ended[0].ended_at + self._hold_s <= now:
             self._make_spans(self._ended.popleft())
 
-    def owned(self, owner: str, before: float = math.inf) -> list[RowSpec]:
-        """Rows of one batcher that were accepted before a moment."""
+    def owned(self, owner: str, before: float = math.inf) -> list[SequenceSpec]:
+        """Sequences of one batcher that were accepted before a moment."""
         return [
-            row.spec
-            for row in self._rows.values()
-            if row.spec.owner == owner and row.accepted_at < before
+            sequence.spec
+            for sequence in self._sequences.values()
+            if sequence.spec.owner == owner and sequence.accepted_at < before
         ]
 
-    def add_step(self, step: RowStep, now: float) -> frame_pb2.TaskTimings | None:
-        """Adds a step of a row; returns its timings when the row has ended."""
-        row = self._rows[step.request_id]
+    def add_step(self, step: SequenceStep, now: float) -> frame_pb2.TaskTimings | None:
+        """Adds a step of a sequence; returns its timings when the sequence has ended."""
+        sequence = self._sequences[step.request_id]
         counts = self.counts
         if step.token_ids:
-            row.tokens += len(step.token_ids)
+            sequence.tokens += len(step.token_ids)
             counts.tokens += len(step.token_ids)
             counts.step_tasks += 1
-            if row.first_at is None:
-                row.first_at = now
+            if sequence.first_at is None:
+                sequence.first_at = now
         if step.end is None:
             return None
-        counts.prompt_tokens += len(row.spec.prompt)
+        counts.prompt_tokens += len(sequence.spec.prompt)
         counts.cached_tokens += step.cached_prompt_tokens
-        del self._rows[step.request_id]
+        del self._sequences[step.request_id]
         self._record(
-            row, now, step.end.name.lower(), failed=step.end in (RowEnd.FAILED, RowEnd.RETURNED)
+            sequence,
+            now,
+            step.end.name.lower(),
+            failed=step.end in (SequenceEnd.FAILED, SequenceEnd.RETURNED),
         )
-        first_at = now if row.first_at is None else row.first_at
+        first_at = now if sequence.first_at is None else sequence.first_at
         return frame_pb2.TaskTimings(
-            prefill_ms=(first_at - row.accepted_at) * 1000, decode_ms=(now - first_at) * 1000
+            prefill_ms=(first_at - sequence.accepted_at) * 1000, decode_ms=(now - first_at) * 1000
         )
 
-    def _record(self, row: RowTimes, now: float, end: str, *, failed: bool = False) -> None:
-        if is_unsampled_parent(row.parents.batch):
+    def _record(
+        self, sequence: SequenceTimes, now: float, end: str, *, failed: bool = False
+    ) -> None:
+        if is_unsampled_parent(sequence.parents.batch):
             return
-        row.ended_at, row.end, row.failed = now, end, failed
-        if row.parents.origin:
-            self._ended.append(row)
+        sequence.ended_at, sequence.end, sequence.failed = now, end, failed
+        if sequence.parents.origin:
+            self._ended.append(sequence)
             self.flush(now)
         else:
-            self._make_spans(row)
+            self._make_spans(sequence)
 
-    def _make_spans(self, row: RowTimes) -> None:
-        now, failed = row.ended_at, row.failed
-        prefill_end = now if row.first_at is None else row.first_at
-        tokens_in = len(row.spec.prompt) + len(row.spec.produced)
+    def _make_spans(self, sequence: SequenceTimes) -> None:
+        now, failed = sequence.ended_at, sequence.failed
+        prefill_end = now if sequence.first_at is None else sequence.first_at
+        tokens_in = len(sequence.spec.prompt) + len(sequence.spec.produced)
         self._span(
             names.SPAN_PREFILL,
-            row,
-            (row.accepted_at, prefill_end),
+            sequence,
+            (sequence.accepted_at, prefill_end),
             {names.INPUT_TOKENS: tokens_in},
-            failed and row.first_at is None,
+            failed and sequence.first_at is None,
         )
-        if row.first_at is not None:
+        if sequence.first_at is not None:
             about: dict[str, AttributeValue] = {
-                names.OUTPUT_TOKENS: row.tokens,
-                names.GEN_AI_FINISH_REASONS: [row.end],
+                names.OUTPUT_TOKENS: sequence.tokens,
+                names.GEN_AI_FINISH_REASONS: [sequence.end],
             }
-            self._span(names.SPAN_DECODE, row, (row.first_at, now), about, failed)
+            self._span(names.SPAN_DECODE, sequence, (sequence.first_at, now), about, failed)
 
     def _span(
         self,
         name: str,
-        row: RowTimes,
+        sequence: SequenceTimes,
         times: tuple[float, float],
         about: dict[str, AttributeValue],
         failed: bool,
@@ -202,12 +207,12 @@ class RowTelemetry:
         start_ns, end_ns = (offset_ns + int(at * 1e9) for at in times)
         span = self._tracer.start_span(
             name,
-            context_of({TRACEPARENT: row.parents.batch}),
+            context_of({TRACEPARENT: sequence.parents.batch}),
             attributes={
                 **self._common,
                 **about,
-                names.REQUEST_ID: row.spec.request_id,
-                names.ATTEMPT: row.spec.attempt,
+                names.REQUEST_ID: sequence.spec.request_id,
+                names.ATTEMPT: sequence.spec.attempt,
             },
             start_time=start_ns,
         )

@@ -1,10 +1,10 @@
 """One worker: the engine's thread, the sending thread, and the handling of batchers' requests. Independent of Triton.
 
-The engine's thread executes commands between steps, steps while there are rows, and sleeps otherwise.
+The engine's thread executes commands between steps, steps while there are sequences, and sleeps otherwise.
 
-A row that was lost with its worker again and again is tried alone the last time (`Task.last_try`): the worker returns
-all others, grants nobody room, and takes no other row before that one has a token or has ended. It waits `ALONE_S`
-before the step, so that the batcher hears that the row is alone: only then is a loss of the worker the row's.
+A sequence that was lost with its worker again and again is tried alone the last time (`Task.last_try`): the worker returns
+all others, grants nobody room, and takes no other sequence before that one has a token or has ended. It waits `ALONE_S`
+before the step, so that the batcher hears that the sequence is alone: only then is a loss of the worker the sequence's.
 """
 
 import logging
@@ -19,13 +19,13 @@ from typing import Final
 from opentelemetry.trace import Tracer
 
 from model_workers import messages
-from model_workers.engine.protocol import Engine, EngineFull, Refused, RowSpec, RowStep
+from model_workers.engine.protocol import Engine, EngineFull, Refused, SequenceSpec, SequenceStep
 from model_workers.grants import Grants
-from model_workers.messages import row_spec
+from model_workers.messages import sequence_spec
 from model_workers.runners import Changes, Runner, Threads
 from model_workers.running_batches import RunningBatches
 from model_workers.sender import Channels, Posted, ResponseSender, Sender
-from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
+from model_workers.telemetry import HOLD_S, Parents, SequenceTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.wire.codec import MalformedMessage
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 INBOX_MAX: Final = 1024
 """Commands that may wait for the engine's thread."""
 ALONE_S: Final = 0.1
-"""How long before its step a row is alone, seconds."""
+"""How long before its step a sequence is alone, seconds."""
 FAULTS_MAX: Final = 3
 """An engine whose steps raise so many times in succession is given up: its device may be lost."""
 
@@ -43,8 +43,8 @@ FAULTS_MAX: Final = 3
 Command = Callable[[], None]
 """Something that the engine's thread does between two steps."""
 
-Admitted = tuple[RowSpec, Parents]
-"""A valid row, and the parents of its spans."""
+Admitted = tuple[SequenceSpec, Parents]
+"""A valid sequence, and the parents of its spans."""
 
 
 class InboxFull(Exception):
@@ -62,7 +62,7 @@ class EngineLoop:
         self,
         engine: Engine,
         sender: Sender,
-        telemetry: RowTelemetry,
+        telemetry: SequenceTelemetry,
         watchdog: Watchdog,
         clock: Callable[[], float],
         changed: Changes,
@@ -72,7 +72,7 @@ class EngineLoop:
         self._engine = engine
         self._isolates = isolates
         self._alone = ""
-        """The row that is computed alone."""
+        """The sequence that is computed alone."""
         self._begins_at = -math.inf
         """No step before."""
         self._sender = sender
@@ -151,7 +151,7 @@ class EngineLoop:
         return self._telemetry.holds
 
     def _next_commands(self) -> Sequence[Command] | None:
-        """Takes the commands of the inbox; sleeps while there are neither commands nor rows. None after `stop`."""
+        """Takes the commands of the inbox; sleeps while there are neither commands nor sequences. None after `stop`."""
         until_begin_s = self._begins_at - self._clock()
         held_s = HOLD_S if self._telemetry.holds else None
         left_s = until_begin_s if until_begin_s > 0 else held_s
@@ -163,7 +163,7 @@ class EngineLoop:
     @property
     def is_due(self) -> bool:
         """Whether there is a step to compute now."""
-        return self._engine.has_rows() and self._clock() >= self._begins_at
+        return self._engine.has_sequences() and self._clock() >= self._begins_at
 
     def _execute_all(self, commands: Sequence[Command]) -> worker_pb2.WorkerLoad:
         self._watchdog.begin(0, self._clock())
@@ -176,56 +176,62 @@ class EngineLoop:
         return load
 
     def _load(self) -> worker_pb2.WorkerLoad:
-        """Return the load of the engine, with the batches that it holds rows of."""
+        """Return the load of the engine, with the batches that it holds sequences of."""
         load = self._engine.load()
         load.batches = len(self._batches)
         return load
 
     def serve(self, channel: worker_pb2.OpenChannel) -> None:
-        """A batcher has opened a channel: the rows of the one before are cancelled, then it is ready."""
+        """A batcher has opened a channel: the sequences of the one before are cancelled, then it is ready."""
         batcher, epoch = channel.batcher, channel.epoch
         if self._sender.has_channel(batcher, epoch):
-            self._engine.cancel([row.request_id for row in self._telemetry.owned(batcher)])
+            self._engine.cancel(
+                [sequence.request_id for sequence in self._telemetry.owned(batcher)]
+            )
             self._grants.open(batcher, epoch, channel.heartbeat_ms / 1000)
             self._sender.make_ready(batcher, epoch)
 
     def cancel(self, batcher: str, attempts: Mapping[str, int]) -> None:
-        """Stops rows of a batcher; ``attempts``: by request, the highest to stop."""
-        rows = self._telemetry.owned(batcher)
+        """Stops sequences of a batcher; ``attempts``: by request, the highest to stop."""
+        sequences = self._telemetry.owned(batcher)
         self._engine.cancel(
-            [row.request_id for row in rows if row.attempt <= attempts.get(row.request_id, -1)]
+            [
+                sequence.request_id
+                for sequence in sequences
+                if sequence.attempt <= attempts.get(sequence.request_id, -1)
+            ]
         )
 
     def abandon(self, batcher: str, at: float) -> None:
-        """The batcher's channel is gone: the rows that it sent before ``at`` (monotonic seconds) are cancelled.
+        """The batcher's channel is gone: the sequences that it sent before ``at`` (monotonic seconds) are cancelled.
 
-        The batcher may have opened a new channel, and sent rows over it, before this is called.
+        The batcher may have opened a new channel, and sent sequences over it, before this is called.
         """
-        rows = self._telemetry.owned(batcher, at)
-        self._telemetry.abandon(rows)
+        sequences = self._telemetry.owned(batcher, at)
+        self._telemetry.abandon(sequences)
         self._telemetry.lost(batcher)
-        self._engine.cancel([row.request_id for row in rows])
+        self._engine.cancel([sequence.request_id for sequence in sequences])
         if not self._sender.has_channel(batcher, self._grants.epoch(batcher)):
             self._grants.close(batcher)
 
     def demand(self, batcher: str, epoch: int, waiting: Sequence[int]) -> None:
-        """So many rows of each class wait at a batcher."""
+        """So many sequences of each class wait at a batcher."""
         if epoch == self._grants.epoch(batcher):
             self._grants.wait(batcher, waiting, self._clock())
 
     def admit(
         self,
         batch: worker_pb2.Batch,
-        rows: Sequence[Admitted],
+        sequences: Sequence[Admitted],
         refused: Sequence[worker_pb2.Refusal],
         arrived_at: float,
     ) -> None:
-        """Takes the valid rows of a batch; ``refused`` were invalid."""
+        """Takes the valid sequences of a batch; ``refused`` were invalid."""
         if not self._sender.has_channel(batch.batcher, batch.epoch):
             return
         admission = worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)
         self._grants.take(batch, arrived_at)
-        for spec, parents in rows:
+        for spec, parents in sequences:
             try:
                 self._add(spec, arrived_at)
             except Refused as error:
@@ -235,21 +241,21 @@ class EngineLoop:
                 self._entered(spec, parents, arrived_at)
         self._admissions[batch.batcher].append(admission)
 
-    def _entered(self, spec: RowSpec, parents: Parents, arrived_at: float) -> None:
+    def _entered(self, spec: SequenceSpec, parents: Parents, arrived_at: float) -> None:
         self._grants.entered(spec.owner)
         replaced = self._telemetry.accept(spec, parents, arrived_at)
         if replaced is None:
             return
         self._grants.left(replaced.spec.owner)
         if replaced.spec.owner != spec.owner:
-            # Its batcher would wait for frames, and count it among the rows here.
+            # Its batcher would wait for frames, and count it among the sequences here.
             end = replaced.cancelled()
             posted = [(end, messages.final(end))]
             self._sender.post({replaced.spec.owner: posted}, self._load())
 
-    def _add(self, spec: RowSpec, arrived_at: float) -> None:
+    def _add(self, spec: SequenceSpec, arrived_at: float) -> None:
         if self._alone:
-            raise EngineFull("a row is computed alone")
+            raise EngineFull("a sequence is computed alone")
         if spec.last_try and self._isolates:
             self._isolate(spec)
         try:
@@ -258,17 +264,17 @@ class EngineLoop:
             self._left_alone(spec.request_id)
             raise
 
-    def _isolate(self, spec: RowSpec) -> None:
-        """Returns all rows, so that the next one is computed alone."""
+    def _isolate(self, spec: SequenceSpec) -> None:
+        """Returns all sequences, so that the next one is computed alone."""
         self._alone = spec.request_id
         self._grants.withdrawn = True
         now = self._clock()
         self._begins_at = now + ALONE_S
-        rows = self._engine.abort("another row is computed alone")
-        self._report(rows, now, frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
+        sequences = self._engine.abort("another sequence is computed alone")
+        self._report(sequences, now, frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
 
     def _left_alone(self, request_id: str) -> None:
-        """If it is the row that is computed alone: others may come."""
+        """If it is the sequence that is computed alone: others may come."""
         if request_id == self._alone:
             self._alone, self._grants.withdrawn = "", False
 
@@ -283,8 +289,8 @@ class EngineLoop:
             self._faults += 1
             if self._faults == FAULTS_MAX:
                 raise
-            # A fault of one step must not end the worker: its rows go elsewhere, later ones may succeed.
-            log.exception("a step failed; all rows are returned")
+            # A fault of one step must not end the worker: its sequences go elsewhere, later ones may succeed.
+            log.exception("a step failed; all sequences are returned")
             steps = self._engine.abort(f"the engine failed: {type(error).__name__}")
         now = self._clock()
         self._watchdog.end(now, is_step=True)
@@ -293,11 +299,11 @@ class EngineLoop:
 
     def _report(
         self,
-        steps: Sequence[RowStep],
+        steps: Sequence[SequenceStep],
         now: float,
         cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_UNSPECIFIED,
     ) -> worker_pb2.WorkerLoad:
-        """Sends what became of rows; ``cause``: why they are returned."""
+        """Sends what became of sequences; ``cause``: why they are returned."""
         by_batcher: defaultdict[str, list[Posted]] = defaultdict(list)
         for step in steps:
             timings, final = self._telemetry.add_step(step, now), None
@@ -333,12 +339,12 @@ class Worker:
 
         Args:
             runner: what runs engine and sender; two threads if None.
-            isolates: rows are computed in this process, so one may end the others with it.
+            isolates: sequences are computed in this process, so one may end the others with it.
         """
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
         runs = self._runner = runner or Threads(gives_way=isolates)
         clock, watchdog = time.monotonic, Watchdog()
-        telemetry = RowTelemetry(tracer, model, self.worker_id)
+        telemetry = SequenceTelemetry(tracer, model, self.worker_id)
         channels = Channels(self.worker_id, telemetry.counts.message)
         self._sender = Sender(
             channels, watchdog, clock, self._lost, on_fault, runs.changes_of_sender
@@ -358,7 +364,7 @@ class Worker:
         self._runner.stop(self._loop, self._sender)
 
     def wake(self) -> None:
-        """Notice that `Engine.has_rows` may have become true; from any thread that the runner allows."""
+        """Notice that `Engine.has_sequences` may have become true; from any thread that the runner allows."""
         self._loop.wake()
 
     def handle(
@@ -366,7 +372,7 @@ class Worker:
     ) -> None:
         """Queues ``request``. The responses of a channel go to ``responses``; others end without one.
 
-        Never waits for the engine: a step may take long. Rows without a traceparent of their own take ``traceparent``.
+        Never waits for the engine: a step may take long. Sequences without a traceparent of their own take ``traceparent``.
 
         Raises:
             MalformedMessage: the request is incomplete; nothing was sent to ``responses``.
@@ -381,7 +387,9 @@ class Worker:
                 loop.submit(partial(loop.admit, *_checked(request.batch, traceparent)))
                 self._sender.expect(request.batch.batcher, request.batch.epoch)
             case "cancel_tasks":
-                attempts = {row.request_id: row.attempt for row in request.cancel_tasks.tasks}
+                attempts = {
+                    sequence.request_id: sequence.attempt for sequence in request.cancel_tasks.tasks
+                }
                 loop.submit(partial(loop.cancel, request.cancel_tasks.batcher, attempts))
             case "demand":
                 demand = request.demand
@@ -404,23 +412,23 @@ class Worker:
         try:
             self._loop.submit(partial(self._loop.abandon, batcher, at))
         except InboxFull:
-            log.warning("the inbox is full: the rows of a lost batcher are not cancelled")
+            log.warning("the inbox is full: the sequences of a lost batcher are not cancelled")
 
 
 def _checked(
     batch: worker_pb2.Batch, traceparent: str
 ) -> tuple[worker_pb2.Batch, list[Admitted], list[worker_pb2.Refusal], float]:
-    """A batch that has arrived now, its valid rows, and why others are refused: what `EngineLoop.admit` takes."""
+    """A batch that has arrived now, its valid sequences, and why others are refused: what `EngineLoop.admit` takes."""
     if not batch.batcher or not batch.tasks:
         raise MalformedMessage("Batch needs batcher and tasks")
     now = time.monotonic()
-    rows: list[Admitted] = []
+    sequences: list[Admitted] = []
     refused: list[worker_pb2.Refusal] = []
-    for row in batch.tasks:
+    for sequence in batch.tasks:
         try:
-            parents = Parents(row.traceparent or traceparent, row.origin)
-            spec = row_spec(row, batch.batcher, now, batch.batch_id, parents.batch)
-            rows.append((spec, parents))
+            parents = Parents(sequence.traceparent or traceparent, sequence.origin)
+            spec = sequence_spec(sequence, batch.batcher, now, batch.batch_id, parents.batch)
+            sequences.append((spec, parents))
         except Refused as refusal:
-            refused.append(messages.refusal(row.task.request_id, refusal))
-    return batch, rows, refused, now
+            refused.append(messages.refusal(sequence.task.request_id, refusal))
+    return batch, sequences, refused, now

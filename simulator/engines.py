@@ -7,7 +7,8 @@ tokens. So the time of a simulation grows with the number of rows, not of tokens
 paged KV cache, preemption). `GenerateEngine` computes whole padded batches, as the engine "generate" does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
@@ -15,9 +16,9 @@ from typing_extensions import override
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS, BlockManager
 from model_workers.engine.pace import BulkPace
-from model_workers.engine.protocol import EngineFull, RowSpec, Sampling
-from model_workers.engine.rows import Row, RowLimits
+from model_workers.engine.protocol import EngineFull, Sampling, SequenceSpec
 from model_workers.engine.scheduler import Scheduler
+from model_workers.engine.sequences import Sequence, SequenceLimits
 from simulator.cost import StepCost
 from simulator.trace import SimulationError
 from sluice.internal.v1 import worker_pb2
@@ -97,7 +98,7 @@ class EngineLimits:
 class Engine(Protocol):
     """One worker's engine."""
 
-    def admit(self, rows: Sequence[EngineRow]) -> list[str]:
+    def admit(self, rows: abc.Sequence[EngineRow]) -> list[str]:
         """Takes the rows of a batch; returns those that it refuses because it is full."""
 
     def cancel(self, request_id: str) -> None:
@@ -134,17 +135,17 @@ class ContinuousEngine(Engine):
         self._scheduler = Scheduler(
             BlockManager(blocks, size),
             # A prompt must leave room for a token.
-            RowLimits(
+            SequenceLimits(
                 limits.slots, limits.waiting, longest, limits.prefill_tokens or blocks * size
             ),
         )
         self._pace = BulkPace(cost.prefill_token_s, cost(0, limits.slots, 0))
-        self._plan: list[tuple[Row, int]] = []
+        self._plan: list[tuple[Sequence, int]] = []
         self._steps = 0
         self._admitted = 0
 
     @override
-    def admit(self, rows: Sequence[EngineRow]) -> list[str]:
+    def admit(self, rows: abc.Sequence[EngineRow]) -> list[str]:
         refused = []
         for row in rows:
             try:
@@ -194,9 +195,9 @@ class ContinuousEngine(Engine):
             load.block_tokens = load.cache_blocks = load.free_blocks = 0
         return load
 
-    def _spec(self, row: EngineRow) -> RowSpec:
+    def _spec(self, row: EngineRow) -> SequenceSpec:
         self._admitted += 1
-        return RowSpec(
+        return SequenceSpec(
             request_id=row.request_id,
             owner="",
             attempt=self._admitted,
@@ -207,13 +208,13 @@ class ContinuousEngine(Engine):
             gather_s=row.gather_s,
         )
 
-    def _equal_steps(self, decoding: Sequence[Row]) -> int:
+    def _equal_steps(self, decoding: abc.Sequence[Sequence]) -> int:
         """Steps until a row ends, or until the cache may have no block left for one."""
         blocks = self._scheduler.blocks
         fitting = max(1, blocks.free_blocks // len(decoding) * blocks.block_tokens)
         return min(fitting, min(row.room for row in decoding))
 
-    def _draw(self, row: Row, count: int, steps: int, progress: Progress) -> None:
+    def _draw(self, row: Sequence, count: int, steps: int, progress: Progress) -> None:
         """A token in each of ``steps``, which compute ``count`` tokens in the first and one in each other."""
         if not row.answered:
             progress.first.append(row.spec.request_id)
@@ -228,7 +229,7 @@ class ContinuousEngine(Engine):
             progress.ended.append(row.spec.request_id)
 
 
-def _decodes(row: Row) -> bool:
+def _decodes(row: Sequence) -> bool:
     return row.pending == 1 and row.answered > 0
 
 
@@ -250,7 +251,7 @@ class GenerateEngine(Engine):
         self._done = 0
 
     @override
-    def admit(self, rows: Sequence[EngineRow]) -> list[str]:
+    def admit(self, rows: abc.Sequence[EngineRow]) -> list[str]:
         room = self._limits.slots + self._limits.waiting - len(self._live) - self._count_waiting()
         taken, refused = rows[: max(0, room)], rows[max(0, room) :]
         if taken:

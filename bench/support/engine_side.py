@@ -12,7 +12,7 @@ import torch
 from bench.support.llama_model import prompts as random_prompts
 from bench.support.sides import Prompts, timed
 from model_workers.engine.checkpoint import limit_threads, load_engine
-from model_workers.engine.protocol import RowSpec, Sampling
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from sluice.settings import ModelSettings
 
 
@@ -53,7 +53,7 @@ class OurEngine:
         """Seconds until all rows, which come at once, have so many tokens each."""
         start = time.perf_counter()
         self._add(prompts, tokens)
-        while self._engine.has_rows():
+        while self._engine.has_sequences():
             self._engine.step(0.0)
         return time.perf_counter() - start
 
@@ -74,7 +74,7 @@ class OurEngine:
             self._generate([prompt[: context_tokens + 1]], 1)
         self._add([prompt], [1])
         took_ms = 0.0
-        while self._engine.has_rows():
+        while self._engine.has_sequences():
             took_ms += self._step_ms()
         return took_ms
 
@@ -94,7 +94,7 @@ class OurEngine:
         answers: dict[str, list[int]] = {
             name: [] for name in self._add(prompts, [new_tokens] * len(prompts))
         }
-        while self._engine.has_rows():
+        while self._engine.has_sequences():
             for step in self._engine.step(0.0):
                 answers[step.request_id] += step.token_ids
         return list(answers.values())
@@ -102,7 +102,7 @@ class OurEngine:
     def _add(self, prompts: Prompts, tokens: Sequence[int]) -> list[str]:
         names = [str(next(self._names)) for _ in prompts]
         for name, prompt, length in zip(names, prompts, tokens, strict=True):
-            spec = RowSpec(name, "bench", 0, tuple(prompt), (), Sampling(max_tokens=length))
+            spec = SequenceSpec(name, "bench", 0, tuple(prompt), (), Sampling(max_tokens=length))
             self._engine.add(spec, 0.0)
         return names
 
@@ -118,7 +118,7 @@ class OurEngine:
     def _drop(self, names: Sequence[str]) -> None:
         self._engine.cancel(names)
         self._engine.step(0.0)
-        assert not self._engine.has_rows()
+        assert not self._engine.has_sequences()
 
     def _prompts(self, rows: int, length: int) -> Sequence[list[int]]:
         """Of one length, none twice."""

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bench.tiers.tokenizer import load_tokenizer
 from model_workers.engine.forward import load_model
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 from model_workers.tiers.example import Cell, Example
 from model_workers.tiers.tasks import heldout
 
@@ -66,11 +66,11 @@ class ServedModel:
             ]
         return [str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in found]
 
-    def _chunk(self, row: int, prompt: list[int], found: list[int]) -> RowChunk:
+    def _chunk(self, row: int, prompt: list[int], found: list[int]) -> SequenceChunk:
         blocks = range(row * self._row_blocks, (row + 1) * self._row_blocks)
         if not found:
-            return RowChunk(prompt, 0, blocks, 1)
-        return RowChunk(found[-1:], len(prompt) + len(found) - 1, blocks, 1)
+            return SequenceChunk(prompt, 0, blocks, 1)
+        return SequenceChunk(found[-1:], len(prompt) + len(found) - 1, blocks, 1)
 
 
 def _prompt(tokenizer: PreTrainedTokenizerFast, example: Example) -> list[int]:

@@ -1,1 +1,1 @@
-"""Engines: synchronous code that computes rows step by step, independent of Triton, NATS and clocks."""
+"""Engines: synchronous code that computes sequences step by step, independent of Triton, NATS and clocks."""

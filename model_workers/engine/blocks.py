@@ -1,19 +1,19 @@
 """Allocation of the blocks of a KV cache: reference counts, and prefix caching by shared blocks.
 
-The cache is cut into blocks of ``block_tokens`` positions; a row's table says which block holds which positions. A row
+The cache is cut into blocks of ``block_tokens`` positions; a sequence's table says which block holds which positions. A sequence
 that begins like an earlier one shares its blocks (prefix cache). Tokens are compared in units of ``share_tokens``: the
 hash of a full unit is chained to that of the unit before it, the first one to a salt, so that equal hashes mean equal
-tokens with one salt from the row's first on. The salt is the tenant where the cache is per tenant.
+tokens with one salt from the sequence's first on. The salt is the tenant where the cache is per tenant.
 
 A unit is a block, or a part of one where blocks are large because a kernel asks for it: then whole blocks are shared,
-and of a block of which only the first units are equal the row gets a copy.
+and of a block of which only the first units are equal the sequence gets a copy.
 
 Rules:
-1. A block is free (no content), held (by as many rows as it has references), or idle: no row holds it, but units in it
+1. A block is free (no content), held (by as many sequences as it has references), or idle: no sequence holds it, but units in it
    are known by their hashes and can be shared again. Idle blocks are reused when no free one is left, the least
-   recently used first; of one row the last block first, because a block is of no use without those before it.
+   recently used first; of one sequence the last block first, because a block is of no use without those before it.
 2. Free blocks are allocated lowest number first, which keeps the used part of the cache compact.
-3. The content of a unit that is known by its hash never changes. A row that must write into one gets a copy.
+3. The content of a unit that is known by its hash never changes. A sequence that must write into one gets a copy.
 4. Where a unit is known to be, the units before it in the same block are, too.
 """
 
@@ -35,11 +35,11 @@ SHARE_TOKENS: Final = 64
 
 
 class BlockTable:
-    """The blocks of one row.
+    """The blocks of one sequence.
 
     Attributes:
-        blocks: in the order of the row's positions.
-        hashes: of the row's full units, as far as they were needed.
+        blocks: in the order of the sequence's positions.
+        hashes: of the sequence's full units, as far as they were needed.
         known: leading units that are known by their hash, or are copies of known ones.
         block_units: units of a block.
     """
@@ -56,7 +56,7 @@ class BlockTable:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        """Hashes of the row's full blocks."""
+        """Hashes of the sequence's full blocks."""
         return self.hashes[self.block_units - 1 :: self.block_units]
 
 
@@ -79,7 +79,7 @@ class BlockManager:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no row holds."""
+        """Blocks that no sequence holds."""
         return len(self._free) + len(self._idle)
 
     def blocks_for(self, tokens: int) -> int:
@@ -107,7 +107,7 @@ class BlockManager:
         """
         assert not table.blocks
         self._hash(table, tokens, len(tokens))
-        # A row that was here before has hashes of tokens behind these.
+        # A sequence that was here before has hashes of tokens behind these.
         found = min(self._found(table), len(tokens) // self.share_tokens)
         wanted = self.blocks_for(len(tokens))
         shared, begun = divmod(found, self._units)
@@ -117,7 +117,7 @@ class BlockManager:
             shared, begun = divmod(found, self._units)
         if not self._affords(table, shared, wanted + whole - shared, reserve):
             return None
-        # The block may be reused for this very row: copies are made before anything is written.
+        # The block may be reused for this very sequence: copies are made before anything is written.
         source = self._block_of[table.hashes[found - 1]] if begun else None
         for digest in table.block_hashes[:shared]:
             table.blocks.append(self._held(self._block_of[digest]))
@@ -164,7 +164,7 @@ class BlockManager:
         return freed
 
     def discard(self, table: BlockTable) -> list[int]:
-        """Closes the table of a row whose cache content is not to be trusted: none of its blocks stays known."""
+        """Closes the table of a sequence whose cache content is not to be trusted: none of its blocks stays known."""
         for block in table.blocks:
             self._forget(block)
         return self.close(table)
@@ -206,7 +206,7 @@ class BlockManager:
         return self._held(block)
 
     def _own_last(self, table: BlockTable) -> tuple[int, int]:
-        """Copy on write: the last block becomes the row's own."""
+        """Copy on write: the last block becomes the sequence's own."""
         shared = table.blocks[-1]
         own = self._fresh()
         table.blocks[-1] = own

@@ -1,32 +1,33 @@
 """Engines without a KV cache, limited by slots alone: their base classes, and the echo engine."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import replace
 
 from typing_extensions import override
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import RowEnd, RowSpec, RowStep, TokenLogprobs
-from model_workers.engine.rows import Row, RowLimits
+from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
 from model_workers.engine.scheduler import ScheduledEngine, Scheduler
+from model_workers.engine.sequences import Sequence, SequenceLimits
 from sluice.internal.v1 import worker_pb2
 
 
 class CachelessEngine(ScheduledEngine):
     """The parts of `Engine` that do not depend on what is computed; `add` and `step` are the engine's own."""
 
-    def __init__(self, limits: RowLimits) -> None:
-        # One block a row, and one of the scheduler's reserve: nothing is cached, so only slots limit it.
+    def __init__(self, limits: SequenceLimits) -> None:
+        # One block a sequence, and one of the scheduler's reserve: nothing is cached, so only slots limit it.
         blocks = BlockManager(2 * limits.slots, limits.context_tokens, prefix_cache="off")
         super().__init__(Scheduler(blocks, limits))
 
     @override
-    def abort(self, message: str) -> list[RowStep]:
-        rows = self._scheduler.rows()
-        for row in rows:
-            self._scheduler.finish(row)
-        return [row.end_step(RowEnd.RETURNED, message) for row in rows]
+    def abort(self, message: str) -> list[SequenceStep]:
+        sequences = self._scheduler.sequences()
+        for sequence in sequences:
+            self._scheduler.finish(sequence)
+        return [sequence.end_step(SequenceEnd.RETURNED, message) for sequence in sequences]
 
     @override
     def load(self) -> worker_pb2.WorkerLoad:
@@ -38,38 +39,38 @@ class CachelessEngine(ScheduledEngine):
 class WholeTextEngine(CachelessEngine):
     """An engine of models that read a text at once; `_answers` is the engine's own.
 
-    The scheduler admits ``prefill_tokens`` a step, so that cancels and urgent rows are handled in between.
+    The scheduler admits ``prefill_tokens`` a step, so that cancels and urgent sequences are handled in between.
     """
 
     @override
-    def add(self, row: RowSpec, now: float) -> None:
-        sampling = replace(row.sampling, stop_token_ids=frozenset(), max_tokens=1)
-        self._scheduler.add(replace(row, sampling=sampling))
+    def add(self, sequence: SequenceSpec, now: float) -> None:
+        sampling = replace(sequence.sampling, stop_token_ids=frozenset(), max_tokens=1)
+        self._scheduler.add(replace(sequence, sampling=sampling))
 
     @override
-    def step(self, now: float) -> list[RowStep]:
+    def step(self, now: float) -> list[SequenceStep]:
         self._steps += 1
-        steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
+        steps = [sequence.end_step(end) for sequence, end in self._scheduler.sweep(now)]
         whole = []
-        for row, count in self._scheduler.schedule():
-            if row.pending == count:
-                whole.append(row)
-            self._scheduler.advance(row, count)
+        for sequence, count in self._scheduler.schedule():
+            if sequence.pending == count:
+                whole.append(sequence)
+            self._scheduler.advance(sequence, count)
         if whole:
             steps += self._answers(whole)
-            for row in whole:
-                self._scheduler.finish(row)
+            for sequence in whole:
+                self._scheduler.finish(sequence)
         return steps
 
     @abstractmethod
-    def _answers(self, rows: Sequence[Row]) -> list[RowStep]:
-        """The end of each row."""
+    def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:
+        """The end of each sequence."""
 
 
 class EchoEngine(CachelessEngine):
     """The engine without a model: answers with the prompt's own tokens again and again, up to max_tokens. See `Engine`.
 
-    For load tests of everything around an engine: one token per row and step, and each step calls ``pause`` first. Stop
+    For load tests of everything around an engine: one token per sequence and step, and each step calls ``pause`` first. Stop
     tokens do not end an echo, because a chat template puts them into prompts.
     """
 
@@ -80,28 +81,30 @@ class EchoEngine(CachelessEngine):
         context_tokens: int,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(RowLimits(slots, max_waiting, context_tokens, slots * context_tokens))
+        super().__init__(SequenceLimits(slots, max_waiting, context_tokens, slots * context_tokens))
         self._pause = pause
 
     @override
-    def add(self, row: RowSpec, now: float) -> None:
-        sampling = replace(row.sampling, stop_token_ids=frozenset())
-        self._scheduler.add(replace(row, sampling=sampling))
+    def add(self, sequence: SequenceSpec, now: float) -> None:
+        sampling = replace(sequence.sampling, stop_token_ids=frozenset())
+        self._scheduler.add(replace(sequence, sampling=sampling))
 
     @override
-    def step(self, now: float) -> list[RowStep]:
+    def step(self, now: float) -> list[SequenceStep]:
         self._pause()
         self._steps += 1
-        steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
-        return steps + [self._answer(row, count) for row, count in self._scheduler.schedule()]
+        steps = [sequence.end_step(end) for sequence, end in self._scheduler.sweep(now)]
+        return steps + [
+            self._answer(sequence, count) for sequence, count in self._scheduler.schedule()
+        ]
 
-    def _answer(self, row: Row, count: int) -> RowStep:
-        prompt, sampling = row.spec.prompt, row.spec.sampling
-        token_id = prompt[row.answered % len(prompt)]
+    def _answer(self, sequence: Sequence, count: int) -> SequenceStep:
+        prompt, sampling = sequence.spec.prompt, sequence.spec.sampling
+        token_id = prompt[sequence.answered % len(prompt)]
         top = ((token_id, 0.0),) if sampling.top_logprobs else ()
         logprobs = (TokenLogprobs(0.0, top),) if sampling.logprobs else ()
-        step = row.take((token_id,), logprobs)
-        self._scheduler.advance(row, count)
+        step = sequence.take((token_id,), logprobs)
+        self._scheduler.advance(sequence, count)
         if step.end is not None:
-            self._scheduler.finish(row)
+            self._scheduler.finish(sequence)
         return step

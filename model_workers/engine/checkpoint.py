@@ -152,27 +152,27 @@ def _cache_size(
     They are no more than all slots could fill. A draft model has as many blocks of its own.
 
     Raises:
-        SettingsError: not even one row of the context fits.
+        SettingsError: not even one sequence of the context fits.
     """
     models = [loaded] if draft is None else [loaded, draft]
     block_tokens = settings.block_tokens or max(model.block_tokens() for model in models)
     block_bytes = sum(model.bytes_per_block(block_tokens) for model in models)
-    row = math.ceil(loaded.context_tokens / block_tokens)
+    sequence = math.ceil(loaded.context_tokens / block_tokens)
     size = settings.cache_gb and settings.cache_gb * 1e9
     size = size or cache_bytes(loaded.device, settings.memory_share)
     blocks = int(size // block_bytes)
-    if blocks < row:
+    if blocks < sequence:
         raise SettingsError(
-            f"a row of {loaded.context_tokens} tokens needs a cache of "
-            f"{row * block_bytes / 1e9:.3g} GB, and {size / 1e9:.3g} GB are there: "
+            f"a sequence of {loaded.context_tokens} tokens needs a cache of "
+            f"{sequence * block_bytes / 1e9:.3g} GB, and {size / 1e9:.3g} GB are there: "
             "raise cache_gb or memory_share, or lower context_tokens"
         )
-    blocks = min(blocks, row * settings.slots)
+    blocks = min(blocks, sequence * settings.slots)
     return blocks, block_tokens, blocks * block_bytes
 
 
 def _step_tokens(settings: ModelSettings) -> int:
-    """Most tokens of a step in which all rows decode, drafted ones included."""
+    """Most tokens of a step in which all sequences decode, drafted ones included."""
     return settings.slots * (1 + (settings.draft_tokens if settings.draft else 0))
 
 

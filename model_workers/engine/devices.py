@@ -52,7 +52,7 @@ def describe_dtype(
 ) -> str:
     """What a model computes in where ``dtype`` is ``named``, and what speaks for it.
 
-    The processor does not change what "auto" takes: a row that another worker continues must get the same tokens there
+    The processor does not change what "auto" takes: a sequence that another worker continues must get the same tokens there
     (docs/internals/decisions/engine-numerics.md).
 
     Args:
@@ -66,7 +66,7 @@ def describe_dtype(
     found = next((name for key, name in BFLOAT16.items() if capabilities.get(key)), None)
     if named == "auto":
         why = "auto: exact in every batch; "
-        larger = f"from 30 M parameters on bfloat16 by {found} is faster for many rows"
+        larger = f"from 30 M parameters on bfloat16 by {found} is faster for many sequences"
         why += larger if found else "bfloat16 is slow here"
     elif dtype is torch.bfloat16:
         why = f"by {found}" if found else "slow: this processor has no instructions for it"

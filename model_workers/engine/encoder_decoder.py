@@ -1,12 +1,13 @@
 """The engine of encoder-decoders (T5, BART, Marian and their kin), on transformers' own model code.
 
-A row's prompt is what the encoder reads, once, together with the other texts of the step in groups of similar length.
-Then its answer is decoded beside those of all other rows, one token a step, whatever their positions are (continuous
-batching). Keys and values of all rows lie in one batch: those of the answers end in one column, those of the texts
-(cross-attention, computed once a row) begin in one.
+A sequence's prompt is what the encoder reads, once, together with the other texts of the step in groups of similar length.
+Then its answer is decoded beside those of all other sequences, one token a step, whatever their positions are (continuous
+batching). Keys and values of all sequences lie in one batch: those of the answers end in one column, those of the texts
+(cross-attention, computed once a sequence) begin in one.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import abc
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, ClassVar, Final
@@ -23,25 +24,25 @@ from model_workers.engine.forward.encoder import PaddedTexts, Text
 from model_workers.engine.generation_config import answer_prefix, ruled_out
 from model_workers.engine.protocol import (
     AudioSpec,
-    RowEnd,
     RowInvalid,
-    RowSpec,
-    RowStep,
     RowTooLong,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
 )
-from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
+from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
 from sluice.settings.models import SideLimits
 
 COLUMNS: Final = 32
 """Columns for tokens that a buffer has at least beside those in use."""
 
 
-class RowPositions(nn.Module):
-    """Positions of each row's own, in place of a decoder's table of absolute positions.
+class SequencePositions(nn.Module):
+    """Positions of each sequence's own, in place of a decoder's table of absolute positions.
 
     Attributes:
-        places: [rows, tokens], of the next pass.
+        places: [sequences, tokens], of the next pass.
     """
 
     def __init__(self, table: nn.Embedding) -> None:
@@ -56,35 +57,35 @@ class RowPositions(nn.Module):
 
 
 class Buffer:
-    """Keys and values of one layer, each [rows, heads, columns, size]; what is not written is zero."""
+    """Keys and values of one layer, each [sequences, heads, columns, size]; what is not written is zero."""
 
-    def __init__(self, like: Tensor, rows: int, columns: int) -> None:
-        shape = rows, like.shape[1], columns, like.shape[3]
+    def __init__(self, like: Tensor, sequences: int, columns: int) -> None:
+        shape = sequences, like.shape[1], columns, like.shape[3]
         self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
 
-    def put(self, rows: slice, columns: slice, keys: Tensor, values: Tensor) -> None:
+    def put(self, sequences: slice, columns: slice, keys: Tensor, values: Tensor) -> None:
         """Writes a part."""
-        self.keys[rows, :, columns], self.values[rows, :, columns] = keys, values
+        self.keys[sequences, :, columns], self.values[sequences, :, columns] = keys, values
 
     def move(self, source: int, target: int) -> None:
-        """Copies a row."""
+        """Copies a sequence."""
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
-    def part(self, rows: int, columns: slice) -> tuple[Tensor, Tensor]:
-        """The first ``rows``, without a copy."""
-        return self.keys[:rows, :, columns], self.values[:rows, :, columns]
+    def part(self, sequences: int, columns: slice) -> tuple[Tensor, Tensor]:
+        """The first ``sequences``, without a copy."""
+        return self.keys[:sequences, :, columns], self.values[:sequences, :, columns]
 
 
 class BufferLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer of transformers' cache that lies in a `Buffer`: of the first rows, from one column to another.
+    """A layer of transformers' cache that lies in a `Buffer`: of the first sequences, from one column to another.
 
     The next column is written in place.
     """
 
-    def __init__(self, buffer: Buffer, rows: int, first: int, end: int) -> None:
+    def __init__(self, buffer: Buffer, sequences: int, first: int, end: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._buffer, self._rows, self._first, self._end = buffer, rows, first, end
-        self.keys, self.values = buffer.part(rows, slice(first, end))
+        self._buffer, self._sequences, self._first, self._end = buffer, sequences, first, end
+        self.keys, self.values = buffer.part(sequences, slice(first, end))
         self.dtype, self.device, self.is_initialized = self.keys.dtype, self.keys.device, True
 
     def update(
@@ -92,23 +93,23 @@ class BufferLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor, Tensor]:
         """See `DynamicLayer.update`; one more column."""
         column = slice(self._end, self._end + 1)
-        self._buffer.put(slice(0, self._rows), column, key_states, value_states)
-        return self._buffer.part(self._rows, slice(self._first, self._end + 1))
+        self._buffer.put(slice(0, self._sequences), column, key_states, value_states)
+        return self._buffer.part(self._sequences, slice(self._first, self._end + 1))
 
 
 class Batch:
-    """The rows that decode, with their keys and values.
+    """The sequences that decode, with their keys and values.
 
-    Rows stand without gaps at the front of the buffers: the last one takes the place of one that leaves. Answers end in
+    Sequences stand without gaps at the front of the buffers: the last one takes the place of one that leaves. Answers end in
     the same column, and texts begin in the first one.
 
     Attributes:
-        rows: in the order of the buffers.
+        sequences: in the order of the buffers.
     """
 
     def __init__(self, slots: int, text_max: int) -> None:
         """``text_max``: the longest that a text can be."""
-        self.rows: list[Row] = []
+        self.sequences: list[Sequence] = []
         self._slots = slots
         self._text_max = text_max
         self._lengths: list[int] = []
@@ -122,39 +123,43 @@ class Batch:
 
     @property
     def places(self) -> Tensor:
-        """The position of each row's next token, [rows, 1]."""
+        """The position of each sequence's next token, [sequences, 1]."""
         return torch.tensor(self._lengths)[:, None]
 
     @property
     def text_mask(self) -> Tensor:
-        """Which columns of the texts are tokens, [rows, columns]."""
+        """Which columns of the texts are tokens, [sequences, columns]."""
         return (torch.arange(max(self._sizes)) < torch.tensor(self._sizes)[:, None]).long()
 
     @property
     def mask(self) -> Tensor:
-        """Which columns of the answers are tokens, the next one included, [rows, columns]."""
+        """Which columns of the answers are tokens, the next one included, [sequences, columns]."""
         width = max(self._lengths) + 1
         starts = width - 1 - torch.tensor(self._lengths)[:, None]
         return (torch.arange(width) >= starts).long()
 
     def cache(self) -> EncoderDecoderCache:
         """What transformers' models read, and write the next tokens to; then call `grew`."""
-        rows, width = len(self.rows), max(self._sizes)
+        sequences, width = len(self.sequences), max(self._sizes)
         self._make_room(max(self._lengths) + 1)
         first = self._end - max(self._lengths)
-        own: list[Any] = [BufferLayer(buffer, rows, first, self._end) for buffer in self._own]
-        texts: list[Any] = [BufferLayer(buffer, rows, 0, width) for buffer in self._texts]
+        own: list[Any] = [BufferLayer(buffer, sequences, first, self._end) for buffer in self._own]
+        texts: list[Any] = [BufferLayer(buffer, sequences, 0, width) for buffer in self._texts]
         return EncoderDecoderCache(Cache(layers=own), Cache(layers=texts))
 
     def grew(self) -> None:
-        """Each row has a token more."""
+        """Each sequence has a token more."""
         self._end += 1
         self._lengths = [length + 1 for length in self._lengths]
 
     def add(
-        self, rows: Sequence[Row], length: int, sizes: Sequence[int], cache: EncoderDecoderCache
+        self,
+        sequences: abc.Sequence[Sequence],
+        length: int,
+        sizes: abc.Sequence[int],
+        cache: EncoderDecoderCache,
     ) -> None:
-        """Adds rows with answers of ``length`` tokens and texts of ``sizes``, computed in ``cache``."""
+        """Adds sequences with answers of ``length`` tokens and texts of ``sizes``, computed in ``cache``."""
         own: list[Any] = cache.self_attention_cache.layers
         texts: list[Any] = cache.cross_attention_cache.layers
         if not self._own:
@@ -162,27 +167,27 @@ class Batch:
             self._texts = [Buffer(layer.keys, self._slots, 0) for layer in texts]
         self._make_room(length)
         self._make_text_room(max(sizes))
-        places = slice(len(self.rows), len(self.rows) + len(rows))
+        places = slice(len(self.sequences), len(self.sequences) + len(sequences))
         for buffer, layer in zip(self._own, own, strict=True):
             buffer.put(places, slice(self._end - length, self._end), layer.keys, layer.values)
         for buffer, layer in zip(self._texts, texts, strict=True):
             buffer.put(places, slice(0, max(sizes)), layer.keys, layer.values)
-        self.rows += rows
-        self._lengths += [length] * len(rows)
+        self.sequences += sequences
+        self._lengths += [length] * len(sequences)
         self._sizes += sizes
 
-    def keep(self, rows: Collection[Row]) -> None:
+    def keep(self, sequences: Collection[Sequence]) -> None:
         """Drops all others."""
-        for place in reversed(range(len(self.rows))):
-            if self.rows[place] not in rows:
+        for place in reversed(range(len(self.sequences))):
+            if self.sequences[place] not in sequences:
                 self._drop(place)
 
     def _drop(self, place: int) -> None:
-        last = len(self.rows) - 1
+        last = len(self.sequences) - 1
         if place < last:
             for buffer in (*self._own, *self._texts):
                 buffer.move(last, place)
-        lists: tuple[list[Any], ...] = (self.rows, self._lengths, self._sizes)
+        lists: tuple[list[Any], ...] = (self.sequences, self._lengths, self._sizes)
         for values in lists:
             values[place] = values[last]
             values.pop()
@@ -209,22 +214,22 @@ class Batch:
 
     def _moved(self, old: Buffer, columns: slice, end: int, width: int) -> Buffer:
         """A buffer of ``width`` columns, ``columns`` of the old one before ``end``."""
-        new, rows = Buffer(old.keys, self._slots, width), len(self.rows)
-        if rows:
+        new, sequences = Buffer(old.keys, self._slots, width), len(self.sequences)
+        if sequences:
             start = end - (columns.stop - columns.start)
-            new.put(slice(0, rows), slice(start, end), *old.part(rows, columns))
+            new.put(slice(0, sequences), slice(start, end), *old.part(sequences, columns))
         return new
 
 
 class EncoderDecoder:
-    """The model: begins rows, and computes the next token of all of them.
+    """The model: begins sequences, and computes the next token of all of them.
 
     Attributes:
         prefix: the tokens that begin every answer and are no part of it.
         vocab_size: tokens.
-        places_max: most places that the encoder makes of a row; 0: as many as a prompt has tokens.
-        begins_max: most rows that it begins in one step.
-        trial: what a row hears that warms the model up.
+        places_max: most places that the encoder makes of a sequence; 0: as many as a prompt has tokens.
+        begins_max: most sequences that it begins in one step.
+        trial: what a sequence hears that warms the model up.
     """
 
     begins_max: ClassVar[int] = 1024
@@ -236,55 +241,61 @@ class EncoderDecoder:
         self._encode = PaddedTexts(model.get_encoder(), lambda output: output.last_hidden_state)
         decoder = model.get_decoder()
         table = getattr(decoder, "embed_positions", None)
-        self._positions = None if table is None else RowPositions(table)
+        self._positions = None if table is None else SequencePositions(table)
         if self._positions is not None:
             decoder.embed_positions = self._positions
         self.prefix = answer_prefix(model)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self._never = ruled_out(model.generation_config)
 
-    def begin(self, rows: Sequence[Row], batch: Batch) -> Iterator[tuple[Sequence[Row], Tensor]]:
-        """Adds new rows to ``batch``; yields them in groups with the logits of their next tokens."""
-        states = dict(zip(rows, self._states(rows), strict=True))
-        for _, group in groupby(sorted(rows, key=_order), key=lambda row: len(self._said(row))):
+    def begin(
+        self, sequences: abc.Sequence[Sequence], batch: Batch
+    ) -> Iterator[tuple[abc.Sequence[Sequence], Tensor]]:
+        """Adds new sequences to ``batch``; yields them in groups with the logits of their next tokens."""
+        states = dict(zip(sequences, self._states(sequences), strict=True))
+        for _, group in groupby(
+            sorted(sequences, key=_order), key=lambda sequence: len(self._said(sequence))
+        ):
             members = list(group)
-            yield members, self._begin(members, [states[row] for row in members], batch)
+            yield members, self._begin(members, [states[sequence] for sequence in members], batch)
 
-    def check(self, row: RowSpec) -> None:
+    def check(self, sequence: SequenceSpec) -> None:
         """Raises RowInvalid for what the encoder does not take."""
-        if row.audio is not None:
+        if sequence.audio is not None:
             raise RowInvalid("this model takes text and no audio")
 
-    def restrict(self, rows: Sequence[Row], logits: Tensor) -> None:
-        """Rules tokens out of ``logits``, [rows, vocabulary]."""
+    def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
+        """Rules tokens out of ``logits``, [sequences, vocabulary]."""
         if self._never:
             logits[:, self._never] = -torch.inf
 
-    def _states(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        """What the encoder makes of each row, [places, size]."""
-        return self._encode([Text(row.spec.prompt) for row in rows])
+    def _states(self, sequences: abc.Sequence[Sequence]) -> abc.Sequence[Tensor]:
+        """What the encoder makes of each sequence, [places, size]."""
+        return self._encode([Text(sequence.spec.prompt) for sequence in sequences])
 
-    def _said(self, row: Row) -> list[int]:
+    def _said(self, sequence: Sequence) -> list[int]:
         """The decoder's tokens so far."""
-        return [*self.prefix, *row.tokens[len(row.spec.prompt) :]]
+        return [*self.prefix, *sequence.tokens[len(sequence.spec.prompt) :]]
 
-    def _begin(self, rows: Sequence[Row], states: Sequence[Tensor], batch: Batch) -> Tensor:
+    def _begin(
+        self, sequences: abc.Sequence[Sequence], states: abc.Sequence[Tensor], batch: Batch
+    ) -> Tensor:
         sizes = [len(state) for state in states]
         device = self._model.device
         padded = [functional.pad(one, (0, 0, 0, max(sizes) - len(one))) for one in states]
         mask = (torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]).long()
-        tokens = [self._said(row) for row in rows]
+        tokens = [self._said(sequence) for sequence in sequences]
         length = len(tokens[0])
-        places = torch.arange(length).expand(len(rows), -1)
+        places = torch.arange(length).expand(len(sequences), -1)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         texts = torch.stack(padded).to(device, self._model.dtype)
         logits = self._forward(tokens, places, cache, texts, mask, None)
-        batch.add(rows, length, sizes, cache)
+        batch.add(sequences, length, sizes, cache)
         return logits
 
     def next(self, batch: Batch) -> Tensor:
-        """The logits of the next token of each row, [rows, vocabulary]; the newest ones are in the cache then."""
-        tokens, mask = [[row.tokens[-1]] for row in batch.rows], batch.text_mask
+        """The logits of the next token of each sequence, [sequences, vocabulary]; the newest ones are in the cache then."""
+        tokens, mask = [[sequence.tokens[-1]] for sequence in batch.sequences], batch.text_mask
         # Of the texts only the shape is asked for: their keys and values are in the cache.
         size = self._model.get_input_embeddings().weight.shape[1]
         texts = torch.zeros(1, dtype=self._model.dtype, device=self._model.device)
@@ -295,7 +306,7 @@ class EncoderDecoder:
 
     def _forward(
         self,
-        tokens: Sequence[Sequence[int]],
+        tokens: abc.Sequence[abc.Sequence[int]],
         places: Tensor,
         cache: EncoderDecoderCache,
         texts: Tensor,
@@ -317,16 +328,16 @@ class EncoderDecoder:
         return logits
 
 
-def _order(row: Row) -> tuple[int, int]:
+def _order(sequence: Sequence) -> tuple[int, int]:
     """Equally long answers are computed together."""
-    return row.answered, len(row.spec.prompt)
+    return sequence.answered, len(sequence.spec.prompt)
 
 
 class EncoderDecoderEngine(CachelessEngine):
     """Texts in, answers out; see `Engine`."""
 
     def __init__(
-        self, model: EncoderDecoder, sampler: Sampler, limits: RowLimits, sides: SideLimits
+        self, model: EncoderDecoder, sampler: Sampler, limits: SequenceLimits, sides: SideLimits
     ) -> None:
         super().__init__(limits)
         self._model = model
@@ -335,65 +346,75 @@ class EncoderDecoderEngine(CachelessEngine):
         self._batch = Batch(limits.slots, model.places_max or sides.prompt)
 
     @override
-    def add(self, row: RowSpec, now: float) -> None:
-        if row.values is not None:
+    def add(self, sequence: SequenceSpec, now: float) -> None:
+        if sequence.values is not None:
             raise RowInvalid("this model gives answers, and no embeddings or scores")
-        self._model.check(row)
-        if max((*row.prompt, *row.produced), default=0) >= self._model.vocab_size:
+        self._model.check(sequence)
+        if max((*sequence.prompt, *sequence.produced), default=0) >= self._model.vocab_size:
             raise RowInvalid(f"a token is not one of the model's {self._model.vocab_size}")
-        if len(row.prompt) > self._sides.prompt:
-            message = f"{len(row.prompt)} tokens; the encoder reads {self._sides.prompt}"
+        if len(sequence.prompt) > self._sides.prompt:
+            message = f"{len(sequence.prompt)} tokens; the encoder reads {self._sides.prompt}"
             raise RowTooLong(f"the prompt has {message}")
         room = self._sides.answer - len(self._model.prefix)
-        most = min(row.sampling.max_tokens, room)
-        row = replace(row, sampling=replace(row.sampling, max_tokens=most))
+        most = min(sequence.sampling.max_tokens, room)
+        sequence = replace(sequence, sampling=replace(sequence.sampling, max_tokens=most))
         # Penalties are about what the decoder has said, as in transformers.
-        sampling = self.sampler.open(replace(row, prompt=()))
-        self._scheduler.add(row).sampling = sampling
+        sampling = self.sampler.open(replace(sequence, prompt=()))
+        self._scheduler.add(sequence).sampling = sampling
 
     @torch.inference_mode()
     @override
-    def step(self, now: float) -> list[RowStep]:
+    def step(self, now: float) -> list[SequenceStep]:
         self._steps += 1
-        steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
+        steps = [sequence.end_step(end) for sequence, end in self._scheduler.sweep(now)]
         planned = self._scheduler.schedule()
-        decoding = {row for row, _ in planned if row in self._batch.rows and row.pending == 1}
+        decoding = {
+            sequence
+            for sequence, _ in planned
+            if sequence in self._batch.sequences and sequence.pending == 1
+        }
         self._batch.keep(decoding)  # the others have ended, or wait again
         new = []
-        for row, count in planned:
-            if row in decoding:
+        for sequence, count in planned:
+            if sequence in decoding:
                 continue
-            if count == row.pending:
-                new.append(row)
+            if count == sequence.pending:
+                new.append(sequence)
             else:
-                self._scheduler.advance(row, count)
+                self._scheduler.advance(sequence, count)
         if decoding:
-            steps += self._draw(tuple(self._batch.rows), self._model.next(self._batch))
+            steps += self._draw(tuple(self._batch.sequences), self._model.next(self._batch))
         if new := new[: self._model.begins_max]:  # the others are planned again
-            for rows, logits in self._model.begin(new, self._batch):
-                steps += self._draw(rows, logits)
-        self._batch.keep({row for row in self._batch.rows if row.state is RowState.RUNNING})
+            for sequences, logits in self._model.begin(new, self._batch):
+                steps += self._draw(sequences, logits)
+        self._batch.keep(
+            {
+                sequence
+                for sequence in self._batch.sequences
+                if sequence.state is SequenceState.RUNNING
+            }
+        )
         return steps
 
     @override
-    def abort(self, message: str) -> list[RowStep]:
+    def abort(self, message: str) -> list[SequenceStep]:
         self._batch.keep(())
         return super().abort(message)
 
-    def _draw(self, rows: Sequence[Row], logits: Tensor) -> list[RowStep]:
+    def _draw(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> list[SequenceStep]:
         requests = []
-        for row in rows:
-            assert row.sampling is not None
-            requests.append(DrawRequest(row.sampling))
-        self._model.restrict(rows, logits)
+        for sequence in sequences:
+            assert sequence.sampling is not None
+            requests.append(DrawRequest(sequence.sampling))
+        self._model.restrict(sequences, logits)
         steps = []
-        for row, drawn in zip(rows, self.sampler.draw(logits, requests), strict=True):
-            pending = row.pending
-            step = row.take(drawn.token_ids, drawn.logprobs)
-            self._scheduler.advance(row, pending)
+        for sequence, drawn in zip(sequences, self.sampler.draw(logits, requests), strict=True):
+            pending = sequence.pending
+            step = sequence.take(drawn.token_ids, drawn.logprobs)
+            self._scheduler.advance(sequence, pending)
             if drawn.error:
-                step = step.failed(RowEnd.FAILED, drawn.error, drawn.field)
+                step = step.failed(SequenceEnd.FAILED, drawn.error, drawn.field)
             if step.end is not None:
-                self._scheduler.finish(row)
+                self._scheduler.finish(sequence)
             steps.append(step)
         return steps

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from model_workers.engine.devices import describe_dtype, find_device, find_dtype
 from model_workers.engine.encoder_decoder import EncoderDecoder, EncoderDecoderEngine
 from model_workers.engine.protocol import warm_up
-from model_workers.engine.rows import RowLimits
 from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.sequences import SequenceLimits
 from model_workers.engine.speech import load_speech_model
 from model_workers.engine.weights import find_constraints, read_whole
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
@@ -50,7 +50,7 @@ def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine | None
     device = find_device(settings.device)
     dtype = find_dtype(settings.dtype, device)
     model = _load_model(path, config.model_type, dtype, device)
-    limits = RowLimits.of(settings, sides.context)
+    limits = SequenceLimits.of(settings, sides.context)
     engine = EncoderDecoderEngine(model, Sampler(find_constraints(path)), limits, sides)
     warm_up(engine, max_tokens=2, audio=model.trial)
     log.info(

@@ -1,4 +1,4 @@
-"""How many tokens of bulk prompts a step computes while rows of more urgent classes come: they wait for such a step."""
+"""How many tokens of bulk prompts a step computes while sequences of more urgent classes come: they wait for such a step."""
 
 import math
 from typing import Final
@@ -11,7 +11,7 @@ BULK_STEP_S: Final = 0.012
 PROMPT_SHARE: Final = 0.5
 """What these prompts may add all the same, a share of a step without prompts: they would never end."""
 URGENT_S: Final = 10.0
-"""How long the limit holds after the last row of a more urgent class, seconds."""
+"""How long the limit holds after the last sequence of a more urgent class, seconds."""
 MEAN_SHARE: Final = 0.1
 """What one step weighs in the running means."""
 
@@ -31,7 +31,7 @@ class BulkPace:
         self._tokens = 0
 
     def limit(self, rank: int, now: float) -> int:
-        """Most prompt tokens of a step with bulk prompts; 0: no limit. ``rank`` is that of the most urgent row."""
+        """Most prompt tokens of a step with bulk prompts; 0: no limit. ``rank`` is that of the most urgent sequence."""
         if rank < BULK_RANK:
             self._urgent_at = now
         if not self._token_s or now > self._urgent_at + URGENT_S:

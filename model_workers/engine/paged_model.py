@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class RowChunk:
-    """Consecutive tokens of one row.
+class SequenceChunk:
+    """Consecutive tokens of one sequence.
 
-    Like all that is made for each row in each step it is not frozen, which would take 3 to 5 times as long to make.
+    Like all that is made for each sequence in each step it is not frozen, which would take 3 to 5 times as long to make.
 
     Attributes:
         tokens: at least one. Those below 0 stand for tokens that only the device knows; see `PagedModel.feed`.
-        start: position of the first of them in the row; all positions before it are in the cache.
-        blocks: the row's block table: block ``i`` holds positions ``i * block_tokens`` to
+        start: position of the first of them in the sequence; all positions before it are in the cache.
+        blocks: the sequence's block table: block ``i`` holds positions ``i * block_tokens`` to
             ``(i + 1) * block_tokens - 1``. Long enough for ``start + len(tokens)`` positions, may be longer.
         logits: for how many of the last tokens logits are wanted: 0 inside a prompt, 1 at its end and in decoding, more
             where drafted tokens are verified.
@@ -36,7 +36,7 @@ class PagedModel(Protocol):
     Attributes:
         block_tokens: tokens of a block.
         num_blocks: blocks of the cache; their numbers are 0 to ``num_blocks - 1``.
-        context_tokens: longest row.
+        context_tokens: longest sequence.
         vocab_size: width of the logits.
     """
 
@@ -45,7 +45,7 @@ class PagedModel(Protocol):
     context_tokens: int
     vocab_size: int
 
-    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """Computes all chunks packed, without padding, and writes their keys and values into the cache.
 
         Returns:
@@ -61,7 +61,7 @@ class PagedModel(Protocol):
         """Copies whole blocks, (from, to), in all layers: copy on write."""
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zeroes whole blocks in all layers: what a row with broken numbers left (a masked NaN is still NaN)."""
+        """Zeroes whole blocks in all layers: what a sequence with broken numbers left (a masked NaN is still NaN)."""
 
 
 log = logging.getLogger(__name__)
@@ -78,12 +78,12 @@ class Fault:
 
     Attributes:
         message: one sentence.
-        of_row: the row is at fault: others were computed in the same step. Else it may be the worker.
+        of_sequence: the sequence is at fault: others were computed in the same step. Else it may be the worker.
         field: the path of the field of the public request that is to blame; empty: the model is.
     """
 
     message: str
-    of_row: bool = False
+    of_sequence: bool = False
     field: str = ""
 
 
@@ -93,7 +93,7 @@ class FaultIsolator:
     def __init__(self, model: PagedModel) -> None:
         self.model = model
 
-    def forward(self, chunks: Sequence[RowChunk]) -> tuple[Tensor, dict[int, Fault]]:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> tuple[Tensor, dict[int, Fault]]:
         """See `PagedModel.forward`.
 
         Returns:
@@ -105,14 +105,14 @@ class FaultIsolator:
         try:
             return self.model.forward(chunks), {}
         except Exception as error:
-            # The other rows must not fail with it. Computing a chunk twice writes the same values again.
+            # The other sequences must not fail with it. Computing a chunk twice writes the same values again.
             log.exception("a step of %d chunks failed", len(chunks))
             logits, errors = self._isolate(chunks, error)
         others = len(errors) < len(chunks)
         return logits, {place: _fault(error, others) for place, error in errors.items()}
 
     def _isolate(
-        self, chunks: Sequence[RowChunk], error: Exception
+        self, chunks: Sequence[SequenceChunk], error: Exception
     ) -> tuple[Tensor, dict[int, Exception]]:
         # Raises when the device is lost.
         torch.cuda.empty_cache()
@@ -127,12 +127,14 @@ class FaultIsolator:
         parts = [part for part in (first, second) if len(part)]
         return torch.cat(parts) if parts else first, broken
 
-    def _in_turn(self, first: RowChunk, rest: RowChunk) -> tuple[Tensor, dict[int, Exception]]:
+    def _in_turn(
+        self, first: SequenceChunk, rest: SequenceChunk
+    ) -> tuple[Tensor, dict[int, Exception]]:
         """Computes one chunk as two, which needs less memory."""
         _, broken = self._retry([first])
         return (self._no_logits(), broken) if broken else self._retry([rest])
 
-    def _retry(self, chunks: Sequence[RowChunk]) -> tuple[Tensor, dict[int, Exception]]:
+    def _retry(self, chunks: Sequence[SequenceChunk]) -> tuple[Tensor, dict[int, Exception]]:
         try:
             return self.model.forward(chunks), {}
         except Exception as error:  # logged by the first attempt
@@ -142,7 +144,7 @@ class FaultIsolator:
         return torch.empty(0, self.model.vocab_size)
 
 
-def _halves(chunk: RowChunk) -> tuple[RowChunk, RowChunk] | None:
+def _halves(chunk: SequenceChunk) -> tuple[SequenceChunk, SequenceChunk] | None:
     middle = min(len(chunk.tokens) // 2, len(chunk.tokens) - chunk.logits)
     if middle < SPLIT_TOKENS_MIN:
         return None
@@ -158,6 +160,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _fault(error: Exception, others_computed: bool) -> Fault:
     if _is_out_of_memory(error):
         return Fault(
-            "the worker has not enough memory to compute this row: lower prefill_tokens, or cache_gb or memory_share"
+            "the worker has not enough memory to compute this sequence: lower prefill_tokens, or cache_gb or memory_share"
         )
-    return Fault(f"the model failed on this row: {type(error).__name__}", others_computed)
+    return Fault(f"the model failed on this sequence: {type(error).__name__}", others_computed)

@@ -1,6 +1,6 @@
 """Speculative decoding: a small model drafts tokens on a cache of its own, the large one verifies them in one pass.
 
-Exactness. The large model computes the last token of a row and the drafted ones in one chunk, and the sampler draws at
+Exactness. The large model computes the last token of a sequence and the drafted ones in one chunk, and the sampler draws at
 each position from the large model's logits with the random number of (seed, index), as it always does. A drafted token
 is accepted when it is the one that is drawn; the first that is not is replaced by it, and what follows is dropped. So
 every token is the one that an engine without drafts would have drawn. The small model draws with the same random
@@ -13,23 +13,24 @@ remembers by hash what the small model has in a block, and has it compute what i
 Whether to draft is decided by measurements. A step with drafts costs more time and gives more tokens than one without.
 Its gain is
 
-    tokens of a row in a step with drafts * time of a step without / time of a step with
+    tokens of a sequence in a step with drafts * time of a step without / time of a step with
 
-How many drafts are accepted depends on the two models and on the text; how long a step takes also on how many rows are
-in it. So the tokens are one mean, and the times are kept for 1, 2, 3 to 4, 5 to 8, ... rows. Both follow the recent
+How many drafts are accepted depends on the two models and on the text; how long a step takes also on how many sequences are
+in it. So the tokens are one mean, and the times are kept for 1, 2, 3 to 4, 5 to 8, ... sequences. Both follow the recent
 past.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from model_workers.engine.paged_model import PagedModel, RowChunk
+from model_workers.engine.paged_model import PagedModel, SequenceChunk
 from model_workers.engine.protocol import Sampling
-from model_workers.engine.rows import Row
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from model_workers.engine.sampling.state import SamplingState
+from model_workers.engine.sequences import Sequence
 
 SKIPPED: Final = 2
 """First measurements of a kind that do not count: libraries initialize for new shapes."""
@@ -67,7 +68,7 @@ class RecentMean:
 
 @dataclass
 class _StepTimes:
-    """Seconds of a step at about so many rows, without drafts and with."""
+    """Seconds of a step at about so many sequences, without drafts and with."""
 
     plain: RecentMean = field(default_factory=RecentMean)
     drafted: RecentMean = field(default_factory=RecentMean)
@@ -80,79 +81,79 @@ class SpeculationController:
     """Decides before every step whether to draft; is updated with what the step took."""
 
     def __init__(self) -> None:
-        self._tokens_per_row = RecentMean()
+        self._tokens_per_sequence = RecentMean()
         self._times: dict[int, _StepTimes] = {}
 
-    def should_draft(self, rows: int) -> bool:
-        """Whether the next step of ``rows`` drafts."""
-        times = self._of(rows)
+    def should_draft(self, sequences: int) -> bool:
+        """Whether the next step of ``sequences`` drafts."""
+        times = self._of(sequences)
         times.steps += 1
         if not times.plain.is_known:
             return False
         if not times.drafted.is_known:
             return True
-        if self.gain(rows) > GAIN_MIN:
+        if self.gain(sequences) > GAIN_MIN:
             return times.steps % REFRESH_STEPS != 0
         if times.steps - times.tried_at >= times.pause:
             times.drafted = RecentMean()
             return True
         return False
 
-    def add_plain(self, rows: int, seconds: float) -> None:
+    def add_plain(self, sequences: int, seconds: float) -> None:
         """Adds a step without drafts."""
-        self._of(rows).plain.add(seconds)
+        self._of(sequences).plain.add(seconds)
 
     def add_drafted(
-        self, rows: int, tokens: int, seconds: float, *, catching_up: bool = False
+        self, sequences: int, tokens: int, seconds: float, *, catching_up: bool = False
     ) -> bool:
         """Adds a step with drafts that gave so many tokens. True when that ends an attempt.
 
         Args:
             catching_up: the small model had prompts to compute. An attempt does not count such steps, because at its
             start
-                all rows need them; later they are part of the cost of every new row.
+                all sequences need them; later they are part of the cost of every new sequence.
         """
-        times = self._of(rows)
+        times = self._of(sequences)
         was_known = times.drafted.is_known
         if catching_up and not was_known:
             return False
-        self._tokens_per_row.add(tokens / rows)
+        self._tokens_per_sequence.add(tokens / sequences)
         times.drafted.add(seconds)
         if was_known or not times.drafted.is_known:
             return False
-        pays = self.gain(rows) > GAIN_MIN
+        pays = self.gain(sequences) > GAIN_MIN
         times.pause = PAUSE_STEPS if pays else min(2 * times.pause, PAUSE_STEPS_MAX)
         times.tried_at = times.steps
         return True
 
     @property
-    def tokens_per_row(self) -> float:
-        """Mean tokens a row of a step with drafts; 0 before the first is measured."""
-        return self._tokens_per_row.value
+    def tokens_per_sequence(self) -> float:
+        """Mean tokens a sequence of a step with drafts; 0 before the first is measured."""
+        return self._tokens_per_sequence.value
 
-    def gain(self, rows: int) -> float:
+    def gain(self, sequences: int) -> float:
         """Tokens per second with drafts by those without; 0 where it is not known."""
-        times = self._of(rows)
+        times = self._of(sequences)
         if not times.plain.is_known or not times.drafted.is_known:
             return 0.0
-        return self.tokens_per_row * times.plain.value / max(times.drafted.value, 1e-9)
+        return self.tokens_per_sequence * times.plain.value / max(times.drafted.value, 1e-9)
 
-    def _of(self, rows: int) -> _StepTimes:
-        return self._times.setdefault((rows - 1).bit_length(), _StepTimes())
+    def _of(self, sequences: int) -> _StepTimes:
+        return self._times.setdefault((sequences - 1).bit_length(), _StepTimes())
 
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class RowDraft:
-    """The draft for one row in a step.
+class SequenceDraft:
+    """The draft for one sequence in a step.
 
     Attributes:
         limit: most tokens to draft.
     """
 
-    row: Row
+    sequence: Sequence
     limit: int
     sampling: SamplingState
     tokens: list[int] = field(default_factory=list)
@@ -160,15 +161,18 @@ class RowDraft:
     @property
     def missing(self) -> int:
         """Tokens that the small model has not computed yet."""
-        return len(self.row.tokens) + len(self.tokens) - self.row.drafted
+        return len(self.sequence.tokens) + len(self.tokens) - self.sequence.drafted
 
-    def chunk(self, tokens_max: int) -> RowChunk:
+    def chunk(self, tokens_max: int) -> SequenceChunk:
         """What the small model has to compute next, at most ``tokens_max`` of it."""
-        row = self.row
+        sequence = self.sequence
         count = min(self.missing, tokens_max)
         wanted = 1 if count == self.missing else 0
-        missing = row.tokens[row.drafted :] + self.tokens[max(0, row.drafted - len(row.tokens)) :]
-        return RowChunk(missing[:count], row.drafted, row.table.blocks, wanted)
+        missing = (
+            sequence.tokens[sequence.drafted :]
+            + self.tokens[max(0, sequence.drafted - len(sequence.tokens)) :]
+        )
+        return SequenceChunk(missing[:count], sequence.drafted, sequence.table.blocks, wanted)
 
 
 class Speculator:
@@ -207,18 +211,22 @@ class Speculator:
         self._began = 0.0
         self._caught_up = True
 
-    def draft(self, rows: Sequence[Row], widen: Callable[[Row, int], bool]) -> dict[Row, list[int]]:
-        """Drafted next tokens of rows that decode; none where drafting does not pay.
+    def draft(
+        self, sequences: abc.Sequence[Sequence], widen: Callable[[Sequence, int], bool]
+    ) -> dict[Sequence, list[int]]:
+        """Drafted next tokens of sequences that decode; none where drafting does not pay.
 
         Args:
-            widen: makes room for so many tokens after those of a row, or returns False.
+            widen: makes room for so many tokens after those of a sequence, or returns False.
         """
         self._began = self._clock()
         self._caught_up = True
         self._budget = self._catch_up_tokens
-        if self._broken or not rows or not self.controller.should_draft(len(rows)):
+        if self._broken or not sequences or not self.controller.should_draft(len(sequences)):
             return {}
-        drafts = [draft for row in rows if (draft := self._open(row, widen)) is not None]
+        drafts = [
+            draft for sequence in sequences if (draft := self._open(sequence, widen)) is not None
+        ]
         try:
             for _ in range(self._draft_tokens):
                 self._extend([draft for draft in drafts if len(draft.tokens) < draft.limit])
@@ -227,68 +235,74 @@ class Speculator:
             log.exception("drafting failed and is switched off")
             self._broken = True
             return {}
-        return {draft.row: draft.tokens for draft in drafts if draft.tokens}
+        return {draft.sequence: draft.tokens for draft in drafts if draft.tokens}
 
-    def measure(self, rows: Sequence[Row], drafts: dict[Row, list[int]], tokens: int) -> None:
-        """The rows of the last `draft` have drawn ``tokens``. Not called when other rows were computed in the step."""
+    def measure(
+        self, sequences: abc.Sequence[Sequence], drafts: dict[Sequence, list[int]], tokens: int
+    ) -> None:
+        """The sequences of the last `draft` have drawn ``tokens``. Not called when other sequences were computed in the step."""
         seconds = self._clock() - self._began
         if not drafts:
-            self.controller.add_plain(len(rows), seconds)
+            self.controller.add_plain(len(sequences), seconds)
         elif self.controller.add_drafted(
-            len(rows), tokens, seconds, catching_up=not self._caught_up
+            len(sequences), tokens, seconds, catching_up=not self._caught_up
         ):
-            gain = self.controller.gain(len(rows))
+            gain = self.controller.gain(len(sequences))
             log.info(
-                "drafting gives %.2f tokens per row and step, at %d rows a gain of %.2f: %s",
-                self.controller.tokens_per_row,
-                len(rows),
+                "drafting gives %.2f tokens per sequence and step, at %d sequences a gain of %.2f: %s",
+                self.controller.tokens_per_sequence,
+                len(sequences),
                 gain,
                 "it goes on" if gain > GAIN_MIN else f"below {GAIN_MIN}, so it pauses",
             )
 
-    def accept(self, row: Row, drafted: int, drawn: int) -> None:
-        """A row has drawn so many tokens: drafted ones beyond that are dropped."""
+    def accept(self, sequence: Sequence, drafted: int, drawn: int) -> None:
+        """A sequence has drawn so many tokens: drafted ones beyond that are dropped."""
         if drafted:
             self.drafted += drafted
             self.accepted += drawn - 1
-        row.drafted = min(row.drafted, len(row.tokens) - 1)
-        table = row.table
+        sequence.drafted = min(sequence.drafted, len(sequence.tokens) - 1)
+        table = sequence.table
         hashes = table.block_hashes
-        full = min(row.drafted // self._model.block_tokens, len(hashes))
+        full = min(sequence.drafted // self._model.block_tokens, len(hashes))
         for place in reversed(range(min(full, len(table.blocks)))):
             block, digest = table.blocks[place], hashes[place]
             if self._content.get(block) == digest:
                 break
             self._content[block] = digest
 
-    def clear(self, blocks: Sequence[int]) -> None:
+    def clear(self, blocks: abc.Sequence[int]) -> None:
         """Clears ``blocks``, whose content is not to be trusted."""
         self._forget(blocks)
         self._model.clear_blocks(blocks)
 
-    def _open(self, row: Row, widen: Callable[[Row, int], bool]) -> RowDraft | None:
-        limit = min(self._draft_tokens, row.room - 1)
-        if limit < 1 or len(row.tokens) + limit > self._model.context_tokens:
+    def _open(
+        self, sequence: Sequence, widen: Callable[[Sequence, int], bool]
+    ) -> SequenceDraft | None:
+        limit = min(self._draft_tokens, sequence.room - 1)
+        if limit < 1 or len(sequence.tokens) + limit > self._model.context_tokens:
             return None
-        if max(row.tokens[row.drafted :]) >= self._vocab_size or not widen(row, limit):
+        if max(sequence.tokens[sequence.drafted :]) >= self._vocab_size or not widen(
+            sequence, limit
+        ):
             return None
-        if row.drafted == 0:
-            row.drafted = self._known_tokens(row)
-        produced = tuple(row.tokens[len(row.spec.prompt) :])
-        spec = replace(row.spec, produced=produced, sampling=_plain(row.spec.sampling))
-        return RowDraft(row, limit, SamplingState(spec, None))
+        if sequence.drafted == 0:
+            sequence.drafted = self._known_tokens(sequence)
+        produced = tuple(sequence.tokens[len(sequence.spec.prompt) :])
+        spec = replace(sequence.spec, produced=produced, sampling=_plain(sequence.spec.sampling))
+        return SequenceDraft(sequence, limit, SamplingState(spec, None))
 
-    def _known_tokens(self, row: Row) -> int:
-        """Tokens at the front of a new row that the small model has in its blocks."""
+    def _known_tokens(self, sequence: Sequence) -> int:
+        """Tokens at the front of a new sequence that the small model has in its blocks."""
         known = 0
-        for block, digest in zip(row.table.blocks, row.table.block_hashes, strict=False):
+        for block, digest in zip(sequence.table.blocks, sequence.table.block_hashes, strict=False):
             if self._content.get(block) != digest:
                 break
             known += self._model.block_tokens
-        return min(known, len(row.tokens) - 1)
+        return min(known, len(sequence.tokens) - 1)
 
-    def _extend(self, drafts: Sequence[RowDraft]) -> None:
-        """One more token for each draft whose row the small model has caught up with."""
+    def _extend(self, drafts: abc.Sequence[SequenceDraft]) -> None:
+        """One more token for each draft whose sequence the small model has caught up with."""
         work = [(draft, chunk) for draft in drafts if (chunk := self._chunk(draft)) is not None]
         if not work:
             return
@@ -303,8 +317,8 @@ class Speculator:
             if found.error or found.token_ids[-1] in draft.sampling.stop_token_ids:
                 draft.limit = len(draft.tokens)
 
-    def _chunk(self, draft: RowDraft) -> RowChunk | None:
-        """What the small model computes next; None when the row has to catch up, and others do that already."""
+    def _chunk(self, draft: SequenceDraft) -> SequenceChunk | None:
+        """What the small model computes next; None when the sequence has to catch up, and others do that already."""
         short = self._draft_tokens + 1
         if draft.missing > short:
             self._caught_up = False
@@ -316,10 +330,10 @@ class Speculator:
         size = self._model.block_tokens
         end = chunk.start + len(chunk.tokens)
         self._forget(chunk.blocks[chunk.start // size : -(-end // size)])
-        draft.row.drafted = end
+        draft.sequence.drafted = end
         return chunk
 
-    def _forget(self, blocks: Sequence[int]) -> None:
+    def _forget(self, blocks: abc.Sequence[int]) -> None:
         for block in blocks:
             self._content.pop(block, None)
 

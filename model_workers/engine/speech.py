@@ -1,11 +1,11 @@
 """Whisper: speech in, text out; the rest of its engine is that of every encoder-decoder.
 
-A row's audio becomes log-mel features here, by transformers' own feature extractor, and the encoder hears a few rows at
+A sequence's audio becomes log-mel features here, by transformers' own feature extractor, and the encoder hears a few sequences at
 a time: each costs as much as the longest, so a step must not wait for many. The prompt is what the decoder begins with
 (start, language, task), as the gateway has chosen it; where the language is to be found, the answer begins with it.
 """
 
-from collections.abc import Sequence
+from collections import abc
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -15,8 +15,8 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from typing_extensions import override
 
 from model_workers.engine.encoder_decoder import EncoderDecoder
-from model_workers.engine.protocol import AudioSpec, RowInvalid, RowSpec
-from model_workers.engine.rows import Row
+from model_workers.engine.protocol import AudioSpec, RowInvalid, SequenceSpec
+from model_workers.engine.sequences import Sequence
 from model_workers.engine.weights import read_whole
 from sluice.settings import SettingsError
 
@@ -43,57 +43,59 @@ class SpeechModel(EncoderDecoder):
         self._not_first = list(generation.begin_suppress_tokens or ())
 
     @override
-    def check(self, row: RowSpec) -> None:
-        if row.audio is None:
+    def check(self, sequence: SequenceSpec) -> None:
+        if sequence.audio is None:
             raise RowInvalid("this model takes audio, and no text alone")
-        if len(row.audio.pcm) > 2 * self._extractor.n_samples:
+        if len(sequence.audio.pcm) > 2 * self._extractor.n_samples:
             raise RowInvalid(f"the audio is longer than {self._extractor.chunk_length} s")
-        if row.audio.opening and not self._languages:
+        if sequence.audio.opening and not self._languages:
             raise RowInvalid("generation_config.json has no lang_to_id: no language can be found")
 
-    def restrict(self, rows: Sequence[Row], logits: Tensor) -> None:
+    def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
         """See `EncoderDecoder.restrict`: the language and what must follow it come before all else."""
         chosen = {
-            place: self._opening(row, logits[place])
-            for place, row in enumerate(rows)
-            if row.answered < _opening_length(row)
+            place: self._opening(sequence, logits[place])
+            for place, sequence in enumerate(sequences)
+            if sequence.answered < _opening_length(sequence)
         }
-        super().restrict(rows, logits)
-        for place, row in enumerate(rows):
+        super().restrict(sequences, logits)
+        for place, sequence in enumerate(sequences):
             if place in chosen:
                 logits[place] = -torch.inf
                 logits[place, chosen[place]] = 0.0
-            elif row.answered == _opening_length(row):
+            elif sequence.answered == _opening_length(sequence):
                 logits[place, self._not_first] = -torch.inf
 
-    def _opening(self, row: Row, logits: Tensor) -> int:
+    def _opening(self, sequence: Sequence, logits: Tensor) -> int:
         """The token of the answer's opening that is next."""
-        assert row.spec.audio is not None
-        if row.answered:
-            return row.spec.audio.opening[row.answered - 1]
+        assert sequence.spec.audio is not None
+        if sequence.answered:
+            return sequence.spec.audio.opening[sequence.answered - 1]
         languages = torch.tensor(self._languages, device=logits.device)
         return self._languages[int(logits[languages].argmax())]
 
-    def _states(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        features = self._features([row.spec.audio.pcm for row in rows if row.spec.audio])
+    def _states(self, sequences: abc.Sequence[Sequence]) -> abc.Sequence[Tensor]:
+        features = self._features(
+            [sequence.spec.audio.pcm for sequence in sequences if sequence.spec.audio]
+        )
         features = features.to(self._model.device, self._model.dtype)
         states: Tensor = self._model.get_encoder()(features).last_hidden_state
         return states.float().unbind()
 
-    def _said(self, row: Row) -> list[int]:
-        return row.tokens
+    def _said(self, sequence: Sequence) -> list[int]:
+        return sequence.tokens
 
-    def _features(self, heard: Sequence[bytes]) -> Tensor:
+    def _features(self, heard: abc.Sequence[bytes]) -> Tensor:
         waves = [np.frombuffer(pcm, "<i2").astype(np.float32) / _LOUDEST for pcm in heard]
         found = self._extractor(waves, sampling_rate=SAMPLES_A_SECOND, return_tensors="pt")
         features: Tensor = found.input_features
         return features
 
 
-def _opening_length(row: Row) -> int:
+def _opening_length(sequence: Sequence) -> int:
     """Tokens of the answer that are no text: the language that is to be found, and those behind it."""
-    assert row.spec.audio is not None
-    return 1 + len(row.spec.audio.opening) if row.spec.audio.opening else 0
+    assert sequence.spec.audio is not None
+    return 1 + len(sequence.spec.audio.opening) if sequence.spec.audio.opening else 0
 
 
 def load_speech_model(path: str, dtype: torch.dtype, device: torch.device) -> SpeechModel:

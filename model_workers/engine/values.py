@@ -1,12 +1,13 @@
 """The engines of models that read a text at once, on transformers' own model code.
 
-The answer of most is numbers: embeddings, scores of pairs (rerankers), labels of tokens (NER). A row of a sequence
+The answer of most is numbers: embeddings, scores of pairs (rerankers), labels of tokens (NER). A sequence of a sequence
 classifier answers with the number of its best label; its log-probabilities are those of all labels, so no other message
 is needed.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,25 +31,25 @@ from model_workers.engine.forward.hub import replace_linear_layers
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.forward.pooling import Pipeline
 from model_workers.engine.protocol import (
-    RowEnd,
     RowInvalid,
-    RowSpec,
-    RowStep,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
     TokenLogprobs,
     ValuesSpec,
     warm_up,
 )
-from model_workers.engine.rows import Row, RowLimits
+from model_workers.engine.sequences import Sequence, SequenceLimits
 from model_workers.engine.weights import read_whole
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
 from sluice.settings.sentence_folder import SentenceFolder, read_sentence_folder
 
 Values = NDArray[np.float32]
-Compute = Callable[[Sequence[RowSpec]], Sequence[Values]]
-"""The numbers of each row."""
+Compute = Callable[[abc.Sequence[SequenceSpec]], abc.Sequence[Values]]
+"""The numbers of each sequence."""
 
-Classify = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
+Classify = Callable[[abc.Sequence[abc.Sequence[int]]], abc.Sequence[abc.Sequence[float]]]
 """Natural log-probability of every label, for each text."""
 
 _ACTIVATIONS: Final = {
@@ -62,50 +63,53 @@ log = logging.getLogger(__name__)
 
 
 class ValuesEngine(WholeTextEngine):
-    """Rows in, numbers out; see `Engine`."""
+    """Sequences in, numbers out; see `Engine`."""
 
-    def __init__(self, compute: Compute, limits: RowLimits, vocab_size: int) -> None:
+    def __init__(self, compute: Compute, limits: SequenceLimits, vocab_size: int) -> None:
         # Nothing is drawn: a text may fill the context.
         super().__init__(replace(limits, context_tokens=limits.context_tokens + 1))
         self._compute = compute
         self._vocab_size = vocab_size
 
     @override
-    def add(self, row: RowSpec, now: float) -> None:
-        if row.values is None or row.values.scored_token_ids:
+    def add(self, sequence: SequenceSpec, now: float) -> None:
+        if sequence.values is None or sequence.values.scored_token_ids:
             raise RowInvalid("this model gives no tokens; ask for an embedding or a score of texts")
-        if max(row.prompt, default=0) >= self._vocab_size:
+        if max(sequence.prompt, default=0) >= self._vocab_size:
             raise RowInvalid(f"a token is not one of the model's {self._vocab_size}")
-        super().add(row, now)
+        super().add(sequence, now)
 
-    def _answers(self, rows: Sequence[Row]) -> list[RowStep]:
-        found = self._compute([row.spec for row in rows])
-        return [_end(row, values) for row, values in zip(rows, found, strict=True)]
+    def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:
+        found = self._compute([sequence.spec for sequence in sequences])
+        return [_end(sequence, values) for sequence, values in zip(sequences, found, strict=True)]
 
 
 class ClassifierEngine(WholeTextEngine):
-    """Rows in, labels out; see `Engine`."""
+    """Sequences in, labels out; see `Engine`."""
 
-    def __init__(self, classify: Classify, limits: RowLimits) -> None:
+    def __init__(self, classify: Classify, limits: SequenceLimits) -> None:
         super().__init__(limits)
         self._classify = classify
 
-    def _answers(self, rows: Sequence[Row]) -> list[RowStep]:
-        found = self._classify([row.spec.prompt for row in rows])
-        return [self._answer(row, values) for row, values in zip(rows, found, strict=True)]
+    def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:
+        found = self._classify([sequence.spec.prompt for sequence in sequences])
+        return [
+            self._answer(sequence, values)
+            for sequence, values in zip(sequences, found, strict=True)
+        ]
 
-    def _answer(self, row: Row, values: Sequence[float]) -> RowStep:
+    def _answer(self, sequence: Sequence, values: abc.Sequence[float]) -> SequenceStep:
         order = sorted(range(len(values)), key=lambda label: -values[label])
-        asked = row.spec.sampling
+        asked = sequence.spec.sampling
         top = tuple((label, values[label]) for label in order[: asked.top_logprobs])
         logprobs = (TokenLogprobs(values[order[0]], top),) if asked.logprobs else ()
-        return row.take((order[0],), logprobs)
+        return sequence.take((order[0],), logprobs)
 
 
-def _end(row: Row, values: Values) -> RowStep:
+def _end(sequence: Sequence, values: Values) -> SequenceStep:
     if not np.isfinite(values).all():
-        return row.end_step(RowEnd.FAILED, "the model's output is not a number")
-    return row.end_with(values.astype("<f4").tobytes())
+        return sequence.end_step(SequenceEnd.FAILED, "the model's output is not a number")
+    return sequence.end_with(values.astype("<f4").tobytes())
 
 
 class Embedder:
@@ -115,13 +119,13 @@ class Embedder:
         self._hidden = hidden_of(model)
         self._pipeline = pipeline
 
-    def __call__(self, rows: Sequence[RowSpec]) -> list[Values]:
-        """The embedding of each row's text."""
-        hidden = self._hidden([Text(row.prompt) for row in rows])
+    def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
+        """The embedding of each sequence's text."""
+        hidden = self._hidden([Text(sequence.prompt) for sequence in sequences])
         found: Values = self._pipeline(hidden).cpu().numpy()
         return [
-            self._shaped(values, row.values or ValuesSpec())
-            for values, row in zip(found, rows, strict=True)
+            self._shaped(values, sequence.values or ValuesSpec())
+            for values, sequence in zip(found, sequences, strict=True)
         ]
 
     def _shaped(self, values: Values, wanted: ValuesSpec) -> Values:
@@ -139,9 +143,12 @@ class Reranker:
         self._logits = PaddedTexts(model, lambda output: output.logits[:, 0])
         self._activation = _activation(model.config)
 
-    def __call__(self, rows: Sequence[RowSpec]) -> list[Values]:
-        """The score of each row's pair of texts, [1]."""
-        pairs = [Text(row.prompt, row.values.second_text if row.values else 0) for row in rows]
+    def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
+        """The score of each sequence's pair of texts, [1]."""
+        pairs = [
+            Text(sequence.prompt, sequence.values.second_text if sequence.values else 0)
+            for sequence in sequences
+        ]
         scores = self._activation(torch.stack(self._logits(pairs)))
         return list(scores.cpu().numpy().reshape(-1, 1))
 
@@ -152,9 +159,9 @@ class TokenClassifier:
     def __init__(self, model: Any) -> None:
         self._logits = PaddedTexts(model, lambda output: output.logits)
 
-    def __call__(self, rows: Sequence[RowSpec]) -> list[Values]:
+    def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
         """See `Compute`; of each token the number of its label, and the label's probability."""
-        found = self._logits([Text(row.prompt) for row in rows])
+        found = self._logits([Text(sequence.prompt) for sequence in sequences])
         return [_labelled(logits) for logits in found]
 
 
@@ -166,7 +173,7 @@ class SequenceClassifier:
         # Labels that do not exclude each other have independent probabilities.
         self._independent = model.config.problem_type == "multi_label_classification"
 
-    def logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+    def logprobs(self, texts: abc.Sequence[abc.Sequence[int]]) -> list[list[float]]:
         """The log-probabilities of each text's labels; it is a `Classify`."""
         logits = torch.stack(self._logits([Text(text) for text in texts]))
         normalized = functional.logsigmoid(logits) if self._independent else logits.log_softmax(-1)
@@ -203,7 +210,7 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
     dtype = find_dtype(settings.dtype, device)
     compute, config = _load_compute(settings, folder, device, dtype)
     context = _context(folder, settings.context_tokens)
-    engine = ValuesEngine(compute, RowLimits.of(settings, context), int(config.vocab_size))
+    engine = ValuesEngine(compute, SequenceLimits.of(settings, context), int(config.vocab_size))
     warm_up(engine, values=ValuesSpec())
     told = describe_dtype(settings.dtype, device)
     log.info("%s: %s, context of %d tokens", settings.name, told, context)
@@ -224,7 +231,7 @@ def load_classifier(settings: ModelSettings) -> ClassifierEngine:
     context = find_context(path, config.to_dict(), settings.context_tokens)
     device = find_device(settings.device)
     judge = SequenceClassifier(model.to(device).eval())
-    engine = ClassifierEngine(judge.logprobs, RowLimits.of(settings, context))
+    engine = ClassifierEngine(judge.logprobs, SequenceLimits.of(settings, context))
     warm_up(engine)
     log.info("%s: %d labels on %s, context of %d", settings.name, len(labels), device, context)
     return engine

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from model_workers.engine.rows import RowLimits
+from model_workers.engine.sequences import SequenceLimits
 from model_workers.remote.api import ServerApi, find_context, find_text_tokens
 from model_workers.remote.client import ServerClient
 from model_workers.remote.engine import RemoteEngine
@@ -63,7 +63,7 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
     api = ServerApi(model.server, tokens, context, model.prefix_cache)
     async with ServerClient(api, url, lambda: engine.gate_changed()) as client:
         alone = len(model.triton_urls or model.triton_models) == 1
-        limits = RowLimits.of(model, context)
+        limits = SequenceLimits.of(model, context)
         engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
         tracing = start_tracing(SERVICE_WORKER)
         fault = partial(os._exit, 1)

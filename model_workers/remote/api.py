@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from model_workers.engine.protocol import RowEnd, RowSpec, Sampling, TokenLogprobs
+from model_workers.engine.protocol import Sampling, SequenceEnd, SequenceSpec, TokenLogprobs
 from model_workers.model_folder import CONFIG, TOKENIZER
 from model_workers.remote.conversations import conversation_of
 from model_workers.remote.faults import Retry, ServerFault, fault_in_stream
@@ -29,7 +29,10 @@ TOKEN_CHARS_MAX: Final = 256
 """Longest text of a token with log-probabilities; it travels with each."""
 ALTERNATIVES_MAX: Final = 20
 
-_ENDS: Final[Mapping[str, RowEnd]] = {"length": RowEnd.LENGTH, "max_tokens": RowEnd.LENGTH}
+_ENDS: Final[Mapping[str, SequenceEnd]] = {
+    "length": SequenceEnd.LENGTH,
+    "max_tokens": SequenceEnd.LENGTH,
+}
 _PLAIN: Final = (
     "top_p",
     "top_k",
@@ -69,7 +72,7 @@ class Chunk:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     server_tokens: tuple[ServerToken, ...] = ()
-    end: RowEnd | None = None
+    end: SequenceEnd | None = None
     usage: ServerUsage | None = None
 
 
@@ -120,18 +123,18 @@ class ServerApi:
         """Where requests go, behind ``url``."""
         return "/chat/completions" if self.settings.api == "chat" else "/completions"
 
-    def known_text(self, spec: RowSpec) -> str:
+    def known_text(self, spec: SequenceSpec) -> str:
         """What the server will say again of a row that was begun before."""
         if self.settings.api != "chat":
             return ""
         assert self.tokens is not None, "text needs them"
         return self.tokens.decode(spec.produced)
 
-    def is_whole(self, spec: RowSpec) -> bool:
+    def is_whole(self, spec: SequenceSpec) -> bool:
         """Whether a row that was begun before lacks only its end, as far as tokens of the server are counted."""
         return self.settings.api != "chat" and len(spec.produced) >= spec.sampling.max_tokens
 
-    def body(self, spec: RowSpec) -> dict[str, Any]:
+    def body(self, spec: SequenceSpec) -> dict[str, Any]:
         """The body of the request for a row.
 
         Raises:
@@ -167,7 +170,7 @@ class ServerApi:
                 f"the server sent an event that is none of its API ({type(error).__name__})"
             ) from error
 
-    def _sampling(self, spec: RowSpec) -> dict[str, Any]:
+    def _sampling(self, spec: SequenceSpec) -> dict[str, Any]:
         """The sampling parameters that ask for something, by the server's names."""
         sampling, names = spec.sampling, self.settings.names
         produced = 0 if self.settings.api == "chat" else len(spec.produced)  # or it begins anew
@@ -195,7 +198,7 @@ class ServerApi:
             body |= of_api if self.settings.api == "chat" else {"return_tokens_as_token_ids": True}
         return body
 
-    def _cache_salt(self, spec: RowSpec) -> str | None:
+    def _cache_salt(self, spec: SequenceSpec) -> str | None:
         """Return what a server puts before a prompt to find its cached blocks: equal where they may be shared."""
         shared = {"mesh": None, "tenant": f"tenant {spec.tenant}", "off": spec.request_id}
         sharing = shared[self.prefix_cache]
@@ -207,7 +210,7 @@ class ServerApi:
             return None
         return True if self.settings.api == "chat" else sampling.top_logprobs
 
-    def _max_tokens(self, spec: RowSpec, produced: int) -> int | None:
+    def _max_tokens(self, spec: SequenceSpec, produced: int) -> int | None:
         """None: what the context has room for, which a server with other tokens than ours counts better."""
         limit = spec.sampling.max_tokens
         is_whole = len(spec.prompt) + limit >= self.context_tokens
@@ -266,7 +269,7 @@ def _options(sampling: Sampling) -> dict[str, Any]:
     }
 
 
-def _tool_use(spec: RowSpec) -> dict[str, Any]:
+def _tool_use(spec: SequenceSpec) -> dict[str, Any]:
     options = spec.sampling.server
     return {"parallel_tool_calls": False} if options is not None and options.one_call else {}
 
@@ -277,14 +280,14 @@ def _text(value: Any) -> str:
     return value or ""
 
 
-def _end(reason: str | None) -> RowEnd | None:
+def _end(reason: str | None) -> SequenceEnd | None:
     if reason == "content_filter":
         raise ServerFault(
             "the server's content filter ended the answer", SafetyBlocked, Retry.NEVER
         )
     if reason in ("abort", "error"):
         raise fault_in_stream({"code": reason})
-    return None if reason is None else _ENDS.get(reason, RowEnd.STOP)
+    return None if reason is None else _ENDS.get(reason, SequenceEnd.STOP)
 
 
 def _usage(said: Mapping[str, Any] | None) -> ServerUsage | None:

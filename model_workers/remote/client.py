@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Self
 
-from model_workers.engine.protocol import RowEnd, RowSpec, TokenLogprobs
+from model_workers.engine.protocol import SequenceEnd, SequenceSpec, TokenLogprobs
 from model_workers.remote.api import (
     DONE,
     EVENT_BYTES_MAX,
@@ -56,7 +56,7 @@ Emit = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...]], None]
 """Takes the next tokens of an answer."""
 
 
-Answered = tuple[RowEnd, ServerUsage | None]
+Answered = tuple[SequenceEnd, ServerUsage | None]
 """How an answer ended, and what the server counted."""
 
 
@@ -91,14 +91,14 @@ class ServerClient:
     async def __aexit__(self, *exception: object) -> None:
         self._http.close()
 
-    async def answer(self, spec: RowSpec, emit: Emit) -> Answered:
+    async def answer(self, spec: SequenceSpec, emit: Emit) -> Answered:
         """Asks for the answer to a row, and emits its tokens; returns how it ended.
 
         Raises:
             ServerFault: it cannot be had here, or not now.
         """
         if self._api.is_whole(spec):
-            return RowEnd.LENGTH, None
+            return SequenceEnd.LENGTH, None
         if self.health.problem:
             raise ServerFault(self.health.problem, ModelUnavailable)
         tries = 0
@@ -166,7 +166,7 @@ class ServerClient:
                 )
             await asyncio.sleep(wait_s)
 
-    async def _ask(self, spec: RowSpec, reading: "_Reading") -> Answered:
+    async def _ask(self, spec: SequenceSpec, reading: "_Reading") -> Answered:
         body = _JSON.encode(self._api.body(spec)).encode(errors="replace")
         reader = EventReader()
         with _faults():
@@ -265,7 +265,7 @@ class _Reading:
         self.emitted = False
         self._tokens = tokens
         self._emit = emit
-        self._end: RowEnd | None = None
+        self._end: SequenceEnd | None = None
         self._usage: ServerUsage | None = None
         self._known = known
         self._with_logprobs = with_logprobs

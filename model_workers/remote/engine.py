@@ -15,8 +15,8 @@ from typing import Final
 
 from typing_extensions import override
 
-from model_workers.engine.protocol import Engine, RowEnd, RowSpec, RowStep, TokenLogprobs
-from model_workers.engine.rows import RowLimits, check_row
+from model_workers.engine.protocol import Engine, SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
+from model_workers.engine.sequences import SequenceLimits, check_sequence
 from model_workers.remote.api import ServerUsage
 from model_workers.remote.client import ServerClient
 from model_workers.remote.faults import Retry, ServerFault
@@ -28,7 +28,7 @@ STEP_EVENTS_MAX: Final = 1024
 
 
 @dataclass(eq=False)
-class RemoteRow:
+class RemoteSequence:
     """A row and its request.
 
     Attributes:
@@ -37,20 +37,20 @@ class RemoteRow:
         ended: nothing more is reported of it.
     """
 
-    spec: RowSpec
+    spec: SequenceSpec
     next_index: int
     begun: bool = False
     ended: bool = False
     task: "asyncio.Task[None] | None" = None
 
-    def report(self, event: RowStep) -> RowStep:
+    def report(self, event: SequenceStep) -> SequenceStep:
         """Place ``event`` behind what was reported before."""
         event.start_index, self.next_index = self.next_index, self.next_index + len(event.token_ids)
         self.ended = event.end is not None
         event.wait_s = self.spec.wait_s(event.start_index, event.end)
         return event
 
-    def answered(self, end: RowEnd, usage: ServerUsage | None) -> RowStep:
+    def answered(self, end: SequenceEnd, usage: ServerUsage | None) -> SequenceStep:
         """Its end, with what was billed; of a row that was begun before, nobody knows what was billed then."""
         step = self.spec.ended(end)
         if usage is None:
@@ -59,7 +59,7 @@ class RemoteRow:
         return replace(step, cached_prompt_tokens=usage.cached_tokens, server_tokens=billed)
 
 
-def joined(first: RowStep, second: RowStep) -> RowStep:
+def joined(first: SequenceStep, second: SequenceStep) -> SequenceStep:
     """Return two events of a row as one; what follows its end is dropped."""
     if first.end is not None:
         return first
@@ -79,38 +79,38 @@ class RemoteEngine(Engine):
     """
 
     client: ServerClient
-    limits: RowLimits
+    limits: SequenceLimits
     alone: bool
     loop: asyncio.AbstractEventLoop
     wake: Callable[[], None] = lambda: None
-    _rows: dict[str, RemoteRow] = field(default_factory=dict)
-    _events: deque[tuple[RemoteRow, RowStep] | None] = field(default_factory=deque)
+    _rows: dict[str, RemoteSequence] = field(default_factory=dict)
+    _events: deque[tuple[RemoteSequence, SequenceStep] | None] = field(default_factory=deque)
     _steps: int = 0
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.limits.slots)
 
     @override
-    def add(self, row: RowSpec, now: float) -> None:
+    def add(self, row: SequenceSpec, now: float) -> None:
         old = self._rows.get(row.request_id)
         older = None if old is None else old.spec.attempt
-        check_row(row, older, len(self._rows), self.limits)
+        check_sequence(row, older, len(self._rows), self.limits)
         if old is not None:
             old.ended = True
             self._stop(old)
-        added = self._rows[row.request_id] = RemoteRow(row, len(row.produced))
+        added = self._rows[row.request_id] = RemoteSequence(row, len(row.produced))
         added.task = self.loop.create_task(self._answer(added))
 
     def cancel(self, request_ids: Collection[str]) -> None:
         """See `Engine.cancel`; the request is closed at once."""
         for row in filter(None, map(self._rows.get, request_ids)):
             self._stop(row)
-            self._events.append((row, row.spec.ended(RowEnd.CANCELLED)))
+            self._events.append((row, row.spec.ended(SequenceEnd.CANCELLED)))
 
-    def step(self, now: float) -> list[RowStep]:
+    def step(self, now: float) -> list[SequenceStep]:
         """See `Engine.step`: reports what has happened since the last one."""
         self._steps += 1
-        events: dict[RemoteRow, RowStep] = {}
+        events: dict[RemoteSequence, SequenceStep] = {}
         for row, event in filter(None, self._taken()):
             events[row] = joined(events[row], event) if row in events else event
         steps = [row.report(event) for row, event in events.items() if not row.ended]
@@ -120,14 +120,14 @@ class RemoteEngine(Engine):
         return steps
 
     @override
-    def abort(self, message: str) -> list[RowStep]:
+    def abort(self, message: str) -> list[SequenceStep]:
         rows = list(self._rows.values())
         self._rows.clear()
         for row in rows:
             self._stop(row)
-        return [row.report(row.spec.ended(RowEnd.RETURNED, message)) for row in rows]
+        return [row.report(row.spec.ended(SequenceEnd.RETURNED, message)) for row in rows]
 
-    def has_rows(self) -> bool:
+    def has_sequences(self) -> bool:
         """Whether there is something to report."""
         return bool(self._events)
 
@@ -146,7 +146,7 @@ class RemoteEngine(Engine):
             server_unreachable=bool(self.client.health.problem),
         )
 
-    def _taken(self) -> Iterator[tuple[RemoteRow, RowStep] | None]:
+    def _taken(self) -> Iterator[tuple[RemoteSequence, SequenceStep] | None]:
         for _ in range(min(len(self._events), STEP_EVENTS_MAX)):
             yield self._events.popleft()
 
@@ -154,17 +154,17 @@ class RemoteEngine(Engine):
         """The server takes requests again, or no more for now: batchers are told."""
         self._tell()
 
-    def _stop(self, row: RemoteRow) -> None:
+    def _stop(self, row: RemoteSequence) -> None:
         if row.task is not None:
             row.task.cancel()
 
-    async def _answer(self, row: RemoteRow) -> None:
+    async def _answer(self, row: RemoteSequence) -> None:
         spec = row.spec
 
         def emit(token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
             row.begun = True
             self._tell(
-                row, RowStep(spec.request_id, spec.owner, spec.attempt, 0, token_ids, logprobs)
+                row, SequenceStep(spec.request_id, spec.owner, spec.attempt, 0, token_ids, logprobs)
             )
 
         try:
@@ -172,23 +172,23 @@ class RemoteEngine(Engine):
                 answered = await self.client.answer(spec, emit)
             self._tell(row, row.answered(*answered))
         except TimeoutError:
-            self._tell(row, spec.ended(RowEnd.DEADLINE))
+            self._tell(row, spec.ended(SequenceEnd.DEADLINE))
         except ServerFault as fault:
             self._tell(row, self._failed(row, fault))
         except Exception as error:
             # The task would end silently, and its row would hang.
             log.exception("a request failed")
             failed = f"the worker failed: {type(error).__name__}"
-            self._tell(row, spec.ended(RowEnd.FAILED, failed))
+            self._tell(row, spec.ended(SequenceEnd.FAILED, failed))
 
-    def _failed(self, row: RemoteRow, fault: ServerFault) -> RowStep:
+    def _failed(self, row: RemoteSequence, fault: ServerFault) -> SequenceStep:
         """A row that another worker, or this one later, may go on with is returned."""
         returned = fault.retry is not Retry.NEVER and (row.begun or not self.alone)
-        end = RowEnd.RETURNED if returned else RowEnd.FAILED
+        end = SequenceEnd.RETURNED if returned else SequenceEnd.FAILED
         step = row.spec.ended(end, fault.message, fault.kind.reason)
         return replace(step, retry_after_s=fault.retry_after_s or 0.0)
 
-    def _tell(self, row: RemoteRow | None = None, step: RowStep | None = None) -> None:
+    def _tell(self, row: RemoteSequence | None = None, step: SequenceStep | None = None) -> None:
         """Add an event and wake the worker, which takes all of this pass of the loop together."""
         self._events.append((row, step) if row and step else None)
         self.wake()

@@ -19,7 +19,7 @@ from gateway.config.policies import load_all
 from gateway.models.speech import JoinedTexts, chunks_of
 from gateway.server import Gateway
 from model_workers.engine.families import load_encoder_decoder
-from model_workers.engine.protocol import RowStep
+from model_workers.engine.protocol import SequenceStep
 from model_workers.remote.server import start_server
 from model_workers.runners import LoopTurns
 from model_workers.worker import Worker
@@ -59,9 +59,9 @@ class StruckWorker:
         engine: Any = await asyncio.to_thread(load_encoder_decoder, self._model)
         step = engine.step
 
-        def watched(now: float) -> list[RowStep]:
+        def watched(now: float) -> list[SequenceStep]:
             self.on_step()
-            found: list[RowStep] = step(now)
+            found: list[SequenceStep] = step(now)
             return found
 
         engine.step = watched

@@ -15,7 +15,14 @@ from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import ModelSettings
 from sluice.telemetry import names
 from tests.support.otlp import OtlpReceiver, otlp_receiver
-from tests.support.rows import batch, cancel_tasks, drive, open_channel, row_spec, wire_row
+from tests.support.sequences import (
+    batch,
+    cancel_tasks,
+    drive,
+    open_channel,
+    sequence_spec,
+    wire_row,
+)
 from tests.support.tiny_models import CONTEXT, save_model
 from tests.support.triton import WorkerClient, WorkerStream, running_triton
 
@@ -161,7 +168,7 @@ async def test_64_rows_over_32_slots_answer_what_the_engine_answers_alone(served
         assert set(batcher.channel.ends.values()) == {frame_pb2.TASK_END_LENGTH}
     alone = load_engine(served.tiny)
     for name in ("r0", "r13", "r40", "r63"):
-        expected = drive(alone, row_spec(name, prompts[name], Sampling(12)))
+        expected = drive(alone, sequence_spec(name, prompts[name], Sampling(12)))
         assert answers[name] == expected.tokens[name]
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.engine.protocol import RowStep, TokenLogprobs
+from model_workers.engine.protocol import SequenceStep, TokenLogprobs
 from model_workers.grants import Grant
 from model_workers.sender import (
     GATHER_TOKENS_MAX,
@@ -252,7 +252,7 @@ def step(
 ) -> Posted:
     token_ids = tuple(range(index, index + tokens))
     final = frame_pb2.Final(end=frame_pb2.TASK_END_LENGTH) if ends else None
-    return RowStep(row, "b", attempt, index, token_ids, wait_s=wait_s), final
+    return SequenceStep(row, "b", attempt, index, token_ids, wait_s=wait_s), final
 
 
 def served() -> Channels:

@@ -25,7 +25,7 @@ from model_workers.constraints import (
 from model_workers.engine.protocol import RowInvalid
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from model_workers.engine.weights import find_constraints
-from tests.model_workers.engine.sampling.rows import spec
+from tests.model_workers.engine.sampling.sequences import spec
 
 FILE = Path(module.__file__).parent / "models" / "small" / "tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(FILE))
@@ -48,13 +48,13 @@ def answer(
     """The whole answer of a model whose logits are random, but depend on the token before."""
     sampler = Sampler(grammars)
     sampling = {"stop_token_ids": STOPS, "temperature": 1.0, "seed": seed} | sampling
-    row = sampler.open(spec([7], produced, **sampling))
+    sequence = sampler.open(spec([7], produced, **sampling))
     tokens = list(produced)
     while len(tokens) < BUDGET and not (tokens and tokens[-1] in STOPS):
         before = tokens[-1] if tokens else 7
         logits = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed ^ before)) * 3
         logits[BLANKS] -= 6
-        (drawn,) = sampler.draw(logits[None], [DrawRequest(row)])
+        (drawn,) = sampler.draw(logits[None], [DrawRequest(sequence)])
         assert not drawn.error
         tokens += drawn.token_ids
     return tokens
@@ -208,11 +208,11 @@ def test_a_row_that_can_end_at_once(grammars: ConstraintCompiler) -> None:
 def test_a_stop_token_does_not_come_before_the_answer_is_complete(
     grammars: ConstraintCompiler,
 ) -> None:
-    row = grammars.open(spec(regex="ab", stop_token_ids=STOPS).sampling)
-    assert row.take([END]) == 0
-    assert row.take(TOKENIZER.encode("ab").ids) > 0
-    assert row.take([END]) == 1
-    assert row.take([END]) == 0
+    sequence = grammars.open(spec(regex="ab", stop_token_ids=STOPS).sampling)
+    assert sequence.take([END]) == 0
+    assert sequence.take(TOKENIZER.encode("ab").ids) > 0
+    assert sequence.take([END]) == 1
+    assert sequence.take([END]) == 0
 
 
 @pytest.mark.parametrize(
@@ -255,12 +255,12 @@ def test_a_dead_end_blames_the_constraint(
     resets: list[CompiledGrammar] = []
     monkeypatch.setattr(CompiledGrammar, "reset", resets.append)
     sampler = Sampler(grammars)
-    row = sampler.open(spec(json_schema=json.dumps(DEAD_END), stop_token_ids=STOPS))
+    sequence = sampler.open(spec(json_schema=json.dumps(DEAD_END), stop_token_ids=STOPS))
     wanted = TOKENIZER.encode('{"a": true, ', add_special_tokens=False).ids
     for token in [*wanted, END]:
         logits = torch.zeros(1, WIDTH)
         logits[0, token] = 9.0
-        (found,) = sampler.draw(logits, [DrawRequest(row)])
+        (found,) = sampler.draw(logits, [DrawRequest(sequence)])
         if found.error:
             break
     assert found.field == "sampling.json_schema"
@@ -276,20 +276,23 @@ def test_rows_do_not_use_up_what_a_grammar_may_find_out(
     monkeypatch.setattr(CompiledGrammar, "reset", lambda self: (renewals.append(1), renew(self)))
     regex = r"(\w{1,20} ){1,60}"
     for seed in range(12):
-        row, pick = grammars.open(spec(regex=regex, stop_token_ids=STOPS).sampling), Random(seed)
+        sequence, pick = (
+            grammars.open(spec(regex=regex, stop_token_ids=STOPS).sampling),
+            Random(seed),
+        )
         tokens: list[int] = []
-        while (allowed := allowed_by(row)) != sorted(STOPS) and len(tokens) < 150:
+        while (allowed := allowed_by(sequence)) != sorted(STOPS) and len(tokens) < 150:
             tokens.append(pick.choice([token for token in allowed if token not in STOPS]))
-            assert row.take(tokens[-1:]) == 1
+            assert sequence.take(tokens[-1:]) == 1
         again = grammars.open(spec(regex=regex, stop_token_ids=STOPS).sampling)
         assert again.take(tokens) == len(tokens)
         assert allowed_by(again) == allowed
     assert renewals
 
 
-def allowed_by(row: TokenMatcher) -> list[int]:
+def allowed_by(sequence: TokenMatcher) -> list[int]:
     """The tokens in the mask."""
-    bits = np.unpackbits(row.mask().view(np.uint8), bitorder="little")
+    bits = np.unpackbits(sequence.mask().view(np.uint8), bitorder="little")
     return [int(token) for token in np.flatnonzero(bits)]
 
 
@@ -313,10 +316,10 @@ def test_the_cache_is_bounded_by_bytes(grammars: ConstraintCompiler) -> None:
 
 def test_parser_states_count_as_bytes(grammars: ConstraintCompiler) -> None:
     few = ConstraintCompiler(grammars._tokenizer)
-    row = few.open(spec(regex="a+", stop_token_ids=STOPS).sampling)
+    sequence = few.open(spec(regex="a+", stop_token_ids=STOPS).sampling)
     before = few.size_bytes
     for _ in range(50):
-        row.mask()
+        sequence.mask()
     assert few.size_bytes > before
 
 

@@ -75,7 +75,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "header length wrong": (wrong_length, "is not whole"),
     "data cut off": (cut_data, "is not whole"),
     "lost shard": (lost_shard, r"model-00001\.safetensors cannot be read"),
-    "more words than rows": (more_words, "98 tokens, but the model's embedding only 97"),
+    "more words than sequences": (more_words, "98 tokens, but the model's embedding only 97"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Rows whose constraints are compiled beside the engine's thread: others go on, and every end of a row is reported."""
+"""Sequences whose constraints are compiled beside the engine's thread: others go on, and every end of a sequence is reported."""
 
 from threading import Event
 from typing import Any
@@ -9,12 +9,12 @@ from model_workers import prepared as module
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import (
     EngineFull,
-    RowEnd,
     RowInvalid,
-    RowSpec,
     RowStale,
-    RowStep,
     Sampling,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
 )
 from model_workers.prepared import PreparedEngine
 
@@ -29,23 +29,25 @@ class SlowSampler:
         self.may_end = Event()
         self.opened: dict[str, Any] = {}
 
-    def matcher(self, row: RowSpec) -> str:
+    def matcher(self, sequence: SequenceSpec) -> str:
         assert self.may_end.wait(BOUND_S)
-        if row.sampling.regex == "wrong":
+        if sequence.sampling.regex == "wrong":
             raise RowInvalid("the constraint cannot be held: wrong")
-        return f"matcher of {row.request_id}"
+        return f"matcher of {sequence.request_id}"
 
 
 class Taking(EchoEngine):
-    """Takes the prepared matcher of a row, as an engine's sampler does."""
+    """Takes the prepared matcher of a sequence, as an engine's sampler does."""
 
     def __init__(self, sampler: SlowSampler) -> None:
         super().__init__(2, 1, 100)
         self.sampler = sampler
 
-    def add(self, row: RowSpec, now: float) -> None:
-        super().add(row, now)
-        self.sampler.opened[row.request_id] = self.sampler.prepared.pop(row.request_id, None)
+    def add(self, sequence: SequenceSpec, now: float) -> None:
+        super().add(sequence, now)
+        self.sampler.opened[sequence.request_id] = self.sampler.prepared.pop(
+            sequence.request_id, None
+        )
 
 
 @pytest.fixture
@@ -58,9 +60,9 @@ def engine(sampler: SlowSampler) -> PreparedEngine:
     return PreparedEngine(Taking(sampler), sampler)  # type: ignore[arg-type]
 
 
-def row(name: str, regex: str | None = None, attempt: int = 0, **fields: Any) -> RowSpec:
+def sequence(name: str, regex: str | None = None, attempt: int = 0, **fields: Any) -> SequenceSpec:
     sampling = Sampling(max_tokens=2, regex=regex)
-    return RowSpec(name, "batcher", attempt, (1, 2), (), sampling, **fields)
+    return SequenceSpec(name, "batcher", attempt, (1, 2), (), sampling, **fields)
 
 
 def compiled(engine: PreparedEngine, sampler: SlowSampler) -> None:
@@ -74,9 +76,9 @@ def compiled(engine: PreparedEngine, sampler: SlowSampler) -> None:
     assert woken.wait(BOUND_S)
 
 
-def ends(engine: PreparedEngine, now: float = 0.0) -> dict[str, RowStep]:
-    found = dict[str, RowStep]()
-    while engine.has_rows():
+def ends(engine: PreparedEngine, now: float = 0.0) -> dict[str, SequenceStep]:
+    found = dict[str, SequenceStep]()
+    while engine.has_sequences():
         found |= {step.request_id: step for step in engine.step(now) if step.end is not None}
     return found
 
@@ -84,13 +86,13 @@ def ends(engine: PreparedEngine, now: float = 0.0) -> dict[str, RowStep]:
 def test_other_rows_go_on_while_a_constraint_is_compiled(
     engine: PreparedEngine, sampler: SlowSampler
 ) -> None:
-    engine.add(row("slow", "a+"), 0.0)
-    assert not engine.has_rows()
+    engine.add(sequence("slow", "a+"), 0.0)
+    assert not engine.has_sequences()
     assert engine.load().waiting == 1
-    engine.add(row("plain"), 0.0)
+    engine.add(sequence("plain"), 0.0)
     assert set(ends(engine)) == {"plain"}
     compiled(engine, sampler)
-    assert engine.has_rows()
+    assert engine.has_sequences()
     assert ends(engine)["slow"].end is not None
     assert sampler.opened == {"plain": None, "slow": "matcher of slow"}
     assert not sampler.prepared
@@ -100,53 +102,53 @@ def test_other_rows_go_on_while_a_constraint_is_compiled(
 def test_what_is_wrong_with_a_constraint_ends_its_row(
     engine: PreparedEngine, sampler: SlowSampler
 ) -> None:
-    engine.add(row("bad", "wrong"), 0.0)
+    engine.add(sequence("bad", "wrong"), 0.0)
     compiled(engine, sampler)
     end = ends(engine)["bad"]
-    assert (end.end, end.reason) == (RowEnd.FAILED, "REQUEST_INVALID")
+    assert (end.end, end.reason) == (SequenceEnd.FAILED, "REQUEST_INVALID")
     assert end.error == "the constraint cannot be held: wrong"
 
 
 def test_rows_that_end_before_they_begin(engine: PreparedEngine, sampler: SlowSampler) -> None:
-    engine.add(row("gone", "a"), 0.0)
-    engine.add(row("late", "a", deadline=1.0), 0.0)
+    engine.add(sequence("gone", "a"), 0.0)
+    engine.add(sequence("late", "a", deadline=1.0), 0.0)
     engine.cancel(["gone", "unknown"])
     assert {name: step.end for name, step in ends(engine, 2.0).items()} == {
-        "gone": RowEnd.CANCELLED
+        "gone": SequenceEnd.CANCELLED
     }
     compiled(engine, sampler)
-    assert ends(engine, 2.0)["late"].end is RowEnd.DEADLINE
+    assert ends(engine, 2.0)["late"].end is SequenceEnd.DEADLINE
     assert not sampler.opened
 
 
 def test_a_row_that_finds_no_place_is_returned(
     engine: PreparedEngine, sampler: SlowSampler
 ) -> None:
-    engine.add(row("late", "a"), 0.0)
+    engine.add(sequence("late", "a"), 0.0)
     for name in ("one", "two", "three"):
-        engine.add(row(name), 0.0)
+        engine.add(sequence(name), 0.0)
     compiled(engine, sampler)
     end = next(step for step in engine.step(0.0) if step.request_id == "late")
-    assert (end.end, end.reason) == (RowEnd.RETURNED, "OVERLOADED")
+    assert (end.end, end.reason) == (SequenceEnd.RETURNED, "OVERLOADED")
 
 
 def test_attempts_and_places(
     engine: PreparedEngine, sampler: SlowSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "OPENING_MAX", 1)
-    engine.add(row("a", "a", attempt=1), 0.0)
+    engine.add(sequence("a", "a", attempt=1), 0.0)
     with pytest.raises(RowStale):
-        engine.add(row("a", "a", attempt=1), 0.0)
+        engine.add(sequence("a", "a", attempt=1), 0.0)
     with pytest.raises(EngineFull):
-        engine.add(row("b", "a"), 0.0)
-    engine.add(row("a", "a", attempt=2), 0.0)
+        engine.add(sequence("b", "a"), 0.0)
+    engine.add(sequence("a", "a", attempt=2), 0.0)
     compiled(engine, sampler)
     assert ends(engine)["a"].attempt == 2
 
 
 def test_a_fault_returns_them_all(engine: PreparedEngine, sampler: SlowSampler) -> None:
-    engine.add(row("a", "a"), 0.0)
-    engine.add(row("b"), 0.0)
+    engine.add(sequence("a", "a"), 0.0)
+    engine.add(sequence("b"), 0.0)
     assert {step.request_id for step in engine.abort("a fault")} == {"a", "b"}
     sampler.may_end.set()
-    assert not engine.has_rows()
+    assert not engine.has_sequences()

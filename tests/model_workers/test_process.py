@@ -18,7 +18,7 @@ def test_a_shipped_model_is_loaded_without_the_code_of_encoder_decoders(
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     settings = ModelSettings(name="m", path="builtin:small", device="cpu", cache_gb=0.01)
     engine = process.build_engine(settings)
-    assert not engine.has_rows()
+    assert not engine.has_sequences()
 
 
 def test_the_sender_of_reports_waits_for_no_engine_in_python() -> None:

@@ -16,7 +16,7 @@ from model_workers.engine.checkpoint import load_engine, load_model_of
 from model_workers.engine.protocol import Sampling
 from model_workers.ranks import RankProcesses, rank_devices
 from sluice.settings import ModelSettings, SettingsError
-from tests.support.rows import drive, row_spec
+from tests.support.sequences import drive, sequence_spec
 from tests.support.tiny_models import save_model
 
 WAIT_S = 60.0
@@ -37,16 +37,16 @@ def process_as_before() -> Iterator[None]:
 
 def test_two_ranks_answer_as_one_and_one_that_ends_is_noticed(tmp_path: Path) -> None:
     folder = save_model(tmp_path)
-    # More rows than slots, prompts in chunks, a shared prefix, and a copy of its last block.
-    rows = [row_spec(f"r{i}", [*range(3, 67), *range(i)], Sampling(12)) for i in range(5)]
+    # More sequences than slots, prompts in chunks, a shared prefix, and a copy of its last block.
+    sequences = [sequence_spec(f"r{i}", [*range(3, 67), *range(i)], Sampling(12)) for i in range(5)]
     settings = {"prefill_tokens": 40, "context_tokens": 96}
-    expected = drive(load_engine(model(folder, **settings)), *rows)
+    expected = drive(load_engine(model(folder, **settings)), *sequences)
     sharded = model(folder, **settings, tensor_parallel=2)
     lost = Event()
     with closing(RankProcesses(sharded, on_lost=lost.set)) as ranks:
         engine = load_engine(sharded, followers=ranks)
         assert engine._runner.model._model._attention.cache.shapes[0].kv_heads == 1
-        assert drive(engine, *rows) == expected
+        assert drive(engine, *sequences) == expected
         assert not lost.is_set()
         os.kill(ranks._processes[0].pid, signal.SIGKILL)
         assert lost.wait(WAIT_S)

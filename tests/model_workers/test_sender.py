@@ -6,7 +6,7 @@ from threading import Event, Thread
 import pytest
 
 from model_workers import sender as sender_module
-from model_workers.engine.protocol import RowStep
+from model_workers.engine.protocol import SequenceStep
 from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, Posted, Sender
 from model_workers.watchdog import FIRST_LIMIT_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -79,7 +79,7 @@ def opened(sender: Sender, port: FakePort, heartbeat_s: float) -> None:
 
 def frames(count: int) -> list[Posted]:
     """Of as many rows, which have ended."""
-    return [(RowStep(f"r{i}", "b", 0, i), frame_pb2.Final()) for i in range(count)]
+    return [(SequenceStep(f"r{i}", "b", 0, i), frame_pb2.Final()) for i in range(count)]
 
 
 def test_steps_share_a_report_when_sending_is_slow(sender: Sender) -> None:

@@ -4,10 +4,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
-from model_workers.engine.protocol import RowEnd, RowStep
-from model_workers.telemetry import Parents, RowTelemetry
+from model_workers.engine.protocol import SequenceEnd, SequenceStep
+from model_workers.telemetry import Parents, SequenceTelemetry
 from sluice.telemetry import names
-from tests.support.rows import row_spec
+from tests.support.sequences import sequence_spec
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -18,14 +18,14 @@ def exporter() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def telemetry(exporter: InMemorySpanExporter) -> RowTelemetry:
+def telemetry(exporter: InMemorySpanExporter) -> SequenceTelemetry:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return RowTelemetry(provider.get_tracer("test"), "small", "small-1", hold_s=0.0)
+    return SequenceTelemetry(provider.get_tracer("test"), "small", "small-1", hold_s=0.0)
 
 
-def step(*tokens: int, end: RowEnd | None = None, attempt: int = 0) -> RowStep:
-    return RowStep("r", "batcher-1", attempt, 0, tokens, end=end)
+def step(*tokens: int, end: SequenceEnd | None = None, attempt: int = 0) -> SequenceStep:
+    return SequenceStep("r", "batcher-1", attempt, 0, tokens, end=end)
 
 
 def lasted_s(span: ReadableSpan) -> float:
@@ -34,11 +34,13 @@ def lasted_s(span: ReadableSpan) -> float:
     return (span.end_time - span.start_time) / 1e9
 
 
-def test_times_and_spans_of_a_row(telemetry: RowTelemetry, exporter: InMemorySpanExporter) -> None:
-    telemetry.accept(row_spec("r", [1, 2], produced=[3]), Parents(PARENT), now=10.0)
+def test_times_and_spans_of_a_row(
+    telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
+) -> None:
+    telemetry.accept(sequence_spec("r", [1, 2], produced=[3]), Parents(PARENT), now=10.0)
     assert telemetry.add_step(step(5), 10.5) is None
     assert telemetry.add_step(step(6), 10.6) is None
-    timings = telemetry.add_step(step(7, end=RowEnd.STOP), 12.0)
+    timings = telemetry.add_step(step(7, end=SequenceEnd.STOP), 12.0)
     assert timings is not None
     assert (timings.prefill_ms, timings.decode_ms) == (500.0, 1500.0)
     prefill, decode = exporter.get_finished_spans()
@@ -60,46 +62,50 @@ def test_times_and_spans_of_a_row(telemetry: RowTelemetry, exporter: InMemorySpa
 
 
 def test_a_row_without_a_token_has_prefill_only(
-    telemetry: RowTelemetry, exporter: InMemorySpanExporter
+    telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(row_spec("r", [1]), Parents(PARENT), now=1.0)
-    timings = telemetry.add_step(step(end=RowEnd.DEADLINE), 3.0)
+    telemetry.accept(sequence_spec("r", [1]), Parents(PARENT), now=1.0)
+    timings = telemetry.add_step(step(end=SequenceEnd.DEADLINE), 3.0)
     assert timings is not None
     assert (timings.prefill_ms, timings.decode_ms) == (2000.0, 0.0)
     assert [span.name for span in exporter.get_finished_spans()] == [names.SPAN_PREFILL]
 
 
-def test_a_failed_row_is_an_error(telemetry: RowTelemetry, exporter: InMemorySpanExporter) -> None:
-    telemetry.accept(row_spec("r", [1]), Parents(PARENT), now=1.0)
+def test_a_failed_row_is_an_error(
+    telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
+) -> None:
+    telemetry.accept(sequence_spec("r", [1]), Parents(PARENT), now=1.0)
     telemetry.add_step(step(4), 2.0)
-    telemetry.add_step(step(end=RowEnd.FAILED), 3.0)
+    telemetry.add_step(step(end=SequenceEnd.FAILED), 3.0)
     prefill, decode = exporter.get_finished_spans()
     assert prefill.status.status_code is StatusCode.UNSET
     assert decode.status.status_code is StatusCode.ERROR
 
 
 def test_a_replaced_row_is_closed_and_the_new_one_is_timed_anew(
-    telemetry: RowTelemetry, exporter: InMemorySpanExporter
+    telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(row_spec("r", [1], attempt=0), Parents(PARENT), now=1.0)
+    telemetry.accept(sequence_spec("r", [1], attempt=0), Parents(PARENT), now=1.0)
     telemetry.add_step(step(4), 2.0)
-    telemetry.accept(row_spec("r", [1], attempt=1, owner="batcher-2"), Parents(PARENT), now=5.0)
+    telemetry.accept(
+        sequence_spec("r", [1], attempt=1, owner="batcher-2"), Parents(PARENT), now=5.0
+    )
     ended = exporter.get_finished_spans()[-1]
     assert ended.attributes is not None
     assert ended.attributes[names.GEN_AI_FINISH_REASONS] == ("replaced",)
     assert not telemetry.owned("batcher-1")
     assert not telemetry.owned("batcher-2", before=5.0)
-    assert [row.attempt for row in telemetry.owned("batcher-2", before=5.1)] == [1]
-    timings = telemetry.add_step(step(5, end=RowEnd.STOP, attempt=1), 5.25)
+    assert [sequence.attempt for sequence in telemetry.owned("batcher-2", before=5.1)] == [1]
+    timings = telemetry.add_step(step(5, end=SequenceEnd.STOP, attempt=1), 5.25)
     assert timings is not None
     assert timings.prefill_ms == 250.0
 
 
 def test_no_context_makes_a_trace_of_its_own(
-    telemetry: RowTelemetry, exporter: InMemorySpanExporter
+    telemetry: SequenceTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(row_spec("r", [1]), Parents(""), now=1.0)
-    telemetry.add_step(step(5, end=RowEnd.STOP), 2.0)
+    telemetry.accept(sequence_spec("r", [1]), Parents(""), now=1.0)
+    telemetry.add_step(step(5, end=SequenceEnd.STOP), 2.0)
     assert [span.parent for span in exporter.get_finished_spans()] == [None, None]
 
 
@@ -108,11 +114,11 @@ def test_spans_of_a_row_whose_batcher_is_lost_at_once_hang_under_its_origin(
 ) -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    telemetry = RowTelemetry(provider.get_tracer("test"), "small", "small-1", hold_s=1.0)
+    telemetry = SequenceTelemetry(provider.get_tracer("test"), "small", "small-1", hold_s=1.0)
     origin = PARENT.replace("b7ad", "aaaa")
     for name, owner in (("r", "batcher-1"), ("s", "batcher-2")):
-        telemetry.accept(row_spec(name, [1], owner=owner), Parents(PARENT, origin), now=1.0)
-        telemetry.add_step(RowStep(name, owner, 0, 0, (5,), end=RowEnd.STOP), 2.0)
+        telemetry.accept(sequence_spec(name, [1], owner=owner), Parents(PARENT, origin), now=1.0)
+        telemetry.add_step(SequenceStep(name, owner, 0, 0, (5,), end=SequenceEnd.STOP), 2.0)
     telemetry.lost("batcher-1")
     telemetry.flush(2.9)
     assert telemetry.holds

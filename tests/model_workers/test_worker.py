@@ -12,14 +12,14 @@ from opentelemetry.trace import NoOpTracer
 
 from model_workers import worker as worker_module
 from model_workers.engine.cacheless import EchoEngine
-from model_workers.engine.protocol import RowStep
+from model_workers.engine.protocol import SequenceStep
 from model_workers.worker import InboxFull, Worker
 from sluice.errors import BY_REASON
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.startup import ENGINE_NICE
 from sluice.wire.codec import MalformedMessage
 from tests.support.ports import FakePort
-from tests.support.rows import batch, cancel_tasks, open_channel, wire_row
+from tests.support.sequences import batch, cancel_tasks, open_channel, wire_row
 
 FOREVER = 1_000_000
 
@@ -43,7 +43,7 @@ class Engine(EchoEngine):
         finally:
             self._go_on.set()
 
-    def step(self, now: float) -> list[RowStep]:
+    def step(self, now: float) -> list[SequenceStep]:
         if self.faults:
             self.faults -= 1
             raise RuntimeError("out of memory")
@@ -129,10 +129,10 @@ def test_heartbeats_go_on_while_the_engine_does_not_take_a_batch(worker: Worker)
 
 def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -> None:
     channel = opened(worker)
-    rows = [wire_row(f"r{i}", max_tokens=FOREVER) for i in range(7)]
+    sequences = [wire_row(f"r{i}", max_tokens=FOREVER) for i in range(7)]
     bad = wire_row("bad")
     bad.task.sampling.max_tokens = 0
-    admission = asked(worker, channel, batch([bad, wire_row("empty", []), *rows]))
+    admission = asked(worker, channel, batch([bad, wire_row("empty", []), *sequences]))
     refused = {refusal.request_id: refusal for refusal in admission.refused}
     assert {name: r.retryable for name, r in refused.items()} == {
         "bad": False,
@@ -145,7 +145,7 @@ def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -
 
 
 def demand(batcher: str, *waiting: int, epoch: int = 0) -> worker_pb2.WorkerRequest:
-    """Rows that wait at a batcher, by class."""
+    """Sequences that wait at a batcher, by class."""
     message = worker_pb2.Demand(batcher=batcher, epoch=epoch, queued=waiting)
     return worker_pb2.WorkerRequest(demand=message)
 
@@ -172,15 +172,15 @@ def test_rows_that_end_or_are_refused_make_room(worker: Worker) -> None:
 
 def test_load_counts_running_batches_of_all_batchers(worker: Worker) -> None:
     one, two = opened(worker, "one"), opened(worker, "two")
-    rows = [wire_row("a", max_tokens=FOREVER), wire_row("b", max_tokens=FOREVER)]
-    asked(worker, one, batch([*rows, wire_row("bad", [])], "one", "one-1"))
+    sequences = [wire_row("a", max_tokens=FOREVER), wire_row("b", max_tokens=FOREVER)]
+    asked(worker, one, batch([*sequences, wire_row("bad", [])], "one", "one-1"))
     asked(worker, two, batch([wire_row("c", max_tokens=FOREVER)], "two", "two-1"))
     one.wait_batches(2)
     queued(worker, cancel_tasks("a", batcher="one"))
     two.wait_batches(2)
     queued(worker, cancel_tasks("b", batcher="one"))
     two.wait_batches(1)
-    # A later attempt of a row that another batcher sends leaves its first batch.
+    # A later attempt of a sequence that another batcher sends leaves its first batch.
     asked(worker, one, batch([wire_row("c", max_tokens=FOREVER, attempt=1)], "one", "one-2"))
     two.wait_batches(1)
     queued(worker, cancel_tasks("c", batcher="one", attempt=1))
@@ -192,8 +192,8 @@ def test_a_batcher_with_fewer_rows_here_is_first(worker: Worker) -> None:
     for name in ("one", "two"):
         queued(worker, demand(name, 0, 0, 9))
     one.wait_room(2, 2, 2)
-    rows = [wire_row(name, max_tokens=FOREVER) for name in ("r1", "r2")]
-    request = batch(rows, "one", batch_id="b")
+    sequences = [wire_row(name, max_tokens=FOREVER) for name in ("r1", "r2")]
+    request = batch(sequences, "one", batch_id="b")
     request.batch.queued[:] = (0, 0, 7)
     asked(worker, one, request)
     two.wait_room(2, 2, 2)
@@ -274,8 +274,8 @@ def test_a_row_of_another_batcher_that_is_replaced_ends_there(worker: Worker) ->
     first, second = opened(worker, "batcher-1"), opened(worker, "batcher-2")
     asked(worker, first, batch([wire_row("r", max_tokens=FOREVER)]))
     first.wait_frames(2)
-    row = wire_row("r", max_tokens=3, attempt=1)
-    asked(worker, second, batch([row], "batcher-2"))
+    sequence = wire_row("r", max_tokens=3, attempt=1)
+    asked(worker, second, batch([sequence], "batcher-2"))
     second.wait_ends("r")
     first.wait_ends("r")
 
@@ -304,7 +304,7 @@ def test_a_channel_that_is_cancelled_ends_with_its_rows(worker: Worker, engine: 
 
 
 def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -> None:
-    """The batcher may be back with a new channel and new rows before the loss of the old one is dealt with."""
+    """The batcher may be back with a new channel and new sequences before the loss of the old one is dealt with."""
     channel = opened(worker)
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
     worker._loop.submit(lambda: worker._loop.abandon("batcher-1", at=0.0))
@@ -316,10 +316,10 @@ def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -
 
 
 def test_a_second_channel_ends_the_rows_of_the_first(worker: Worker) -> None:
-    """A process that was stopped comes back: by now its rows are elsewhere, or come again with a higher attempt."""
+    """A process that was stopped comes back: by now its sequences are elsewhere, or come again with a higher attempt."""
     first = opened(worker)
-    rows = [wire_row(name, max_tokens=FOREVER) for name in ("elsewhere", "again")]
-    asked(worker, first, batch(rows))
+    sequences = [wire_row(name, max_tokens=FOREVER) for name in ("elsewhere", "again")]
+    asked(worker, first, batch(sequences))
     second = opened(worker, epoch=1)
     first.wait_ended()
     again = wire_row("again", max_tokens=9, attempt=1, produced=[5, 6])
@@ -347,13 +347,13 @@ def test_a_step_that_raises_returns_its_rows_and_nothing_else(
 
 
 def last_try(name: str, *, max_tokens: int = 3) -> worker_pb2.BatchedTask:
-    row = wire_row(name, max_tokens=max_tokens)
-    row.task.last_try = True
-    return row
+    sequence = wire_row(name, max_tokens=max_tokens)
+    sequence.task.last_try = True
+    return sequence
 
 
 def returns(channel: FakePort) -> dict[str, int]:
-    """Rows that were returned, and why."""
+    """Sequences that were returned, and why."""
     finals = {frame.request_id: frame.final for frame in channel.frames if frame.HasField("final")}
     return {
         name: final.return_cause
@@ -368,8 +368,8 @@ def test_a_last_try_waits_alone_and_its_batcher_hears_of_it_before_the_step(
     monkeypatch.setattr(worker_module, "ALONE_S", 3600.0)
     one, two = opened(worker, "one"), opened(worker, "two")
     asked(worker, one, batch([wire_row("there", max_tokens=FOREVER)], batcher="one"))
-    rows = [wire_row("before"), last_try("suspect"), wire_row("beside"), last_try("other")]
-    admission = asked(worker, two, batch(rows, batcher="two", batch_id="b2"))
+    sequences = [wire_row("before"), last_try("suspect"), wire_row("beside"), last_try("other")]
+    admission = asked(worker, two, batch(sequences, batcher="two", batch_id="b2"))
     assert [(one.request_id, one.retryable) for one in admission.refused] == [
         ("beside", True),
         ("other", True),
@@ -416,8 +416,8 @@ def test_where_rows_are_computed_elsewhere_a_last_try_is_a_row_like_others(engin
     worker = Worker("small", engine, NoOpTracer(), on_fault=pytest.fail, isolates=False)
     worker.start()
     channel = opened(worker)
-    rows = [wire_row("there", max_tokens=FOREVER), last_try("suspect")]
-    assert not asked(worker, channel, batch(rows)).refused
+    sequences = [wire_row("there", max_tokens=FOREVER), last_try("suspect")]
+    assert not asked(worker, channel, batch(sequences)).refused
     channel.wait_ends("suspect")
     assert channel.ends == {"suspect": frame_pb2.TASK_END_LENGTH}
     worker.stop()

@@ -1,4 +1,4 @@
-"""A paged model without weights, whose tokens depend on every byte of the cache that a row may see."""
+"""A paged model without weights, whose tokens depend on every byte of the cache that a sequence may see."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.paged_model import RowChunk
-from model_workers.engine.protocol import RowSpec, Sampling
+from model_workers.engine.paged_model import SequenceChunk
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import Speculator
 from sluice.settings.models import PrefixCache
-from tests.support.rows import Answers, drive, row_spec
+from tests.support.sequences import Answers, drive, sequence_spec
 
 VOCABULARY = 64
 NAN_TOKEN = 62
@@ -52,7 +52,7 @@ class HashModel:
     def feed(self, drawn: Tensor) -> None:
         self.fed = drawn.tolist()
 
-    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         tokens = [len(chunk.tokens) for chunk in chunks]
         self.largest_prefill = max(self.largest_prefill, sum(n for n in tokens if n > 1))
         if any(OOM_TOKEN in chunk.tokens for chunk in chunks):
@@ -60,7 +60,7 @@ class HashModel:
         self.computed_tokens += sum(tokens)
         self.chunks.append(len(chunks))
         written: dict[tuple[int, int], bytes] = {}
-        logits = [row for chunk in chunks for row in self._computed(chunk, written)]
+        logits = [sequence for chunk in chunks for sequence in self._computed(chunk, written)]
         self.cells |= written
         return torch.from_numpy(np.array(logits, np.float32).reshape(-1, VOCABULARY))
 
@@ -77,7 +77,7 @@ class HashModel:
                 self.cells.pop((block, place), None)
 
     def _computed(
-        self, chunk: RowChunk, written: dict[tuple[int, int], bytes]
+        self, chunk: SequenceChunk, written: dict[tuple[int, int], bytes]
     ) -> list[list[float]]:
         assert len(chunk.tokens) > 0
         assert chunk.start + len(chunk.tokens) <= self.context_tokens
@@ -86,7 +86,7 @@ class HashModel:
         for position, token in enumerate(chunk.tokens, chunk.start):
             state = _next(state, token if token >= 0 else max(self.fed[-1 - token], 0))
             cell = self._cell(chunk, position)
-            assert written.get(cell, state) == state, "two rows write into one cell"
+            assert written.get(cell, state) == state, "two sequences write into one cell"
             written[cell] = state
             states.append(state)
         return [
@@ -94,7 +94,7 @@ class HashModel:
             for state in states[len(states) - chunk.logits :]
         ]
 
-    def _cell(self, chunk: RowChunk, position: int) -> tuple[int, int]:
+    def _cell(self, chunk: SequenceChunk, position: int) -> tuple[int, int]:
         block = chunk.blocks[position // self.block_tokens]
         assert 0 <= block < self.num_blocks
         return block, position % self.block_tokens
@@ -151,13 +151,13 @@ def hash_engine(
     )
 
 
-def alone(row: RowSpec) -> Answers:
-    """What a row answers with an engine for itself, in one piece."""
-    return drive(hash_engine(prefill_tokens=1000, prefix_cache="off"), row)
+def alone(sequence: SequenceSpec) -> Answers:
+    """What a sequence answers with an engine for itself, in one piece."""
+    return drive(hash_engine(prefill_tokens=1000, prefix_cache="off"), sequence)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> list[RowSpec]:
+def sequences(draw: st.DrawFn) -> list[SequenceSpec]:
     """Rows that share prefixes, of all ranks, greedy and random, some resumed."""
     found = []
     for i in range(draw(st.integers(1, 12))):
@@ -171,16 +171,16 @@ def rows(draw: st.DrawFn) -> list[RowSpec]:
             stop_token_ids=frozenset(draw(st.sets(st.integers(0, 61), max_size=2))),
         )
         rank = draw(st.integers(0, 2))
-        found.append(row_spec(f"r{i}", SHARED[:begin] + end, sampling, rank=rank))
+        found.append(sequence_spec(f"r{i}", SHARED[:begin] + end, sampling, rank=rank))
     return found
 
 
 def busy(engine: PagedEngine) -> bool:
-    """Whether the engine has rows; and what must hold between any two steps."""
+    """Whether the engine has sequences; and what must hold between any two steps."""
     load = engine.load()
     assert 0 <= load.free_blocks <= load.cache_blocks
     assert load.running <= load.slots
-    if not engine.has_rows():
+    if not engine.has_sequences():
         assert load.free_blocks == load.cache_blocks, "blocks are lost"
         assert load.running_tokens == load.waiting_tokens == 0
-    return engine.has_rows()
+    return engine.has_sequences()

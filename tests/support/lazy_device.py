@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 from model_workers.engine.sampling import sampler
 from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
 from tests.support.hash_model import HashModel
@@ -30,7 +30,7 @@ class LazyModel(HashModel):
         super().__post_init__()
         self.stream = Stream()
 
-    def forward(self, chunks: Sequence[RowChunk]) -> Any:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Any:
         sent = [replace(c, tokens=tuple(c.tokens), blocks=tuple(c.blocks)) for c in chunks]
         logits: list[Any] = []
         compute = super().forward

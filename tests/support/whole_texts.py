@@ -9,7 +9,7 @@ from gateway.admission.prompts import embed_rows, rerank_rows
 from gateway.config.models import ModelFolder
 from gateway.models.catalog import ServedModel
 from gateway.validation.conversation import Conversation
-from model_workers.engine.protocol import RowSpec, Sampling, ValuesSpec
+from model_workers.engine.protocol import Sampling, SequenceSpec, ValuesSpec
 from model_workers.engine.values import load_values
 from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import EmbedRequest
@@ -37,8 +37,8 @@ def computed(settings: ModelSettings, request: Any, said: list[str]) -> Any:
         assert row.values is not None
         values = ValuesSpec(row.values.dimensions, None, row.values.second_text)
         prompt = tuple(row.prompt_token_ids)
-        engine.add(RowSpec(str(number), "b", 0, prompt, (), Sampling(1), values=values), 0.0)
-    while engine.has_rows():
+        engine.add(SequenceSpec(str(number), "b", 0, prompt, (), Sampling(1), values=values), 0.0)
+    while engine.has_sequences():
         for step in engine.step(0.0):
             assert not step.error, step.error
             found[int(step.request_id)] = np.frombuffer(step.values, "<f4")

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from model_workers.engine.paged_model import PagedModel, RowChunk
+from model_workers.engine.paged_model import PagedModel, SequenceChunk
 from sluice.settings import SettingsError
 from sluice.settings.models import GENERATE
 
@@ -73,7 +73,7 @@ def _decoded(paged: PagedModel, rows: list[list[int]], tokens: int) -> Iterator[
     pending: Sequence[Sequence[int]] = [list(row) for row in rows]
     for _ in range(tokens):
         chunks = [
-            RowChunk(new, len(row) - len(new), table, 1)
+            SequenceChunk(new, len(row) - len(new), table, 1)
             for new, row, table in zip(pending, rows, tables, strict=True)
         ]
         logits = paged.forward(chunks).clone()

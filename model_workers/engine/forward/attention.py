@@ -24,7 +24,7 @@ from typing_extensions import override
 from model_workers.engine.devices import on_device
 from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.packing import Ints, PackedChunk, pack
-from model_workers.engine.paged_model import PagedModel, RowChunk
+from model_workers.engine.paged_model import PagedModel, SequenceChunk
 
 PIECE_TOKENS: Final = 128
 """Most queries of a piece in prefill."""
@@ -53,7 +53,7 @@ class Attention(Protocol):
     def cache(self) -> KvCache:
         """Keys and values of all layers."""
 
-    def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
+    def begin(self, chunks: Sequence[SequenceChunk]) -> ModelInputs:
         """Starts a step."""
 
     def attend(
@@ -257,7 +257,7 @@ class PagedAttention:
         self._shape_of_layer = [self._shapes.index(shape) for shape in cache.shapes]
         self._decode: list[PagedDecodeAttention] = []
 
-    def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
+    def begin(self, chunks: Sequence[SequenceChunk]) -> ModelInputs:
         """A step begins; it is `Attention.begin`."""
         step = pack(chunks, self.cache.block_tokens)
         if step.short:

@@ -34,7 +34,7 @@ from model_workers.engine.devices import on_device
 from model_workers.engine.forward.attention import ModelInputs
 from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.packing import SHORT_TOKENS, Ints, pack
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 
 FLASH_BLOCK_TOKENS: Final = 256
 """The kernel takes blocks of multiples of this."""
@@ -133,7 +133,7 @@ class FlashLayout:
         return parts
 
 
-def lay_out(chunks: Sequence[RowChunk], block_tokens: int) -> FlashLayout:
+def lay_out(chunks: Sequence[SequenceChunk], block_tokens: int) -> FlashLayout:
     """The arrays of a step, on the host."""
     step = pack(chunks, block_tokens)
     places = (*step.short, *step.long)
@@ -156,7 +156,7 @@ def lay_out(chunks: Sequence[RowChunk], block_tokens: int) -> FlashLayout:
 
 
 def lay_out_decode(
-    chunks: Sequence[RowChunk], rows: int, width: int, block_tokens: int, spare: int
+    chunks: Sequence[SequenceChunk], rows: int, width: int, block_tokens: int, spare: int
 ) -> FlashLayout:
     """The arrays of a step whose every token is a row, padded to ``rows`` rows and tables of ``width`` blocks.
 
@@ -191,7 +191,7 @@ class FlashAttention:
         self.cache = cache
         self._kernel = kernel or _varlen_attn()
 
-    def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
+    def begin(self, chunks: Sequence[SequenceChunk]) -> ModelInputs:
         """A step begins; it is `Attention.begin`."""
         return self.use(self.upload(lay_out(chunks, self.cache.block_tokens)))
 
@@ -289,7 +289,7 @@ class DecodeGraphs:
                 break
         self._sizes = sorted(self._captured)
 
-    def run(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def run(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """Logits of a step, in the order of the chunks."""
         short = self._short(chunks)
         if not short:
@@ -302,7 +302,7 @@ class DecodeGraphs:
         logits = torch.cat((self._replayed(captured), self._eager(others)))
         return self._attention.select(logits, _places_of_logits(chunks, order))
 
-    def _short(self, chunks: Sequence[RowChunk]) -> set[int]:
+    def _short(self, chunks: Sequence[SequenceChunk]) -> set[int]:
         """Places of the chunks that a graph computes, the shortest first."""
         room = self._sizes[-1] if self._sizes else 0
         short: set[int] = set()
@@ -313,10 +313,10 @@ class DecodeGraphs:
             short.add(place)
         return short
 
-    def _eager(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def _eager(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         return self._compute(self._attention.begin(chunks))
 
-    def _replayed(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def _replayed(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         tokens = sum(len(chunk.tokens) for chunk in chunks)
         captured = self._captured[self._sizes[bisect_left(self._sizes, tokens)]]
         step = self._attention.upload(self._laid_out(chunks, captured.layout.rows))
@@ -328,7 +328,7 @@ class DecodeGraphs:
             return captured.logits[:tokens]
         return self._attention.select(captured.logits, wanted)
 
-    def _laid_out(self, chunks: Sequence[RowChunk], size: int) -> FlashLayout:
+    def _laid_out(self, chunks: Sequence[SequenceChunk], size: int) -> FlashLayout:
         cache = self._attention.cache
         return lay_out_decode(chunks, size, self._width, cache.block_tokens, cache.num_blocks)
 
@@ -338,14 +338,14 @@ class DecodeGraphs:
         return CapturedStep(layout, replay, logits)
 
 
-def _wanted(chunks: Sequence[RowChunk]) -> list[int]:
+def _wanted(chunks: Sequence[SequenceChunk]) -> list[int]:
     """Positions, among all tokens one after the other, whose logits are wanted."""
     ends = accumulate(len(chunk.tokens) for chunk in chunks)
     pairs = zip(ends, chunks, strict=True)
     return [place for end, chunk in pairs for place in range(end - chunk.logits, end)]
 
 
-def _places_of_logits(chunks: Sequence[RowChunk], order: Sequence[int]) -> list[int]:
+def _places_of_logits(chunks: Sequence[SequenceChunk], order: Sequence[int]) -> list[int]:
     """Where the logits of ``chunks`` lie when they were computed in ``order``."""
     ends = accumulate(chunks[place].logits for place in order)
     end_of = dict(zip(order, ends, strict=True))

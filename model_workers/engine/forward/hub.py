@@ -29,7 +29,7 @@ from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.linear import make_linear
 from model_workers.engine.forward.llama import is_fused
 from model_workers.engine.forward.tensor_parallel import check_ranks
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 from model_workers.engine.weights import read_whole
 from model_workers.model_folder import check_supported
 from sluice.settings import SettingsError
@@ -278,7 +278,7 @@ class HubModel(CachedModel):
 
     @torch.inference_mode()
     @override
-    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         inputs = self._attention.begin(chunks)
         inputs = replace(inputs, tokens=self._known(inputs.tokens))
         return run(self._model, self._attend, inputs).float()

@@ -16,7 +16,7 @@ from model_workers.engine.forward.attention import Attention, CachedModel, Model
 from model_workers.engine.forward.flash import DecodeGraphs, FlashAttention
 from model_workers.engine.forward.fused_folder import FUSED, FusedFolder
 from model_workers.engine.forward.linear import Linear, PackedLinear, make_linear
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 
 
 def is_fused(model: Any) -> bool:
@@ -110,7 +110,7 @@ class FusedModel(CachedModel):
 
     @torch.inference_mode()
     @override
-    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         if self._graphs is not None:
             return self._graphs.run(chunks)
         return self._compute(self._attention.begin(chunks))

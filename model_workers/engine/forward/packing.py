@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 
 SHORT_TOKENS: Final = 16
 """Chunks up to this length are computed token by token, by decode attention."""
@@ -53,7 +53,7 @@ class PackedStep:
     short_tokens: int
 
 
-def pack(chunks: Sequence[RowChunk], block_tokens: int) -> PackedStep:
+def pack(chunks: Sequence[SequenceChunk], block_tokens: int) -> PackedStep:
     """Packs chunks; at least one."""
     order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].tokens) > SHORT_TOKENS)
     spans: dict[int, PackedChunk] = {}
@@ -93,6 +93,6 @@ def _blocks(spans: Sequence[PackedChunk], block_tokens: int) -> Ints:
     )
 
 
-def _wanted(chunks: Sequence[RowChunk], spans: dict[int, PackedChunk]) -> Ints:
+def _wanted(chunks: Sequence[SequenceChunk], spans: dict[int, PackedChunk]) -> Ints:
     ends = ((spans[i].first + spans[i].count, chunk.logits) for i, chunk in enumerate(chunks))
     return _ints(chain.from_iterable(range(end - logits, end) for end, logits in ends))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from typing_extensions import override
 
-from model_workers.engine.paged_model import PagedModel, RowChunk
+from model_workers.engine.paged_model import PagedModel, SequenceChunk
 from sluice.settings import SettingsError
 
 
@@ -36,7 +36,7 @@ class LeadRank(PagedModel):
         self._followers = followers
 
     @override
-    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         try:
             self._followers.send("forward", chunks)
             return self._model.forward(chunks)

@@ -1,12 +1,12 @@
 """The engine that computes whole padded batches through transformers' `generate()`.
 
-Rows wait until no batch runs. Then the most urgent one begins the next batch:
+Sequences wait until no batch runs. Then the most urgent one begins the next batch:
 
-1. Rows that came in one batch of the batcher go together: its policy chose them.
+1. Sequences that came in one batch of the batcher go together: its policy chose them.
 2. Others that wait join them where they are about as long, so that they add little padding.
-3. A batch holds `slots` rows at most, and no more cells of the KV cache than `slots` rows of the context have.
+3. A batch holds `slots` sequences at most, and no more cells of the KV cache than `slots` sequences of the context have.
 
-Nothing joins a batch that runs. A step computes one token of each of its rows.
+Nothing joins a batch that runs. A step computes one token of each of its sequences.
 """
 
 import bisect
@@ -21,17 +21,24 @@ from typing_extensions import override
 
 from model_workers.engine.generate.model import GenerateModel
 from model_workers.engine.generate.run import BatchRun
-from model_workers.engine.protocol import Engine, RowEnd, RowInvalid, RowSpec, RowStep, RowTooLong
-from model_workers.engine.rows import RequestIndex, Row, RowLimits, RowState
+from model_workers.engine.protocol import (
+    Engine,
+    RowInvalid,
+    RowTooLong,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
+)
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sampling.state import SamplingState
+from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
 from sluice.internal.v1 import worker_pb2
 from sluice.settings.models import SideLimits
 
 log = logging.getLogger(__name__)
 
 JOIN_SHARE: Final = 0.8
-"""Least length of a row that joins another batch, as a share of that batch's longest row."""
+"""Least length of a sequence that joins another batch, as a share of that batch's longest sequence."""
 
 
 class GenerateEngine(Engine):
@@ -41,7 +48,7 @@ class GenerateEngine(Engine):
         self,
         model: GenerateModel,
         sampler: Sampler,
-        limits: RowLimits,
+        limits: SequenceLimits,
         sides: SideLimits | None = None,
     ) -> None:
         """``sides``: the limits of an encoder-decoder."""
@@ -49,168 +56,177 @@ class GenerateEngine(Engine):
         self._model = model
         self._limits = limits
         self._sides = sides
-        self._rows = RequestIndex(limits)
-        self._waiting: list[Row] = []
-        self._split: deque[list[Row]] = deque()
+        self._sequences = RequestIndex(limits)
+        self._waiting: list[Sequence] = []
+        self._split: deque[list[Sequence]] = deque()
         """Parts of a batch that could not be computed as a whole; they go first."""
         self._run: BatchRun | None = None
-        self._ends: list[RowStep] = []
+        self._ends: list[SequenceStep] = []
         """Of the current step; kept where it raises."""
         self._has_computed = False
-        """Whether rows of the present batch got tokens, before it was split too."""
+        """Whether sequences of the present batch got tokens, before it was split too."""
         self._steps = 0
 
     @override
-    def add(self, row: RowSpec, now: float) -> None:
-        if row.values is not None:
+    def add(self, sequence: SequenceSpec, now: float) -> None:
+        if sequence.values is not None:
             raise RowInvalid("this model gives answers, and no embeddings or scores")
-        if row.audio is not None:
+        if sequence.audio is not None:
             raise RowInvalid("this model takes text and no audio")
-        self._model.check(row)
-        row = self._limited(row)
-        sampling = self._open(row)
-        added, replaced = self._rows.add(row)
+        self._model.check(sequence)
+        sequence = self._limited(sequence)
+        sampling = self._open(sequence)
+        added, replaced = self._sequences.add(sequence)
         if replaced is not None:
             self._leave(replaced)
         added.sampling = sampling
         bisect.insort(self._waiting, added, key=lambda other: other.urgency)
 
-    def _limited(self, row: RowSpec) -> RowSpec:
+    def _limited(self, sequence: SequenceSpec) -> SequenceSpec:
         """Keep both sides of an encoder-decoder within its limits."""
         if self._sides is None:
-            return row
-        if len(row.prompt) > self._sides.prompt:
+            return sequence
+        if len(sequence.prompt) > self._sides.prompt:
             raise RowTooLong(
-                f"the prompt has {len(row.prompt)} tokens; the encoder reads {self._sides.prompt}"
+                f"the prompt has {len(sequence.prompt)} tokens; the encoder reads {self._sides.prompt}"
             )
-        most = min(row.sampling.max_tokens, self._sides.answer - len(self._model.prefix))
-        return replace(row, sampling=replace(row.sampling, max_tokens=most))
+        most = min(sequence.sampling.max_tokens, self._sides.answer - len(self._model.prefix))
+        return replace(sequence, sampling=replace(sequence.sampling, max_tokens=most))
 
-    def _open(self, row: RowSpec) -> SamplingState:
+    def _open(self, sequence: SequenceSpec) -> SamplingState:
         # Penalties of an encoder-decoder are about what its decoder has said, as in transformers.
-        return self.sampler.open(row if self._sides is None else replace(row, prompt=()))
+        return self.sampler.open(sequence if self._sides is None else replace(sequence, prompt=()))
 
     @override
     def cancel(self, request_ids: Collection[str]) -> None:
-        self._rows.cancel(request_ids)
+        self._sequences.cancel(request_ids)
 
     @override
-    def step(self, now: float) -> list[RowStep]:
+    def step(self, now: float) -> list[SequenceStep]:
         self._steps += 1
-        for row, end in self._rows.due(now):
-            self._leave(row)
-            self._ends.append(row.end_step(end))
-        if self._run is None and self._rows:
+        for sequence, end in self._sequences.due(now):
+            self._leave(sequence)
+            self._ends.append(sequence.end_step(end))
+        if self._run is None and self._sequences:
             self._run = BatchRun(self._model, self.sampler, self._next_batch())
         steps = [] if self._run is None else self._advance(self._run)
         ends, self._ends = self._ends, []
         return ends + steps
 
-    def _advance(self, run: BatchRun) -> list[RowStep]:
-        """Compute a token of each row of the batch."""
+    def _advance(self, run: BatchRun) -> list[SequenceStep]:
+        """Compute a token of each sequence of the batch."""
         try:
             taken = run.advance()
         except Exception as error:
             self._run = None
             return self._split_up(list(run.live.values()), error)
         self._has_computed = True
-        for row, step in taken:
+        for sequence, step in taken:
             if step.end is not None:
-                self._leave(row)
+                self._leave(sequence)
         return [step for _, step in taken]
 
-    def _split_up(self, rows: list[Row], error: Exception) -> list[RowStep]:
-        """Put a batch that failed back in halves, so that only the row that breaks it fails; returns its end.
+    def _split_up(self, sequences: list[Sequence], error: Exception) -> list[SequenceStep]:
+        """Put a batch that failed back in halves, so that only the sequence that breaks it fails; returns its end.
 
         Raises:
-            Exception: ``error``, where a row fails alone and nothing of its batch was computed: it may be the worker.
+            Exception: ``error``, where a sequence fails alone and nothing of its batch was computed: it may be the worker.
         """
-        if len(rows) > 1:
-            log.warning("split a batch of %d rows in two: %r", len(rows), error)
-            for row in rows:
-                row.move(RowState.PREEMPTED)
-                row.sampling = self._open(replace(row.spec, produced=row.answer))
-            half = len(rows) // 2
-            self._split += [rows[:half], rows[half:]]
+        if len(sequences) > 1:
+            log.warning("split a batch of %d sequences in two: %r", len(sequences), error)
+            for sequence in sequences:
+                sequence.move(SequenceState.PREEMPTED)
+                sequence.sampling = self._open(replace(sequence.spec, produced=sequence.answer))
+            half = len(sequences) // 2
+            self._split += [sequences[:half], sequences[half:]]
             return []
-        (row,) = rows
+        (sequence,) = sequences
         if not self._has_computed:
             raise error
-        log.warning("request %s failed: %r", row.spec.request_id, error)
-        self._leave(row)
-        end = RowEnd.RETURNED if isinstance(error, torch.OutOfMemoryError) else RowEnd.FAILED
-        return [row.end_step(end, f"the engine failed: {type(error).__name__}")]
+        log.warning("request %s failed: %r", sequence.spec.request_id, error)
+        self._leave(sequence)
+        end = (
+            SequenceEnd.RETURNED
+            if isinstance(error, torch.OutOfMemoryError)
+            else SequenceEnd.FAILED
+        )
+        return [sequence.end_step(end, f"the engine failed: {type(error).__name__}")]
 
-    def _next_batch(self) -> list[Row]:
+    def _next_batch(self) -> list[Sequence]:
         batch = self._split.popleft() if self._split else self._form()
-        for row in batch:
-            row.move(RowState.RUNNING)
+        for sequence in batch:
+            sequence.move(SequenceState.RUNNING)
         return batch
 
-    def _form(self) -> list[Row]:
-        """Take the rows of the next batch from those that wait; see the module."""
+    def _form(self) -> list[Sequence]:
+        """Take the sequences of the next batch from those that wait; see the module."""
         self._has_computed = False
         first = self._waiting[0]
         group, name = self._model.group(first), first.spec.batch
-        able = [row for row in self._waiting if self._model.group(row) == group]
-        batch: list[Row] = []
-        for row in (row for row in able if row.spec.batch == name):
-            if self._fits([*batch, row]):
-                batch.append(row)
-        longest = max(len(row.tokens) for row in batch)
-        for row in able:
-            is_alike = JOIN_SHARE * longest <= len(row.tokens) <= longest
-            if is_alike and row.spec.batch != name and self._fits([*batch, row]):
-                batch.append(row)
-        for row in batch:
-            self._waiting.remove(row)
+        able = [sequence for sequence in self._waiting if self._model.group(sequence) == group]
+        batch: list[Sequence] = []
+        for sequence in (sequence for sequence in able if sequence.spec.batch == name):
+            if self._fits([*batch, sequence]):
+                batch.append(sequence)
+        longest = max(len(sequence.tokens) for sequence in batch)
+        for sequence in able:
+            is_alike = JOIN_SHARE * longest <= len(sequence.tokens) <= longest
+            if is_alike and sequence.spec.batch != name and self._fits([*batch, sequence]):
+                batch.append(sequence)
+        for sequence in batch:
+            self._waiting.remove(sequence)
         return batch
 
-    def _fits(self, batch: list[Row]) -> bool:
-        columns = max(len(row.tokens) for row in batch) + max(row.room for row in batch)
+    def _fits(self, batch: list[Sequence]) -> bool:
+        columns = max(len(sequence.tokens) for sequence in batch) + max(
+            sequence.room for sequence in batch
+        )
         cells = self._limits.slots * self._limits.context_tokens
         return len(batch) <= self._limits.slots and (
             len(batch) == 1 or len(batch) * columns <= cells
         )
 
-    def _leave(self, row: Row) -> None:
-        """Take a row out, wherever it is."""
-        for rows in (self._waiting, *self._split):
-            if row in rows:
-                rows.remove(row)
-        self._split = deque(rows for rows in self._split if rows)
-        row.move(RowState.ENDED)
-        self._rows.remove(row)
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is."""
+        for sequences in (self._waiting, *self._split):
+            if sequence in sequences:
+                sequences.remove(sequence)
+        self._split = deque(sequences for sequences in self._split if sequences)
+        sequence.move(SequenceState.ENDED)
+        self._sequences.remove(sequence)
         if self._run is not None:
-            self._run.drop(row)
+            self._run.drop(sequence)
             if not self._run.live:
                 self._run.stop()
                 self._run = None
 
     @override
-    def abort(self, message: str) -> list[RowStep]:
+    def abort(self, message: str) -> list[SequenceStep]:
         ends, self._ends = self._ends, []
-        for row in list(self._rows):
-            self._leave(row)
-            ends.append(row.end_step(RowEnd.RETURNED, message))
+        for sequence in list(self._sequences):
+            self._leave(sequence)
+            ends.append(sequence.end_step(SequenceEnd.RETURNED, message))
         return ends
 
     @override
-    def has_rows(self) -> bool:
-        return len(self._rows) > 0
+    def has_sequences(self) -> bool:
+        return len(self._sequences) > 0
 
     @override
     def load(self) -> worker_pb2.WorkerLoad:
         running = [] if self._run is None else list(self._run.live.values())
-        waiting = [*self._waiting, *(row for rows in self._split for row in rows)]
+        waiting = [
+            *self._waiting,
+            *(sequence for sequences in self._split for sequence in sequences),
+        ]
         return worker_pb2.WorkerLoad(
             slots=self._limits.slots,
             running=len(running),
             waiting=len(waiting),
             context_tokens=self._limits.context_tokens,
             steps=self._steps,
-            running_tokens=sum(len(row.tokens) for row in running),
-            waiting_tokens=sum(len(row.tokens) for row in waiting),
+            running_tokens=sum(len(sequence.tokens) for sequence in running),
+            waiting_tokens=sum(len(sequence.tokens) for sequence in waiting),
             max_tasks=self._limits.slots + self._limits.max_waiting,
             batch_running=bool(running),
         )

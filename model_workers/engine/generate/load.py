@@ -20,8 +20,8 @@ from model_workers.engine.forward.load import find_context
 from model_workers.engine.generate.engine import GenerateEngine
 from model_workers.engine.generate.model import Batching, GenerateModel
 from model_workers.engine.protocol import warm_up
-from model_workers.engine.rows import RowLimits
 from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.sequences import SequenceLimits
 from model_workers.engine.weights import find_constraints, read_whole
 from model_workers.model_folder import first_line, weight_bytes
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
@@ -49,7 +49,7 @@ def load_generate(settings: ModelSettings) -> GenerateEngine:
     config = AutoConfig.from_pretrained(path)
     make = _class_of(path, config)
     device = find_device(settings.device)
-    # Only float32 gives a row that another worker continues the same tokens.
+    # Only float32 gives a sequence that another worker continues the same tokens.
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     context, sides = _limits(path, config, settings)
     _check_memory(settings, path, config, (device, dtype), context)
@@ -57,7 +57,7 @@ def load_generate(settings: ModelSettings) -> GenerateEngine:
     model = GenerateModel(loaded)
     model.batching = _find_batching(path, loaded, model, EXACT[dtype])
     sampler = Sampler(find_constraints(path))
-    engine = GenerateEngine(model, sampler, RowLimits.of(settings, context), sides)
+    engine = GenerateEngine(model, sampler, SequenceLimits.of(settings, context), sides)
     warm_up(engine, max_tokens=2)
     log.info(
         "loaded %s: %s in %s on %s, context of %d tokens, %s",
@@ -128,7 +128,7 @@ def _check_memory(
         room = free - weights
     if cache > room:
         raise SettingsError(
-            f"slots: {settings.slots} rows of {context} tokens need a cache of {cache / 1e9:.3g} GB, and "
+            f"slots: {settings.slots} sequences of {context} tokens need a cache of {cache / 1e9:.3g} GB, and "
             f"{max(0.0, room) / 1e9:.3g} GB are there beside weights of {weights / 1e9:.3g} GB; "
             "lower slots or context_tokens, or raise cache_gb or memory_share"
         )
@@ -181,7 +181,9 @@ def _agrees(alone: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float)
     return True
 
 
-def _logits(model: GenerateModel, rows: Sequence[Sequence[int]]) -> Sequence[Tensor]:
-    """Return the logits behind the first of ``rows``, and behind its first tokens."""
-    result = model.generate(rows, 0, TRIAL_TOKENS, output_logits=True, return_dict_in_generate=True)
+def _logits(model: GenerateModel, sequences: Sequence[Sequence[int]]) -> Sequence[Tensor]:
+    """Return the logits behind the first of ``sequences``, and behind its first tokens."""
+    result = model.generate(
+        sequences, 0, TRIAL_TOKENS, output_logits=True, return_dict_in_generate=True
+    )
     return [step[0].float() for step in result.logits]

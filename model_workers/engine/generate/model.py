@@ -1,7 +1,8 @@
-"""A model of transformers with `generate()`: what goes into it for a batch of rows, and which rows share one."""
+"""A model of transformers with `generate()`: what goes into it for a batch of sequences, and which sequences share one."""
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections import abc
+from collections.abc import Hashable, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -10,15 +11,15 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from model_workers.engine.generation_config import answer_prefix, pad_token, ruled_out
-from model_workers.engine.protocol import RowInvalid, RowSpec
-from model_workers.engine.rows import Row
+from model_workers.engine.protocol import RowInvalid, SequenceSpec
+from model_workers.engine.sequences import Sequence
 
 _TOKEN: Final = re.compile(r"token_(id|ids|index)$")
 _MEDIA: Final = re.compile(r"image|video|vision|audio|speech")
 
 
 class Batching(StrEnum):
-    """Which rows may share a batch: the values say it in the worker's log."""
+    """Which sequences may share a batch: the values say it in the worker's log."""
 
     PADDED = "padded batches"
     EQUAL_LENGTHS = "batches of equal length: padding changes its answers"
@@ -32,7 +33,7 @@ class GenerateModel:
         vocab_size: tokens.
         pad: the token that fills shorter sequences up.
         prefix: tokens that begin every answer of an encoder-decoder and are no part of it.
-        batching: which rows may share a batch.
+        batching: which sequences may share a batch.
     """
 
     def __init__(self, model: Any, batching: Batching = Batching.PADDED) -> None:
@@ -53,40 +54,40 @@ class GenerateModel:
             decoder_start_token_id=self.prefix[0] if self.prefix else None,
         )
 
-    def group(self, row: Row) -> Hashable:
-        """Rows of one group may share a batch."""
+    def group(self, sequence: Sequence) -> Hashable:
+        """Sequences of one group may share a batch."""
         if self.batching is Batching.ALONE:
-            return row.spec.request_id
+            return sequence.spec.request_id
         # Decoders with absolute positions count padding as tokens, so answers are not padded at their beginning.
-        answered = row.answered if self.reads_first else 0
-        return answered, 0 if self.batching is Batching.PADDED else len(row.tokens)
+        answered = sequence.answered if self.reads_first else 0
+        return answered, 0 if self.batching is Batching.PADDED else len(sequence.tokens)
 
-    def restrict(self, rows: Sequence[Row], logits: Tensor) -> None:
-        """Rule out what the model's own generation_config.json rules out, in ``logits`` [rows, vocabulary]."""
+    def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
+        """Rule out what the model's own generation_config.json rules out, in ``logits`` [sequences, vocabulary]."""
         logits[:, self._never] = -torch.inf
-        for place, row in enumerate(rows):
-            if not row.answered:
+        for place, sequence in enumerate(sequences):
+            if not sequence.answered:
                 logits[place, self._never_first] = -torch.inf
 
     @torch.inference_mode()
     def generate(
         self,
-        rows: Sequence[Sequence[int]],
+        sequences: abc.Sequence[abc.Sequence[int]],
         answered: int,
         tokens: int,
         *,
-        logits_processor: Sequence[Any] = (),
-        stopping_criteria: Sequence[Any] = (),
+        logits_processor: abc.Sequence[Any] = (),
+        stopping_criteria: abc.Sequence[Any] = (),
         streamer: Any = None,
         **options: Any,
     ) -> Any:
-        """Call the model's `generate()` for up to ``tokens`` more tokens of each row; see `inputs`.
+        """Call the model's `generate()` for up to ``tokens`` more tokens of each sequence; see `inputs`.
 
         Args:
             options: of the GenerationConfig.
         """
         return self._model.generate(
-            **self.inputs(rows, answered),
+            **self.inputs(sequences, answered),
             generation_config=_configuration(
                 max_new_tokens=tokens, do_sample=False, num_beams=1, **options
             ),
@@ -100,30 +101,34 @@ class GenerateModel:
         plain = [token for token in range(self.vocab_size) if token not in self._named]
         return [plain[(7 * place + 3) % len(plain)] for place in range(length)]
 
-    def check(self, row: RowSpec) -> None:
+    def check(self, sequence: SequenceSpec) -> None:
         """Raise RowInvalid for tokens that the model does not take."""
-        if max((*row.prompt, *row.produced)) >= self.vocab_size:
+        if max((*sequence.prompt, *sequence.produced)) >= self.vocab_size:
             raise RowInvalid(f"a token is not one of the model's {self.vocab_size}")
-        media = self._media.intersection(row.prompt)
+        media = self._media.intersection(sequence.prompt)
         if media:
             raise RowInvalid(f"prompt: token {min(media)} stands for a picture or sound, send text")
 
-    def inputs(self, rows: Sequence[Sequence[int]], answered: int) -> dict[str, Tensor]:
-        """Padded tensors of ``rows``, whose last ``answered`` tokens are the answer's so far."""
+    def inputs(
+        self, sequences: abc.Sequence[abc.Sequence[int]], answered: int
+    ) -> dict[str, Tensor]:
+        """Padded tensors of ``sequences``, whose last ``answered`` tokens are the answer's so far."""
         if not self.reads_first:
-            return self._padded(rows, left=True)
-        texts = [row[: len(row) - answered] for row in rows]
-        said = [[*self.prefix, *row[len(row) - answered :]] for row in rows]
+            return self._padded(sequences, left=True)
+        texts = [sequence[: len(sequence) - answered] for sequence in sequences]
+        said = [[*self.prefix, *sequence[len(sequence) - answered :]] for sequence in sequences]
         inputs = self._padded(texts, left=False)
         return inputs | {"decoder_input_ids": torch.tensor(said, device=self._model.device)}
 
-    def _padded(self, rows: Sequence[Sequence[int]], *, left: bool) -> dict[str, Tensor]:
-        longest = max(map(len, rows))
-        ids = torch.full((len(rows), longest), self.pad)
+    def _padded(
+        self, sequences: abc.Sequence[abc.Sequence[int]], *, left: bool
+    ) -> dict[str, Tensor]:
+        longest = max(map(len, sequences))
+        ids = torch.full((len(sequences), longest), self.pad)
         mask = torch.zeros_like(ids)
-        for place, row in enumerate(rows):
-            columns = slice(longest - len(row), None) if left else slice(0, len(row))
-            ids[place, columns] = torch.tensor(row)
+        for place, sequence in enumerate(sequences):
+            columns = slice(longest - len(sequence), None) if left else slice(0, len(sequence))
+            ids[place, columns] = torch.tensor(sequence)
             mask[place, columns] = 1
         device = self._model.device
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}

@@ -1,15 +1,15 @@
 """One padded batch inside transformers' `generate()`, on a thread of its own.
 
 The thread and the engine's thread take turns: `BatchRun.advance` lets `generate()` compute one token of every sequence,
-and waits for it. So only one of the two ever touches the rows, and one token is one step of the engine. In each turn
+and waits for it. So only one of the two ever touches the sequences, and one token is one step of the engine. In each turn
 `generate()` calls
 
 1. `_Draw` (a logits processor), where our sampler draws by (seed, position); greedy decoding then takes what it drew;
-2. `_Ends` (a stopping criterion), where each row takes its token, and which ends sequences one by one;
+2. `_Ends` (a stopping criterion), where each sequence takes its token, and which ends sequences one by one;
 3. `_Handover` (a streamer), which hands the step over and waits for the next turn.
 """
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
@@ -22,37 +22,41 @@ from transformers.generation.streamers import BaseStreamer
 from typing_extensions import override
 
 from model_workers.engine.generate.model import GenerateModel
-from model_workers.engine.protocol import RowEnd, RowStep
-from model_workers.engine.rows import Row
+from model_workers.engine.protocol import SequenceEnd, SequenceStep
 from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
+from model_workers.engine.sequences import Sequence
 
 
 class _Stopped(Exception):
-    """Leaves `generate()`: no row wants another token."""
+    """Leaves `generate()`: no sequence wants another token."""
 
 
 class BatchRun:
     """A batch that is being computed.
 
     Attributes:
-        live: the rows that get tokens, by their place in the batch.
+        live: the sequences that get tokens, by their place in the batch.
     """
 
-    def __init__(self, model: GenerateModel, sampler: Sampler, rows: Sequence[Row]) -> None:
-        self.live = dict(enumerate(rows))
+    def __init__(
+        self, model: GenerateModel, sampler: Sampler, sequences: abc.Sequence[Sequence]
+    ) -> None:
+        self.live = dict(enumerate(sequences))
         self._model = model
         self._sampler = sampler
-        self._rows = rows
+        self._sequences = sequences
         self._drawn: dict[int, DrawResult] = {}
-        self._steps: list[tuple[Row, RowStep]] = []
+        self._steps: list[tuple[Sequence, SequenceStep]] = []
         self._turns: SimpleQueue[bool] = SimpleQueue()
         """Whether `generate()` goes on."""
-        self._results: SimpleQueue[list[tuple[Row, RowStep]] | BaseException] = SimpleQueue()
+        self._results: SimpleQueue[list[tuple[Sequence, SequenceStep]] | BaseException] = (
+            SimpleQueue()
+        )
         # Started by the engine's thread, so that it has its priority.
         self._thread = Thread(target=self._generate, name="generate", daemon=True)
 
-    def advance(self) -> list[tuple[Row, RowStep]]:
-        """Compute the next token of each live row.
+    def advance(self) -> list[tuple[Sequence, SequenceStep]]:
+        """Compute the next token of each live sequence.
 
         Raises:
             Exception: what `generate()` raised; the run is over.
@@ -65,9 +69,9 @@ class BatchRun:
             raise result
         return result
 
-    def drop(self, row: Row) -> None:
-        """Report no more of a row; its sequence ends at the next token."""
-        self.live = {place: other for place, other in self.live.items() if other is not row}
+    def drop(self, sequence: Sequence) -> None:
+        """Report no more of a sequence; its sequence ends at the next token."""
+        self.live = {place: other for place, other in self.live.items() if other is not sequence}
 
     def stop(self) -> None:
         """Leave `generate()` without another token."""
@@ -77,15 +81,15 @@ class BatchRun:
         try:
             self._wait()
             self._model.generate(
-                [row.tokens for row in self._rows],
-                self._rows[0].answered,
-                max(row.room for row in self._rows),
+                [sequence.tokens for sequence in self._sequences],
+                self._sequences[0].answered,
+                max(sequence.room for sequence in self._sequences),
                 logits_processor=[_Draw(self)],
                 stopping_criteria=[_Ends(self)],
                 streamer=_Handover(self),
             )
             if self.live:
-                raise RuntimeError("generate() ended before its rows did")
+                raise RuntimeError("generate() ended before its sequences did")
         except _Stopped:
             pass
         except BaseException as error:
@@ -96,30 +100,34 @@ class BatchRun:
             raise _Stopped
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Draw a token for each live row; returns those of all sequences, padding where none is wanted."""
+        """Draw a token for each live sequence; returns those of all sequences, padding where none is wanted."""
         places = list(self.live)
-        rows = [self.live[place] for place in places]
-        requests = [DrawRequest(row.sampling) for row in rows if row.sampling is not None]
+        sequences = [self.live[place] for place in places]
+        requests = [
+            DrawRequest(sequence.sampling)
+            for sequence in sequences
+            if sequence.sampling is not None
+        ]
         wanted = logits[places]
-        self._model.restrict(rows, wanted)
+        self._model.restrict(sequences, wanted)
         self._drawn = dict(zip(places, self._sampler.draw(wanted, requests), strict=True))
-        tokens = [self._model.pad] * len(self._rows)
+        tokens = [self._model.pad] * len(self._sequences)
         for place, drawn in self._drawn.items():
             tokens[place] = drawn.token_ids[0] if drawn.token_ids else self._model.pad
         return torch.tensor(tokens, device=logits.device)
 
     def take(self) -> list[bool]:
-        """Give each live row the token that was drawn for it; returns which sequences have ended."""
+        """Give each live sequence the token that was drawn for it; returns which sequences have ended."""
         self._steps = []
         for place, drawn in self._drawn.items():
-            row = self.live[place]
-            step = row.take(drawn.token_ids, drawn.logprobs)
+            sequence = self.live[place]
+            step = sequence.take(drawn.token_ids, drawn.logprobs)
             if drawn.error:
-                step = replace(step, end=RowEnd.FAILED, error=drawn.error)
+                step = replace(step, end=SequenceEnd.FAILED, error=drawn.error)
             if step.end is not None:
                 del self.live[place]
-            self._steps.append((row, step))
-        return [place not in self.live for place in range(len(self._rows))]
+            self._steps.append((sequence, step))
+        return [place not in self.live for place in range(len(self._sequences))]
 
     def hand_over(self) -> None:
         """End the turn."""
@@ -143,7 +151,7 @@ class _Draw(LogitsProcessor):
 
 
 class _Ends(StoppingCriteria):
-    """Ends each sequence when its row does."""
+    """Ends each sequence when its sequence does."""
 
     def __init__(self, run: BatchRun) -> None:
         self._run = run

@@ -1,1 +1,1 @@
-"""Draws tokens: from the logits of a step to the tokens of its rows (docs/use/sampling.md)."""
+"""Draws tokens: from the logits of a step to the tokens of its sequences (docs/use/sampling.md)."""

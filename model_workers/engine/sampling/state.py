@@ -1,4 +1,4 @@
-"""The sampling state of one row: token counts for penalties, the constraint, and the positions to draw next."""
+"""The sampling state of one sequence: token counts for penalties, the constraint, and the positions to draw next."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_workers.constraints import MatcherError, TokenMatcher
-from model_workers.engine.protocol import RowSpec, Sampling
+from model_workers.engine.protocol import Sampling, SequenceSpec
 
 TEMPERATURE_MIN: Final = 1e-5
-"""Below it float32 leaves only the most probable token; such a row is greedy."""
+"""Below it float32 leaves only the most probable token; such a sequence is greedy."""
 
 
 class TokenCounts:
     """The different tokens of prompt and answer, and how often the answer has each.
 
-    Two short arrays instead of a column per token of the vocabulary: a step touches as many logits as the row has
-    different tokens, and a row takes no memory on the device.
+    Two short arrays instead of a column per token of the vocabulary: a step touches as many logits as the sequence has
+    different tokens, and a sequence takes no memory on the device.
     """
 
     def __init__(self, prompt: Sequence[int], produced: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPosition:
-    """A position of a row for which a token is drawn: what the draw depends on beside the logits.
+    """A position of a sequence for which a token is drawn: what the draw depends on beside the logits.
 
     Attributes:
         index: of the token in the answer.
@@ -100,11 +100,11 @@ def is_greedy(sampling: Sampling) -> bool:
 
 
 class SamplingState:
-    """The state of one row. Made by `Sampler.open`."""
+    """The state of one sequence. Made by `Sampler.open`."""
 
     __slots__ = ("_always_plain", "_index", "_matcher", "_sampling", "_token_counts")
 
-    def __init__(self, spec: RowSpec, matcher: TokenMatcher | None) -> None:
+    def __init__(self, spec: SequenceSpec, matcher: TokenMatcher | None) -> None:
         self._sampling = s = spec.sampling
         self._index = len(spec.produced)
         self._matcher = matcher
@@ -115,7 +115,7 @@ class SamplingState:
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """Tokens that end the row."""
+        """Tokens that end the sequence."""
         return self._sampling.stop_token_ids
 
     @property
@@ -134,7 +134,7 @@ class SamplingState:
         return self._always_plain and self._index >= self._sampling.min_tokens
 
     def positions(self, drafted: Sequence[int]) -> Iterator[SamplingPosition]:
-        """The position after the row's last token, then one after each drafted token."""
+        """The position after the sequence's last token, then one after each drafted token."""
         if self._always_plain:
             yield from (self._plain(i) for i in range(len(drafted) + 1))
             return
@@ -150,7 +150,7 @@ class SamplingState:
         """Appends ``token_ids``, which one draw gave.
 
         Raises:
-            MatcherError: what follows them cannot be constrained; the row ends there.
+            MatcherError: what follows them cannot be constrained; the sequence ends there.
         """
         self._index += len(token_ids) - 1
         if self._token_counts is not None:

@@ -113,10 +113,10 @@ def test_giving_back_twice_is_our_mistake() -> None:
 def test_tenants_share_nothing() -> None:
     blocks = BlockManager(TOTAL, SIZE)
     found = {}
-    for row in ("acme", "other", "acme "):
-        table = BlockTable(row.strip())
+    for sequence in ("acme", "other", "acme "):
+        table = BlockTable(sequence.strip())
         assert blocks.open(table, [1, 2, 3]) is not None
-        found[row] = blocks.cached_tokens(table, 3), table.blocks[0]
+        found[sequence] = blocks.cached_tokens(table, 3), table.blocks[0]
         blocks.computed(table, [1, 2, 3], 3)
     assert found == {"acme": (0, 0), "other": (0, 2), "acme ": (2, 0)}
 
@@ -167,7 +167,7 @@ def test_a_copied_beginning_needs_no_block_that_is_not_there(half_blocks: BlockM
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Rows open, write, grow and close in any order, beside a model of what stands in every block."""
+    """Sequences open, write, grow and close in any order, beside a model of what stands in every block."""
 
     size = SIZE
     share = SIZE
@@ -177,14 +177,14 @@ class AnyOrder(RuleBasedStateMachine):
         with patch.object(blocks_module, "SHARE_TOKENS", self.share):
             self.blocks = BlockManager(TOTAL, self.size)
         assert self.blocks.share_tokens == self.share
-        self.rows: list[tuple[BlockTable, list[int], int]] = []
+        self.sequences: list[tuple[BlockTable, list[int], int]] = []
         self.content: dict[int, list[tuple[int, ...] | None]] = {}
 
     def write(self, table: BlockTable, tokens: list[int], start: int, end: int) -> None:
         """What a step does: writes positions, each holding the whole prefix as keys and values do."""
         for position in range(start, end):
             block = table.blocks[position // self.size]
-            holders = Counter(b for other, _, _ in self.rows for b in other.blocks)
+            holders = Counter(b for other, _, _ in self.sequences for b in other.blocks)
             assert holders[block] <= 1, "a shared block is written"
             cells = self.content.setdefault(block, [None] * self.size)
             cells[position % self.size] = tuple(tokens[: position + 1])
@@ -206,35 +206,35 @@ class AnyOrder(RuleBasedStateMachine):
             self.content[target] = list(self.content[source])
         cached = self.blocks.cached_tokens(table, len(tokens))
         assert cached < len(tokens)
-        self.rows.append((table, tokens, 0))
-        self.step(len(self.rows) - 1, cached, part)
+        self.sequences.append((table, tokens, 0))
+        self.step(len(self.sequences) - 1, cached, part)
 
     def step(self, place: int, start: int, part: int) -> None:
-        table, tokens, _ = self.rows[place]
+        table, tokens, _ = self.sequences[place]
         end = min(len(tokens), start + part)
         self.write(table, tokens, start, end)
-        self.rows[place] = (table, tokens, end)
+        self.sequences[place] = (table, tokens, end)
 
-    @precondition(lambda self: self.rows)
+    @precondition(lambda self: self.sequences)
     @rule(data=st.data(), part=st.integers(1, 9))
     def go_on(self, data: st.DataObject, part: int) -> None:
-        place = data.draw(st.integers(0, len(self.rows) - 1))
-        self.step(place, self.rows[place][2], part)
+        place = data.draw(st.integers(0, len(self.sequences) - 1))
+        self.step(place, self.sequences[place][2], part)
 
-    @precondition(lambda self: self.rows)
+    @precondition(lambda self: self.sequences)
     @rule(data=st.data(), token=st.integers(0, 1))
     def decode(self, data: st.DataObject, token: int) -> None:
-        place = data.draw(st.integers(0, len(self.rows) - 1))
-        table, tokens, computed = self.rows[place]
+        place = data.draw(st.integers(0, len(self.sequences) - 1))
+        table, tokens, computed = self.sequences[place]
         if self.blocks.grow(table, len(tokens) + 1):
             tokens.append(token)
             self.step(place, computed, len(tokens))
 
-    @precondition(lambda self: self.rows)
+    @precondition(lambda self: self.sequences)
     @rule(data=st.data(), broken=st.booleans())
     def leave(self, data: st.DataObject, broken: bool) -> None:
-        table, *_ = self.rows.pop(data.draw(st.integers(0, len(self.rows) - 1)))
-        held = {block for other, _, _ in self.rows for block in other.blocks}
+        table, *_ = self.sequences.pop(data.draw(st.integers(0, len(self.sequences) - 1)))
+        held = {block for other, _, _ in self.sequences for block in other.blocks}
         mine = set(table.blocks)
         freed = self.blocks.discard(table) if broken else self.blocks.close(table)
         assert not set(freed) & held
@@ -244,14 +244,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_row_reads_its_own_tokens(self) -> None:
-        for table, tokens, computed in self.rows:
+        for table, tokens, computed in self.sequences:
             for position in range(computed):
                 cell = self.content[table.blocks[position // self.size]][position % self.size]
                 assert cell == tuple(tokens[: position + 1])
 
     @invariant()
     def no_block_is_lost(self) -> None:
-        held = {block for table, _, _ in self.rows for block in table.blocks}
+        held = {block for table, _, _ in self.sequences for block in table.blocks}
         assert self.blocks.free_blocks == TOTAL - len(held)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from model_workers.engine.cacheless import EchoEngine
-from model_workers.engine.protocol import RowEnd, Sampling, TokenLogprobs
-from tests.support.rows import Answers, drive, row_spec
+from model_workers.engine.protocol import Sampling, SequenceEnd, TokenLogprobs
+from tests.support.sequences import Answers, drive, sequence_spec
 
 
 def engine(slots: int = 4) -> EchoEngine:
@@ -14,24 +14,24 @@ def engine(slots: int = 4) -> EchoEngine:
 
 
 def test_repeats_the_prompt_up_to_max_tokens() -> None:
-    answers = drive(engine(), row_spec("r", [5, 6, 7], Sampling(max_tokens=7)))
+    answers = drive(engine(), sequence_spec("r", [5, 6, 7], Sampling(max_tokens=7)))
     assert answers.tokens["r"] == [5, 6, 7, 5, 6, 7, 5]
-    assert answers.ends["r"] is RowEnd.LENGTH
+    assert answers.ends["r"] is SequenceEnd.LENGTH
 
 
 def test_every_step_pauses_first() -> None:
     pauses: list[None] = []
     echo = EchoEngine(4, 8, 64, lambda: pauses.append(None))
-    echo.add(row_spec("r", [5], Sampling(max_tokens=3)), 0.0)
+    echo.add(sequence_spec("r", [5], Sampling(max_tokens=3)), 0.0)
     for count in (1, 2, 3):
         echo.step(0.0)
         assert len(pauses) == count
 
 
 def test_a_resumed_row_goes_on_where_it_was() -> None:
-    row = row_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6])
+    sequence = sequence_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6])
     echo = engine()
-    echo.add(row, 0.0)
+    echo.add(sequence, 0.0)
     first = echo.step(0.0)[0]
     assert (first.start_index, first.token_ids) == (2, (7,))
 
@@ -43,35 +43,35 @@ def test_a_resumed_row_goes_on_where_it_was() -> None:
 def test_neither_the_first_token_that_is_read_waits_nor_the_end_of_an_urgent_row(
     rank: int, gather_s: float, waits_s: list[float]
 ) -> None:
-    row = row_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6], rank=rank)
+    sequence = sequence_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6], rank=rank)
     echo = engine()
-    echo.add(replace(row, gather_s=gather_s), 0.0)
+    echo.add(replace(sequence, gather_s=gather_s), 0.0)
     assert [echo.step(0.0)[0].wait_s for _ in range(3)] == waits_s
 
 
 def test_stop_tokens_of_a_template_do_not_end_an_echo() -> None:
     sampling = Sampling(max_tokens=4, stop_token_ids=frozenset({6}))
-    assert len(drive(engine(), row_spec("r", [5, 6], sampling)).tokens["r"]) == 4
+    assert len(drive(engine(), sequence_spec("r", [5, 6], sampling)).tokens["r"]) == 4
 
 
 def test_one_token_per_row_and_step_and_rows_join_between_steps() -> None:
     echo = engine(slots=2)
     for name in ("a", "b", "c"):
-        echo.add(row_spec(name, [1], Sampling(max_tokens=2)), 0.0)
+        echo.add(sequence_spec(name, [1], Sampling(max_tokens=2)), 0.0)
     assert [step.request_id for step in echo.step(0.0)] == ["a", "b"]
-    assert [step.end for step in echo.step(0.0)] == [RowEnd.LENGTH, RowEnd.LENGTH]
+    assert [step.end for step in echo.step(0.0)] == [SequenceEnd.LENGTH, SequenceEnd.LENGTH]
     assert [step.request_id for step in echo.step(0.0)] == ["c"]
 
 
 def test_cancel_and_deadline_take_effect_before_the_next_step() -> None:
     echo = engine()
     for name, deadline in (("a", None), ("b", 5.0), ("c", None)):
-        echo.add(row_spec(name, [1], Sampling(max_tokens=9), deadline=deadline), 0.0)
+        echo.add(sequence_spec(name, [1], Sampling(max_tokens=9), deadline=deadline), 0.0)
     answers = Answers()
     answers.take(echo.step(0.0))
     echo.cancel(["a"])
     answers.take(echo.step(6.0))
-    assert answers.ends == {"a": RowEnd.CANCELLED, "b": RowEnd.DEADLINE}
+    assert answers.ends == {"a": SequenceEnd.CANCELLED, "b": SequenceEnd.DEADLINE}
     assert {name: len(tokens) for name, tokens in answers.tokens.items()} == {
         "a": 1,
         "b": 1,
@@ -82,16 +82,19 @@ def test_cancel_and_deadline_take_effect_before_the_next_step() -> None:
 def test_abort_ends_every_row_and_leaves_a_usable_engine() -> None:
     echo = engine(slots=1)
     for name in ("a", "b"):
-        echo.add(row_spec(name, [1]), 0.0)
+        echo.add(sequence_spec(name, [1]), 0.0)
     echo.step(0.0)
     ends = {step.request_id: (step.end, step.error) for step in echo.abort("it broke")}
-    assert ends == {"a": (RowEnd.RETURNED, "it broke"), "b": (RowEnd.RETURNED, "it broke")}
-    assert drive(echo, row_spec("c", [1])).ends == {"c": RowEnd.LENGTH}
+    assert ends == {
+        "a": (SequenceEnd.RETURNED, "it broke"),
+        "b": (SequenceEnd.RETURNED, "it broke"),
+    }
+    assert drive(echo, sequence_spec("c", [1])).ends == {"c": SequenceEnd.LENGTH}
 
 
 def test_logprobs_are_those_of_a_certain_answer() -> None:
     echo = engine()
-    echo.add(row_spec("r", [4], Sampling(max_tokens=1, logprobs=True, top_logprobs=2)), 0.0)
+    echo.add(sequence_spec("r", [4], Sampling(max_tokens=1, logprobs=True, top_logprobs=2)), 0.0)
     assert echo.step(0.0)[0].logprobs == (TokenLogprobs(0.0, ((4, 0.0),)),)
 
 

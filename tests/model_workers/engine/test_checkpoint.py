@@ -11,7 +11,7 @@ from model_workers.engine.forward.kv_cache import KvCache
 from model_workers.engine.forward.llama import FusedModel
 from model_workers.engine.protocol import Sampling
 from sluice.settings import ModelSettings, SettingsError
-from tests.support.rows import drive, row_spec
+from tests.support.sequences import drive, sequence_spec
 from tests.support.tiny_models import CONTEXT, save_model
 
 
@@ -23,7 +23,7 @@ def test_loads_and_answers(tmp_path: Path) -> None:
     core = load_engine(model(save_model(tmp_path), device="cpu", slots=3))
     load = core.load()
     assert (load.slots, load.context_tokens, load.running) == (3, CONTEXT, 0)
-    assert len(drive(core, row_spec("r", [1, 2, 3])).tokens["r"]) == 8
+    assert len(drive(core, sequence_spec("r", [1, 2, 3])).tokens["r"]) == 8
 
 
 def test_a_cache_too_small_for_a_row_is_refused_by_key(tmp_path: Path) -> None:
@@ -51,10 +51,12 @@ def test_another_kind_of_model_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_draft_changes_no_answer(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model")
     draft = save_model(tmp_path / "draft", num_hidden_layers=1)
-    rows = [row_spec(f"r{i}", [i, 2, 3], Sampling(60, temperature=i % 2)) for i in range(4)]
-    expected = drive(load_engine(model(folder, device="cpu")), *rows)
+    sequences = [
+        sequence_spec(f"r{i}", [i, 2, 3], Sampling(60, temperature=i % 2)) for i in range(4)
+    ]
+    expected = drive(load_engine(model(folder, device="cpu")), *sequences)
     core = load_engine(model(folder, device="cpu", draft=str(draft)), time.monotonic)
-    assert drive(core, *rows) == expected
+    assert drive(core, *sequences) == expected
 
 
 def test_a_draft_of_another_kind_is_refused_by_key(tmp_path: Path) -> None:
@@ -80,7 +82,10 @@ def too_much(*_: object, **__: object) -> NoReturn:
             (KvCache, "_zeros"),
             r"a cache of 0.* GB does not fit on cpu beside .*: lower cache_gb or",
         ),
-        ((FusedModel, "_compute"), "cannot compute its first row: .*: lower prefill_tokens, or"),
+        (
+            (FusedModel, "_compute"),
+            "cannot compute its first sequence: .*: lower prefill_tokens, or",
+        ),
     ],
 )
 def test_memory_that_does_not_suffice_at_start_is_one_line_that_says_what_to_lower(

@@ -106,9 +106,12 @@ def test_eight_bits_are_refused_on_cuda(cuda: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("capabilities", "said"),
     [
-        (AMX, "from 30 M parameters on bfloat16 by AMX is faster for many rows"),
-        (AVX, "from 30 M parameters on bfloat16 by AVX512_BF16 is faster for many rows"),
-        ({"bf16": True}, "from 30 M parameters on bfloat16 by bf16 of ARM is faster for many rows"),
+        (AMX, "from 30 M parameters on bfloat16 by AMX is faster for many sequences"),
+        (AVX, "from 30 M parameters on bfloat16 by AVX512_BF16 is faster for many sequences"),
+        (
+            {"bf16": True},
+            "from 30 M parameters on bfloat16 by bf16 of ARM is faster for many sequences",
+        ),
         (PLAIN, "bfloat16 is slow here"),
         ({}, "bfloat16 is slow here"),
     ],

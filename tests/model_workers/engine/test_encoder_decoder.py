@@ -12,9 +12,15 @@ import torch
 from gateway.config.models import ModelFolder
 from model_workers.engine.encoder_decoder import EncoderDecoder, EncoderDecoderEngine
 from model_workers.engine.families import load_encoder_decoder
-from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowTooLong, Sampling
-from model_workers.engine.rows import RowLimits
+from model_workers.engine.protocol import (
+    RowInvalid,
+    RowTooLong,
+    Sampling,
+    SequenceEnd,
+    SequenceSpec,
+)
 from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.sequences import SequenceLimits
 from sluice.settings import ModelSettings, SettingsError
 from sluice.settings.models import SideLimits
 from tests.support.tiny_models import save_model
@@ -27,26 +33,28 @@ from tests.support.tiny_seq2seq import (
     tiny_seq2seq,
 )
 
-LIMITS = RowLimits(slots=6, max_waiting=64, context_tokens=2 * POSITIONS, prefill_tokens=64)
+LIMITS = SequenceLimits(slots=6, max_waiting=64, context_tokens=2 * POSITIONS, prefill_tokens=64)
 SIDES = SideLimits(POSITIONS, POSITIONS, 2 * POSITIONS)
 
 
-def engine_of(family: str, limits: RowLimits = LIMITS) -> EncoderDecoderEngine:
+def engine_of(family: str, limits: SequenceLimits = LIMITS) -> EncoderDecoderEngine:
     return EncoderDecoderEngine(EncoderDecoder(tiny_seq2seq(family)), Sampler(), limits, SIDES)
 
 
-def row(name: str, prompt: Sequence[int], tokens: int = 12, **fields: Any) -> RowSpec:
+def sequence(name: str, prompt: Sequence[int], tokens: int = 12, **fields: Any) -> SequenceSpec:
     sampling = Sampling(tokens, stop_token_ids=frozenset({END}), **fields.pop("sampling", {}))
     given = {"attempt": 0, "produced": (), **fields}
-    return RowSpec(name, "b", prompt=tuple(prompt), sampling=sampling, **given)
+    return SequenceSpec(name, "b", prompt=tuple(prompt), sampling=sampling, **given)
 
 
-def run(engine: EncoderDecoderEngine, rows: Sequence[RowSpec], seed: int = 0) -> dict[str, Any]:
-    """The answers, when the rows come at random times; and how each ended."""
-    draw, left = random.Random(seed), list(rows)
-    answers: dict[str, list[int]] = {one.request_id: list(one.produced) for one in rows}
+def run(
+    engine: EncoderDecoderEngine, sequences: Sequence[SequenceSpec], seed: int = 0
+) -> dict[str, Any]:
+    """The answers, when the sequences come at random times; and how each ended."""
+    draw, left = random.Random(seed), list(sequences)
+    answers: dict[str, list[int]] = {one.request_id: list(one.produced) for one in sequences}
     ends = {}
-    while left or engine.has_rows():
+    while left or engine.has_sequences():
         for _ in range(draw.randrange(3)):
             if left:
                 engine.add(left.pop(), 0.0)
@@ -91,9 +99,9 @@ def generated(family: str, prompt: tuple[int, ...], tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_answers_are_those_of_generate(family: str) -> None:
-    rows = [row(str(n), one, 3 + 2 * n) for n, one in enumerate(prompts(9))]
-    answers = run(engine_of(family), rows)
-    for one in rows:
+    sequences = [sequence(str(n), one, 3 + 2 * n) for n, one in enumerate(prompts(9))]
+    answers = run(engine_of(family), sequences)
+    for one in sequences:
         expected = generated(family, one.prompt, one.sampling.max_tokens)
         assert answers[one.request_id] == expected
     assert len({tuple(answer) for answer in answers.values()}) > 5, "the models say something"
@@ -103,74 +111,76 @@ def test_greedy_answers_are_those_of_generate(family: str) -> None:
 def test_a_row_goes_on_behind_the_tokens_of_an_earlier_attempt(family: str) -> None:
     (prompt, *others) = prompts()
     whole = generated(family, tuple(prompt), 20)
-    rows = [row(str(n), one) for n, one in enumerate(others)]
+    sequences = [sequence(str(n), one) for n, one in enumerate(others)]
     engine = engine_of(family)
     for held in range(1, len(whole), 3):
-        again = row("again", prompt, 20, produced=tuple(whole[:held]), attempt=1)
-        assert run(engine, [again, *rows[:3]])["again"] == whole
+        again = sequence("again", prompt, 20, produced=tuple(whole[:held]), attempt=1)
+        assert run(engine, [again, *sequences[:3]])["again"] == whole
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_a_row_that_made_room_for_an_urgent_one_says_the_same(family: str) -> None:
-    few = RowLimits(slots=2, max_waiting=64, context_tokens=2 * POSITIONS, prefill_tokens=64)
+    few = SequenceLimits(slots=2, max_waiting=64, context_tokens=2 * POSITIONS, prefill_tokens=64)
     engine = engine_of(family, few)
-    rows = [row(str(n), one, 20, rank=2) for n, one in enumerate(prompts(4))]
+    sequences = [sequence(str(n), one, 20, rank=2) for n, one in enumerate(prompts(4))]
     answers: dict[str, list[int]] = {}
-    for one in rows:
+    for one in sequences:
         engine.add(one, 0.0)
     for step in engine.step(0.0) + engine.step(0.0):
         answers.setdefault(step.request_id, []).extend(step.token_ids)
     for number in range(6):
-        engine.add(row(f"urgent {number}", [7, 8, END], 2), 0.0)
+        engine.add(sequence(f"urgent {number}", [7, 8, END], 2), 0.0)
         for step in engine.step(0.0) + engine.step(0.0):
             answers.setdefault(step.request_id, []).extend(step.token_ids)
     assert engine._scheduler.preemptions
-    while engine.has_rows():
+    while engine.has_sequences():
         for step in engine.step(0.0):
             answers.setdefault(step.request_id, []).extend(step.token_ids)
-    for one in rows:
+    for one in sequences:
         assert answers[one.request_id] == generated(family, one.prompt, 20)
 
 
 def test_drawn_answers_depend_on_the_seed_alone() -> None:
     drawn = {"temperature": 1.0, "seed": 5}
-    rows = [row(str(n), one, sampling=drawn) for n, one in enumerate(prompts())]
-    assert run(engine_of("t5"), rows, 1) == run(engine_of("t5"), rows, 2)
+    sequences = [sequence(str(n), one, sampling=drawn) for n, one in enumerate(prompts())]
+    assert run(engine_of("t5"), sequences, 1) == run(engine_of("t5"), sequences, 2)
 
 
 def test_rows_end_when_nobody_waits_or_their_time_is_over() -> None:
     engine = engine_of("bart")
     first, second, third = prompts(3)
-    engine.add(row("gone", first, 30), 0.0)
-    engine.add(row("late", second, 30, deadline=5.0), 0.0)
-    engine.add(row("stays", third, 30), 0.0)
+    engine.add(sequence("gone", first, 30), 0.0)
+    engine.add(sequence("late", second, 30, deadline=5.0), 0.0)
+    engine.add(sequence("stays", third, 30), 0.0)
     engine.step(0.0)
     engine.cancel(["gone"])
     ends = {step.request_id: step.end for step in engine.step(6.0) if step.end is not None}
-    assert ends == {"gone": RowEnd.CANCELLED, "late": RowEnd.DEADLINE}
+    assert ends == {"gone": SequenceEnd.CANCELLED, "late": SequenceEnd.DEADLINE}
     said = [token for _ in range(60) for step in engine.step(6.0) for token in step.token_ids]
     assert said == generated("bart", tuple(third), 30)[2:]
 
 
 def test_what_breaks_ends_all_rows_and_the_engine_lives() -> None:
     engine = engine_of("t5")
-    rows = [row(str(n), one) for n, one in enumerate(prompts(3))]
-    for one in rows:
+    sequences = [sequence(str(n), one) for n, one in enumerate(prompts(3))]
+    for one in sequences:
         engine.add(one, 0.0)
     engine.step(0.0)
-    assert {step.end for step in engine.abort("broken")} == {RowEnd.RETURNED}
-    assert run(engine, rows)["1"] == generated("t5", rows[1].prompt, 12)
+    assert {step.end for step in engine.abort("broken")} == {SequenceEnd.RETURNED}
+    assert run(engine, sequences)["1"] == generated("t5", sequences[1].prompt, 12)
 
 
 @pytest.mark.parametrize(
     ("spec", "error"),
     [
-        (row("long", [5] * (POSITIONS + 1)), RowTooLong),
-        (row("unknown token", [VOCABULARY]), RowInvalid),
+        (sequence("long", [5] * (POSITIONS + 1)), RowTooLong),
+        (sequence("unknown token", [VOCABULARY]), RowInvalid),
     ],
     ids=lambda value: getattr(value, "request_id", ""),
 )
-def test_rows_that_the_model_cannot_take_are_refused(spec: RowSpec, error: type[Exception]) -> None:
+def test_rows_that_the_model_cannot_take_are_refused(
+    spec: SequenceSpec, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         engine_of("bart").add(spec, 0.0)
 
@@ -179,7 +189,7 @@ def test_an_answer_ends_where_the_decoder_has_no_more_positions() -> None:
     engine = EncoderDecoderEngine(
         EncoderDecoder(tiny_seq2seq("bart")), Sampler(), LIMITS, SideLimits(POSITIONS, 10, 128)
     )
-    spec = RowSpec("1", "b", 0, (7, END), (), Sampling(50))
+    spec = SequenceSpec("1", "b", 0, (7, END), (), Sampling(50))
     assert len(run(engine, [spec])["1"]) == 8  # two tokens begin every answer
 
 
@@ -195,7 +205,7 @@ def test_worker_and_gateway_agree_about_a_folder(
     assert tokenizer.context_tokens == engine._scheduler.limits.context_tokens
     prompt = tokenizer.encode_text("w7 w8 w9")
     assert prompt == [7, 8, 9, END]
-    answer = run(engine, [row("1", prompt, 9)])["1"]
+    answer = run(engine, [sequence("1", prompt, 9)])["1"]
     assert answer == generated(family, tuple(prompt), 9)
 
 

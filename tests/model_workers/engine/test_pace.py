@@ -15,7 +15,7 @@ def measured(step_s: float = 0.0045) -> tuple[BulkPace, float]:
 
 def test_a_step_with_bulk_prompts_takes_12_ms_while_urgent_rows_come() -> None:
     pace = BulkPace(token_s=0.001, step_s=0.006)
-    assert pace.limit(BULK_RANK, 0.0) == 0, "no row of a more urgent class came"
+    assert pace.limit(BULK_RANK, 0.0) == 0, "no sequence of a more urgent class came"
     assert pace.limit(0, 0.0) == 6
     assert pace.limit(BULK_RANK, URGENT_S) == 6
     assert pace.limit(BULK_RANK, URGENT_S + 0.1) == 0

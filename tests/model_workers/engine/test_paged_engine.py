@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from model_workers.engine import blocks
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.paged_model import RowChunk
-from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, Sampling
+from model_workers.engine.paged_model import SequenceChunk
+from model_workers.engine.protocol import RowInvalid, Sampling, SequenceEnd, SequenceSpec
 from model_workers.engine.sampling.sampler import Sampler
 from sluice.settings.models import PrefixCache
 from tests.support.hash_model import (
@@ -26,21 +26,21 @@ from tests.support.hash_model import (
     busy,
     greedy,
     hash_engine,
-    rows,
+    sequences,
 )
 from tests.support.lazy_device import LazyModel, LazySampler, Stream
-from tests.support.rows import Answers, drive, row_spec
+from tests.support.sequences import Answers, drive, sequence_spec
 
 
 def test_a_greedy_answer_is_what_the_model_says() -> None:
     prompt = [5, 6, 7, 8, 9]
-    assert drive(hash_engine(), row_spec("r", prompt, Sampling(20))).tokens["r"] == greedy(
+    assert drive(hash_engine(), sequence_spec("r", prompt, Sampling(20))).tokens["r"] == greedy(
         prompt, 20
     )
 
 
 @given(
-    rows(),
+    sequences(),
     st.integers(16, 40),
     st.integers(1, 5),
     st.integers(1, 30),
@@ -50,7 +50,7 @@ def test_a_greedy_answer_is_what_the_model_says() -> None:
     st.randoms(use_true_random=False),
 )
 def test_any_schedule_gives_every_row_the_tokens_it_has_alone(
-    specs: Sequence[RowSpec],
+    specs: Sequence[SequenceSpec],
     num_blocks: int,
     slots: int,
     prefill_tokens: int,
@@ -88,8 +88,8 @@ def test_any_schedule_gives_every_row_the_tokens_it_has_alone(
     for spec in specs:
         name, expected = spec.request_id, alone(spec)
         tokens = answers.tokens[name]
-        if answers.ends[name] in (RowEnd.CANCELLED, RowEnd.DEADLINE):
-            assert name in (cancelled if answers.ends[name] is RowEnd.CANCELLED else late)
+        if answers.ends[name] in (SequenceEnd.CANCELLED, SequenceEnd.DEADLINE):
+            assert name in (cancelled if answers.ends[name] is SequenceEnd.CANCELLED else late)
             assert tokens == expected.tokens[name][: len(tokens)]
         else:
             assert (tokens, answers.ends[name]) == (expected.tokens[name], expected.ends[name])
@@ -105,8 +105,8 @@ def lazy_engine(**limits: Any) -> tuple[PagedEngine, Stream]:
 def test_a_step_is_begun_before_the_one_before_is_read() -> None:
     engine, stream = lazy_engine()
     prompt = [5, 6, 7, 8, 9]
-    assert drive(engine, row_spec("r", prompt, Sampling(4))).tokens["r"] == greedy(prompt, 4)
-    # The last step is not begun: the row has no room for what it would draw.
+    assert drive(engine, sequence_spec("r", prompt, Sampling(4))).tokens["r"] == greedy(prompt, 4)
+    # The last step is not begun: the sequence has no room for what it would draw.
     assert stream.events == ["begin", *["begin", "read"] * 3, "read"]
 
 
@@ -116,78 +116,78 @@ def test_a_row_that_stops_is_computed_once_in_vain() -> None:
     expected = greedy(prompt, 9)
     stop = next(token for token in expected[2:] if token not in expected[:2])
     sampling = Sampling(9, stop_token_ids=frozenset({stop}))
-    answers = drive(engine, row_spec("r", prompt, sampling))
+    answers = drive(engine, sequence_spec("r", prompt, sampling))
     assert answers.tokens["r"] == expected[: expected.index(stop) + 1]
-    assert answers.ends["r"] is RowEnd.STOP
+    assert answers.ends["r"] is SequenceEnd.STOP
     assert stream.events.count("begin") == len(answers.tokens["r"]) + 1
     assert not busy(engine)
 
 
 def test_a_row_whose_draws_need_its_tokens_has_its_steps_read_at_once() -> None:
     engine, stream = lazy_engine()
-    row = row_spec("r", [5, 6, 7], Sampling(4, repetition_penalty=1.3))
-    assert drive(engine, row).tokens["r"] == alone(row).tokens["r"]
+    sequence = sequence_spec("r", [5, 6, 7], Sampling(4, repetition_penalty=1.3))
+    assert drive(engine, sequence).tokens["r"] == alone(sequence).tokens["r"]
     assert stream.events == ["begin", "read"] * 4
 
 
 def test_cancelled_and_late_rows_end_with_the_tokens_that_were_read() -> None:
     engine, _ = lazy_engine()
-    engine.add(row_spec("cancelled", [5, 6, 7], Sampling(9)), 0.0)
-    engine.add(row_spec("late", [6, 7, 8], Sampling(9), deadline=5.0), 0.0)
+    engine.add(sequence_spec("cancelled", [5, 6, 7], Sampling(9)), 0.0)
+    engine.add(sequence_spec("late", [6, 7, 8], Sampling(9), deadline=5.0), 0.0)
     answers = Answers()
     for _ in range(3):
         answers.take(engine.step(0.0))
     engine.cancel(["cancelled"])
     ends = engine.step(6.0)
     assert {end.request_id: (end.start_index, end.end) for end in ends} == {
-        "cancelled": (2, RowEnd.CANCELLED),
-        "late": (2, RowEnd.DEADLINE),
+        "cancelled": (2, SequenceEnd.CANCELLED),
+        "late": (2, SequenceEnd.DEADLINE),
     }
     assert answers.tokens == {"cancelled": greedy([5, 6, 7], 2), "late": greedy([6, 7, 8], 2)}
     assert not busy(engine)
-    # Nothing of the step that was under way is taken for another row's.
-    again = drive(engine, row_spec("late", [1, 2], Sampling(5), attempt=1), now=7.0)
+    # Nothing of the step that was under way is taken for another sequence's.
+    again = drive(engine, sequence_spec("late", [1, 2], Sampling(5), attempt=1), now=7.0)
     assert again.tokens["late"] == greedy([1, 2], 5)
 
 
 def test_an_engine_that_is_emptied_forgets_the_step_under_way() -> None:
     engine, _ = lazy_engine()
-    engine.add(row_spec("r", [5, 6, 7], Sampling(9)), 0.0)
+    engine.add(sequence_spec("r", [5, 6, 7], Sampling(9)), 0.0)
     engine.step(0.0)
     assert [(step.start_index, step.end) for step in engine.abort("it broke")] == [
-        (0, RowEnd.RETURNED)
+        (0, SequenceEnd.RETURNED)
     ]
-    assert drive(engine, row_spec("r", [1, 2], Sampling(5))).tokens["r"] == greedy([1, 2], 5)
+    assert drive(engine, sequence_spec("r", [1, 2], Sampling(5))).tokens["r"] == greedy([1, 2], 5)
 
 
 def test_a_row_without_numbers_fails_a_step_later_and_alone() -> None:
     engine = hash_engine(overlap=True)
     answers = drive(
         engine,
-        row_spec("bad", [5, NAN_TOKEN], Sampling(9)),
-        row_spec("good", [6, 7, 8], Sampling(9)),
+        sequence_spec("bad", [5, NAN_TOKEN], Sampling(9)),
+        sequence_spec("good", [6, 7, 8], Sampling(9)),
     )
-    assert answers.ends == {"bad": RowEnd.FAILED, "good": RowEnd.LENGTH}
+    assert answers.ends == {"bad": SequenceEnd.FAILED, "good": SequenceEnd.LENGTH}
     assert (answers.tokens["bad"], answers.tokens["good"]) == ([], greedy([6, 7, 8], 9))
     assert not busy(engine)
 
 
-@given(rows(), st.randoms(use_true_random=False))
+@given(sequences(), st.randoms(use_true_random=False))
 def test_resumed_rows_go_on_as_if_nothing_had_happened(
-    specs: Sequence[RowSpec], numbers: random.Random
+    specs: Sequence[SequenceSpec], numbers: random.Random
 ) -> None:
     engine = hash_engine(HashModel(24))
     whole = {spec.request_id: alone(spec) for spec in specs}
     for spec in specs:
         tokens = whole[spec.request_id].tokens[spec.request_id]
         kept = tokens[: numbers.randrange(len(tokens) + 1)]
-        engine.add(row_spec(spec.request_id, spec.prompt, spec.sampling, produced=kept), 0.0)
+        engine.add(sequence_spec(spec.request_id, spec.prompt, spec.sampling, produced=kept), 0.0)
     answers = Answers()
     for spec in specs:
         answers.tokens[spec.request_id] = []
     first: dict[str, int] = {}
     steps = []
-    while engine.has_rows():
+    while engine.has_sequences():
         steps += engine.step(0.0)
     for step in steps:
         first.setdefault(step.request_id, step.start_index)
@@ -200,9 +200,9 @@ def test_a_known_prefix_is_not_computed_again() -> None:
     model = HashModel()
     engine = hash_engine(model)
     prompt = list(range(20))
-    first = drive(engine, row_spec("first", prompt, Sampling(1)))
+    first = drive(engine, sequence_spec("first", prompt, Sampling(1)))
     assert (model.computed_tokens, first.cached["first"]) == (20, 0)
-    longer = drive(engine, row_spec("longer", [*prompt, 30, 31], Sampling(1)))
+    longer = drive(engine, sequence_spec("longer", [*prompt, 30, 31], Sampling(1)))
     assert (model.computed_tokens, longer.cached["longer"]) == (22, 20)
 
 
@@ -210,7 +210,7 @@ def test_a_prefix_of_another_tenant_is_computed_again() -> None:
     model = HashModel()
     engine = hash_engine(model)
     prompt = list(range(20))
-    asked = replace(row_spec("acme", prompt, Sampling(1)), tenant="acme")
+    asked = replace(sequence_spec("acme", prompt, Sampling(1)), tenant="acme")
     drive(engine, asked)
     other = drive(engine, replace(asked, request_id="other", tenant="other"))
     assert (model.computed_tokens, other.cached["other"]) == (40, 0)
@@ -220,7 +220,7 @@ def test_a_prefix_of_another_tenant_is_computed_again() -> None:
 
 def test_prefix_cache_of_the_mesh_is_shared_by_tenants() -> None:
     engine = hash_engine(prefix_cache="mesh")
-    spec = replace(row_spec("acme", list(range(20)), Sampling(1)), tenant="acme")
+    spec = replace(sequence_spec("acme", list(range(20)), Sampling(1)), tenant="acme")
     drive(engine, spec)
     other = drive(engine, replace(spec, request_id="other", tenant="other"))
     assert other.cached["other"] == 19
@@ -230,9 +230,9 @@ def test_a_wholly_known_prompt_costs_one_token_and_a_copied_block() -> None:
     model = HashModel()
     engine = hash_engine(model)
     prompt = list(range(20))
-    first = drive(engine, row_spec("first", prompt, Sampling(6)))
+    first = drive(engine, sequence_spec("first", prompt, Sampling(6)))
     before = model.computed_tokens
-    again = drive(engine, row_spec("again", prompt, Sampling(6)))
+    again = drive(engine, sequence_spec("again", prompt, Sampling(6)))
     assert model.computed_tokens - before == 1 + 5
     assert again.tokens["again"] == first.tokens["first"]
     assert again.cached["again"] == 19
@@ -242,45 +242,47 @@ def test_rows_that_come_together_compute_their_common_prefix_once() -> None:
     model = HashModel()
     engine = hash_engine(model, slots=8, prefill_tokens=100)
     prompts = [[*range(20), 40 + i] for i in range(8)]
-    answers = drive(engine, *(row_spec(f"r{i}", p, Sampling(1)) for i, p in enumerate(prompts)))
+    answers = drive(
+        engine, *(sequence_spec(f"r{i}", p, Sampling(1)) for i, p in enumerate(prompts))
+    )
     assert model.computed_tokens == 20 + 8
     assert answers.tokens == {f"r{i}": greedy(p, 1) for i, p in enumerate(prompts)}
 
 
 def test_a_prompt_in_chunks_does_not_stop_rows_that_decode() -> None:
     engine = hash_engine(prefill_tokens=16)
-    engine.add(row_spec("short", [1, 2], Sampling(50)), 0.0)
+    engine.add(sequence_spec("short", [1, 2], Sampling(50)), 0.0)
     engine.step(0.0)
-    engine.add(row_spec("long", range(60), Sampling(4)), 0.0)
+    engine.add(sequence_spec("long", range(60), Sampling(4)), 0.0)
     steps = [[step.request_id for step in engine.step(0.0)] for _ in range(4)]
     assert steps == [["short"], ["short"], ["short"], ["short", "long"]]
 
 
 def test_bulk_rows_give_way_and_come_back_without_losing_a_token() -> None:
     engine = hash_engine(HashModel(16), slots=4)
-    bulk = [row_spec(f"b{i}", [i, 1, 2], Sampling(20), rank=2) for i in range(2)]
+    bulk = [sequence_spec(f"b{i}", [i, 1, 2], Sampling(20), rank=2) for i in range(2)]
     answers = Answers()
-    for row in bulk:
-        engine.add(row, 0.0)
+    for sequence in bulk:
+        engine.add(sequence, 0.0)
     for _ in range(8):
         answers.take(engine.step(0.0))
-    engine.add(row_spec("urgent", range(45), Sampling(8), rank=0), 0.0)
+    engine.add(sequence_spec("urgent", range(45), Sampling(8), rank=0), 0.0)
     seen = []
-    while engine.has_rows():
+    while engine.has_sequences():
         steps = engine.step(0.0)
         seen += [step.request_id for step in steps]
         answers.take(steps)
     assert "b1" not in seen[: seen.index("urgent")], "it was preempted at once"
     assert answers.tokens["urgent"] == greedy(range(45), 8)
-    for row in bulk:
-        assert answers.tokens[row.request_id] == greedy(row.prompt, 20)
+    for sequence in bulk:
+        assert answers.tokens[sequence.request_id] == greedy(sequence.prompt, 20)
 
 
 def test_a_higher_attempt_takes_over_without_a_word_of_the_old_one() -> None:
     engine = hash_engine()
-    engine.add(row_spec("r", [1, 2], Sampling(9)), 0.0)
+    engine.add(sequence_spec("r", [1, 2], Sampling(9)), 0.0)
     first = engine.step(0.0)[0].token_ids
-    engine.add(row_spec("r", [1, 2], Sampling(9), produced=first, attempt=1), 0.0)
+    engine.add(sequence_spec("r", [1, 2], Sampling(9), produced=first, attempt=1), 0.0)
     steps = [step for _ in range(8) for step in engine.step(0.0)]
     assert {step.attempt for step in steps} == {1}
     assert [*first, *(t for s in steps for t in s.token_ids)] == greedy([1, 2], 9)
@@ -292,14 +294,14 @@ def test_a_row_without_numbers_fails_alone_and_leaves_nothing_behind() -> None:
     bad = [1, 2, 3, 4, NAN_TOKEN, *range(10)]
     answers = drive(
         engine,
-        row_spec("good", [1, 2, 3, 4, 5], Sampling(9)),
-        row_spec("bad", bad, Sampling(9)),
-        row_spec("late", [1, 2, 3, 4, 6], Sampling(9)),
+        sequence_spec("good", [1, 2, 3, 4, 5], Sampling(9)),
+        sequence_spec("bad", bad, Sampling(9)),
+        sequence_spec("late", [1, 2, 3, 4, 6], Sampling(9)),
     )
     assert answers.ends == {
-        "good": RowEnd.LENGTH,
-        "bad": RowEnd.FAILED,
-        "late": RowEnd.LENGTH,
+        "good": SequenceEnd.LENGTH,
+        "bad": SequenceEnd.FAILED,
+        "late": SequenceEnd.LENGTH,
     }
     assert answers.tokens["good"] == greedy([1, 2, 3, 4, 5], 9)
     assert answers.tokens["late"] == greedy([1, 2, 3, 4, 6], 9)
@@ -311,48 +313,51 @@ def test_a_row_without_numbers_fails_alone_and_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("beside", [0, 1, 2, 5])
 def test_a_row_that_exhausts_the_memory_is_returned_alone(beside: int, overlap: bool) -> None:
     engine = hash_engine(slots=8, prefill_tokens=100, overlap=overlap)
-    rows = [row_spec(f"r{i}", [i, 1], Sampling(9)) for i in range(beside)]
-    for row in rows:
-        engine.add(row, 0.0)
-    engine.add(row_spec("bad", [1, OOM_TOKEN, 3], Sampling(9)), 0.0)
+    sequences = [sequence_spec(f"r{i}", [i, 1], Sampling(9)) for i in range(beside)]
+    for sequence in sequences:
+        engine.add(sequence, 0.0)
+    engine.add(sequence_spec("bad", [1, OOM_TOKEN, 3], Sampling(9)), 0.0)
     steps = engine.step(0.0)
     if overlap:
         assert not steps
         steps = engine.step(0.0)
-    (failed,) = [step for step in steps if step.end is RowEnd.RETURNED]
+    (failed,) = [step for step in steps if step.end is SequenceEnd.RETURNED]
     assert (failed.request_id, "memory" in failed.error) == ("bad", True)
     answers = Answers()
     answers.take(steps)
     while busy(engine):
         answers.take(engine.step(0.0))
-    assert {row.request_id: answers.tokens[row.request_id] for row in rows} == {
-        row.request_id: greedy(row.prompt, 9) for row in rows
+    assert {sequence.request_id: answers.tokens[sequence.request_id] for sequence in sequences} == {
+        sequence.request_id: greedy(sequence.prompt, 9) for sequence in sequences
     }
 
 
 def test_tokens_that_the_model_does_not_have_are_refused() -> None:
-    for row in (row_spec("r", [VOCABULARY]), row_spec("r", [1], produced=[VOCABULARY])):
+    for sequence in (
+        sequence_spec("r", [VOCABULARY]),
+        sequence_spec("r", [1], produced=[VOCABULARY]),
+    ):
         with pytest.raises(RowInvalid, match=str(VOCABULARY)):
-            hash_engine().add(row, 0.0)
+            hash_engine().add(sequence, 0.0)
 
 
 def test_abort_empties_the_engine_and_it_goes_on() -> None:
     model = HashModel()
     engine = hash_engine(model, slots=1)
     for name in ("a", "b"):
-        engine.add(row_spec(name, [1, 2]), 0.0)
+        engine.add(sequence_spec(name, [1, 2]), 0.0)
     engine.step(0.0)
     model.cells[0, 0] = b"nan"
-    assert {step.end for step in engine.abort("it broke")} == {RowEnd.RETURNED}
+    assert {step.end for step in engine.abort("it broke")} == {SequenceEnd.RETURNED}
     assert not busy(engine)
     assert not model.cells, "what it held is zeroed"
-    assert drive(engine, row_spec("c", [1, 2])).tokens["c"] == greedy([1, 2], 8)
+    assert drive(engine, sequence_spec("c", [1, 2])).tokens["c"] == greedy([1, 2], 8)
 
 
 def test_the_load_counts_tokens_and_blocks() -> None:
     engine = hash_engine(slots=1, prefill_tokens=8)
-    engine.add(row_spec("a", range(10)), 0.0)
-    engine.add(row_spec("b", range(20, 25)), 0.0)
+    engine.add(sequence_spec("a", range(10)), 0.0)
+    engine.add(sequence_spec("b", range(20, 25)), 0.0)
     engine.step(0.0)
     load = engine.load()
     assert (load.running, load.waiting, load.running_tokens, load.waiting_tokens) == (1, 1, 10, 7)
@@ -375,7 +380,7 @@ def test_steps_run_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None
             current.pop()
 
     class Model(HashModel):
-        def forward(self, chunks: Sequence[RowChunk]) -> torch.Tensor:
+        def forward(self, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
             assert current == [torch.device("cuda:1")]
             return super().forward(chunks)
 
@@ -387,5 +392,5 @@ def test_steps_run_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None
         prefill_tokens=16,
         device=torch.device("cuda:1"),
     )
-    assert len(drive(engine, row_spec("r", [1, 2, 3], Sampling(4))).tokens["r"]) == 4
+    assert len(drive(engine, sequence_spec("r", [1, 2, 3], Sampling(4))).tokens["r"]) == 4
     assert not current

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_workers.engine.paged_model import Fault, FaultIsolator, RowChunk
+from model_workers.engine.paged_model import Fault, FaultIsolator, SequenceChunk
 from tests.support.hash_model import HashModel
 
 
@@ -18,15 +18,15 @@ class Fragile(HashModel):
         super().__init__()
         self.message = message
 
-    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         if any(chunk.tokens[0] < 0 for chunk in chunks):
             raise RuntimeError(self.message)
         firsts = [float(chunk.tokens[0]) for chunk in chunks for _ in range(chunk.logits)]
         return torch.tensor(firsts)[:, None].expand(-1, self.vocab_size)
 
 
-def chunks(tokens: Sequence[int], logits: Sequence[int]) -> list[RowChunk]:
-    return [RowChunk([token], 0, [0], n) for token, n in zip(tokens, logits, strict=True)]
+def chunks(tokens: Sequence[int], logits: Sequence[int]) -> list[SequenceChunk]:
+    return [SequenceChunk([token], 0, [0], n) for token, n in zip(tokens, logits, strict=True)]
 
 
 @given(st.lists(st.tuples(st.integers(-2, 9), st.integers(0, 3)), min_size=1, max_size=20))
@@ -43,16 +43,16 @@ def test_a_lack_of_memory_is_named_and_the_fault_is_logged_once(
 ) -> None:
     with caplog.at_level(logging.ERROR):
         _, broken = FaultIsolator(Fragile()).forward(chunks([1, -1, 2, 3], [1] * 4))
-    message = "the worker has not enough memory to compute this row: lower prefill_tokens, or cache_gb or memory_share"
+    message = "the worker has not enough memory to compute this sequence: lower prefill_tokens, or cache_gb or memory_share"
     assert broken == {1: Fault(message)}
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize(("beside", "of_row"), [(1, True), (0, False)])
-def test_a_row_is_at_fault_when_others_were_computed(beside: int, of_row: bool) -> None:
+@pytest.mark.parametrize(("beside", "of_sequence"), [(1, True), (0, False)])
+def test_a_row_is_at_fault_when_others_were_computed(beside: int, of_sequence: bool) -> None:
     model = Fragile("a fault")
     _, broken = FaultIsolator(model).forward(chunks([-1] + [1] * beside, [1] * (1 + beside)))
-    assert broken == {0: Fault("the model failed on this row: RuntimeError", of_row)}
+    assert broken == {0: Fault("the model failed on this sequence: RuntimeError", of_sequence)}
 
 
 class Small(HashModel):
@@ -63,7 +63,7 @@ class Small(HashModel):
         self.error = error
         self.computed: list[tuple[int, int]] = []
 
-    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         if sum(len(chunk.tokens) for chunk in chunks) > 40:
             raise self.error
         self.computed += [(chunk.start, len(chunk.tokens)) for chunk in chunks]
@@ -81,7 +81,7 @@ class Small(HashModel):
 )
 def test_a_chunk_that_memory_does_not_suffice_for_is_computed_in_parts(error: Exception) -> None:
     model = Small(error)
-    logits, broken = FaultIsolator(model).forward([RowChunk(range(130), 7, [0], 2)])
+    logits, broken = FaultIsolator(model).forward([SequenceChunk(range(130), 7, [0], 2)])
     assert (len(logits), broken) == (2, {})
     starts = [start for start, _ in model.computed]
     assert starts == sorted(starts)

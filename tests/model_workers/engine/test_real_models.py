@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.protocol import RowEnd, Sampling
+from model_workers.engine.protocol import Sampling, SequenceEnd
 from sluice.settings import ModelSettings
-from tests.support.rows import Answers, drive, row_spec
+from tests.support.sequences import Answers, drive, sequence_spec
 from tests.support.tiny_models import CONTEXT, VOCABULARY, save_model, tiny_model
 
 FAMILIES = ("llama", "gpt2")
@@ -79,25 +79,25 @@ def generated(folder: Path, prompt: list[int], tokens: int) -> list[int]:
 
 
 def test_greedy_answers_are_those_of_generate_while_rows_come_and_give_way(folder: Path) -> None:
-    # The least cache that holds a row of the context: 16 blocks.
+    # The least cache that holds a sequence of the context: 16 blocks.
     core = engine(folder, slots=8, cache_gb=17.5 * _block_bytes(folder) / 1e9)
     assert core.load().cache_blocks == 17
     asked = {f"r{i}": (prompt, 20 + 3 * i) for i, prompt in enumerate(prompts(10))}
-    rows = [
-        row_spec(name, prompt, Sampling(n), rank=0 if n > 35 else 2)
+    sequences = [
+        sequence_spec(name, prompt, Sampling(n), rank=0 if n > 35 else 2)
         for name, (prompt, n) in asked.items()
     ]
     answers = Answers()
-    while rows or core.has_rows():
+    while sequences or core.has_sequences():
         if core.load().steps % 5 == 0:
-            for row in rows[:2]:
-                core.add(row, 0.0)
-            del rows[:2]
+            for sequence in sequences[:2]:
+                core.add(sequence, 0.0)
+            del sequences[:2]
         answers.take(core.step(0.0))
     assert core.load().preemptions > 0
     expected = {name: generated(folder, prompt, n) for name, (prompt, n) in asked.items()}
     assert answers.tokens == expected
-    assert set(answers.ends.values()) == {RowEnd.LENGTH}
+    assert set(answers.ends.values()) == {SequenceEnd.LENGTH}
 
 
 def _block_bytes(folder: Path) -> int:
@@ -112,9 +112,9 @@ def test_a_resumed_row_answers_as_if_nothing_had_happened(
     llama: Path, sampling: Sampling, cut: int, neighbours: int, seed: int
 ) -> None:
     prompt, *others = prompts(4, seed)
-    whole = drive(engine(llama), row_spec("r", prompt, sampling)).tokens["r"]
-    again = row_spec("r", prompt, sampling, produced=whole[:cut], attempt=1)
-    beside = [row_spec(f"n{i}", other) for i, other in enumerate(others[:neighbours])]
+    whole = drive(engine(llama), sequence_spec("r", prompt, sampling)).tokens["r"]
+    again = sequence_spec("r", prompt, sampling, produced=whole[:cut], attempt=1)
+    beside = [sequence_spec(f"n{i}", other) for i, other in enumerate(others[:neighbours])]
     rest = drive(engine(llama), *beside, again).tokens["r"]
     assert whole[:cut] + rest == whole
 
@@ -126,23 +126,23 @@ def test_a_row_without_numbers_fails_alone_and_its_blocks_are_clean_afterwards(
     model.model.embed_tokens.weight.data[13] = math.nan
     model.save_pretrained(tmp_path)
     core = engine(tmp_path)
-    rows = [
-        row_spec("good", [1, 2, 3], Sampling(6)),
-        row_spec("bad", [4, 13] + [5] * 20, Sampling(6)),
-        row_spec("late", [6], Sampling(6)),
+    sequences = [
+        sequence_spec("good", [1, 2, 3], Sampling(6)),
+        sequence_spec("bad", [4, 13] + [5] * 20, Sampling(6)),
+        sequence_spec("late", [6], Sampling(6)),
     ]
-    answers = drive(core, *rows, row_spec("next", [7, 8], Sampling(6)))
-    ends = {name: end for name, end in answers.ends.items() if end is RowEnd.FAILED}
-    assert ends == {"bad": RowEnd.FAILED}
-    # The next row fills the blocks that the broken one had.
-    after = drive(core, row_spec("after", [9] * 100, Sampling(6)))
+    answers = drive(core, *sequences, sequence_spec("next", [7, 8], Sampling(6)))
+    ends = {name: end for name, end in answers.ends.items() if end is SequenceEnd.FAILED}
+    assert ends == {"bad": SequenceEnd.FAILED}
+    # The next sequence fills the blocks that the broken one had.
+    after = drive(core, sequence_spec("after", [9] * 100, Sampling(6)))
     assert after.tokens["after"] == generated(tmp_path, [9] * 100, 6)
     assert answers.tokens["good"] == generated(tmp_path, [1, 2, 3], 6)
 
 
 def test_logprobs_are_those_of_the_logits(llama: Path) -> None:
     core = engine(llama)
-    core.add(row_spec("r", [1, 2, 3], Sampling(1, logprobs=True, top_logprobs=3)), 0.0)
+    core.add(sequence_spec("r", [1, 2, 3], Sampling(1, logprobs=True, top_logprobs=3)), 0.0)
     (step,) = core.step(0.0)
     model = tiny_model("llama").to(torch.bfloat16).float()
     with torch.inference_mode():
@@ -153,5 +153,5 @@ def test_logprobs_are_those_of_the_logits(llama: Path) -> None:
 
 
 def test_the_context_of_the_model_is_kept(llama: Path) -> None:
-    answers = drive(engine(llama), row_spec("r", [1] * (CONTEXT - 3), Sampling(50)))
-    assert (len(answers.tokens["r"]), answers.ends["r"]) == (3, RowEnd.LENGTH)
+    answers = drive(engine(llama), sequence_spec("r", [1] * (CONTEXT - 3), Sampling(50)))
+    assert (len(answers.tokens["r"]), answers.ends["r"]) == (3, SequenceEnd.LENGTH)

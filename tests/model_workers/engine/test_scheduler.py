@@ -7,16 +7,16 @@ from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BULK_RANK
 from model_workers.engine.protocol import (
     EngineFull,
-    RowEnd,
-    RowSpec,
     RowStale,
     RowTooLong,
     Sampling,
+    SequenceEnd,
+    SequenceSpec,
 )
-from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.scheduler import WITHHELD_STEPS, Scheduler
+from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
 from sluice.internal.v1 import worker_pb2
-from tests.support.rows import row_spec
+from tests.support.sequences import sequence_spec
 
 SIZE = 4
 
@@ -28,29 +28,31 @@ def scheduler(
     max_waiting: int = 50,
     context: int = 32,
     prefill: int = 16,
-    rows_cost_time: bool = True,
+    sequences_cost_time: bool = True,
 ) -> Scheduler:
-    limits = RowLimits(slots, max_waiting, context, prefill)
-    return Scheduler(BlockManager(num_blocks, SIZE), limits, rows_cost_time=rows_cost_time)
+    limits = SequenceLimits(slots, max_waiting, context, prefill)
+    return Scheduler(
+        BlockManager(num_blocks, SIZE), limits, sequences_cost_time=sequences_cost_time
+    )
 
 
 def step(core: Scheduler, token: int = 1, bulk_tokens: int = 0) -> dict[str, int]:
-    """Computes what is planned; rows whose tokens are all computed draw ``token``."""
+    """Computes what is planned; sequences whose tokens are all computed draw ``token``."""
     planned = core.schedule(bulk_tokens)
-    for row, count in planned:
-        if count == row.pending:
-            end = row.take((token,)).end
-            core.advance(row, count)
+    for sequence, count in planned:
+        if count == sequence.pending:
+            end = sequence.take((token,)).end
+            core.advance(sequence, count)
             if end is not None:
-                core.finish(row)
+                core.finish(sequence)
         else:
-            core.advance(row, count)
-    return {row.spec.request_id: count for row, count in planned}
+            core.advance(sequence, count)
+    return {sequence.spec.request_id: count for sequence, count in planned}
 
 
-def long(name: str, prompt: int = 1, tokens: int = 20, rank: int = 0) -> RowSpec:
+def long(name: str, prompt: int = 1, tokens: int = 20, rank: int = 0) -> SequenceSpec:
     start = ord(name[0])
-    return row_spec(name, range(start, start + prompt), Sampling(tokens), rank=rank)
+    return sequence_spec(name, range(start, start + prompt), Sampling(tokens), rank=rank)
 
 
 def test_a_step_with_bulk_prompts_has_no_more_tokens_of_prompts_than_their_limit() -> None:
@@ -74,20 +76,20 @@ def test_a_more_urgent_prompt_is_computed_without_limited_ones() -> None:
     assert step(core, bulk_tokens=6) == {"a": 1, "b": 6}
 
 
-@pytest.mark.parametrize("rows_cost_time", [True, False])
+@pytest.mark.parametrize("sequences_cost_time", [True, False])
 def test_bulk_rows_that_are_most_of_a_step_do_not_decode_beside_a_more_urgent_prompt(
-    rows_cost_time: bool,
+    sequences_cost_time: bool,
 ) -> None:
-    core = scheduler(slots=6, rows_cost_time=rows_cost_time)
+    core = scheduler(slots=6, sequences_cost_time=sequences_cost_time)
     for name in "ab":
         core.add(long(name, rank=2))
     decodes = {"a": 1, "b": 1}
     assert step(core, bulk_tokens=6) == step(core, bulk_tokens=6) == decodes
     core.add(long("urgent", 3))
-    assert step(core, bulk_tokens=6) == {**({} if rows_cost_time else decodes), "urgent": 3}
+    assert step(core, bulk_tokens=6) == {**({} if sequences_cost_time else decodes), "urgent": 3}
     assert step(core, bulk_tokens=6) == {**decodes, "urgent": 1}
     core.add(long("v", 3))
-    assert step(core, bulk_tokens=6) == {**decodes, "urgent": 1, "v": 3}, "half of its rows"
+    assert step(core, bulk_tokens=6) == {**decodes, "urgent": 1, "v": 3}, "half of its sequences"
     core.add(long("c", rank=2))
     assert step(core, bulk_tokens=6) == {**decodes, "urgent": 1, "v": 1, "c": 1}
     core.add(long("w", 3))
@@ -120,11 +122,11 @@ def test_limited_prompts_do_not_wait_for_urgent_ones_for_ever() -> None:
 def test_rows_over_slots_and_waiting_places_are_refused() -> None:
     core = scheduler(slots=2, max_waiting=1)
     for name in "abc":
-        core.add(row_spec(name, [1]))
+        core.add(sequence_spec(name, [1]))
     with pytest.raises(EngineFull) as refused:
-        core.add(row_spec("d", [1]))
+        core.add(sequence_spec("d", [1]))
     assert refused.value.retryable
-    core.add(row_spec("c", [1], attempt=1))  # one that is replaced makes its own room
+    core.add(sequence_spec("c", [1], attempt=1))  # one that is replaced makes its own room
     assert list(step(core)) == ["a", "b"]
     assert (core.load(0).running, core.load(0).waiting) == (2, 1)
 
@@ -132,42 +134,46 @@ def test_rows_over_slots_and_waiting_places_are_refused() -> None:
 def test_the_prompt_must_leave_room_for_a_token() -> None:
     core = scheduler(context=8)
     with pytest.raises(RowTooLong, match="8 tokens") as refused:
-        core.add(row_spec("r", range(8)))
+        core.add(sequence_spec("r", range(8)))
     assert not refused.value.retryable
-    core.add(row_spec("r", range(7)))
+    core.add(sequence_spec("r", range(7)))
 
 
 @pytest.mark.parametrize("running", [True, False])
 def test_only_a_higher_attempt_replaces(running: bool) -> None:
     core = scheduler()
-    old = core.add(row_spec("r", [1], attempt=3))
+    old = core.add(sequence_spec("r", [1], attempt=3))
     if running:
         step(core)
     for attempt in (2, 3):
         with pytest.raises(RowStale):
-            core.add(row_spec("r", [1], attempt=attempt))
-    new = core.add(row_spec("r", [2], attempt=4))
-    assert (old.state, core.sweep(0.0)) == (RowState.ENDED, [])
+            core.add(sequence_spec("r", [1], attempt=attempt))
+    new = core.add(sequence_spec("r", [2], attempt=4))
+    assert (old.state, core.sweep(0.0)) == (SequenceState.ENDED, [])
     core.cancel(["r", "unknown"])
-    assert core.sweep(0.0) == [(new, RowEnd.CANCELLED)]
-    assert not core.has_rows()
+    assert core.sweep(0.0) == [(new, SequenceEnd.CANCELLED)]
+    assert not core.has_sequences()
 
 
 def test_waiting_rows_end_by_cancel_and_deadline_too() -> None:
     core = scheduler(slots=1)
     for name in "abcd":
-        core.add(row_spec(name, [ord(name)], deadline=10.0 if name == "c" else None))
+        core.add(sequence_spec(name, [ord(name)], deadline=10.0 if name == "c" else None))
     step(core)
     core.cancel(["b"])
-    assert [(row.spec.request_id, end) for row, end in core.sweep(9.0)] == [("b", RowEnd.CANCELLED)]
-    assert [(row.spec.request_id, end) for row, end in core.sweep(10.0)] == [("c", RowEnd.DEADLINE)]
+    assert [(sequence.spec.request_id, end) for sequence, end in core.sweep(9.0)] == [
+        ("b", SequenceEnd.CANCELLED)
+    ]
+    assert [(sequence.spec.request_id, end) for sequence, end in core.sweep(10.0)] == [
+        ("c", SequenceEnd.DEADLINE)
+    ]
     assert (core.load(0).running, core.load(0).waiting) == (1, 1)
 
 
 def test_a_resumed_row_that_lacked_only_its_end_is_swept() -> None:
     core = scheduler()
-    row = core.add(row_spec("r", [1], Sampling(2), produced=[5, 6]))
-    assert core.sweep(0.0) == [(row, RowEnd.LENGTH)]
+    sequence = core.add(sequence_spec("r", [1], Sampling(2), produced=[5, 6]))
+    assert core.sweep(0.0) == [(sequence, SequenceEnd.LENGTH)]
 
 
 def test_prompts_are_cut_to_the_budget_beside_rows_that_decode() -> None:
@@ -242,7 +248,7 @@ def test_out_of_blocks_the_youngest_goes_and_comes_back_first() -> None:
     names = [name for _ in range(60) for name in step(core)]
     assert core.preemptions > 0
     assert names.index("z") < names.index("q")
-    assert not core.has_rows()
+    assert not core.has_sequences()
 
 
 def test_a_joining_row_leaves_a_block_for_every_running_one() -> None:
@@ -253,7 +259,7 @@ def test_a_joining_row_leaves_a_block_for_every_running_one() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens in whatever order: bounds hold, every row ends once, the most urgent one moves on."""
+    """Whatever happens in whatever order: bounds hold, every sequence ends once, the most urgent one moves on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +276,7 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def add(self, name: str, attempt: int, prompt: int, rank: int, wait: int) -> None:
         before = self.core.load(0)
-        spec = row_spec(
+        spec = sequence_spec(
             name,
             range(prompt),
             attempt=attempt,
@@ -295,76 +301,86 @@ class AnyOrder(RuleBasedStateMachine):
         self.now += passed
         swept = self.core.sweep(self.now)
         self.ended += len(swept)
-        assert all(row.end_now(self.now) is not None for row, _ in swept)
-        assert all(row.end_now(self.now) is None for row in self.rows())
+        assert all(sequence.end_now(self.now) is not None for sequence, _ in swept)
+        assert all(sequence.end_now(self.now) is None for sequence in self.sequences())
 
     @rule(fails=st.booleans(), limit=st.sampled_from([0, 0, 1, 4, 9]))
     def step(self, fails: bool, limit: int) -> None:
-        rows = self.rows()
-        urgent = min(rows, key=lambda row: row.urgency, default=None)
-        runs = urgent is not None and urgent.state is RowState.RUNNING
-        before = len(rows)
+        sequences = self.sequences()
+        urgent = min(sequences, key=lambda sequence: sequence.urgency, default=None)
+        runs = urgent is not None and urgent.state is SequenceState.RUNNING
+        before = len(sequences)
         planned = dict(self.core.schedule(limit))
-        assert bool(planned) == bool(rows)
-        prompts = {row: n for row, n in planned.items() if row.pending > 1}
-        bulk = any(row.spec.rank == BULK_RANK for row in prompts)
+        assert bool(planned) == bool(sequences)
+        prompts = {sequence: n for sequence, n in planned.items() if sequence.pending > 1}
+        bulk = any(sequence.spec.rank == BULK_RANK for sequence in prompts)
         assert sum(prompts.values()) <= (min(6, limit) if bulk and limit else 6)
-        assert all(row.state is RowState.RUNNING for row in planned)
+        assert all(sequence.state is SequenceState.RUNNING for sequence in planned)
         if runs:
-            assert urgent in planned, "the most urgent row stands still"
-        for row, count in planned.items():
-            self.compute(row, count, fails)
+            assert urgent in planned, "the most urgent sequence stands still"
+        for sequence, count in planned.items():
+            self.compute(sequence, count, fails)
             fails = False
-        self.ended += before - len(self.rows())
+        self.ended += before - len(self.sequences())
 
-    def compute(self, row: Row, count: int, fails: bool) -> None:
-        assert row.computed + count <= len(row.table.blocks) * SIZE
+    def compute(self, sequence: Sequence, count: int, fails: bool) -> None:
+        assert sequence.computed + count <= len(sequence.table.blocks) * SIZE
         if fails:
-            self.core.discard(row)
+            self.core.discard(sequence)
             return
-        end = row.take((1,)).end if count == row.pending else None
-        self.core.advance(row, count)
+        end = sequence.take((1,)).end if count == sequence.pending else None
+        self.core.advance(sequence, count)
         if end is not None:
-            self.core.finish(row)
+            self.core.finish(sequence)
 
-    def rows(self) -> list[Row]:
-        return self.core.rows()
+    def sequences(self) -> list[Sequence]:
+        return self.core.sequences()
 
     @invariant()
     def bounds(self) -> None:
         load = self.core.load(0)
-        rows = self.rows()
-        states = [row.state for row in rows]
-        assert load.running == states.count(RowState.RUNNING) <= load.slots
-        assert load.waiting == len(rows) - load.running
+        sequences = self.sequences()
+        states = [sequence.state for sequence in sequences]
+        assert load.running == states.count(SequenceState.RUNNING) <= load.slots
+        assert load.waiting == len(sequences) - load.running
         assert load.running + load.waiting == self.accepted - self.ended <= 6
-        held = {block for row in rows for block in row.table.blocks}
+        held = {block for sequence in sequences for block in sequence.table.blocks}
         assert load.free_blocks == load.cache_blocks - len(held)
-        waiting = [row.pending for row in rows if row.state is not RowState.RUNNING]
-        prompts = [row.pending for row in rows if row.state is RowState.RUNNING and row.pending > 1]
+        waiting = [
+            sequence.pending
+            for sequence in sequences
+            if sequence.state is not SequenceState.RUNNING
+        ]
+        prompts = [
+            sequence.pending
+            for sequence in sequences
+            if sequence.state is SequenceState.RUNNING and sequence.pending > 1
+        ]
         assert load.waiting_tokens == sum(waiting) + sum(prompts)
         assert list(load.classes) == [self.rank_load(rank) for rank in range(3)]
 
     def rank_load(self, rank: int) -> worker_pb2.ClassLoad:
-        rows = [row for row in self.rows() if row.spec.rank == rank]
-        running = [row for row in rows if row.state is RowState.RUNNING]
+        sequences = [sequence for sequence in self.sequences() if sequence.spec.rank == rank]
+        running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
         to_compute = [
-            row.pending for row in rows if row.pending > 1 or row.state is not RowState.RUNNING
+            sequence.pending
+            for sequence in sequences
+            if sequence.pending > 1 or sequence.state is not SequenceState.RUNNING
         ]
         return worker_pb2.ClassLoad(
             running=len(running),
-            waiting=len(rows) - len(running),
-            running_tokens=sum(len(row.tokens) for row in running),
+            waiting=len(sequences) - len(running),
+            running_tokens=sum(len(sequence.tokens) for sequence in running),
             waiting_tokens=sum(to_compute),
         )
 
     def teardown(self) -> None:
         for _ in range(2000):
-            if not self.core.has_rows():
+            if not self.core.has_sequences():
                 break
             self.core.sweep(0.0)
             self.step(False, 0)
-        assert not self.core.has_rows(), "the scheduler is stuck"
+        assert not self.core.has_sequences(), "the scheduler is stuck"
 
 
 TestAnyOrder = AnyOrder.TestCase

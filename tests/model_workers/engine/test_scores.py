@@ -13,9 +13,15 @@ from transformers import AutoModelForCausalLM
 
 from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, Sampling, ValuesSpec
+from model_workers.engine.protocol import (
+    RowInvalid,
+    Sampling,
+    SequenceEnd,
+    SequenceSpec,
+    ValuesSpec,
+)
 from sluice.settings import ModelSettings
-from tests.support.rows import Answers, row_spec
+from tests.support.sequences import Answers, sequence_spec
 from tests.support.tiny_models import VOCABULARY, save_model
 
 
@@ -32,11 +38,11 @@ def engine(folder: Path, **changes: Any) -> PagedEngine:
     return load_engine(ModelSettings.model_validate(values | changes))
 
 
-def scored(name: str, prompt: Sequence[int], answer: Sequence[int], rank: int = 0) -> RowSpec:
-    """A row for the log-probabilities of ``answer`` after ``prompt``."""
+def scored(name: str, prompt: Sequence[int], answer: Sequence[int], rank: int = 0) -> SequenceSpec:
+    """A sequence for the log-probabilities of ``answer`` after ``prompt``."""
     tokens = (*prompt, *answer)[:-1]
     values = ValuesSpec(scored_token_ids=tuple(answer))
-    return RowSpec(name, "b", 0, tokens, (), Sampling(1), rank=rank, values=values)
+    return SequenceSpec(name, "b", 0, tokens, (), Sampling(1), rank=rank, values=values)
 
 
 def alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> Any:
@@ -46,11 +52,11 @@ def alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> Any:
     return logits[range(first, first + len(answer)), list(answer)].numpy()
 
 
-def run(engine: PagedEngine, *rows: RowSpec) -> tuple[dict[str, Any], Answers]:
-    for row in rows:
-        engine.add(row, 0.0)
+def run(engine: PagedEngine, *sequences: SequenceSpec) -> tuple[dict[str, Any], Answers]:
+    for sequence in sequences:
+        engine.add(sequence, 0.0)
     values, answers = {}, Answers()
-    while engine.has_rows():
+    while engine.has_sequences():
         steps = engine.step(0.0)
         answers.take(steps)
         values |= {s.request_id: np.frombuffer(s.values, "<f4") for s in steps if s.values}
@@ -65,16 +71,16 @@ def test_scores_are_those_of_the_whole_forward_and_others_answer_beside_them(fol
         (context[:size], [draw.randrange(VOCABULARY) for _ in range(count)])
         for size in (1, 16, 17, 33, 40) for count in (1, 5, 40)
     ]  # fmt: skip
-    rows = [scored(str(place), *pair) for place, pair in enumerate(pairs)]
+    sequences = [scored(str(place), *pair) for place, pair in enumerate(pairs)]
     whole = engine(folder)
-    plain = run(whole, row_spec("answer", context, Sampling(12)))[1].tokens["answer"]
-    values, answers = run(whole, row_spec("answer", context, Sampling(12)), *rows)
+    plain = run(whole, sequence_spec("answer", context, Sampling(12)))[1].tokens["answer"]
+    values, answers = run(whole, sequence_spec("answer", context, Sampling(12)), *sequences)
     assert answers.tokens["answer"] == plain
     for place, pair in enumerate(pairs):
         assert values[str(place)] == pytest.approx(alone(model, *pair), abs=2e-5)
-        assert answers.ends[str(place)] is RowEnd.STOP
+        assert answers.ends[str(place)] is SequenceEnd.STOP
     # What was computed before is in the cache now, and changes nothing.
-    again, answers = run(whole, *rows)
+    again, answers = run(whole, *sequences)
     for place, pair in enumerate(pairs):
         assert again[str(place)] == pytest.approx(alone(model, *pair), abs=2e-5)
     assert sum(answers.cached.values()) > 0
@@ -88,7 +94,7 @@ def test_a_row_that_is_preempted_is_computed_again(folder: Path) -> None:
     small.add(scored("slow", prompt, answer, rank=2), 0.0)
     small.step(0.0)
     small.step(0.0)
-    values, _ = run(small, row_spec("urgent", prompt[:5], Sampling(3)))
+    values, _ = run(small, sequence_spec("urgent", prompt[:5], Sampling(3)))
     assert small.load().preemptions == 1
     assert values["slow"] == pytest.approx(alone(model, prompt, answer), abs=2e-5)
 
@@ -98,8 +104,8 @@ def test_many_scored_tokens_are_spread_over_steps(folder: Path, monkeypatch: Any
     draw = random.Random(5)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     pairs = [([7, 8, 9], [draw.randrange(VOCABULARY) for _ in range(30)]) for _ in range(3)]
-    rows = [scored(str(place), *pair) for place, pair in enumerate(pairs)]
-    values, _ = run(engine(folder, prefill_tokens=256), *rows)
+    sequences = [scored(str(place), *pair) for place, pair in enumerate(pairs)]
+    values, _ = run(engine(folder, prefill_tokens=256), *sequences)
     for place, pair in enumerate(pairs):
         assert values[str(place)] == pytest.approx(alone(model, *pair), abs=2e-5)
 
@@ -110,9 +116,9 @@ def test_alternatives_are_the_most_probable_tokens(folder: Path, monkeypatch: An
     draw, count = random.Random(6), 3
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = [draw.randrange(VOCABULARY) for _ in range(30)]
-    row = scored("r", tokens[:1], tokens[1:])
-    assert row.values is not None
-    wanted = replace(row, values=replace(row.values, scored_alternatives=count))
+    sequence = scored("r", tokens[:1], tokens[1:])
+    assert sequence.values is not None
+    wanted = replace(sequence, values=replace(sequence.values, scored_alternatives=count))
     numbers = run(engine(folder), wanted)[0]["r"]
     size = len(tokens) - 1
     ids, scores = numbers[size : size * (1 + count)], numbers[size * (1 + count) :]
@@ -126,6 +132,6 @@ def test_alternatives_are_the_most_probable_tokens(folder: Path, monkeypatch: An
 def test_what_cannot_be_scored_is_refused(folder: Path) -> None:
     whole = engine(folder)
     with pytest.raises(RowInvalid, match="log-probabilities of tokens alone"):
-        whole.add(RowSpec("r", "b", 0, (5, 6), (), Sampling(1), values=ValuesSpec()), 0.0)
+        whole.add(SequenceSpec("r", "b", 0, (5, 6), (), Sampling(1), values=ValuesSpec()), 0.0)
     with pytest.raises(RowInvalid, match="not one of the model's"):
         whole.add(scored("r", (5, 6), (VOCABULARY,)), 0.0)

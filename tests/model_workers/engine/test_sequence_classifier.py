@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from model_workers.engine.protocol import RowEnd, RowTooLong, Sampling
+from model_workers.engine.protocol import RowTooLong, Sampling, SequenceEnd
 from model_workers.engine.values import load_classifier
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
-from tests.support.rows import row_spec
+from tests.support.sequences import sequence_spec
 from tests.support.tiny_classifier import CONTEXT, attack, questions, save_classifier
 
 JUDGED = Sampling(max_tokens=1, logprobs=True, top_logprobs=2)
@@ -49,25 +49,27 @@ def judged(folder: Path, pairs: int) -> float:
         (make(draw), label) for _ in range(pairs) for label, make in ((0, questions), (1, attack))
     ]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    rows = [tokenizer.encode(" ".join(words)).ids for words, _ in texts]
+    sequences = [tokenizer.encode(" ".join(words)).ids for words, _ in texts]
     engine = load_classifier(settings(folder, slots=16, max_waiting_rows=80))
-    for number, row in enumerate(rows):
-        engine.add(row_spec(str(number), row, JUDGED), 0.0)
+    for number, sequence in enumerate(sequences):
+        engine.add(sequence_spec(str(number), sequence, JUDGED), 0.0)
     steps = []
-    while engine.has_rows():
+    while engine.has_sequences():
         steps += engine.step(0.0)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     right = 0
     for step in steps:
         number = int(step.request_id)
         with torch.inference_mode():
-            alone = torch.log_softmax(model(torch.tensor([rows[number]])).logits[0], -1).tolist()
+            alone = torch.log_softmax(
+                model(torch.tensor([sequences[number]])).logits[0], -1
+            ).tolist()
         told = dict(step.logprobs[0].top)
         assert [told[0], told[1]] == pytest.approx(alone, abs=1e-4)
         assert math.exp(told[0]) + math.exp(told[1]) == pytest.approx(1)
-        assert step.end is RowEnd.LENGTH
+        assert step.end is SequenceEnd.LENGTH
         right += step.token_ids == (texts[number][1],)
-    return right / len(rows)
+    return right / len(sequences)
 
 
 def test_labels_that_do_not_exclude_each_other_have_chances_of_their_own(
@@ -79,7 +81,7 @@ def test_labels_that_do_not_exclude_each_other_have_chances_of_their_own(
     config["problem_type"] = "multi_label_classification"
     (tmp_path / "config.json").write_text(json.dumps(config))
     engine = load_classifier(settings(tmp_path))
-    engine.add(row_spec("r", [2, 4, 9, 3], JUDGED), 0.0)
+    engine.add(sequence_spec("r", [2, 4, 9, 3], JUDGED), 0.0)
     (step,) = engine.step(0.0)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
@@ -91,7 +93,7 @@ def test_labels_that_do_not_exclude_each_other_have_chances_of_their_own(
 def test_a_row_longer_than_the_context_is_refused(folder: Path) -> None:
     engine = load_classifier(settings(folder))
     with pytest.raises(RowTooLong):
-        engine.add(row_spec("r", [2] * CONTEXT, JUDGED), 0.0)
+        engine.add(sequence_spec("r", [2] * CONTEXT, JUDGED), 0.0)
     with pytest.raises(SettingsError, match="context_tokens is 65, the model allows at most 64"):
         load_classifier(settings(folder, context_tokens=65))
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.paged_model import RowChunk
-from model_workers.engine.protocol import RowEnd, RowSpec, Sampling
+from model_workers.engine.paged_model import SequenceChunk
+from model_workers.engine.protocol import Sampling, SequenceEnd, SequenceSpec
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import SpeculationController, Speculator
 from sluice.settings.models import PrefixCache
@@ -23,15 +23,15 @@ from tests.support.hash_model import (
     busy,
     greedy,
     hash_engine,
-    rows,
+    sequences,
 )
-from tests.support.rows import Answers, drive, row_spec
+from tests.support.sequences import Answers, drive, sequence_spec
 
 
 class Always(SpeculationController):
     """Drafts whether it pays or not."""
 
-    def should_draft(self, rows: int) -> bool:
+    def should_draft(self, sequences: int) -> bool:
         return True
 
 
@@ -61,7 +61,7 @@ def drafting(
 
 
 @given(
-    rows(),
+    sequences(),
     st.integers(16, 40),
     st.sampled_from((0, 60, 256)),
     st.integers(1, 5),
@@ -70,7 +70,7 @@ def drafting(
     st.randoms(use_true_random=False),
 )
 def test_every_row_gets_the_tokens_it_has_alone_and_without_drafts(
-    specs: Sequence[RowSpec],
+    specs: Sequence[SequenceSpec],
     num_blocks: int,
     wrong: int,
     tokens: int,
@@ -100,9 +100,9 @@ def test_drafts_of_the_same_model_all_come_true(temperature: float) -> None:
     sampling = Sampling(33, temperature=temperature, seed=3)
     prompts = [[i, *range(10)] for i in range(4)]
     for i, prompt in enumerate(prompts):
-        engine.add(row_spec(f"r{i}", prompt, sampling), 0.0)
+        engine.add(sequence_spec(f"r{i}", prompt, sampling), 0.0)
     sizes: dict[str, list[int]] = {f"r{i}": [] for i in range(4)}
-    while engine.has_rows():
+    while engine.has_sequences():
         for step in engine.step(0.0):
             sizes[step.request_id].append(len(step.token_ids))
     # Before that it catches up with the prompts; at last few tokens are missing.
@@ -113,9 +113,11 @@ def test_a_known_prefix_is_known_to_the_small_model_too() -> None:
     draft = HashModel()
     engine = drafting(draft, catch_up=100)
     prompt = list(range(20))
-    first = drive(engine, row_spec("first", prompt, Sampling(9)))
+    first = drive(engine, sequence_spec("first", prompt, Sampling(9)))
     before = draft.computed_tokens
-    again = drive(engine, row_spec("again", [*prompt, *first.tokens["first"], 40], Sampling(9)))
+    again = drive(
+        engine, sequence_spec("again", [*prompt, *first.tokens["first"], 40], Sampling(9))
+    )
     assert draft.computed_tokens - before < 20
     assert again.tokens["again"] == greedy([*prompt, *first.tokens["first"], 40], 9)
 
@@ -123,28 +125,28 @@ def test_a_known_prefix_is_known_to_the_small_model_too() -> None:
 def test_a_long_prompt_is_caught_up_with_in_pieces() -> None:
     draft = HashModel()
     engine = drafting(draft, catch_up=8)
-    drive(engine, row_spec("r", range(40), Sampling(20)))
+    drive(engine, sequence_spec("r", range(40), Sampling(20)))
     assert draft.largest_prefill <= 8
 
 
 def test_a_resumed_row_goes_on_as_without_drafts() -> None:
     sampling = Sampling(20, temperature=1.0, seed=5)
-    whole = alone(row_spec("r", [1, 2], sampling)).tokens["r"]
+    whole = alone(sequence_spec("r", [1, 2], sampling)).tokens["r"]
     for cut in range(20):
-        row = row_spec("r", [1, 2], sampling, produced=whole[:cut])
+        sequence = sequence_spec("r", [1, 2], sampling, produced=whole[:cut])
         engine = drafting(HashModel(wrong=60))
-        engine.add(row, 0.0)
+        engine.add(sequence, 0.0)
         rest = [token for _ in range(25) for step in engine.step(0.0) for token in step.token_ids]
         assert whole[:cut] + rest == whole
 
 
 def test_a_draft_that_breaks_is_given_up() -> None:
     class Broken(HashModel):
-        def forward(self, chunks: Sequence[RowChunk]) -> None:  # type: ignore[override]
+        def forward(self, chunks: Sequence[SequenceChunk]) -> None:  # type: ignore[override]
             raise RuntimeError("broken")
 
     engine = drafting(Broken())
-    assert drive(engine, row_spec("r", [1, 2], Sampling(9))).tokens["r"] == greedy([1, 2], 9)
+    assert drive(engine, sequence_spec("r", [1, 2], Sampling(9))).tokens["r"] == greedy([1, 2], 9)
 
 
 def test_a_row_without_numbers_leaves_nothing_in_either_cache() -> None:
@@ -152,10 +154,10 @@ def test_a_row_without_numbers_leaves_nothing_in_either_cache() -> None:
     engine = drafting(draft, model=model)
     answers = drive(
         engine,
-        row_spec("bad", [1, 2, NAN_TOKEN], Sampling(9)),
-        row_spec("good", [3, 4], Sampling(9)),
+        sequence_spec("bad", [1, 2, NAN_TOKEN], Sampling(9)),
+        sequence_spec("good", [3, 4], Sampling(9)),
     )
-    assert answers.ends == {"bad": RowEnd.FAILED, "good": RowEnd.LENGTH}
+    assert answers.ends == {"bad": SequenceEnd.FAILED, "good": SequenceEnd.LENGTH}
     assert answers.tokens["good"] == greedy([3, 4], 9)
     assert b"nan" not in {*model.cells.values(), *draft.cells.values()}
 
@@ -163,7 +165,7 @@ def test_a_row_without_numbers_leaves_nothing_in_either_cache() -> None:
 def test_drafting_starts_only_after_it_was_measured_to_pay() -> None:
     draft = HashModel()
     engine = drafting(draft, controller=SpeculationController())
-    engine.add(row_spec("r", [1, 2], Sampling(60)), 0.0)
+    engine.add(sequence_spec("r", [1, 2], Sampling(60)), 0.0)
     sizes = [len(step.token_ids) for _ in range(40) for step in engine.step(0.0)]
     assert sizes[:10] == [1] * 10
     assert max(sizes) == 4
@@ -179,5 +181,5 @@ def test_the_log_says_whether_drafting_pays(
     # By this clock a step takes as long with drafts as without.
     engine = drafting(HashModel(wrong=wrong), controller=SpeculationController())
     with caplog.at_level("INFO"):
-        drive(engine, row_spec("r", [1, 2], Sampling(60)))
+        drive(engine, sequence_spec("r", [1, 2], Sampling(60)))
     assert said in caplog.text

@@ -19,16 +19,16 @@ def run(
     tokens: float,
     plain: float,
     drafted: float,
-    rows: int = 4,
+    sequences: int = 4,
 ) -> list[bool]:
-    """Which of the steps draft, when steps take so long and a row gets so many tokens in one with drafts."""
+    """Which of the steps draft, when steps take so long and a sequence gets so many tokens in one with drafts."""
     wanted = []
     for _ in range(steps):
-        wanted.append(controller.should_draft(rows))
+        wanted.append(controller.should_draft(sequences))
         if wanted[-1]:
-            controller.add_drafted(rows, round(rows * tokens), drafted)
+            controller.add_drafted(sequences, round(sequences * tokens), drafted)
         else:
-            controller.add_plain(rows, plain)
+            controller.add_plain(sequences, plain)
     return wanted
 
 
@@ -64,8 +64,8 @@ def test_it_stops_when_drafts_come_true_no_more_and_starts_when_they_do() -> Non
 def test_what_pays_at_few_rows_need_not_at_many() -> None:
     controller = SpeculationController()
     for _ in range(50):
-        run(controller, 1, tokens=3, plain=1, drafted=2, rows=2)
-        run(controller, 1, tokens=3, plain=1, drafted=4, rows=32)
+        run(controller, 1, tokens=3, plain=1, drafted=2, sequences=2)
+        run(controller, 1, tokens=3, plain=1, drafted=4, sequences=32)
     assert (controller.should_draft(2), controller.should_draft(32)) == (True, False)
     assert controller.gain(2) > 1 > controller.gain(32) > 0
 

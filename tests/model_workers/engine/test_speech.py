@@ -1,4 +1,4 @@
-"""Whisper: what transformers generates from audio alone, the engine says among other rows."""
+"""Whisper: what transformers generates from audio alone, the engine says among other sequences."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,9 +12,9 @@ import torch
 from gateway.config.models import ModelFolder
 from model_workers.engine.encoder_decoder import EncoderDecoderEngine
 from model_workers.engine.families import load_encoder_decoder
-from model_workers.engine.protocol import AudioSpec, RowEnd, RowInvalid, RowSpec, Sampling
-from model_workers.engine.rows import RowLimits
+from model_workers.engine.protocol import AudioSpec, RowInvalid, Sampling, SequenceEnd, SequenceSpec
 from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.sequences import SequenceLimits
 from model_workers.engine.speech import SpeechModel
 from sluice.settings import ModelSettings, SettingsError
 from sluice.settings.models import SideLimits
@@ -35,7 +35,7 @@ from tests.support.tiny_whisper import (
     tiny_whisper,
 )
 
-LIMITS = RowLimits(slots=6, max_waiting=64, context_tokens=POSITIONS, prefill_tokens=64)
+LIMITS = SequenceLimits(slots=6, max_waiting=64, context_tokens=POSITIONS, prefill_tokens=64)
 SIDES = SideLimits(POSITIONS - 1, POSITIONS, POSITIONS)
 SOUNDS = [sound(seconds, seed) for seed, seconds in enumerate((2.0, 0.3, 1.2, 0.7, 1.9, 0.05))]
 OPENING = (TASKS["transcribe"], NO_TIMESTAMPS)
@@ -50,11 +50,11 @@ def begin(language: str = "en", task: str = "transcribe") -> tuple[int, ...]:
     return (START, LANGUAGES[f"<|{language}|>"], TASKS[task], NO_TIMESTAMPS)
 
 
-def row(name: str, pcm: bytes, tokens: int = 20, **fields: Any) -> RowSpec:
+def sequence(name: str, pcm: bytes, tokens: int = 20, **fields: Any) -> SequenceSpec:
     sampling = Sampling(tokens, stop_token_ids=frozenset({END}), **fields.pop("sampling", {}))
     given = {"attempt": 0, "produced": (), "prompt": begin(), **fields}
     audio = AudioSpec(pcm, given.pop("opening", ()))
-    return RowSpec(name, "b", sampling=sampling, audio=audio, **given)
+    return SequenceSpec(name, "b", sampling=sampling, audio=audio, **given)
 
 
 @cache
@@ -81,8 +81,8 @@ def generated(pcm: bytes, tokens: int, **asked: Any) -> list[int]:
 @pytest.mark.parametrize("task", TASKS)
 def test_greedy_answers_are_those_of_generate(language: str, task: str) -> None:
     prompt = begin(language, task)
-    rows = [row(str(n), pcm, 4 + 4 * n, prompt=prompt) for n, pcm in enumerate(SOUNDS)]
-    answers = run(engine_of(), rows)
+    sequences = [sequence(str(n), pcm, 4 + 4 * n, prompt=prompt) for n, pcm in enumerate(SOUNDS)]
+    answers = run(engine_of(), sequences)
     for n, pcm in enumerate(SOUNDS):
         assert answers[str(n)] == generated(pcm, 4 + 4 * n, language=language, task=task)
     assert len({tuple(answer[:4]) for answer in answers.values()}) > 3, "the model hears something"
@@ -90,7 +90,9 @@ def test_greedy_answers_are_those_of_generate(language: str, task: str) -> None:
 
 def test_the_language_is_found_as_generate_finds_it() -> None:
     unknown = {"prompt": (START,), "opening": OPENING}
-    answers = run(engine_of(), [row(str(n), pcm, 12, **unknown) for n, pcm in enumerate(SOUNDS)])
+    answers = run(
+        engine_of(), [sequence(str(n), pcm, 12, **unknown) for n, pcm in enumerate(SOUNDS)]
+    )
     for n, pcm in enumerate(SOUNDS):
         language, *opening = answers[str(n)][:3]
         assert language in LANGUAGES.values()
@@ -103,18 +105,22 @@ def test_the_language_is_found_as_generate_finds_it() -> None:
 def test_the_language_is_never_drawn_and_words_depend_on_the_seed_alone() -> None:
     drawn = {"temperature": 1.5, "top_p": 0.9, "seed": 5}
     unknown: dict[str, Any] = {"prompt": (START,), "opening": OPENING}
-    rows = [row(str(n), pcm, 12, sampling=drawn, **unknown) for n, pcm in enumerate(SOUNDS)]
-    greedy = run(engine_of(), [row(str(n), pcm, 12, **unknown) for n, pcm in enumerate(SOUNDS)])
-    found = run(engine_of(), rows, 1)
-    assert found == run(engine_of(), rows, 2)
+    sequences = [
+        sequence(str(n), pcm, 12, sampling=drawn, **unknown) for n, pcm in enumerate(SOUNDS)
+    ]
+    greedy = run(
+        engine_of(), [sequence(str(n), pcm, 12, **unknown) for n, pcm in enumerate(SOUNDS)]
+    )
+    found = run(engine_of(), sequences, 1)
+    assert found == run(engine_of(), sequences, 2)
     assert found != greedy
     assert all(found[name][:3] == greedy[name][:3] for name in found)
 
 
 def test_the_text_before_the_audio_is_read_as_generate_reads_it() -> None:
     before = (5, 6, 7, 8)
-    spec = row("1", SOUNDS[0], 10, prompt=(PREVIOUS, *before, *begin()))
-    others = [row(str(n), pcm) for n, pcm in enumerate(SOUNDS[1:], 2)]
+    spec = sequence("1", SOUNDS[0], 10, prompt=(PREVIOUS, *before, *begin()))
+    others = [sequence(str(n), pcm) for n, pcm in enumerate(SOUNDS[1:], 2)]
     expected = generated(SOUNDS[0], 10, language="en", before=before)
     assert run(engine_of(), [spec, *others])["1"] == expected
     assert expected != generated(SOUNDS[0], 10, language="en")
@@ -123,18 +129,18 @@ def test_the_text_before_the_audio_is_read_as_generate_reads_it() -> None:
 @pytest.mark.parametrize("opening", [(), OPENING], ids=["known language", "language found"])
 def test_a_row_goes_on_behind_the_tokens_of_an_earlier_attempt(opening: Sequence[int]) -> None:
     asked = {"prompt": (START,), "opening": opening} if opening else {}
-    whole = run(engine_of(), [row("1", SOUNDS[0], 12, **asked)])["1"]
-    others = [row(str(n), pcm) for n, pcm in enumerate(SOUNDS[1:], 2)]
+    whole = run(engine_of(), [sequence("1", SOUNDS[0], 12, **asked)])["1"]
+    others = [sequence(str(n), pcm) for n, pcm in enumerate(SOUNDS[1:], 2)]
     engine = engine_of()
     for held in range(1, len(whole)):
-        again = row("1", SOUNDS[0], 12, produced=tuple(whole[:held]), attempt=1, **asked)
+        again = sequence("1", SOUNDS[0], 12, produced=tuple(whole[:held]), attempt=1, **asked)
         assert run(engine, [again, *others[:2]])["1"] == whole
 
 
 def test_tokens_that_the_folder_rules_out_are_never_said() -> None:
-    said = run(engine_of(), [row(str(n), pcm, 30) for n, pcm in enumerate(SOUNDS)])
+    said = run(engine_of(), [sequence(str(n), pcm, 30) for n, pcm in enumerate(SOUNDS)])
     free = engine_of(suppress_tokens=None, begin_suppress_tokens=None)
-    other = run(free, [row(str(n), pcm, 30) for n, pcm in enumerate(SOUNDS)])
+    other = run(free, [sequence(str(n), pcm, 30) for n, pcm in enumerate(SOUNDS)])
     never = {7, *TASKS.values(), PREVIOUS, START, NO_TIMESTAMPS}
     assert all(not never.intersection(answer) for answer in said.values())
     assert all(answer[0] not in (3, END) for answer in said.values())
@@ -142,11 +148,11 @@ def test_tokens_that_the_folder_rules_out_are_never_said() -> None:
 
 
 def test_many_rows_are_heard_a_few_at_a_time_while_others_go_on() -> None:
-    limits = RowLimits(slots=32, max_waiting=64, context_tokens=POSITIONS, prefill_tokens=512)
+    limits = SequenceLimits(slots=32, max_waiting=64, context_tokens=POSITIONS, prefill_tokens=512)
     model = SpeechModel(tiny_whisper(), extractor())
     engine = EncoderDecoderEngine(model, Sampler(), limits, SIDES)
     for number in range(20):
-        engine.add(row(str(number), SOUNDS[number % 6], 30), 0.0)
+        engine.add(sequence(str(number), SOUNDS[number % 6], 30), 0.0)
     steps = [{step.request_id for step in engine.step(0.0)} for _ in range(3)]
     assert [len(ids) for ids in steps] == [8, 16, 20]
     assert steps[0] < steps[1] < steps[2]
@@ -154,29 +160,29 @@ def test_many_rows_are_heard_a_few_at_a_time_while_others_go_on() -> None:
 
 def test_an_answer_ends_where_the_decoder_has_no_more_positions() -> None:
     engine = engine_of()
-    spec = RowSpec("1", "b", 0, begin(), (), Sampling(500), audio=AudioSpec(SOUNDS[0]))
+    spec = SequenceSpec("1", "b", 0, begin(), (), Sampling(500), audio=AudioSpec(SOUNDS[0]))
     engine.add(spec, 0.0)
     steps = [step for _ in range(POSITIONS) for step in engine.step(0.0)]
     assert len([token for step in steps for token in step.token_ids]) == POSITIONS - 4
-    assert steps[-1].end is RowEnd.LENGTH
+    assert steps[-1].end is SequenceEnd.LENGTH
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        RowSpec("no audio", "b", 0, begin(), (), Sampling(5)),
-        row("long", sound(CHUNK_S + 0.1)),
+        SequenceSpec("no audio", "b", 0, begin(), (), Sampling(5)),
+        sequence("long", sound(CHUNK_S + 0.1)),
     ],
     ids=lambda spec: spec.request_id,
 )
-def test_rows_that_the_model_cannot_hear_are_refused(spec: RowSpec) -> None:
+def test_rows_that_the_model_cannot_hear_are_refused(spec: SequenceSpec) -> None:
     with pytest.raises(RowInvalid):
         engine_of().add(spec, 0.0)
 
 
 def test_languages_are_found_only_where_the_folder_names_them() -> None:
     with pytest.raises(RowInvalid, match="lang_to_id"):
-        engine_of(lang_to_id=None).add(row("1", SOUNDS[1], opening=OPENING), 0.0)
+        engine_of(lang_to_id=None).add(sequence("1", SOUNDS[1], opening=OPENING), 0.0)
 
 
 def test_worker_and_gateway_agree_about_a_folder(tmp_path: Path) -> None:
@@ -193,7 +199,7 @@ def test_worker_and_gateway_agree_about_a_folder(tmp_path: Path) -> None:
         [PREVIOUS, 5, 6, START],
         [TASKS["translate"], NO_TIMESTAMPS],
     )
-    assert run(engine, [row("1", SOUNDS[0], 9)])["1"] == generated(SOUNDS[0], 9, language="en")
+    assert run(engine, [sequence("1", SOUNDS[0], 9)])["1"] == generated(SOUNDS[0], 9, language="en")
     assert tokenizer.bare(" w5 w6") == [5, 6]
     assert tokenizer.tokenizer.decode([*begin(), 5, 6, END]) == " w5 w6"
 
@@ -210,4 +216,4 @@ def test_a_model_that_reads_takes_no_audio(tmp_path: Path) -> None:
     settings = ModelSettings(name="m", path=str(save_seq2seq(tmp_path, "bart")), device="cpu")
     assert ModelFolder(settings).speech is None
     with pytest.raises(RowInvalid, match="no audio"):
-        load_encoder_decoder(settings).add(row("1", SOUNDS[0], prompt=(5, 6)), 0.0)
+        load_encoder_decoder(settings).add(sequence("1", SOUNDS[0], prompt=(5, 6)), 0.0)

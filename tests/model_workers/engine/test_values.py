@@ -15,11 +15,11 @@ from transformers import (
 
 from model_workers.engine.forward.encoder import PackedTexts, PaddedTexts, groups, hidden_of
 from model_workers.engine.protocol import (
-    RowEnd,
     RowInvalid,
-    RowSpec,
     RowTooLong,
     Sampling,
+    SequenceEnd,
+    SequenceSpec,
     ValuesSpec,
 )
 from model_workers.engine.values import ValuesEngine, load_values
@@ -55,33 +55,35 @@ def settings(folder: Path, engine: str = "embedding", **changes: Any) -> ModelSe
     )
 
 
-def row(number: int, prompt: Sequence[int], **values: Any) -> RowSpec:
-    return RowSpec(str(number), "b", 0, tuple(prompt), (), Sampling(5), values=ValuesSpec(**values))
+def sequence(number: int, prompt: Sequence[int], **values: Any) -> SequenceSpec:
+    return SequenceSpec(
+        str(number), "b", 0, tuple(prompt), (), Sampling(5), values=ValuesSpec(**values)
+    )
 
 
-def values_of(engine: ValuesEngine, rows: Sequence[RowSpec]) -> list[Any]:
-    for one in rows:
+def values_of(engine: ValuesEngine, sequences: Sequence[SequenceSpec]) -> list[Any]:
+    for one in sequences:
         engine.add(one, 0.0)
     found = {}
-    while engine.has_rows():
+    while engine.has_sequences():
         for step in engine.step(0.0):
-            assert step.end is RowEnd.STOP, step.error
+            assert step.end is SequenceEnd.STOP, step.error
             found[step.request_id] = np.frombuffer(step.values, "<f4")
-    return [found[one.request_id] for one in rows]
+    return [found[one.request_id] for one in sequences]
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_packed_texts_get_the_numbers_of_each_text_alone(kind: str, tmp_path: Path) -> None:
     folder = save_transformer(tmp_path, config_of(kind, **FAMILIES[kind]))
     model: Any = AutoModel.from_pretrained(folder).eval()
-    rows = ids_of(folder, texts(40))
+    sequences = ids_of(folder, texts(40))
     alone = []
     with torch.inference_mode():
-        for ids in rows:
+        for ids in sequences:
             alone.append(model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0).numpy())
     assert isinstance(hidden_of(model), PackedTexts)
     engine = load_values(settings(folder))
-    found = values_of(engine, [row(place, ids) for place, ids in enumerate(rows)])
+    found = values_of(engine, [sequence(place, ids) for place, ids in enumerate(sequences)])
     for ours, theirs in zip(found, alone, strict=True):
         assert np.abs(ours - theirs).max() < 1e-5
 
@@ -102,10 +104,10 @@ def test_tokens_get_the_labels_of_each_text_alone(kind: str, tmp_path: Path) -> 
     model: Any = AutoModelForTokenClassification.from_config(config).eval()
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    rows = ids_of(tmp_path, texts(30))
+    sequences = ids_of(tmp_path, texts(30))
     engine = load_values(settings(tmp_path, engine="token_classifier"))
-    found = values_of(engine, [row(place, ids) for place, ids in enumerate(rows)])
-    for ids, ours in zip(rows, found, strict=True):
+    found = values_of(engine, [sequence(place, ids) for place, ids in enumerate(sequences)])
+    for ids, ours in zip(sequences, found, strict=True):
         with torch.inference_mode():
             chances = model(input_ids=torch.tensor([ids])).logits[0].softmax(-1)
         theirs = chances.gather(1, torch.tensor(ours.reshape(-1, 2)[:, :1]).long())[:, 0]
@@ -123,9 +125,11 @@ def test_a_model_with_attention_of_its_own_is_padded(tmp_path: Path) -> None:
     folder = save_transformer(tmp_path, config_of("mpnet", max_position_embeddings=CONTEXT + 2))
     model: Any = AutoModel.from_pretrained(folder).eval()
     assert isinstance(hidden_of(model), PaddedTexts)
-    rows = ids_of(folder, texts(20))
-    found = values_of(load_values(settings(folder)), [row(at, ids) for at, ids in enumerate(rows)])
-    for ids, ours in zip(rows, found, strict=True):
+    sequences = ids_of(folder, texts(20))
+    found = values_of(
+        load_values(settings(folder)), [sequence(at, ids) for at, ids in enumerate(sequences)]
+    )
+    for ids, ours in zip(sequences, found, strict=True):
         with torch.inference_mode():
             theirs = model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0)
         assert np.abs(ours - theirs.numpy()).max() < 1e-5
@@ -146,7 +150,7 @@ def test_an_embedding_is_cut_and_scaled_as_asked(tmp_path: Path) -> None:
     engine = load_values(settings(folder))
     (ids,) = ids_of(folder, texts(1))
     asked = ({}, {"dimensions": 4}, {"dimensions": 4, "normalize": False})
-    whole, cut, raw = values_of(engine, [row(at, ids, **one) for at, one in enumerate(asked)])
+    whole, cut, raw = values_of(engine, [sequence(at, ids, **one) for at, one in enumerate(asked)])
     assert [len(whole), len(cut), len(raw)] == [12, 4, 4]
     assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-6)
     assert np.linalg.norm(cut) == pytest.approx(1, abs=1e-6)
@@ -158,8 +162,8 @@ def test_pairs_get_the_scores_of_each_pair_alone(tmp_path: Path) -> None:
     folder = save_reranker(tmp_path)
     query, *documents = ids_of(folder, texts(20, most=25))
     pairs = [(query + document[1:], len(query)) for document in documents]
-    rows = [row(at, ids, second_text=second) for at, (ids, second) in enumerate(pairs)]
-    found = values_of(load_values(settings(folder, "reranker")), rows)
+    sequences = [sequence(at, ids, second_text=second) for at, (ids, second) in enumerate(pairs)]
+    found = values_of(load_values(settings(folder, "reranker")), sequences)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     for (ids, second), ours in zip(pairs, found, strict=True):
         types = [0] * second + [1] * (len(ids) - second)
@@ -171,15 +175,15 @@ def test_pairs_get_the_scores_of_each_pair_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_computed_is_refused(tmp_path: Path) -> None:
     folder = save_transformer(tmp_path / "plain", config_of("bert"))
     engine = load_values(settings(folder))
-    engine.add(row(0, [5] * CONTEXT), 0.0)
+    engine.add(sequence(0, [5] * CONTEXT), 0.0)
     with pytest.raises(RowTooLong):
-        engine.add(row(1, [5] * (CONTEXT + 1)), 0.0)
+        engine.add(sequence(1, [5] * (CONTEXT + 1)), 0.0)
     with pytest.raises(RowInvalid, match="not one of the model's 105"):
-        engine.add(row(1, [105]), 0.0)
+        engine.add(sequence(1, [105]), 0.0)
     with pytest.raises(RowInvalid, match="gives no tokens"):
-        engine.add(RowSpec("r", "b", 0, (5,), (), Sampling(5)), 0.0)
+        engine.add(SequenceSpec("r", "b", 0, (5,), (), Sampling(5)), 0.0)
     with pytest.raises(RowInvalid, match="gives no tokens"):
-        engine.add(row(1, [5], scored_token_ids=(5,)), 0.0)
+        engine.add(sequence(1, [5], scored_token_ids=(5,)), 0.0)
     with pytest.raises(SettingsError, match="a reranker has one label, this model 2"):
         load_values(settings(folder, "reranker"))
 
@@ -202,10 +206,10 @@ def test_a_short_context_holds(tmp_path: Path) -> None:
     folder = save_transformer(tmp_path, config_of("bert"))
     add_modules(folder, MEAN, limits={"max_seq_length": 16})
     engine = load_values(settings(folder))
-    engine.add(row(0, [5] * 16), 0.0)
+    engine.add(sequence(0, [5] * 16), 0.0)
     with pytest.raises(RowTooLong):
-        engine.add(row(1, [5] * 17), 0.0)
+        engine.add(sequence(1, [5] * 17), 0.0)
     longer = load_values(settings(folder, context_tokens=20))
-    assert len(values_of(longer, [row(0, [5] * 20)])[0]) == SIZE
+    assert len(values_of(longer, [sequence(0, [5] * 20)])[0]) == SIZE
     with pytest.raises(SettingsError, match="context_tokens is 65, the model allows at most 64"):
         load_values(settings(folder, context_tokens=65))

@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from gateway.config.models import ModelFolder
 from model_workers.engine.families import load_encoder_decoder
-from model_workers.engine.protocol import RowSpec, Sampling
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest
@@ -127,9 +127,9 @@ def test_answers_are_those_of_generate(family: str, kind: str, tmp_path: Path) -
         assert [*prompt] == theirs(text).input_ids, text
         sampling = Sampling(12, stop_token_ids=frozenset({2}))
         if prompt:
-            engine.add(RowSpec(str(number), "b", 0, prompt, (), sampling), 0.0)
+            engine.add(SequenceSpec(str(number), "b", 0, prompt, (), sampling), 0.0)
             answers[str(number)] = []
-    while engine.has_rows():
+    while engine.has_sequences():
         for step in engine.step(0.0):
             assert not step.error
             answers[step.request_id] += step.token_ids
@@ -172,9 +172,9 @@ def test_a_marian_folder_of_the_hub_is_served(tmp_path: Path) -> None:
     answers: dict[str, list[int]] = {text: [] for text in FOUND}
     stops = encoder.stop_token_ids
     for text, prompt in prompts.items():
-        row = RowSpec(text, "b", 0, tuple(prompt), (), Sampling(9, stop_token_ids=stops))
-        engine.add(row, 0.0)
-    while engine.has_rows():
+        sequence = SequenceSpec(text, "b", 0, tuple(prompt), (), Sampling(9, stop_token_ids=stops))
+        engine.add(sequence, 0.0)
+    while engine.has_sequences():
         for step in engine.step(0.0):
             answers[step.request_id] += step.token_ids
     assert len(set(map(tuple, answers.values()))) > 1, "they depend on the texts"

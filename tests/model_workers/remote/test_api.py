@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
-from model_workers.engine.protocol import RowEnd, Sampling
+from model_workers.engine.protocol import Sampling, SequenceEnd
 from model_workers.remote.api import EVENT_BYTES_MAX, EventReader, ServerApi, ServerToken
 from model_workers.remote.client import pieces_of
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
@@ -18,7 +18,7 @@ from sluice.internal.v1.task_pb2 import ServerOptions
 from sluice.settings import resolve_model_path
 from sluice.settings.remote import ServerSettings
 from sluice.wire.text_tokens import TEMPLATE, load_text_tokens
-from tests.support.rows import row_spec
+from tests.support.sequences import sequence_spec
 
 TOKENS = load_text_tokens(Path(resolve_model_path("builtin:small"), "tokenizer.json"))
 
@@ -110,9 +110,14 @@ def test_reasoning_has_two_names(field: str) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "end"),
-    [("stop", RowEnd.STOP), ("length", RowEnd.LENGTH), ("tool_calls", RowEnd.STOP), (None, None)],
+    [
+        ("stop", SequenceEnd.STOP),
+        ("length", SequenceEnd.LENGTH),
+        ("tool_calls", SequenceEnd.STOP),
+        (None, None),
+    ],
 )
-def test_ends(reason: str | None, end: RowEnd | None) -> None:
+def test_ends(reason: str | None, end: SequenceEnd | None) -> None:
     chunk = api("chat").chunk(json.dumps({"choices": [{"finish_reason": reason}]}))
     assert chunk.end == end
 
@@ -191,7 +196,7 @@ def test_statuses(status: int, kind: Any, retry: Retry) -> None:
 
 
 def test_a_row_that_was_begun_goes_on_behind_its_tokens() -> None:
-    spec = row_spec("r", [1, 2], Sampling(max_tokens=10, min_tokens=5), produced=[3])
+    spec = sequence_spec("r", [1, 2], Sampling(max_tokens=10, min_tokens=5), produced=[3])
     body = api("tokens").body(spec)
     assert body["prompt"] == [1, 2, 3]
     assert (body["max_tokens"], body["min_tokens"]) == (9, 4)
@@ -210,7 +215,7 @@ def test_sampling_parameters_have_the_names_of_the_server() -> None:
         top_logprobs=2,
         json_schema='{"type": "object"}',
     )
-    body = api("tokens").body(row_spec("r", [1], sampling))
+    body = api("tokens").body(sequence_spec("r", [1], sampling))
     assert {key: body[key] for key in ("temperature", "seed", "top_k", "stop_token_ids")} == {
         "temperature": 0.5,
         "seed": 3,
@@ -222,7 +227,9 @@ def test_sampling_parameters_have_the_names_of_the_server() -> None:
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert "top_p" not in body
     named = {"max_tokens": "max_completion_tokens", "seed": None, "top_k": "k"}
-    renamed = api("chat", parameters=named).body(row_spec("r", [TOKENS.encode("hi")[0]], sampling))
+    renamed = api("chat", parameters=named).body(
+        sequence_spec("r", [TOKENS.encode("hi")[0]], sampling)
+    )
     assert (renamed["max_completion_tokens"], renamed["k"]) == (10, 7)
     assert (renamed["logprobs"], renamed["top_logprobs"]) == (True, 2)
     assert not {"seed", "max_tokens", "stop_token_ids"} & renamed.keys()
@@ -249,39 +256,41 @@ def options(**given: Any) -> Sampling:
 )
 def test_options_of_a_request_reach_its_server(given: Any, field: str, sent: Any) -> None:
     prompt = [TOKENS.encode("hi")[0]]
-    assert api("chat").body(row_spec("r", prompt, options(**given)))[field] == sent
-    plain = api("chat").body(row_spec("r", prompt, Sampling(max_tokens=9)))
+    assert api("chat").body(sequence_spec("r", prompt, options(**given)))[field] == sent
+    plain = api("chat").body(sequence_spec("r", prompt, Sampling(max_tokens=9)))
     assert field not in plain
-    assert field not in api("chat").body(row_spec("r", prompt, options()))
+    assert field not in api("chat").body(sequence_spec("r", prompt, options()))
 
 
 def test_a_schema_alone_is_asked_for_strictly() -> None:
     sampling = Sampling(max_tokens=9, json_schema='{"type": "array"}', server=ServerOptions())
     (token,) = TOKENS.encode("x")
-    asked = api("chat").body(row_spec("r", [token], sampling))["response_format"]["json_schema"]
+    asked = api("chat").body(sequence_spec("r", [token], sampling))["response_format"][
+        "json_schema"
+    ]
     assert (asked["schema"], asked["strict"]) == ({"type": "array"}, True)
 
 
 def test_a_grammar_of_calls_is_a_structured_output() -> None:
     sampling = Sampling(max_tokens=9, grammar="start: X")
-    assert api("tokens").body(row_spec("r", [1], sampling))["structured_outputs"] == {
+    assert api("tokens").body(sequence_spec("r", [1], sampling))["structured_outputs"] == {
         "grammar": "start: X"
     }
 
 
 def test_priority_is_sent_where_settings_name_it() -> None:
-    spec = row_spec("r", [1], rank=2)
+    spec = sequence_spec("r", [1], rank=2)
     assert "priority" not in api("tokens").body(spec)
     for kind in ("tokens", "chat"):
         named = {"priority": "priority"}
-        one = row_spec("r", [TOKENS.encode("x")[0]], rank=2)
+        one = sequence_spec("r", [TOKENS.encode("x")[0]], rank=2)
         assert api(kind, parameters=named).body(one)["priority"] == 2
 
 
 def salts(prefix_cache: Any, **settings: Any) -> list[str | None]:
     spoken = replace(api("tokens", **settings), prefix_cache=prefix_cache)
     rows = [("r", "a"), ("s", "a"), ("t", "b")]
-    specs = [replace(row_spec(name, [1]), tenant=tenant) for name, tenant in rows]
+    specs = [replace(sequence_spec(name, [1]), tenant=tenant) for name, tenant in rows]
     return [spoken.body(spec).get("cache_salt") for spec in specs]
 
 
@@ -293,13 +302,13 @@ def test_tenants_have_salts_of_their_own() -> None:
     assert salts("mesh") == [None] * 3
     assert len({*salts("off")}) == 3
     assert salts("tenant", parameters={"cache_salt": None}) == [None] * 3
-    assert "cache_salt" not in api("chat").body(row_spec("r", [TOKENS.encode("x")[0]]))
+    assert "cache_salt" not in api("chat").body(sequence_spec("r", [TOKENS.encode("x")[0]]))
 
 
 def test_extra_fields_are_in_every_request() -> None:
     extra = {"service_tier": "flex", "provider": {"order": ["a"]}}
     for kind in ("tokens", "chat", "completions"):
-        body = api(kind, extra_body=extra).body(row_spec("r", [TOKENS.encode("x")[0]]))
+        body = api(kind, extra_body=extra).body(sequence_spec("r", [TOKENS.encode("x")[0]]))
         assert {name: body[name] for name in extra} == extra
 
 
@@ -317,7 +326,7 @@ def test_options_of_chats_are_refused_for_others(name: str) -> None:
 
 
 def test_an_answer_up_to_the_end_of_the_context_is_left_to_the_server() -> None:
-    spec = row_spec("r", [5] * 990, Sampling(max_tokens=10))
+    spec = sequence_spec("r", [5] * 990, Sampling(max_tokens=10))
     assert "max_tokens" not in api("completions").body(spec)
     assert api("tokens").body(spec)["max_tokens"] == 10
 
@@ -335,9 +344,9 @@ def test_messages_reach_the_server_as_they_were(content: str) -> None:
     )
     messages = [{"role": "system", "content": "be nice"}, {"role": "user", "content": content}]
     prompt = tokenizer.encode_chat(messages)
-    assert api("chat").body(row_spec("r", prompt))["messages"] == messages
+    assert api("chat").body(sequence_spec("r", prompt))["messages"] == messages
     alone = tokenizer.encode_text('<|sluice_conversation|>{"messages": []}' + content)
-    (message,) = api("chat").body(row_spec("r", alone))["messages"]
+    (message,) = api("chat").body(sequence_spec("r", alone))["messages"]
     assert message["role"] == "user"
     assert message["content"].endswith(content)
 
@@ -357,7 +366,7 @@ def test_tools_and_calls_reach_the_server_in_the_form_of_the_api() -> None:
         TOKENS.conversation,
         frozenset(),
     )
-    body = api("chat").body(row_spec("r", tokenizer.encode_chat(messages, tools=tools)))
+    body = api("chat").body(sequence_spec("r", tokenizer.encode_chat(messages, tools=tools)))
     assert body["tools"] == tools
     assert body["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"x": "é"}'
     assert body["messages"][2] == {"role": "tool", "content": "42", "tool_call_id": "c1"}

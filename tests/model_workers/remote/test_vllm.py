@@ -20,7 +20,7 @@ from model_workers.remote.api import ServerApi, find_text_tokens
 from model_workers.remote.client import ServerClient
 from sluice.internal.v1.task_pb2 import ServerOptions
 from sluice.settings import ModelSettings, resolve_model_path
-from tests.support.rows import row_spec
+from tests.support.sequences import sequence_spec
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
@@ -70,7 +70,7 @@ async def answer(
         prompt = [tokens.conversation, *tokens.encode(json.dumps(conversation))]
     found: list[int] = []
     async with ServerClient(ServerApi(one.server, tokens, 1024), url) as client:
-        spec = row_spec("r", prompt, sampling)
+        spec = sequence_spec("r", prompt, sampling)
         _, usage = await client.answer(spec, lambda ids, _: found.extend(ids))
     return (tokens.decode(found) if tokens is not None else ""), (found, usage)
 

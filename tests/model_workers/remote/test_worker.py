@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from batcher.workers.client import Reports, WorkerClient
-from model_workers.engine.protocol import RowEnd, RowStep, TokenLogprobs
-from model_workers.engine.rows import RowLimits
+from model_workers.engine.protocol import SequenceEnd, SequenceStep, TokenLogprobs
+from model_workers.engine.sequences import SequenceLimits
 from model_workers.remote import client as client_module
 from model_workers.remote.api import ServerApi, find_text_tokens
 from model_workers.remote.client import ServerClient
@@ -32,7 +32,7 @@ from tests.support.openai_server import (
     answer_words,
     openai_server,
 )
-from tests.support.rows import batch, cancel_tasks, open_channel, wire_row
+from tests.support.sequences import batch, cancel_tasks, open_channel, wire_row
 
 PROMPT = [5, 6, 7]
 SLOTS = 2
@@ -117,7 +117,7 @@ async def running(
     engine: RemoteEngine
     spoken = ServerApi(one.server, find_text_tokens(one), 1000)
     async with ServerClient(spoken, server.url, lambda: engine.gate_changed()) as client:
-        limits = RowLimits(SLOTS, 32, 1000, 0)
+        limits = SequenceLimits(SLOTS, 32, 1000, 0)
         engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
         runner = LoopTurns(asyncio.get_running_loop())
         worker = Worker("gpt", engine, NoOpTracer(), pytest.fail, runner)
@@ -281,13 +281,13 @@ async def test_a_deadline_closes_the_request(server: OpenAIServer) -> None:
 
 
 def test_events_of_one_step_are_one_report() -> None:
-    first = RowStep("r", "b", 0, 0, (1, 2), (TokenLogprobs(-1.0),) * 2)
-    second = RowStep("r", "b", 0, 0, (3,), (TokenLogprobs(-2.0),))
-    end = RowStep("r", "b", 0, 0, end=RowEnd.STOP, server_tokens=(4, 3))
+    first = SequenceStep("r", "b", 0, 0, (1, 2), (TokenLogprobs(-1.0),) * 2)
+    second = SequenceStep("r", "b", 0, 0, (3,), (TokenLogprobs(-2.0),))
+    end = SequenceStep("r", "b", 0, 0, end=SequenceEnd.STOP, server_tokens=(4, 3))
     both = joined(joined(first, second), end)
-    assert (both.token_ids, both.end, both.server_tokens) == ((1, 2, 3), RowEnd.STOP, (4, 3))
+    assert (both.token_ids, both.end, both.server_tokens) == ((1, 2, 3), SequenceEnd.STOP, (4, 3))
     assert [one.logprob for one in both.logprobs] == [-1.0, -1.0, -2.0]
-    assert joined(both, RowStep("r", "b", 0, 0, end=RowEnd.CANCELLED)) is both
+    assert joined(both, SequenceStep("r", "b", 0, 0, end=SequenceEnd.CANCELLED)) is both
 
 
 async def test_a_channel_that_is_gone_ends_its_requests(server: OpenAIServer) -> None:

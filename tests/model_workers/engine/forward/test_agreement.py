@@ -9,7 +9,7 @@ import torch
 
 from model_workers.engine.forward import load_model
 from model_workers.engine.forward.agreement import TOKENS, check_agreement, tokens_compared
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 from sluice.settings import SettingsError
 from tests.support.generating_models import save
 from tests.support.tiny_models import CONFIGS, save_model
@@ -33,7 +33,7 @@ def test_models_computed_rightly_are_served(family: str, dtype: str, tmp_path: P
     # Another activation than the fused path knows: transformers' own layers compute it.
     changes = {"hidden_act": "gelu"} if family in ("llama", "qwen2", "qwen3", "mistral") else {}
     loaded = load_model(str(save_model(tmp_path, family, **changes)), device="cpu", dtype=dtype)
-    logits = loaded.paged(4, 32).forward([RowChunk(range(9), 0, (0,), 1)])
+    logits = loaded.paged(4, 32).forward([SequenceChunk(range(9), 0, (0,), 1)])
     assert logits.isfinite().all()
 
 
@@ -54,7 +54,7 @@ class Constant:
     def __init__(self, wrong_at: int) -> None:
         self._left = wrong_at
 
-    def forward(self, chunks: list[RowChunk]) -> torch.Tensor:
+    def forward(self, chunks: list[SequenceChunk]) -> torch.Tensor:
         logits = torch.zeros(len(chunks), self.vocab_size)
         logits[:, 5 if self._left > 0 else 6] = 1.0
         self._left -= 1

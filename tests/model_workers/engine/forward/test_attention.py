@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model_workers.engine.forward.attention import PagedAttention
 from model_workers.engine.forward.kv_cache import KvCache, LayerShape
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 
 NUM_BLOCKS = 64
 KEY_SIZE, VALUE_SIZE = 16, 8
@@ -48,7 +48,8 @@ class Rows:
     def attend(self, parts: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Computes (row, start, end) together; the answers come back in that order."""
         chunks = [
-            RowChunk(range(start, end), start, self.blocks[row], 1) for row, start, end in parts
+            SequenceChunk(range(start, end), start, self.blocks[row], 1)
+            for row, start, end in parts
         ]
         inputs = self.attention.begin(chunks)
         order = sorted(range(len(parts)), key=lambda i: parts[i][2] - parts[i][1] > 16)

@@ -14,11 +14,11 @@ from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.forward import load_model
 from model_workers.engine.forward.flash import FLASH_BLOCK_TOKENS
 from model_workers.engine.forward.linear import FP8_CAPABILITY
-from model_workers.engine.paged_model import PagedModel, RowChunk
+from model_workers.engine.paged_model import PagedModel, SequenceChunk
 from model_workers.engine.protocol import Sampling
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from sluice.settings import ModelSettings
-from tests.support.rows import drive, row_spec
+from tests.support.sequences import drive, sequence_spec
 from tests.support.tiny_models import VOCABULARY, save_model
 
 pytestmark = [
@@ -57,11 +57,11 @@ def stepped(model: PagedModel, block_tokens: int, context: int) -> Tensor:
     for row, length, table in zip(rows, lengths, tables, strict=True):
         middle = length // 2
         if middle:
-            model.forward([RowChunk(row[:middle], 0, table, 0)])
-        found.append(model.forward([RowChunk(row[middle:length], middle, table, 1)]).cpu())
+            model.forward([SequenceChunk(row[:middle], 0, table, 0)])
+        found.append(model.forward([SequenceChunk(row[middle:length], middle, table, 1)]).cpu())
     for step in range(8):
         chunks = [
-            RowChunk(row[length + step : length + step + 1], length + step, table, 1)
+            SequenceChunk(row[length + step : length + step + 1], length + step, table, 1)
             for row, length, table in zip(rows, lengths, tables, strict=True)
         ]
         found.append(model.forward(chunks).cpu())
@@ -96,8 +96,8 @@ def test_a_row_alone_and_among_others_with_graphs(tmp_path: Path) -> None:
     model = loaded.paged(8 * CONTEXT // FLASH_BLOCK_TOKENS, FLASH_BLOCK_TOKENS, 8)
     assert sorted(model._graphs._captured) == [1, 2, 4, 8]
     for row in range(5):
-        model.forward([RowChunk(range(20 + row), 0, (row,), 0)])
-    chunks = [RowChunk((7,), 20 + row, (row,), 1) for row in range(5)]
+        model.forward([SequenceChunk(range(20 + row), 0, (row,), 0)])
+    chunks = [SequenceChunk((7,), 20 + row, (row,), 1) for row in range(5)]
     together = model.forward(chunks).clone()
     alone = torch.cat([model.forward([chunk]).clone() for chunk in chunks])
     torch.testing.assert_close(alone, together, atol=2e-2, rtol=2e-2)
@@ -106,7 +106,7 @@ def test_a_row_alone_and_among_others_with_graphs(tmp_path: Path) -> None:
 def test_a_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, "llama", **SIZES)), device="cuda")
     model = loaded.paged(8, FLASH_BLOCK_TOKENS, 2)
-    chunks = [[RowChunk(range(30), 0, (0,), 1)], [RowChunk((3,), 30, (0,), 1)]]
+    chunks = [[SequenceChunk(range(30), 0, (0,), 1)], [SequenceChunk((3,), 30, (0,), 1)]]
     for step in chunks:
         model.forward(step)
     torch.cuda.synchronize()
@@ -125,9 +125,12 @@ def test_graphs_answer_as_steps_without(tmp_path: Path) -> None:
         for tokens in (0, 32)
     )
     steps = [
-        [RowChunk(range(60), 0, (0,), 1), RowChunk(range(5, 50), 0, (1,), 1)],
-        [RowChunk((3,), 60, (0,), 1), RowChunk((4, 5, 6), 45, (1,), 3)],
-        [RowChunk((4,), 61, (0,), 1), RowChunk([n % VOCABULARY for n in range(300)], 0, (2, 3), 1)],
+        [SequenceChunk(range(60), 0, (0,), 1), SequenceChunk(range(5, 50), 0, (1,), 1)],
+        [SequenceChunk((3,), 60, (0,), 1), SequenceChunk((4, 5, 6), 45, (1,), 3)],
+        [
+            SequenceChunk((4,), 61, (0,), 1),
+            SequenceChunk([n % VOCABULARY for n in range(300)], 0, (2, 3), 1),
+        ],
     ]
     for chunks in steps:
         expected, found = plain.forward(chunks).clone(), captured.forward(chunks)
@@ -142,7 +145,7 @@ def test_the_second_device_captures_and_answers_from_another_thread(tmp_path: Pa
     engine = load_engine(settings)
     before = torch.cuda.memory_allocated(0)
     with ThreadPoolExecutor(1) as thread:
-        answers = thread.submit(drive, engine, row_spec("r", [1, 2, 3])).result()
+        answers = thread.submit(drive, engine, sequence_spec("r", [1, 2, 3])).result()
     assert len(answers.tokens["r"]) == 8
     assert torch.cuda.memory_allocated(0) == before
 
@@ -153,7 +156,9 @@ def test_draws_are_those_of_the_cpu(top_p: float) -> None:
     logits = torch.randn(16, 32000) * 3
     found = []
     for device in ("cpu", "cuda"):
-        rows = [row_spec(f"r{i}", [1], Sampling(1, 1.0, top_p=top_p, seed=i)) for i in range(16)]
+        rows = [
+            sequence_spec(f"r{i}", [1], Sampling(1, 1.0, top_p=top_p, seed=i)) for i in range(16)
+        ]
         sampler = Sampler()
         requests = [DrawRequest(sampler.open(row)) for row in rows]
         found.append([drawn.token_ids for drawn in sampler.draw(logits.to(device), requests)])
@@ -164,7 +169,7 @@ def test_steps_that_are_begun_ahead_answer_as_others_and_wait_once(tmp_path: Pat
     folder = str(save_model(tmp_path, "llama", **SIZES))
     settings = ModelSettings(name="tiny", path=folder, device="cuda", slots=4, prefill_tokens=64)
     samplings = [Sampling(24), Sampling(24, temperature=0.8, top_p=0.9, seed=3)]
-    rows = [row_spec(f"r{i}", range(3 + i, 40 + 9 * i), samplings[i % 2]) for i in range(7)]
+    rows = [sequence_spec(f"r{i}", range(3 + i, 40 + 9 * i), samplings[i % 2]) for i in range(7)]
     one_by_one = load_engine(settings)
     one_by_one._overlap = False
     expected = drive(one_by_one, *rows)
@@ -186,8 +191,8 @@ def test_eight_bits_cost_no_more_than_on_a_cpu(tmp_path: Path) -> None:
         pytest.skip("this device multiplies no 8-bit floats")
     folder = str(save_model(tmp_path, "llama", **SIZES))
     steps = [
-        [RowChunk(range(90), 0, (0,), 1), RowChunk(range(5, 95), 0, (1,), 1)],
-        [RowChunk((3,), 90, (0,), 1), RowChunk((4, 5, 6), 90, (1,), 3)],
+        [SequenceChunk(range(90), 0, (0,), 1), SequenceChunk(range(5, 95), 0, (1,), 1)],
+        [SequenceChunk((3,), 90, (0,), 1), SequenceChunk((4, 5, 6), 90, (1,), 3)],
     ]
     errors: dict[str, list[float]] = {}
     for device in ("cpu", "cuda"):

@@ -20,7 +20,7 @@ from model_workers.engine.forward.flash import (
 )
 from model_workers.engine.forward.kv_cache import LayerShape
 from model_workers.engine.forward.llama import FusedModel
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 from tests.support.tiny_models import CONTEXT, VOCABULARY, save_model
 
 BLOCK_TOKENS = 8
@@ -138,7 +138,7 @@ def test_logits_are_those_of_the_cpu_path(models: Models) -> None:
                 tokens = rows[row][done[row] : done[row] + count]
                 # Also chunks of drafts, whose every token is asked for, and of prompts that go on.
                 wanted = (1, 1, count, 0, 1)[(row + step) % 5]
-                chunks.append(RowChunk(tokens, done[row], tables[row], wanted))
+                chunks.append(SequenceChunk(tokens, done[row], tables[row], wanted))
                 done[row] += count
         expected = plain.forward(chunks)
         torch.testing.assert_close(flash.forward(chunks), expected, atol=1e-4, rtol=1e-4)
@@ -153,7 +153,7 @@ def test_logits_are_those_of_the_cpu_path(models: Models) -> None:
 
 def test_filling_up_writes_only_into_the_spare_block(models: Models) -> None:
     _, flash, _ = models
-    flash.forward([RowChunk((5,), 0, (row,), 1) for row in range(3)])
+    flash.forward([SequenceChunk((5,), 0, (row,), 1) for row in range(3)])
     keys = flash._attention.cache.keys[0]
     written = keys.flatten(1).any(1)
     assert written.nonzero().flatten().tolist() == [0, 1, 2, NUM_BLOCKS]
@@ -161,10 +161,10 @@ def test_filling_up_writes_only_into_the_spare_block(models: Models) -> None:
 
 def test_drafts_and_rows_beside_a_prompt_run_in_graphs(models: Models) -> None:
     _, flash, replays = models
-    flash.forward([RowChunk((1, 2), 0, (0,), 2)])
+    flash.forward([SequenceChunk((1, 2), 0, (0,), 2)])
     assert replays.replayed == [2]
-    prompt = RowChunk(range(40), 0, range(8, 13), 1)
-    flash.forward([RowChunk((1,), 0, (0,), 1), prompt, RowChunk((1, 2), 0, (1,), 0)])
+    prompt = SequenceChunk(range(40), 0, range(8, 13), 1)
+    flash.forward([SequenceChunk((1,), 0, (0,), 1), prompt, SequenceChunk((1, 2), 0, (1,), 0)])
     assert replays.replayed == [2, 4]
     flash.forward([prompt])
     assert replays.replayed == [2, 4]
@@ -172,7 +172,7 @@ def test_drafts_and_rows_beside_a_prompt_run_in_graphs(models: Models) -> None:
 
 def test_what_no_graph_has_room_for_runs_without(models: Models) -> None:
     plain, flash, replays = models
-    chunks = [RowChunk((row,), 0, (row,), 1) for row in range(10)]
+    chunks = [SequenceChunk((row,), 0, (row,), 1) for row in range(10)]
     torch.testing.assert_close(flash.forward(chunks), plain.forward(chunks), atol=1e-4, rtol=1e-4)
     assert replays.replayed == [8]
 
@@ -183,21 +183,25 @@ def test_a_capture_that_fails_leaves_the_larger_graphs(
     replays = Replays(smallest=4)
     _, flash, _ = with_graphs(tmp_path, "llama", replays, 8)
     assert "no CUDA graphs of 2 tokens and fewer: out of memory" in caplog.text
-    flash.forward([RowChunk((1,), 0, (0,), 1)])
+    flash.forward([SequenceChunk((1,), 0, (0,), 1)])
     assert (replays.captured, replays.replayed) == ([8, 4], [4])
 
 
 def test_without_any_graph_the_model_still_answers(tmp_path: Path) -> None:
     plain, flash, replays = with_graphs(tmp_path, "llama", Replays(smallest=1000), SIZES[-1] + 1)
-    chunks = [RowChunk((1, 2), 0, (0,), 1), RowChunk((3,), 0, (1,), 1)]
+    chunks = [SequenceChunk((1, 2), 0, (0,), 1), SequenceChunk((3,), 0, (1,), 1)]
     torch.testing.assert_close(flash.forward(chunks), plain.forward(chunks), atol=1e-4, rtol=1e-4)
     assert not replays.captured
 
 
 def test_tokens_that_only_the_device_knows(models: Models) -> None:
     plain, flash, replays = models
-    prompts = [RowChunk(range(20 + row), 0, range(8 * row, 8 * row + 8), 1) for row in range(3)]
-    known = [RowChunk((9 - row,), 20 + row, range(8 * row, 8 * row + 8), 1) for row in range(3)]
+    prompts = [
+        SequenceChunk(range(20 + row), 0, range(8 * row, 8 * row + 8), 1) for row in range(3)
+    ]
+    known = [
+        SequenceChunk((9 - row,), 20 + row, range(8 * row, 8 * row + 8), 1) for row in range(3)
+    ]
     for model in (plain, flash):
         model.forward(prompts)
     expected = plain.forward(known).clone()

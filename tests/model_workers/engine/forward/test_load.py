@@ -14,7 +14,7 @@ from transformers import (
 
 from model_workers.engine.forward import load_model
 from model_workers.engine.forward.attention import CachedModel
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 from sluice.settings import SettingsError
 from tests.support.tiny_models import CONTEXT, save_model
 
@@ -76,7 +76,9 @@ def test_sharded_folders_are_the_same_model(family: str, tmp_path: Path) -> None
     model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
     expected, found = (
-        load_model(str(folder), device="cpu").paged(8, 32).forward([RowChunk(range(9), 0, (0,), 9)])
+        load_model(str(folder), device="cpu")
+        .paged(8, 32)
+        .forward([SequenceChunk(range(9), 0, (0,), 9)])
         for folder in (whole, tmp_path / "parts")
     )
     assert torch.equal(expected, found)
@@ -132,7 +134,7 @@ def nearly(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 def logits_of(folder: Path | str, **options: str) -> torch.Tensor:
     loaded = load_model(str(folder), device="cpu", context_tokens=64, **options)
-    return loaded.paged(4, 32).forward([RowChunk(range(50), 0, (0, 1), 50)])
+    return loaded.paged(4, 32).forward([SequenceChunk(range(50), 0, (0, 1), 50)])
 
 
 def in_blocks(weight: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from model_workers.engine.forward import load_model
 from model_workers.engine.forward.hub import HubModel
 from model_workers.engine.forward.llama import FusedModel, RmsNorm
-from model_workers.engine.paged_model import PagedModel, RowChunk
+from model_workers.engine.paged_model import PagedModel, SequenceChunk
 from tests.support.tiny_models import VOCABULARY, tiny_model
 
 NUM_BLOCKS = 80
@@ -113,7 +113,7 @@ def computed(
                 continue
             end = done[index] + count
             logits = case.numbers.randint(0, count)
-            chunks.append(RowChunk(row[done[index] : end], done[index], tables[index], logits))
+            chunks.append(SequenceChunk(row[done[index] : end], done[index], tables[index], logits))
             wanted.append(expected[index][end - logits : end])
             done[index] = end
         if chunks:
@@ -135,7 +135,7 @@ def test_logits_behind_a_shared_prefix(case: Case) -> None:
     prefix = case.rows[5][: 2 * BLOCK_TOKENS]
     rows = [prefix + row for row in case.rows[1:4]]
     tables = tables_of(case, rows)
-    case.model.forward([RowChunk(prefix, 0, tables[0], 0)])
+    case.model.forward([SequenceChunk(prefix, 0, tables[0], 0)])
     for table in tables[1:]:
         table[:2] = tables[0][:2]
     computed(case, rows, tables, [len(prefix)] * len(rows), lambda: case.numbers.choice((1, 7, 40)))
@@ -146,7 +146,7 @@ def test_greedy_text_with_a_row_computed_again_elsewhere(case: Case) -> None:
     rows = [list(prompt) for prompt in prompts]
     free = case.free_blocks()
     tables = [[free.pop() for _ in range(5)] for _ in rows]
-    firsts = [RowChunk(row, 0, table, 1) for row, table in zip(rows, tables, strict=True)]
+    firsts = [SequenceChunk(row, 0, table, 1) for row, table in zip(rows, tables, strict=True)]
     logits = case.model.forward(firsts)
     for step in range(12):
         for row, token in zip(rows, logits.argmax(-1).tolist(), strict=True):
@@ -155,7 +155,9 @@ def test_greedy_text_with_a_row_computed_again_elsewhere(case: Case) -> None:
             tables[1] = [free.pop() for _ in range(5)]
         starts = [0 if step == 5 and index == 1 else len(row) - 1 for index, row in enumerate(rows)]
         parts = zip(rows, starts, tables, strict=True)
-        logits = case.model.forward([RowChunk(row[at:], at, table, 1) for row, at, table in parts])
+        logits = case.model.forward(
+            [SequenceChunk(row[at:], at, table, 1) for row, at, table in parts]
+        )
     assert {len(row) - len(prompt) for row, prompt in zip(rows, prompts, strict=True)} == {12}
     assert all(map(case.is_greedy, rows, prompts))
 
@@ -163,10 +165,10 @@ def test_greedy_text_with_a_row_computed_again_elsewhere(case: Case) -> None:
 def test_a_copied_block_goes_its_own_way(case: Case) -> None:
     row, other = case.rows[4], case.rows[4][:20] + case.rows[5][:10]
     first, second, third, fourth = case.free_blocks()[:4]
-    case.model.forward([RowChunk(row[:20], 0, (first, second), 0)])
+    case.model.forward([SequenceChunk(row[:20], 0, (first, second), 0)])
     case.model.copy_blocks([(second, third)])
     parts = ((row, (first, second, fourth)), (other, (first, third)))
-    chunks = [RowChunk(tokens[20:30], 20, table, 10) for tokens, table in parts]
+    chunks = [SequenceChunk(tokens[20:30], 20, table, 10) for tokens, table in parts]
     close(
         case.model.forward(chunks),
         torch.cat([case.expected(tokens)[20:30] for tokens, _ in parts]),
@@ -176,12 +178,13 @@ def test_a_copied_block_goes_its_own_way(case: Case) -> None:
 def test_a_row_whose_numbers_broke_leaves_nothing_behind(case: Case) -> None:
     table = case.free_blocks()[:3]
     row = case.rows[4][:30]
-    case.model.forward([RowChunk(row, 0, table, 0)])
+    case.model.forward([SequenceChunk(row, 0, table, 0)])
     for pages in (*_pages(case.model).keys, *_pages(case.model).values):
         pages[table] = torch.nan
     case.model.clear_blocks(table)
     found = [
-        case.model.forward([RowChunk(row[at : at + 1], at, table, 1)]).clone() for at in range(30)
+        case.model.forward([SequenceChunk(row[at : at + 1], at, table, 1)]).clone()
+        for at in range(30)
     ]
     close(torch.cat(found), case.expected(row))
 
@@ -190,9 +193,9 @@ def test_rows_alone_and_together_are_equal_to_the_last_bit(case: Case) -> None:
     tables = tables_of(case, case.rows)
     for row, table in zip(case.rows, tables, strict=True):
         if len(row) > 1:
-            case.model.forward([RowChunk(row[:-1], 0, table, 0)])
+            case.model.forward([SequenceChunk(row[:-1], 0, table, 0)])
     parts = zip(case.rows, tables, strict=True)
-    chunks = [RowChunk(row[-1:], len(row) - 1, table, 1) for row, table in parts]
+    chunks = [SequenceChunk(row[-1:], len(row) - 1, table, 1) for row, table in parts]
     together = case.model.forward(chunks).clone()
     alone = [case.model.forward([chunk]).clone() for chunk in chunks]
     assert torch.equal(torch.cat(alone), together)

@@ -4,26 +4,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_workers.engine.forward.packing import SHORT_TOKENS, pack
-from model_workers.engine.paged_model import RowChunk
+from model_workers.engine.paged_model import SequenceChunk
 
 BLOCK_TOKENS = 4
 
 
 @st.composite
-def chunks(draw: st.DrawFn) -> list[RowChunk]:
+def chunks(draw: st.DrawFn) -> list[SequenceChunk]:
     found = []
     for row in range(draw(st.integers(1, 6))):
         count = draw(st.sampled_from((1, 1, 3, SHORT_TOKENS, SHORT_TOKENS + 1, 40)))
         start = draw(st.integers(0, 20))
         blocks = range(100 * row, 100 * row + (start + count) // BLOCK_TOKENS + 1)
         tokens = tuple(range(1000 * row + start, 1000 * row + start + count))
-        found.append(RowChunk(tokens, start, blocks, draw(st.integers(0, count))))
+        found.append(SequenceChunk(tokens, start, blocks, draw(st.integers(0, count))))
     return found
 
 
 @given(chunks())
 def test_every_token_has_its_position_and_its_place_in_the_cache(
-    given_chunks: list[RowChunk],
+    given_chunks: list[SequenceChunk],
 ) -> None:
     step = pack(given_chunks, BLOCK_TOKENS)
     expected = {
@@ -38,14 +38,14 @@ def test_every_token_has_its_position_and_its_place_in_the_cache(
 
 
 @given(chunks())
-def test_wanted_places_are_in_the_order_of_the_chunks(given_chunks: list[RowChunk]) -> None:
+def test_wanted_places_are_in_the_order_of_the_chunks(given_chunks: list[SequenceChunk]) -> None:
     step = pack(given_chunks, BLOCK_TOKENS)
     wanted = [t for c in given_chunks for t in c.tokens[len(c.tokens) - c.logits :]]
     assert list(step.tokens[step.wanted]) == wanted
 
 
 @given(chunks())
-def test_short_chunks_come_first(given_chunks: list[RowChunk]) -> None:
+def test_short_chunks_come_first(given_chunks: list[SequenceChunk]) -> None:
     step = pack(given_chunks, BLOCK_TOKENS)
     assert all(span.count <= SHORT_TOKENS for span in step.short)
     assert all(span.count > SHORT_TOKENS for span in step.long)

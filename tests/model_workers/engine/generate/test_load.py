@@ -10,7 +10,7 @@ from transformers import DistilBertConfig, Speech2TextConfig
 
 from gateway.config.models import ModelFolder
 from model_workers.engine.generate.load import load_generate
-from model_workers.engine.protocol import RowSpec, Sampling
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.generating_models import FAMILIES, save
@@ -33,7 +33,7 @@ def test_families_load_and_answer(family: str, tmp_path: Path) -> None:
     tokenizer = ModelFolder(model).tokenizer
     assert engine.load().context_tokens == tokenizer.context_tokens
     assert tokenizer.stop_token_ids
-    engine.add(RowSpec("1", "b", 0, (5, 6, 7), (), Sampling(2)), 0.0)
+    engine.add(SequenceSpec("1", "b", 0, (5, 6, 7), (), Sampling(2)), 0.0)
     assert engine.step(0.0)[0].token_ids
 
 
@@ -83,7 +83,9 @@ def test_model_that_reads_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_cache_that_does_not_fit_is_refused_before_loading(tmp_path: Path) -> None:
     save(tmp_path, "llama")
-    with pytest.raises(SettingsError, match=r"slots: 32 rows of 256 tokens need a cache of .* GB"):
+    with pytest.raises(
+        SettingsError, match=r"slots: 32 sequences of 256 tokens need a cache of .* GB"
+    ):
         load_generate(settings(tmp_path, cache_gb=0.001))
 
 

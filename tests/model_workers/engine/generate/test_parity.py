@@ -7,7 +7,7 @@ import pytest
 from gateway.config.models import ModelFolder
 from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.generate.load import load_generate
-from model_workers.engine.protocol import Engine, RowSpec, Sampling
+from model_workers.engine.protocol import Engine, Sampling, SequenceSpec
 from sluice.settings import ModelSettings
 
 SETTINGS: dict[str, Any] = {"name": "m", "path": "builtin:small", "device": "cpu", "slots": 8}
@@ -41,11 +41,11 @@ def engines() -> tuple[Engine, Engine]:
 def test_both_engines_draw_the_same_tokens(field: str, engines: tuple[Engine, Engine]) -> None:
     tokenizer = ModelFolder(ModelSettings(**SETTINGS)).tokenizer
     sampling = Sampling(16, stop_token_ids=tokenizer.stop_token_ids, **FIELDS[field])
-    rows = [
-        RowSpec(str(n), "b", 0, tuple(tokenizer.encode_text(prompt)), (), sampling)
+    sequences = [
+        SequenceSpec(str(n), "b", 0, tuple(tokenizer.encode_text(prompt)), (), sampling)
         for n, prompt in enumerate(PROMPTS)
     ]
-    (paged, theirs), (whole, ours) = (answers(engine, rows) for engine in engines)
+    (paged, theirs), (whole, ours) = (answers(engine, sequences) for engine in engines)
     assert whole == paged
     assert all(whole.values())
     assert ours == pytest.approx(theirs, abs=1e-3)
@@ -53,14 +53,16 @@ def test_both_engines_draw_the_same_tokens(field: str, engines: tuple[Engine, En
 
 
 def answers(
-    engine: Engine, rows: list[RowSpec]
+    engine: Engine, sequences: list[SequenceSpec]
 ) -> tuple[dict[str, tuple[tuple[int, ...], object]], list[float]]:
-    """Compute all rows; returns tokens and end of each, and all log-probabilities in order."""
-    found: dict[str, tuple[tuple[int, ...], object]] = {row.request_id: ((), None) for row in rows}
+    """Compute all sequences; returns tokens and end of each, and all log-probabilities in order."""
+    found: dict[str, tuple[tuple[int, ...], object]] = {
+        sequence.request_id: ((), None) for sequence in sequences
+    }
     logprobs: dict[tuple[str, int], float] = {}
-    for row in rows:
-        engine.add(row, 0.0)
-    while engine.has_rows():
+    for sequence in sequences:
+        engine.add(sequence, 0.0)
+    while engine.has_sequences():
         for step in engine.step(0.0):
             assert not step.error
             found[step.request_id] = (found[step.request_id][0] + step.token_ids, step.end)

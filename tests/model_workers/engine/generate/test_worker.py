@@ -9,14 +9,14 @@ from opentelemetry.trace import NoOpTracer
 
 from model_workers.engine.generate.engine import GenerateEngine
 from model_workers.engine.generate.model import GenerateModel
-from model_workers.engine.rows import RowLimits
 from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.sequences import SequenceLimits
 from model_workers.grants import Grants, rooms_of
 from model_workers.worker import Worker
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.generating_models import tiny
 from tests.support.ports import FakePort
-from tests.support.rows import batch, cancel_tasks, open_channel, wire_row
+from tests.support.sequences import batch, cancel_tasks, open_channel, wire_row
 
 SLOTS = 4
 HELD_S = 30.0
@@ -30,10 +30,10 @@ class Held(GenerateModel):
         self.begun = Event()
         self.go_on = Event()
 
-    def generate(self, rows: Sequence[Sequence[int]], *rest: Any, **options: Any) -> Any:
+    def generate(self, sequences: Sequence[Sequence[int]], *rest: Any, **options: Any) -> Any:
         self.begun.set()
         self.go_on.wait(HELD_S)
-        return super().generate(rows, *rest, **options)
+        return super().generate(sequences, *rest, **options)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def model() -> Held:
 
 @pytest.fixture
 def worker(model: Held) -> Iterator[Worker]:
-    engine = GenerateEngine(model, Sampler(), RowLimits(SLOTS, SLOTS, 256, 512))
+    engine = GenerateEngine(model, Sampler(), SequenceLimits(SLOTS, SLOTS, 256, 512))
     worker = Worker("m", engine, NoOpTracer(), on_fault=pytest.fail)
     worker.start()
     yield worker
@@ -65,7 +65,7 @@ def test_grants_are_none_while_a_batch_runs() -> None:
     assert list(grants.give(load, 0.0)["b"].rows) == [0, 0, 0]
     load.batch_running = False
     assert list(grants.give(load, 0.0)["b"].rows) == [3, 3, 3]
-    assert rooms_of(load)[0].rows == 3
+    assert rooms_of(load)[0].sequences == 3
 
 
 def test_worker_grants_the_next_batch_when_one_ends(worker: Worker, model: Held) -> None:

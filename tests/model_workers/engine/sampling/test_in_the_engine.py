@@ -1,4 +1,4 @@
-"""Sampling in the paged engine with a real tiny model: constraints and penalties hold, and rows resume alike."""
+"""Sampling in the paged engine with a real tiny model: constraints and penalties hold, and sequences resume alike."""
 
 import json
 import re
@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 
 from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.protocol import RowEnd, RowInvalid, Sampling
+from model_workers.engine.protocol import RowInvalid, Sampling, SequenceEnd
 from model_workers.messages import final
 from sluice.settings import ModelSettings, resolve_model_path
-from tests.support.rows import drive, row_spec
+from tests.support.sequences import drive, sequence_spec
 
 SCHEMA = {
     "type": "object",
@@ -60,11 +60,15 @@ def sampling(changes: dict[str, Any], seed: int) -> Sampling:
 
 
 def test_constraints_hold_and_rows_resume_alike(engine: PagedEngine) -> None:
-    rows = {f"{i}/{seed}": sampling(ROWS[i], seed) for i in range(len(ROWS)) for seed in (1, 2, 3)}
-    whole = drive(engine, *(row_spec(name, [1, 9, 4], chosen) for name, chosen in rows.items()))
+    sequences = {
+        f"{i}/{seed}": sampling(ROWS[i], seed) for i in range(len(ROWS)) for seed in (1, 2, 3)
+    }
+    whole = drive(
+        engine, *(sequence_spec(name, [1, 9, 4], chosen) for name, chosen in sequences.items())
+    )
     text = Tokenizer.from_file(f"{resolve_model_path('builtin:small')}/tokenizer.json")
     texts = {name: text.decode(tokens) for name, tokens in whole.tokens.items()}
-    stopped = {name for name, end in whole.ends.items() if end is RowEnd.STOP}
+    stopped = {name for name, end in whole.ends.items() if end is SequenceEnd.STOP}
     assert {f"{REGEX_ROW}/{seed}" for seed in (1, 2, 3)} <= stopped, "it ends of itself"
     assert any(name.startswith(f"{SCHEMA_ROW}/") for name in stopped)
     for name in stopped:
@@ -76,8 +80,8 @@ def test_constraints_hold_and_rows_resume_alike(engine: PagedEngine) -> None:
         if name.startswith(f"{MIN_TOKENS_ROW}/"):
             assert len(tokens) >= MIN_TOKENS
     specs = [
-        row_spec(name, [1, 9, 4], chosen, produced=whole.tokens[name][: 5 + i])
-        for i, (name, chosen) in enumerate(rows.items())
+        sequence_spec(name, [1, 9, 4], chosen, produced=whole.tokens[name][: 5 + i])
+        for i, (name, chosen) in enumerate(sequences.items())
     ]
     resumed = drive(engine, *specs)
     for i, (name, tokens) in enumerate(whole.tokens.items()):
@@ -91,12 +95,12 @@ def test_penalties_make_tokens_repeat_less(engine: PagedEngine) -> None:
         "presence and frequency": {"presence_penalty": 2.0, "frequency_penalty": 2.0},
         "repetition": {"repetition_penalty": 2.0},
     }
-    rows = [
-        row_spec(f"{kind}/{seed}", [1, 9, 4], sampling({**changes, "min_tokens": 100}, seed))
+    sequences = [
+        sequence_spec(f"{kind}/{seed}", [1, 9, 4], sampling({**changes, "min_tokens": 100}, seed))
         for kind, changes in kinds.items()
         for seed in (1, 2)
     ]
-    tokens = drive(engine, *rows).tokens
+    tokens = drive(engine, *sequences).tokens
     distinct = {
         kind: sum(len(set(tokens[f"{kind}/{seed}"][:100])) for seed in (1, 2)) for kind in kinds
     }
@@ -105,22 +109,22 @@ def test_penalties_make_tokens_repeat_less(engine: PagedEngine) -> None:
 
 
 def test_a_constraint_out_of_bounds_ends_its_row_alone(engine: PagedEngine) -> None:
-    rows = {
+    sequences = {
         "bad": sampling({"regex": "(a{1000}){1000}"}, 1),
         "good": sampling({"regex": REGEX}, 1),
     }
-    for name, chosen in rows.items():
-        engine.add(row_spec(name, [1, 9, 4], chosen), 0.0)
+    for name, chosen in sequences.items():
+        engine.add(sequence_spec(name, [1, 9, 4], chosen), 0.0)
     ends = {}
-    while engine.has_rows():
+    while engine.has_sequences():
         ends |= {one.request_id: one for one in engine.step(0.0) if one.end is not None}
-    assert ends["good"].end is RowEnd.STOP
-    assert (ends["bad"].end, ends["bad"].reason) == (RowEnd.FAILED, "REQUEST_INVALID")
+    assert ends["good"].end is SequenceEnd.STOP
+    assert (ends["bad"].end, ends["bad"].reason) == (SequenceEnd.FAILED, "REQUEST_INVALID")
     assert ends["bad"].field == "sampling.regex"
     assert final(ends["bad"]).error.field == "sampling.regex"
 
 
 def test_a_constraint_that_cannot_be_held_refuses_its_row(engine: PagedEngine) -> None:
     with pytest.raises(RowInvalid, match="unclosed group"):
-        engine.add(row_spec("wrong", [1, 2], sampling({"regex": "("}, 0)), 0.0)
-    assert not engine.has_rows()
+        engine.add(sequence_spec("wrong", [1, 2], sampling({"regex": "("}, 0)), 0.0)
+    assert not engine.has_sequences()

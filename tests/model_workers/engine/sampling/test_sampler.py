@@ -22,7 +22,7 @@ from model_workers.engine.sampling import distribution
 from model_workers.engine.sampling.distribution import uniform
 from model_workers.engine.sampling.sampler import NO_DISTRIBUTION, DrawRequest, DrawResult, Sampler
 from model_workers.engine.sampling.state import SamplingState
-from tests.model_workers.engine.sampling.rows import (
+from tests.model_workers.engine.sampling.sequences import (
     SIZE,
     ListGrammars,
     draw,
@@ -43,20 +43,20 @@ def test_greedy_takes_the_most_probable() -> None:
 
 @given(LOGITS, st.integers(0, 2**64 - 1), st.integers(0, 1000))
 def test_the_token_is_where_the_distribution_passes_the_number(
-    row: list[float], seed: int, index: int
+    sequence: list[float], seed: int, index: int
 ) -> None:
-    (token,) = tokens(logits(row), opened(produced=[0] * index, temperature=1.0, seed=seed))
-    shares = [math.exp(value - max(row)) for value in row]
+    (token,) = tokens(logits(sequence), opened(produced=[0] * index, temperature=1.0, seed=seed))
+    shares = [math.exp(value - max(sequence)) for value in sequence]
     target = uniform(seed, index) * sum(shares)
     below = math.fsum(shares[:token])
     assert below - 1e-4 <= target <= below + shares[token] + 1e-4
 
 
 def test_counts_follow_the_probabilities() -> None:
-    row = [0.0, 1.0, 2.0, -1.0, -30.0]
-    shares = torch.tensor(row).softmax(0).tolist()
+    sequence = [0.0, 1.0, 2.0, -1.0, -30.0]
+    shares = torch.tensor(sequence).softmax(0).tolist()
     states = [opened(temperature=1.0, seed=seed) for seed in range(ROWS)]
-    together = logits(*[row] * ROWS)
+    together = logits(*[sequence] * ROWS)
     counts: Counter[int] = Counter()
     for _ in range(DRAWS // ROWS):
         counts.update(tokens(together, *states))
@@ -65,7 +65,7 @@ def test_counts_follow_the_probabilities() -> None:
 
 
 @given(
-    row=LOGITS,
+    sequence=LOGITS,
     temperature=st.floats(0.125, 2, width=16),
     top_k=st.integers(0, SIZE),
     top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
@@ -74,7 +74,7 @@ def test_counts_follow_the_probabilities() -> None:
     seen=st.sets(st.integers(0, SIZE - 1)),
 )
 def test_what_can_be_drawn_is_what_the_processors_of_transformers_leave(
-    row: list[float],
+    sequence: list[float],
     temperature: float,
     top_k: int,
     top_p: float,
@@ -83,7 +83,7 @@ def test_what_can_be_drawn_is_what_the_processors_of_transformers_leave(
     seen: set[int],
 ) -> None:
     # Ties at the border of a cut are broken differently there.
-    scores = logits(row) + torch.arange(SIZE) * 1e-3
+    scores = logits(sequence) + torch.arange(SIZE) * 1e-3
     processors: Any = LogitsProcessorList()
     if seen:
         processors.append(RepetitionPenaltyLogitsProcessor(penalty))
@@ -123,25 +123,26 @@ def test_tokens_of_the_same_score_stay_or_go_together() -> None:
 
 
 @given(
-    row=LOGITS,
+    sequence=LOGITS,
     produced=st.lists(st.integers(0, SIZE - 1), max_size=40),
     presence=st.sampled_from([-2.0, 0.0, 0.5]),
     frequency=st.sampled_from([-0.25, 0.0, 1.5]),
 )
 def test_presence_and_frequency_count_the_answer(
-    row: list[float], produced: list[int], presence: float, frequency: float
+    sequence: list[float], produced: list[int], presence: float, frequency: float
 ) -> None:
     counts = Counter(produced)
     expected = [
-        value - presence * (counts[t] > 0) - frequency * counts[t] for t, value in enumerate(row)
+        value - presence * (counts[t] > 0) - frequency * counts[t]
+        for t, value in enumerate(sequence)
     ]
     state = opened([3, 4], produced, presence_penalty=presence, frequency_penalty=frequency)
-    found = distribution._ruled(logits(row), list(state.positions(())))[0]
+    found = distribution._ruled(logits(sequence), list(state.positions(())))[0]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32))
 
 
 @given(
-    row=LOGITS,
+    sequence=LOGITS,
     biases=st.dictionaries(st.integers(0, SIZE + 3), st.floats(-100, 100, width=32)),
     temperature=st.sampled_from([0.0, 0.5, 1.0]),
     penalty=st.sampled_from([1.0, 1.5]),
@@ -150,7 +151,7 @@ def test_presence_and_frequency_count_the_answer(
     seed=st.integers(0, 2**32),
 )
 def test_biases_are_added_before_all_else(
-    row: list[float],
+    sequence: list[float],
     biases: dict[int, float],
     temperature: float,
     penalty: float,
@@ -159,7 +160,7 @@ def test_biases_are_added_before_all_else(
     seed: int,
 ) -> None:
     """Against numpy: the token of the biased logits, of those that the constraint allows."""
-    scores = np.array(row, np.float32)
+    scores = np.array(sequence, np.float32)
     for token, bias in biases.items():
         if token < SIZE:
             scores[token] += np.float32(bias)
@@ -171,7 +172,7 @@ def test_biases_are_added_before_all_else(
         chosen["regex"] = "|".join(f"{token},{token}" for token in sorted(allowed))
     plain = spec([3], **chosen, seed=seed, logit_bias=tuple(biases.items()))
     state = Sampler(ListGrammars()).open(plain)
-    (token,) = tokens(logits(row), state)
+    (token,) = tokens(logits(sequence), state)
     if temperature:
         shares = np.exp((scores - scores.max()).astype(np.float64) / temperature)
         target, below = uniform(seed, 0) * shares.sum(), shares[:token].sum()
@@ -207,7 +208,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         scores = torch.randn(len(MIXED), SIZE)
         before = scores.clone()
         found = draw(scores, *together)
-        assert found == [draw(scores[i : i + 1], row)[0] for i, row in enumerate(alone)]
+        assert found == [draw(scores[i : i + 1], sequence)[0] for i, sequence in enumerate(alone)]
         assert torch.equal(scores, before)
 
 
@@ -219,8 +220,8 @@ def test_a_row_opened_in_the_middle_goes_on_alike(
     sampler = Sampler(ListGrammars())
     whole = sampler.open(spec([4, 1], **changes))
     drawn: list[int] = []
-    for row in scores:
-        step = sampler.draw(row[None], [DrawRequest(whole)])[0]
+    for sequence in scores:
+        step = sampler.draw(sequence[None], [DrawRequest(whole)])[0]
         if step.error or drawn[-1:] == [0]:
             break
         drawn += step.token_ids
@@ -228,8 +229,8 @@ def test_a_row_opened_in_the_middle_goes_on_alike(
     resumed = sampler.open(spec([4, 1], drawn[:cut_at], **changes))
     again = [
         token
-        for row in scores[cut_at : len(drawn)]
-        for token in sampler.draw(row[None], [DrawRequest(resumed)])[0].token_ids
+        for sequence in scores[cut_at : len(drawn)]
+        for token in sampler.draw(sequence[None], [DrawRequest(resumed)])[0].token_ids
     ]
     assert drawn[:cut_at] + again == drawn
 
@@ -263,8 +264,8 @@ def test_drafts_change_nothing(seed: int, changes: dict[str, Any], data: Any) ->
             drafted[data.draw(st.integers(0, len(drafted) - 1))] = data.draw(
                 st.integers(0, SIZE - 1)
             )
-        rows = [behind([*found, *drafted[:i]]) for i in range(len(drafted) + 1)]
-        step = sampler.draw(torch.stack(rows), [DrawRequest(drafting, drafted)])[0]
+        sequences = [behind([*found, *drafted[:i]]) for i in range(len(drafted) + 1)]
+        step = sampler.draw(torch.stack(sequences), [DrawRequest(drafting, drafted)])[0]
         assert step.token_ids
         assert step.error == ""
         found += step.token_ids
@@ -281,22 +282,22 @@ def test_drafted_and_plain_rows_share_a_draw() -> None:
 
 
 def test_nothing_follows_a_stop_token() -> None:
-    row = opened(stop_token_ids=frozenset({1}))
-    found = Sampler().draw(logits([0, 9, 0], [0, 0, 9]), [DrawRequest(row, (1,))])
+    sequence = opened(stop_token_ids=frozenset({1}))
+    found = Sampler().draw(logits([0, 9, 0], [0, 0, 9]), [DrawRequest(sequence, (1,))])
     assert found == [DrawResult((1,))]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_answer_that_is_too_short_cannot_stop(temperature: float) -> None:
-    row = opened(temperature=temperature, min_tokens=3, stop_token_ids=frozenset({1, 2}))
-    found = [tokens(logits([0, 99, 98, 1]), row)[0] for _ in range(4)]
+    sequence = opened(temperature=temperature, min_tokens=3, stop_token_ids=frozenset({1, 2}))
+    found = [tokens(logits([0, 99, 98, 1]), sequence)[0] for _ in range(4)]
     assert not {1, 2} & set(found[:3])
     assert found[3] == 1
 
 
 def test_drafts_reach_over_the_border_of_min_tokens() -> None:
-    row = opened(min_tokens=1, stop_token_ids=frozenset({1}))
-    found = Sampler().draw(logits([0, 9, 1], [0, 9, 1]), [DrawRequest(row, (2,))])
+    sequence = opened(min_tokens=1, stop_token_ids=frozenset({1}))
+    found = Sampler().draw(logits([0, 9, 1], [0, 9, 1]), [DrawRequest(sequence, (2,))])
     assert found == [DrawResult((2, 1))]
 
 
@@ -334,8 +335,8 @@ def test_rows_with_and_without_logprobs_share_a_draw() -> None:
 
 
 def test_alternatives_are_tokens_that_can_come() -> None:
-    row = Sampler(ListGrammars()).open(spec(regex="1|2", logprobs=True, top_logprobs=5))
-    (found,) = draw(torch.zeros(1, SIZE), row)
+    sequence = Sampler(ListGrammars()).open(spec(regex="1|2", logprobs=True, top_logprobs=5))
+    (found,) = draw(torch.zeros(1, SIZE), sequence)
     assert [token for token, _ in found.logprobs[0].top] == [1, 2]
     assert found.logprobs[0].logprob == pytest.approx(math.log(0.5))
 
@@ -355,8 +356,8 @@ def test_a_row_without_a_distribution_has_an_error_and_leaves_the_others(
 
 
 def test_an_error_behind_a_draft_leaves_the_tokens_before_it() -> None:
-    row = opened()
-    found = Sampler().draw(logits([0, 9], [math.nan, 0]), [DrawRequest(row, (1,))])
+    sequence = opened()
+    found = Sampler().draw(logits([0, 9], [math.nan, 0]), [DrawRequest(sequence, (1,))])
     assert found == [DrawResult((1,), error=NO_DISTRIBUTION)]
 
 

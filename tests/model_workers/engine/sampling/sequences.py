@@ -1,4 +1,4 @@
-"""Rows and matchers for the tests of sampling."""
+"""Sequences and matchers for the tests of sampling."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model_workers.engine.protocol import RowSpec, Sampling
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
 from model_workers.engine.sampling.state import SamplingState
 
 SIZE = 12
 
 
-def logits(*rows: Sequence[float]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float32)
+def logits(*sequences: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(sequences, dtype=torch.float32)
 
 
 def opened(
@@ -24,18 +24,20 @@ def opened(
     return Sampler().open(spec(prompt, produced, **sampling))
 
 
-def spec(prompt: Sequence[int] = (0,), produced: Sequence[int] = (), **sampling: Any) -> RowSpec:
+def spec(
+    prompt: Sequence[int] = (0,), produced: Sequence[int] = (), **sampling: Any
+) -> SequenceSpec:
     chosen = Sampling(**({"max_tokens": 1 << 20} | sampling))
-    return RowSpec("row", "owner", 0, tuple(prompt), tuple(produced), chosen)
+    return SequenceSpec("sequence", "owner", 0, tuple(prompt), tuple(produced), chosen)
 
 
-def draw(scores: torch.Tensor, *rows: SamplingState) -> list[DrawResult]:
-    return Sampler().draw(scores, [DrawRequest(row) for row in rows])
+def draw(scores: torch.Tensor, *sequences: SamplingState) -> list[DrawResult]:
+    return Sampler().draw(scores, [DrawRequest(sequence) for sequence in sequences])
 
 
-def tokens(scores: torch.Tensor, *rows: SamplingState) -> list[int]:
-    """The single token of each row."""
-    return [token for drawn in draw(scores, *rows) for token in drawn.token_ids]
+def tokens(scores: torch.Tensor, *sequences: SamplingState) -> list[int]:
+    """The single token of each sequence."""
+    return [token for drawn in draw(scores, *sequences) for token in drawn.token_ids]
 
 
 class ListMatcher:

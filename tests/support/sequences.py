@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from model_workers.engine.protocol import Engine, RowEnd, RowSpec, RowStep, Sampling
+from model_workers.engine.protocol import Engine, Sampling, SequenceEnd, SequenceSpec, SequenceStep
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 
 
-def row_spec(
+def sequence_spec(
     request_id: str,
     prompt: Sequence[int],
     sampling: Sampling | None = None,
@@ -17,9 +17,9 @@ def row_spec(
     attempt: int = 0,
     deadline: float | None = None,
     rank: int = 0,
-) -> RowSpec:
+) -> SequenceSpec:
     """A row with defaults."""
-    return RowSpec(
+    return SequenceSpec(
         request_id,
         owner,
         attempt,
@@ -92,10 +92,10 @@ class Answers:
     """Tokens, ends and cached prompt tokens by request; checks the order of the steps as they come."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    ends: dict[str, RowEnd] = field(default_factory=dict)
+    ends: dict[str, SequenceEnd] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
 
-    def take(self, steps: Iterable[RowStep]) -> None:
+    def take(self, steps: Iterable[SequenceStep]) -> None:
         """Adds what a step did."""
         for step in steps:
             assert step.request_id not in self.ends, "a step behind the end"
@@ -107,11 +107,11 @@ class Answers:
                 self.cached[step.request_id] = step.cached_prompt_tokens
 
 
-def drive(engine: Engine, *rows: RowSpec, now: float = 0.0) -> Answers:
+def drive(engine: Engine, *rows: SequenceSpec, now: float = 0.0) -> Answers:
     """Adds ``rows`` and steps until the engine is empty."""
     for row in rows:
         engine.add(row, now)
     answers = Answers()
-    while engine.has_rows():
+    while engine.has_sequences():
         answers.take(engine.step(now))
     return answers

@@ -1,4 +1,4 @@
-"""Rows inside an engine: states, tokens and end conditions, and the index by request."""
+"""Sequences inside an engine: states, tokens and end conditions, and the index by request."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from model_workers.engine.blocks import BlockTable
 from model_workers.engine.protocol import (
     EngineFull,
-    RowEnd,
-    RowSpec,
     RowStale,
-    RowStep,
     RowTooLong,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
     TokenLogprobs,
 )
 from sluice.settings import ModelSettings
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from model_workers.engine.sampling.state import SamplingState
 
 
-class RowState(Enum):
-    """The state of a row. Only a RUNNING row holds blocks of the cache."""
+class SequenceState(Enum):
+    """The state of a sequence. Only a RUNNING sequence holds blocks of the cache."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -31,17 +31,17 @@ class RowState(Enum):
     ENDED = auto()
 
 
-MOVES: Final[Mapping[RowState, frozenset[RowState]]] = {
-    RowState.WAITING: frozenset({RowState.RUNNING, RowState.ENDED}),
-    RowState.RUNNING: frozenset({RowState.PREEMPTED, RowState.ENDED}),
-    RowState.PREEMPTED: frozenset({RowState.RUNNING, RowState.ENDED}),
-    RowState.ENDED: frozenset(),
+MOVES: Final[Mapping[SequenceState, frozenset[SequenceState]]] = {
+    SequenceState.WAITING: frozenset({SequenceState.RUNNING, SequenceState.ENDED}),
+    SequenceState.RUNNING: frozenset({SequenceState.PREEMPTED, SequenceState.ENDED}),
+    SequenceState.PREEMPTED: frozenset({SequenceState.RUNNING, SequenceState.ENDED}),
+    SequenceState.ENDED: frozenset(),
 }
 """The legal moves."""
 
 
-class Row:
-    """A row with the tokens it has so far.
+class Sequence:
+    """A sequence with the tokens it has so far.
 
     Attributes:
         urgency: (rank, arrival): the smallest goes first.
@@ -49,8 +49,8 @@ class Row:
         computed: tokens at the front whose keys and values are in the cache.
         drafted: as `computed`, in the cache of the draft model; 0 without one.
         table: its blocks of the cache.
-        sampling: the sampler's state of the row; None in an engine that does not sample.
-        cached_tokens: tokens of the prompt that were in the prefix cache when the row first joined a step.
+        sampling: the sampler's state of the sequence; None in an engine that does not sample.
+        cached_tokens: tokens of the prompt that were in the prefix cache when the sequence first joined a step.
         cancelled: by the caller.
         expecting: the last of `tokens` is being drawn: until `take` its place in the draw stands for it.
         scored: tokens whose log-probabilities are wanted: those after the last positions of the prompt.
@@ -60,9 +60,9 @@ class Row:
         best_scores: their log-probabilities.
     """
 
-    def __init__(self, spec: RowSpec, context_tokens: int, arrival: int = 0) -> None:
+    def __init__(self, spec: SequenceSpec, context_tokens: int, arrival: int = 0) -> None:
         self.spec = spec
-        self.state = RowState.WAITING
+        self.state = SequenceState.WAITING
         self.urgency = (spec.rank, arrival)
         self.tokens = [*spec.prompt, *spec.produced]
         self.computed = 0
@@ -82,7 +82,7 @@ class Row:
 
     @property
     def pending(self) -> int:
-        """Tokens that are still to be computed: 1 while the row decodes."""
+        """Tokens that are still to be computed: 1 while the sequence decodes."""
         return len(self.tokens) - self.computed
 
     @property
@@ -116,30 +116,30 @@ class Row:
         return self.tokens[: self.scored_from + 1] if self.scored else self.tokens
 
     def note_cached(self) -> None:
-        """Before the first step only the prefix cache can have computed anything; later it may be the row itself."""
+        """Before the first step only the prefix cache can have computed anything; later it may be the sequence itself."""
         if self.cached_tokens is None:
             self.cached_tokens = min(self.computed, self._prompt_tokens)
 
-    def move(self, state: RowState) -> None:
+    def move(self, state: SequenceState) -> None:
         """Changes the state."""
-        assert state in MOVES[self.state], f"a row cannot go from {self.state} to {state}"
+        assert state in MOVES[self.state], f"a sequence cannot go from {self.state} to {state}"
         self.state = state
 
-    def end_now(self, now: float) -> RowEnd | None:
-        """Why the row must not be computed any further, if so."""
+    def end_now(self, now: float) -> SequenceEnd | None:
+        """Why the sequence must not be computed any further, if so."""
         if self.cancelled:
-            return RowEnd.CANCELLED
+            return SequenceEnd.CANCELLED
         if self.spec.deadline is not None and now >= self.spec.deadline:
-            return RowEnd.DEADLINE
+            return SequenceEnd.DEADLINE
         return self.end_by_tokens()
 
-    def end_by_tokens(self) -> RowEnd | None:
-        """Why the answer so far is complete, if so: also of a resumed row that lacks only its end."""
+    def end_by_tokens(self) -> SequenceEnd | None:
+        """Why the answer so far is complete, if so: also of a resumed sequence that lacks only its end."""
         if self.expecting:
             return None
         if self.answered and self.tokens[-1] in self.spec.sampling.stop_token_ids:
-            return RowEnd.STOP
-        return RowEnd.LENGTH if self.room <= 0 else None
+            return SequenceEnd.STOP
+        return SequenceEnd.LENGTH if self.room <= 0 else None
 
     def expect(self, place: int) -> None:
         """A token is being drawn, the one at ``place`` of its draw; see `PagedModel.feed`."""
@@ -147,7 +147,9 @@ class Row:
         self.tokens.append(-1 - place)
         self.expecting = True
 
-    def take(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> RowStep:
+    def take(
+        self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()
+    ) -> SequenceStep:
         """Appends the tokens of a step, and reports them."""
         if self.expecting:
             self.tokens.pop()
@@ -156,11 +158,11 @@ class Row:
         self.tokens.extend(token_ids)
         return self._step(index, token_ids, logprobs, self.end_by_tokens(), "")
 
-    def end_with(self, values: bytes) -> RowStep:
-        """The report of the numbers that were wanted, which end the row."""
-        return replace(self.end_step(RowEnd.STOP), values=values)
+    def end_with(self, values: bytes) -> SequenceStep:
+        """The report of the numbers that were wanted, which end the sequence."""
+        return replace(self.end_step(SequenceEnd.STOP), values=values)
 
-    def end_step(self, end: RowEnd, error: str = "") -> RowStep:
+    def end_step(self, end: SequenceEnd, error: str = "") -> SequenceStep:
         """The report of an end without a token."""
         return self._step(self.answered, (), (), end, error)
 
@@ -169,11 +171,11 @@ class Row:
         index: int,
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...],
-        end: RowEnd | None,
+        end: SequenceEnd | None,
         error: str,
-    ) -> RowStep:
+    ) -> SequenceStep:
         spec = self.spec
-        return RowStep(
+        return SequenceStep(
             request_id=spec.request_id,
             owner=spec.owner,
             attempt=spec.attempt,
@@ -188,13 +190,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class RowLimits:
-    """Limits on number and length of an engine's rows.
+class SequenceLimits:
+    """Limits on number and length of an engine's sequences.
 
     Attributes:
-        slots: most rows that run at once.
-        max_waiting: rows that may wait beside those.
-        context_tokens: longest row.
+        slots: most sequences that run at once.
+        max_waiting: sequences that may wait beside those.
+        context_tokens: longest sequence.
         prefill_tokens: most tokens of prompts in a step.
     """
 
@@ -204,7 +206,7 @@ class RowLimits:
     prefill_tokens: int
 
     @classmethod
-    def of(cls, settings: ModelSettings, context_tokens: int) -> "RowLimits":
+    def of(cls, settings: ModelSettings, context_tokens: int) -> "SequenceLimits":
         """Those of a model's settings."""
         return cls(
             settings.slots, settings.max_waiting_rows, context_tokens, settings.prefill_tokens
@@ -212,59 +214,61 @@ class RowLimits:
 
 
 class RequestIndex:
-    """The newest row of every request: admission, cancels and deadlines."""
+    """The newest sequence of every request: admission, cancels and deadlines."""
 
-    def __init__(self, limits: RowLimits) -> None:
+    def __init__(self, limits: SequenceLimits) -> None:
         self._limits = limits
-        self._rows: dict[str, Row] = {}
+        self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._scan_at = math.inf
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows.values())
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
 
-    def add(self, spec: RowSpec) -> tuple[Row, Row | None]:
-        """A new row, and the one of a lower attempt that it replaces; see `Engine.add`."""
-        old = self._rows.get(spec.request_id)
-        check_row(spec, None if old is None else old.spec.attempt, len(self), self._limits)
-        row = Row(spec, self._limits.context_tokens, self._arrivals)
+    def add(self, spec: SequenceSpec) -> tuple[Sequence, Sequence | None]:
+        """A new sequence, and the one of a lower attempt that it replaces; see `Engine.add`."""
+        old = self._sequences.get(spec.request_id)
+        check_sequence(spec, None if old is None else old.spec.attempt, len(self), self._limits)
+        sequence = Sequence(spec, self._limits.context_tokens, self._arrivals)
         self._arrivals += 1
-        self._rows[spec.request_id] = row
-        if row.end_by_tokens() is not None:
+        self._sequences[spec.request_id] = sequence
+        if sequence.end_by_tokens() is not None:
             self._scan_at = -math.inf
         elif spec.deadline is not None:
             self._scan_at = min(self._scan_at, spec.deadline)
-        return row, old
+        return sequence, old
 
-    def remove(self, row: Row) -> None:
-        """A row has ended."""
-        if self._rows.get(row.spec.request_id) is row:
-            del self._rows[row.spec.request_id]
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        if self._sequences.get(sequence.spec.request_id) is sequence:
+            del self._sequences[sequence.spec.request_id]
 
     def cancel(self, request_ids: Collection[str]) -> None:
-        """Marks rows; unknown ones are ignored."""
+        """Marks sequences; unknown ones are ignored."""
         for request_id in request_ids:
-            row = self._rows.get(request_id)
-            if row is not None:
-                row.cancelled = True
+            sequence = self._sequences.get(request_id)
+            if sequence is not None:
+                sequence.cancelled = True
                 self._scan_at = -math.inf
 
-    def due(self, now: float) -> list[tuple[Row, RowEnd]]:
-        """Rows that must not be computed any further, and why. Rows are scanned only when one may be due."""
+    def due(self, now: float) -> list[tuple[Sequence, SequenceEnd]]:
+        """Sequences that must not be computed any further, and why. Sequences are scanned only when one may be due."""
         if now < self._scan_at:
             return []
-        ended = [(row, end) for row in self if (end := row.end_now(now)) is not None]
-        gone = {row for row, _ in ended}
-        deadlines = (row.spec.deadline for row in self if row not in gone)
+        ended = [(sequence, end) for sequence in self if (end := sequence.end_now(now)) is not None]
+        gone = {sequence for sequence, _ in ended}
+        deadlines = (sequence.spec.deadline for sequence in self if sequence not in gone)
         self._scan_at = min((d for d in deadlines if d is not None), default=math.inf)
         return ended
 
 
-def check_row(spec: RowSpec, older: int | None, rows: int, limits: RowLimits) -> None:
-    """Refuses a row that an engine with ``rows`` does not take; ``older``: the attempt of its request that is here.
+def check_sequence(
+    spec: SequenceSpec, older: int | None, sequences: int, limits: SequenceLimits
+) -> None:
+    """Refuses a sequence that an engine with ``sequences`` does not take; ``older``: the attempt of its request that is here.
 
     Raises:
         Refused: see `Engine.add`.
@@ -276,5 +280,5 @@ def check_row(spec: RowSpec, older: int | None, rows: int, limits: RowLimits) ->
             f"a prompt of {len(spec.prompt)} tokens leaves no room for an answer "
             f"in a context of {limits.context_tokens}"
         )
-    if older is None and rows >= limits.slots + limits.max_waiting:
-        raise EngineFull(f"all {rows} places for rows are taken")
+    if older is None and sequences >= limits.slots + limits.max_waiting:
+        raise EngineFull(f"all {sequences} places for sequences are taken")
