@@ -15,7 +15,9 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from model_workers.engine.protocol import RowInvalid, Sampling
+from model_workers.engine.protocol import (
+    Sampling,
+)
 from sluice.constraint_reasons import TOO_COMPLEX
 from sluice.constraints import (
     ConstraintInvalid,
@@ -25,6 +27,7 @@ from sluice.constraints import (
     lark_grammar,
     regex_grammar,
 )
+from sluice.errors import InvalidRequest
 
 
 class MatcherError(Exception):
@@ -68,7 +71,7 @@ class ConstraintCompiler:
         """A matcher at the start of an answer.
 
         Raises:
-            RowInvalid: the constraint cannot be held by this worker.
+            InvalidRequest: the constraint cannot be held by this worker.
         """
         key = (sampling.json_schema, sampling.regex, sampling.grammar)
         with self._lock:
@@ -110,7 +113,8 @@ class ConstraintCompiler:
             assert sampling.regex is not None, "a sequence without a constraint has no matcher"
             return CompiledGrammar(regex_grammar(sampling.regex), self._tokenizer)
         except ConstraintInvalid as error:
-            raise RowInvalid(f"cannot be enforced: {error}", sampling.constraint_field) from error
+            message = f"cannot be enforced: {error}"
+            raise InvalidRequest.of(sampling.constraint_field, message) from error
 
 
 class CompiledGrammar:

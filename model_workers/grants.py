@@ -1,19 +1,17 @@
-"""How many rows each batcher may send. The worker decides: it alone knows its slots, its cache and all batchers.
+"""Grants: how many tasks each batcher may send. Only the worker knows its slots, its cache and all batchers.
 
-- A grant is a total: the rows that a batcher may have sent over its channel in all, those that left the engine
-  included; by class, most urgent first. A row of a class may be sent while fewer were. So a grant that is late or comes
-  twice makes no room, and rows on their way need no count of their own. The tokens of the KV cache that rows will hold
-  at their end are granted in the same way.
-- A class has the slots that are free, and those of less urgent rows, where the engine preempts them. One slot of
-  `KEPT_SHARE`, and at least one, stays with these: preempted rows continue in it.
-- Room is divided among the batchers in which rows of the class or a more urgent one wait, so that all have as many rows
-  here, and each gets as many as wait there at most; what is left, among all. So what one has and does not use, and may
-  send on an old word while another has it too, is its part at most.
-- A batcher in which rows wait says so again with each of its heartbeats. After `SILENT_HEARTBEATS` without a word it
-  may stand still: none waits there, as far as the room is concerned.
-- A batcher in which no row of the most urgent class waits may send one while there is a place, until it has an equal
-  part of the slots: such a row does not wait for a grant.
-- While a row is computed alone nobody has room, nor while a batch runs that no row can join.
+1. A grant is a total: the tasks that a batcher may have sent over its channel since it opened, ended ones included, by
+   class, most urgent first. A late or repeated grant therefore adds no capacity, and tasks on their way need no count of
+   their own. KV tokens that tasks will occupy when they end are granted in the same way.
+2. A class has the free slots, and those of less urgent sequences if the engine preempts. One slot of `RESERVED_SHARE`,
+   and at least one, stays with the less urgent ones: preempted sequences continue in it.
+3. Capacity is divided among the batchers that have tasks of the class or a more urgent one queued, so that all have the
+   same number in the engine; none gets more than it has queued. What is left is divided among all batchers.
+4. A batcher repeats its queue with each heartbeat. After `SILENT_HEARTBEATS` without a message it may be suspended, and
+   counts as one with an empty queue.
+5. A batcher with nothing of the most urgent class queued may send one such task while the engine has capacity, up to an
+   equal part of the slots: the task does not wait for a grant.
+6. Nothing is granted while a sequence is computed alone, or a batch runs that nothing can join.
 """
 
 import math
@@ -21,62 +19,71 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from model_workers.engine.protocol import EngineLoad
 from sluice.internal.v1 import worker_pb2
 from sluice.wire.subjects import CLASSES
 
-KEPT_SHARE: Final = 16
-"""One slot of so many, and at least one, stays with less urgent rows."""
+RESERVED_SHARE: Final = 16
+"""One slot of this many, and at least one, stays with less urgent sequences."""
 SILENT_HEARTBEATS: Final = 3
-"""How long a batcher's word on what waits there holds."""
+"""Heartbeat intervals for which a batcher's report of its queue holds."""
 
 
-class Room(NamedTuple):
-    """The room of a worker for a class."""
+class ClassCapacity(NamedTuple):
+    """What a worker can still accept of one class.
 
-    rows: int
+    Attributes:
+        tokens: KV tokens; infinite if only slots limit the worker.
+    """
+
+    tasks: int
     tokens: float
-    """Tokens of the KV cache; infinite when only rows limit it."""
+
+
+NO_CAPACITY: Final = (ClassCapacity(0, math.inf),) * len(CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a batcher may have sent in all, by class.
+    """Totals that a batcher may have sent, by class.
 
     Attributes:
-        tokens: empty when only rows limit it.
-        waits: whether rows wait at the batcher.
-        among: batchers that room is divided among.
+        tokens: KV tokens; empty if only tasks limit the worker.
+        is_wanted: Whether the batcher has tasks queued.
+        batchers: Number of batchers that share the worker.
     """
 
-    rows: Sequence[int] = ()
+    tasks: Sequence[int] = ()
     tokens: Sequence[int] = ()
-    waits: bool = False
-    among: int = 1
+    is_wanted: bool = False
+    batchers: int = 1
 
 
 @dataclass(slots=True)
 class Holder:
-    """One batcher's channel: what came over it since it was opened, and what waits at its other end."""
+    """The channel of one batcher: what came over it since it opened, and what is queued at its other end.
+
+    Attributes:
+        patience_s: How long the report of the queue holds, in seconds.
+        reported_at: When the batcher last reported its queue, in monotonic seconds.
+        running: Sequences of the batcher in the engine.
+        queued: Tasks queued at the batcher, by class.
+    """
 
     epoch: int
     patience_s: float
-    heard_at: float = 0.0
-    """When it last said what waits; it holds for ``patience_s``."""
-    taken_rows: int = 0
-    taken_tokens: int = 0
-    here: int = 0
-    """Rows of it in the engine."""
-    waiting: Sequence[int] = field(default=(0,) * len(CLASSES))
-
-
-NO_ROOM: Final = (Room(0, math.inf),) * len(CLASSES)
+    reported_at: float = 0.0
+    sent_tasks: int = 0
+    sent_tokens: int = 0
+    running: int = 0
+    queued: Sequence[int] = field(default=(0,) * len(CLASSES))
 
 
 class Grants:
     """The grants of all channels of a worker.
 
     Attributes:
-        withdrawn: nobody has room.
+        withdrawn: Whether nothing is granted to anybody.
     """
 
     def __init__(self) -> None:
@@ -84,113 +91,112 @@ class Grants:
         self.withdrawn = False
 
     def open(self, batcher: str, epoch: int, heartbeat_s: float) -> None:
-        """The batcher has a new channel: its counts begin again."""
+        """Start to count for a new channel of a batcher."""
         self._holders[batcher] = Holder(epoch, SILENT_HEARTBEATS * heartbeat_s)
 
     def close(self, batcher: str) -> None:
-        """The batcher is lost."""
+        """Remove a lost batcher."""
         self._holders.pop(batcher, None)
 
     def epoch(self, batcher: str) -> int:
-        """That of the batcher's channel; 0: it has none."""
+        """Return the epoch of a batcher's channel; 0: it has none."""
         holder = self._holders.get(batcher)
         return holder.epoch if holder is not None else 0
 
     def take(self, batch: worker_pb2.Batch, now: float) -> None:
-        """A batch has come, whatever becomes of its rows."""
+        """Count a batch that has arrived, refused tasks included."""
         if (holder := self._holders.get(batch.batcher)) is not None:
-            holder.taken_rows += len(batch.tasks)
-            holder.taken_tokens += sum(row.cache_tokens for row in batch.tasks)
-            self.wait(batch.batcher, batch.queued, now)
+            holder.sent_tasks += len(batch.tasks)
+            holder.sent_tokens += sum(task.cache_tokens for task in batch.tasks)
+            self.set_queued(batch.batcher, batch.queued, now)
 
-    def wait(self, batcher: str, waiting: Sequence[int], now: float) -> None:
-        """So many rows of each class wait at the batcher."""
+    def set_queued(self, batcher: str, queued: Sequence[int], now: float) -> None:
+        """Set the number of tasks that a batcher has queued, by class."""
         if (holder := self._holders.get(batcher)) is not None:
-            holder.waiting, holder.heard_at = _by_class(waiting), now
+            holder.queued = queued if len(queued) == len(CLASSES) else (0,) * len(CLASSES)
+            holder.reported_at = now
 
     def entered(self, batcher: str) -> None:
-        """The engine has taken a row of the batcher."""
+        """Count a sequence of a batcher that the engine has accepted."""
         if (holder := self._holders.get(batcher)) is not None:
-            holder.here += 1
+            holder.running += 1
 
     def left(self, batcher: str) -> None:
-        """A row of the batcher has left the engine."""
-        if (holder := self._holders.get(batcher)) is not None and holder.here:
-            holder.here -= 1
+        """Discount a sequence of a batcher that has left the engine."""
+        if (holder := self._holders.get(batcher)) is not None and holder.running:
+            holder.running -= 1
 
-    def give(self, load: worker_pb2.WorkerLoad, now: float) -> Mapping[str, Grant]:
-        """The grants to all batchers after a step or a command."""
+    def give(self, load: EngineLoad, now: float) -> Mapping[str, Grant]:
+        """Return the grants of all batchers after a step or a command."""
         if self.withdrawn or load.batch_running:
             return {
-                batcher: self._grant(holder, NO_ROOM) for batcher, holder in self._holders.items()
+                name: self._grant(holder, NO_CAPACITY) for name, holder in self._holders.items()
             }
         if not self._holders:
             return {}
-        rooms = rooms_of(load)
-        left = load.max_tasks - load.running - load.waiting if load.max_tasks else math.inf
-        if len(self._holders) == 1:  # The usual case, at every step.
+        capacities = class_capacities(load)
+        if len(self._holders) == 1:  # the usual case, at every step
             ((batcher, holder),) = self._holders.items()
-            return {batcher: self._grant(holder, rooms)}
+            return {batcher: self._grant(holder, capacities)}
+        left = load.max_tasks - load.running - load.waiting if load.max_tasks else math.inf
         for holder in self._holders.values():
-            if now > holder.heard_at + holder.patience_s:
-                holder.waiting = (0,) * len(CLASSES)
-        shares: dict[str, list[Room]] = {batcher: [] for batcher in self._holders}
-        for rank, room in enumerate(rooms):
-            wanted = {name: sum(each.waiting[: rank + 1]) for name, each in self._holders.items()}
-            # A row that needs nearly all tokens would wait for ever for a part of them.
-            asking = sum(count > 0 for count in wanted.values()) or len(wanted)
-            for batcher, count in self._divided(room.rows, wanted).items():
+            if now > holder.reported_at + holder.patience_s:
+                holder.queued = (0,) * len(CLASSES)
+        shares: dict[str, list[ClassCapacity]] = {batcher: [] for batcher in self._holders}
+        for rank, capacity in enumerate(capacities):
+            wanted = {name: sum(each.queued[: rank + 1]) for name, each in self._holders.items()}
+            # Tokens are divided among those that want any, or a task that needs nearly all would wait for ever.
+            wanting = sum(count > 0 for count in wanted.values()) or len(wanted)
+            for batcher, count in self._divided(capacity.tasks, wanted).items():
                 if not rank and not count and left > 0 and self._is_quiet(batcher, load.slots):
                     count = 1
-                shares[batcher].append(Room(count, room.tokens / asking))
+                shares[batcher].append(ClassCapacity(count, capacity.tokens / wanting))
         return {batcher: self._grant(self._holders[batcher], shares[batcher]) for batcher in shares}
 
     def _is_quiet(self, batcher: str, slots: int) -> bool:
-        """Whether no row of the most urgent class waits at the batcher, and it has less than its part of the slots."""
+        """Return whether rule 5 of the module holds for a batcher."""
         holder = self._holders[batcher]
-        return not holder.waiting[0] and holder.here < max(1, slots // len(self._holders))
+        return not holder.queued[0] and holder.running < max(1, slots // len(self._holders))
 
-    def _divided(self, rows: int, wanted: Mapping[str, int]) -> dict[str, int]:
-        """The rows of a class's room, by batcher; ``wanted``: those that wait for it."""
+    def _divided(self, tasks: int, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Divide the capacity of a class by rule 3; `wanted` are the queued tasks that it is for."""
         given = dict.fromkeys(self._holders, 0)
-        have = {name: holder.here for name, holder in self._holders.items()}
-        for _ in range(rows):
-            asking = [name for name, count in wanted.items() if given[name] < count]
-            name = min(asking or self._holders, key=have.__getitem__)
-            have[name] += 1
+        totals = {name: holder.running for name, holder in self._holders.items()}
+        for _ in range(tasks):
+            wanting = [name for name, count in wanted.items() if given[name] < count]
+            name = min(wanting or self._holders, key=totals.__getitem__)
+            totals[name] += 1
             given[name] += 1
         return given
 
-    def _grant(self, holder: Holder, rooms: Sequence[Room]) -> Grant:
-        rows, waits = [holder.taken_rows + room.rows for room in rooms], any(holder.waiting)
+    def _grant(self, holder: Holder, capacities: Sequence[ClassCapacity]) -> Grant:
         tokens: Sequence[int] = ()
-        if not math.isinf(rooms[0].tokens):
-            tokens = [holder.taken_tokens + max(0, int(room.tokens)) for room in rooms]
-        return Grant(rows, tokens, waits, len(self._holders))
+        if not math.isinf(capacities[0].tokens):
+            tokens = [holder.sent_tokens + max(0, int(each.tokens)) for each in capacities]
+        tasks = [holder.sent_tasks + each.tasks for each in capacities]
+        return Grant(tasks, tokens, any(holder.queued), len(self._holders))
 
 
-def rooms_of(load: worker_pb2.WorkerLoad) -> list[Room]:
-    """The room of a worker for each class, most urgent first."""
+def class_capacities(load: EngineLoad) -> list[ClassCapacity]:
+    """Return the capacity of a worker for each class, most urgent first."""
     present = load.running + load.waiting
-    free_rows = max(0, load.slots - present)
+    free_slots = max(0, load.slots - present)
     free_tokens = math.inf
     if load.block_tokens:
-        # Rows that wait inside have no blocks yet.
+        # Waiting sequences have no blocks yet.
         free_tokens = load.free_blocks * load.block_tokens - load.waiting_tokens
-    rooms = [Room(free_rows, free_tokens)] * len(CLASSES)
+    capacities = [ClassCapacity(free_slots, free_tokens)] * len(CLASSES)
     if len(load.classes) != len(CLASSES):
-        return rooms
-    kept = -(-load.slots // KEPT_SHARE)
-    taken = 0
+        return capacities  # the engine does not preempt
+    reserved = -(-load.slots // RESERVED_SHARE)
+    used = 0
     for rank, own in enumerate(load.classes[:-1]):
-        taken += own.running + own.waiting
+        used += own.running + own.waiting
         below = load.classes[rank + 1 :]
-        if present - taken > kept:
-            rows = min(load.slots - taken - kept, load.max_tasks - present)
+        if present - used > reserved:
+            tasks = min(load.slots - used - reserved, load.max_tasks - present)
             tokens = free_tokens + sum(each.running_tokens + each.waiting_tokens for each in below)
-            rooms[rank] = Room(max(free_rows, rows), tokens if rows > 0 else free_tokens)
-    return rooms
-
-
-def _by_class(waiting: Sequence[int]) -> Sequence[int]:
-    return waiting if len(waiting) == len(CLASSES) else (0,) * len(CLASSES)
+            capacities[rank] = ClassCapacity(
+                max(free_slots, tasks), tokens if tasks > 0 else free_tokens
+            )
+    return capacities

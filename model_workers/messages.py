@@ -4,19 +4,22 @@ A sequence of the wire becomes a valid `SequenceSpec`, or is refused; inside the
 """
 
 import math
+from dataclasses import fields
 from typing import Final
 
 from model_workers.engine.protocol import (
     AudioSpec,
-    Refused,
-    RowInvalid,
+    EngineLoad,
     Sampling,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
     TokenLogprobs,
     ValuesSpec,
+    describe,
+    is_retryable,
 )
+from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -30,6 +33,7 @@ _BOUNDS: Final = {
     "top_logprobs": (0, 32),
 }
 """The least and the largest value of fields of the wire's Sampling, each a finite number."""
+_LOAD_FIELDS: Final = tuple(field.name for field in fields(EngineLoad) if field.name != "classes")
 _SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_BOUNDS)[:-1])
 """Fields that are taken as they are."""
 
@@ -40,7 +44,7 @@ def sequence_spec(
     """The sequence, its deadline counted from ``now`` (monotonic seconds, the arrival).
 
     Raises:
-        RowInvalid: a field has a value that cannot be computed with.
+        InvalidRequest: a field has a value that cannot be computed with.
     """
     task, scored = sequence.task, sequence.task.values.scored_token_ids
     _require(bool(task.request_id), "request_id is empty")
@@ -58,7 +62,7 @@ def sequence_spec(
         sampling=_sampling(task.sampling),
         deadline=now + sequence.timeout_ms / 1000 if sequence.timeout_ms else None,
         rank=_rank(task.priority_class),
-        gather_s=task.coalesce_ms / 1000,
+        coalesce_s=task.coalesce_ms / 1000,
         values=_values(task.values) if task.HasField("values") else None,
         audio=_audio(task.audio) if task.HasField("audio") else None,
         tenant=task.tenant,
@@ -119,7 +123,7 @@ def _within(value: float, low: float, high: float) -> bool:
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise RowInvalid(message)
+        raise InvalidRequest(message)
 
 
 def frame(step: SequenceStep) -> frame_pb2.Frame:
@@ -159,10 +163,28 @@ def final(step: SequenceStep, timings: frame_pb2.TaskTimings | None = None) -> f
     return message
 
 
-def refusal(request_id: str, refused: Refused) -> worker_pb2.Refusal:
-    """Why a sequence was not taken."""
-    error = frame_pb2.TaskError(reason=refused.reason, message=refused.message, field=refused.field)
-    return worker_pb2.Refusal(request_id=request_id, error=error, retryable=refused.retryable)
+def refusal(request_id: str, error: SluiceError) -> worker_pb2.Refusal:
+    """Return why a task was refused."""
+    message, field = describe(error)
+    return worker_pb2.Refusal(
+        request_id=request_id,
+        error=frame_pb2.TaskError(reason=error.reason, message=message, field=field),
+        retryable=is_retryable(error),
+    )
+
+
+def worker_load(load: EngineLoad, batches: int) -> worker_pb2.WorkerLoad:
+    """Return the load of an engine that has sequences of `batches` batches."""
+    values = {field: getattr(load, field) for field in _LOAD_FIELDS}
+    message = worker_pb2.WorkerLoad(**values, batches=batches)
+    for entry in load.classes:
+        message.classes.add(
+            running=entry.running,
+            waiting=entry.waiting,
+            running_tokens=entry.running_tokens,
+            waiting_tokens=entry.waiting_tokens,
+        )
+    return message
 
 
 def _logprobs(entry: TokenLogprobs) -> frame_pb2.Logprobs:

@@ -120,7 +120,7 @@ class Runner(Protocol):
         """Let the engine end its step, then the sender send what is left."""
 
 
-class Threads:
+class ThreadRunner:
     """A thread for each part."""
 
     def __init__(self, *, gives_way: bool = True) -> None:
@@ -168,7 +168,7 @@ class _LoopChanges:
         return predicate()
 
 
-class LoopTurns:
+class LoopRunner:
     """Both parts in an event loop, in turns: first the engine, then the sender.
 
     All that arrives in one pass of the loop is one turn. Steps wait until their reports can be sent, see `PACE_S`;

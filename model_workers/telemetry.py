@@ -12,6 +12,7 @@ from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep
+from sluice.errors import EngineFailed
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
 from sluice.telemetry.catalog import STEP_SECONDS
@@ -217,7 +218,7 @@ class SequenceTelemetry:
             start_time=start_ns,
         )
         if failed:
-            span.set_attribute(names.ERROR_REASON, "ENGINE_FAILED")
+            span.set_attribute(names.ERROR_REASON, EngineFailed.reason)
             span.set_status(Status(StatusCode.ERROR))
         span.end(end_ns)
 

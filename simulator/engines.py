@@ -9,19 +9,23 @@ paged KV cache, preemption). `GenerateEngine` computes whole padded batches, as 
 
 from collections import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
 from typing_extensions import override
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS, BlockManager
 from model_workers.engine.pace import BulkPace
-from model_workers.engine.protocol import EngineFull, Sampling, SequenceSpec
+from model_workers.engine.protocol import (
+    EngineLoad,
+    Sampling,
+    SequenceSpec,
+)
 from model_workers.engine.scheduler import Scheduler
 from model_workers.engine.sequences import Sequence, SequenceLimits
 from simulator.cost import StepCost
 from simulator.trace import SimulationError
-from sluice.internal.v1 import worker_pb2
+from sluice.errors import Overloaded
 
 JOIN_SHARE: Final = 0.8
 """As in `model_workers.engine.generate.engine`."""
@@ -110,8 +114,8 @@ class Engine(Protocol):
     def advance(self, steps: int) -> Progress:
         """Does the first ``steps`` of the last `stretch`."""
 
-    def load(self) -> worker_pb2.WorkerLoad:
-        """How busy it is, as a worker reports it; ``block_tokens`` 0: only slots limit it, ``ranks`` empty: no row is
+    def load(self) -> EngineLoad:
+        """How busy it is, as a worker reports it; ``block_tokens`` 0: only slots limit it, ``classes`` empty: no row is
         preempted for a more urgent one."""
 
 
@@ -150,7 +154,7 @@ class ContinuousEngine(Engine):
         for row in rows:
             try:
                 self._scheduler.add(self._spec(row))
-            except EngineFull:
+            except Overloaded:
                 refused.append(row.request_id)
         return refused
 
@@ -189,10 +193,10 @@ class ContinuousEngine(Engine):
         return progress
 
     @override
-    def load(self) -> worker_pb2.WorkerLoad:
+    def load(self) -> EngineLoad:
         load = self._scheduler.load(self._steps)
         if not self._limits.cache_tokens:
-            load.block_tokens = load.cache_blocks = load.free_blocks = 0
+            load = replace(load, block_tokens=0, cache_blocks=0, free_blocks=0)
         return load
 
     def _spec(self, row: EngineRow) -> SequenceSpec:
@@ -205,7 +209,7 @@ class ContinuousEngine(Engine):
             produced=(),
             sampling=Sampling(max_tokens=row.answer),
             rank=row.rank,
-            gather_s=row.gather_s,
+            coalesce_s=row.gather_s,
         )
 
     def _equal_steps(self, decoding: abc.Sequence[Sequence]) -> int:
@@ -219,7 +223,7 @@ class ContinuousEngine(Engine):
         if not row.answered:
             progress.first.append(row.spec.request_id)
         progress.tokens += steps
-        progress.streamed += 0 if row.spec.gather_s else steps
+        progress.streamed += 0 if row.spec.coalesce_s else steps
         step = row.take(row.spec.prompt[:1] * steps)
         fits = self._scheduler.blocks.grow(row.table, len(row.tokens) - 1)
         assert fits, "a stretch has no more steps than the cache has room for"
@@ -299,8 +303,8 @@ class GenerateEngine(Engine):
         return progress
 
     @override
-    def load(self) -> worker_pb2.WorkerLoad:
-        return worker_pb2.WorkerLoad(
+    def load(self) -> EngineLoad:
+        return EngineLoad(
             slots=self._limits.slots,
             running=len(self._live),
             waiting=self._count_waiting(),

@@ -11,8 +11,8 @@ from functools import partial
 
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, QueuedTask
-from model_workers.engine.protocol import READ_S
-from model_workers.sender import end_wait_s, gathered_until
+from model_workers.channels import DELAYS
+from model_workers.engine.protocol import STREAM_COALESCE_MAX_S
 from simulator.admission import BUSY_REPORT_S, CAPACITY_REPORT_S, REPORT_S, Admission
 from simulator.cores import Action, Cores, EventQueue, Sharing
 from simulator.cost import StepCost
@@ -264,13 +264,15 @@ class Simulation:
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]
             gather_s = self._gather_s(outcome)
-            first_at = now if gather_s <= READ_S else gathered_until(now, gather_s)
+            first_at = (
+                now if gather_s <= STREAM_COALESCE_MAX_S else DELAYS.tokens_due_at(now, gather_s)
+            )
             outcome.first_at = first_at + links.out_s
         # The batcher hears at once of prompts that are computed, and with them of ends: there may be room for more.
         ended: dict[float, list[str]] = {now: []} if progress.first else {}
         for request_id in progress.ended:
             outcome = self._outcomes[int(request_id)]
-            sent_at = now if progress.first else now + end_wait_s(self._gather_s(outcome))
+            sent_at = now if progress.first else now + DELAYS.end_s(self._gather_s(outcome))
             ended.setdefault(sent_at, []).append(request_id)
             if outcome.ending is Ending.OPEN:
                 self._end(outcome, Ending.FINISHED, sent_at + links.out_s)

@@ -5,8 +5,7 @@ from functools import partial
 from itertools import accumulate
 
 from batcher.core.scheduler.capacity import Capacity, Room
-from model_workers.grants import NO_ROOM, rooms_of
-from model_workers.grants import Room as Granted
+from model_workers.grants import NO_CAPACITY, ClassCapacity, class_capacities
 from model_workers.running_batches import RunningBatches
 from simulator.cores import Action, Cores, EventQueue
 from simulator.cost import StepCost
@@ -71,11 +70,11 @@ class SimulatedWorker:
         late = max(0, len(self._sent) - load.running - load.waiting - len(in_flight))
         prefill = sum(row.prompt for row in in_flight)
 
-        def left(room: Granted, waiting_tokens: int) -> Room:
-            rows = max(0, room.rows - len(in_flight) - late)
-            return Room(rows, room.tokens - reserved, waiting_tokens + prefill)
+        def left(capacity: ClassCapacity, waiting_tokens: int) -> Room:
+            rows = max(0, capacity.tasks - len(in_flight) - late)
+            return Room(rows, capacity.tokens - reserved, waiting_tokens + prefill)
 
-        *urgent, last = NO_ROOM if load.batch_running else rooms_of(load)
+        *urgent, last = NO_CAPACITY if load.batch_running else class_capacities(load)
         waiting = accumulate(rank.waiting_tokens for rank in load.classes)
         return Capacity(
             self.name,

@@ -8,10 +8,15 @@ from dataclasses import replace
 from typing_extensions import override
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
+from model_workers.engine.protocol import (
+    EngineLoad,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
+    TokenLogprobs,
+)
 from model_workers.engine.scheduler import ScheduledEngine, Scheduler
 from model_workers.engine.sequences import Sequence, SequenceLimits
-from sluice.internal.v1 import worker_pb2
 
 
 class CachelessEngine(ScheduledEngine):
@@ -30,10 +35,9 @@ class CachelessEngine(ScheduledEngine):
         return [sequence.end_step(SequenceEnd.RETURNED, message) for sequence in sequences]
 
     @override
-    def load(self) -> worker_pb2.WorkerLoad:
+    def load(self) -> EngineLoad:
         load = self._scheduler.load(self._steps)
-        load.block_tokens = load.cache_blocks = load.free_blocks = 0
-        return load
+        return replace(load, block_tokens=0, cache_blocks=0, free_blocks=0)
 
 
 class WholeTextEngine(CachelessEngine):

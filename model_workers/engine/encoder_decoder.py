@@ -24,14 +24,13 @@ from model_workers.engine.forward.encoder import PaddedTexts, Text
 from model_workers.engine.generation_config import answer_prefix, ruled_out
 from model_workers.engine.protocol import (
     AudioSpec,
-    RowInvalid,
-    RowTooLong,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
 )
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
+from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.settings.models import SideLimits
 
 COLUMNS: Final = 32
@@ -260,9 +259,9 @@ class EncoderDecoder:
             yield members, self._begin(members, [states[sequence] for sequence in members], batch)
 
     def check(self, sequence: SequenceSpec) -> None:
-        """Raises RowInvalid for what the encoder does not take."""
+        """Raises InvalidRequest for what the encoder does not take."""
         if sequence.audio is not None:
-            raise RowInvalid("this model takes text and no audio")
+            raise InvalidRequest("this model takes text and no audio")
 
     def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
         """Rules tokens out of ``logits``, [sequences, vocabulary]."""
@@ -348,13 +347,13 @@ class EncoderDecoderEngine(CachelessEngine):
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:
         if sequence.values is not None:
-            raise RowInvalid("this model gives answers, and no embeddings or scores")
+            raise InvalidRequest("this model gives answers, and no embeddings or scores")
         self._model.check(sequence)
         if max((*sequence.prompt, *sequence.produced), default=0) >= self._model.vocab_size:
-            raise RowInvalid(f"a token is not one of the model's {self._model.vocab_size}")
+            raise InvalidRequest(f"a token is not one of the model's {self._model.vocab_size}")
         if len(sequence.prompt) > self._sides.prompt:
             message = f"{len(sequence.prompt)} tokens; the encoder reads {self._sides.prompt}"
-            raise RowTooLong(f"the prompt has {message}")
+            raise PromptTooLong(f"the prompt has {message}")
         room = self._sides.answer - len(self._model.prefix)
         most = min(sequence.sampling.max_tokens, room)
         sequence = replace(sequence, sampling=replace(sequence.sampling, max_tokens=most))

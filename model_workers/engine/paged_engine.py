@@ -12,7 +12,7 @@ the device (`PagedModel.feed`); the host does not know them when it plans, so:
 import logging
 from collections import abc
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -23,7 +23,12 @@ from typing_extensions import override
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BulkPace
 from model_workers.engine.paged_model import Fault, FaultIsolator, PagedModel, SequenceChunk
-from model_workers.engine.protocol import RowInvalid, SequenceEnd, SequenceSpec, SequenceStep
+from model_workers.engine.protocol import (
+    EngineLoad,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
+)
 from model_workers.engine.sampling.sampler import (
     NO_DISTRIBUTION,
     DrawRequest,
@@ -34,7 +39,7 @@ from model_workers.engine.sampling.sampler import (
 from model_workers.engine.scheduler import ScheduledEngine, Scheduler
 from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
 from model_workers.engine.speculation import Speculator
-from sluice.internal.v1 import worker_pb2
+from sluice.errors import InvalidRequest
 from sluice.settings.models import PrefixCache
 
 log = logging.getLogger(__name__)
@@ -142,7 +147,7 @@ class PagedEngine(ScheduledEngine):
     def add(self, sequence: SequenceSpec, now: float) -> None:
         highest = max((*sequence.prompt, *sequence.produced), default=0)
         if highest >= self._vocabulary:
-            raise RowInvalid(f"token {highest} is not one of the model's {self._vocabulary}")
+            raise InvalidRequest(f"token {highest} is not one of the model's {self._vocabulary}")
         if sequence.values is not None:
             _check_scored(sequence.values.scored_token_ids, self._vocabulary)
         sampling = self.sampler.open(sequence)
@@ -173,15 +178,14 @@ class PagedEngine(ScheduledEngine):
         return [self._fail(sequence, Fault(message)) for sequence in self._scheduler.sequences()]
 
     @override
-    def load(self) -> worker_pb2.WorkerLoad:
+    def load(self) -> EngineLoad:
         load = self._scheduler.load(self._steps)
-        load.preemptions = self._scheduler.preemptions
         if self._speculator is not None:
-            load.drafted_tokens = self._speculator.drafted
-            load.accepted_tokens = self._speculator.accepted
+            drafted, accepted = self._speculator.drafted, self._speculator.accepted
+            load = replace(load, drafted_tokens=drafted, accepted_tokens=accepted)
         if self._scheduler.blocks.prefix_cache == "off":
             # A preempted sequence would be computed again as a whole: batchers should not count on preemption.
-            del load.classes[:]
+            load = replace(load, classes=())
         return load
 
     def _speculate(
@@ -325,6 +329,6 @@ def _split(
 
 def _check_scored(token_ids: abc.Sequence[int], vocabulary: int) -> None:
     if not token_ids:
-        raise RowInvalid("this model gives log-probabilities of tokens alone: name the tokens")
+        raise InvalidRequest("this model gives log-probabilities of tokens alone: name the tokens")
     if max(token_ids) >= vocabulary:
-        raise RowInvalid(f"a scored token is not one of the model's {vocabulary}")
+        raise InvalidRequest(f"a scored token is not one of the model's {vocabulary}")

@@ -1,38 +1,44 @@
-"""The interface between a worker and an engine.
+"""The interface between a worker and its engine.
 
-An engine computes sequences together, one step at a time: sequences join and leave between any two steps (continuous batching).
-It is driven by one thread and never looks at a clock: ``now`` is monotonic seconds and comes from the caller.
+An engine computes many sequences together, step by step (continuous batching): sequences join and leave between any two
+steps. One thread drives it. It never reads a clock: `now` is an argument, in monotonic seconds.
+
+Invalid sequences are refused with errors of `sluice.errors`: `InvalidRequest` and `PromptTooLong` would fail anywhere,
+`Overloaded` may succeed on another worker or later.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
-from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
+from sluice.errors import EngineFailed, InvalidRequest, Overloaded, SluiceError
+from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.settings import SettingsError
 
-ENGINE_FAILED: Final = "ENGINE_FAILED"
-READ_S: Final = 1.0
-"""The tokens of a sequence that gathers them for longer are read when it has ended: its first one waits too, seconds."""
+STREAM_COALESCE_MAX_S: Final = 1.0
+"""Longest coalescing time of an answer that is read while it streams, in seconds.
+
+With a longer one nobody reads before the end (items of jobs), so that even the first token may be delayed.
+"""
 
 
 class SequenceEnd(IntEnum):
-    """Why a sequence ended; the numbers are those of the wire."""
+    """Why a sequence ended, with the numbers of the wire's `TaskEnd`."""
 
     STOP = frame_pb2.TASK_END_STOP
     LENGTH = frame_pb2.TASK_END_LENGTH
     CANCELLED = frame_pb2.TASK_END_CANCELLED
     DEADLINE = frame_pb2.TASK_END_DEADLINE
     FAILED = frame_pb2.TASK_END_FAILED
-    """The sequence cannot be computed, by this engine or another."""
+    """No engine can compute the sequence."""
     RETURNED = frame_pb2.TASK_END_RETURNED
-    """This engine cannot compute it now; another one may."""
+    """This engine cannot compute the sequence now; another one may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens of a sequence are drawn; already validated. Fields as in the wire's ``Sampling``."""
+    """Validated sampling parameters; the fields are those of the wire's `Sampling`."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -55,12 +61,12 @@ class Sampling:
 
     @property
     def constrained(self) -> bool:
-        """Whether the whole answer has a constraint."""
+        """Whether the answer has a constraint."""
         return bool(self.constraint_field)
 
     @property
     def constraint_field(self) -> str:
-        """The path of the field of the public request that the constraint comes from; empty without one."""
+        """Path of the public request's field that the constraint comes from; empty without a constraint."""
         if self.json_schema is not None:
             return "sampling.json_schema"
         if self.regex is not None:
@@ -70,7 +76,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ValuesSpec:
-    """Which numbers a sequence wants instead of an answer. Fields as in the wire's ``Values``."""
+    """Numbers to compute from a prompt instead of an answer; the fields are those of the wire's `Values`."""
 
     dimensions: int = 0
     normalize: bool | None = None
@@ -81,7 +87,7 @@ class ValuesSpec:
 
 @dataclass(frozen=True, slots=True)
 class AudioSpec:
-    """What a sequence hears. Fields as in the wire's ``Audio``."""
+    """Sound for a speech model; the fields are those of the wire's `Audio`."""
 
     pcm: bytes
     opening: tuple[int, ...] = ()
@@ -89,14 +95,22 @@ class AudioSpec:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """One sequence to compute.
+    """A task as an engine accepts it.
 
     Attributes:
-        owner: the batcher that gets its frames.
-        attempt: a higher one replaces a sequence of the same request.
-        prompt: at least one token.
-        produced: tokens of the answer that exist already; the sequence continues after them.
-        deadline: monotonic seconds; None means none.
+        owner: The batcher that gets the frames.
+        attempt: Attempt number; a higher one replaces a sequence of the same request.
+        prompt: Token ids, at least one.
+        produced: Tokens of the answer that exist already; the sequence continues after them.
+        deadline: Monotonic seconds; None: no deadline.
+        rank: Rank of the class, 0 for the most urgent. Lower ranks may preempt higher ones.
+        coalesce_s: Maximum time that its tokens are delayed for company, in seconds; see `delay_s`.
+        values: Numbers to compute instead of an answer.
+        audio: Sound for a speech model; `prompt` then holds the first tokens of the decoder.
+        tenant: A prefix cache per tenant shares blocks only among sequences of one tenant.
+        last_try: Whether the worker must compute no other sequence beside it.
+        batch: Id of the batch that it came in, which whole-batch engines keep together.
+        traceparent: W3C trace context for work on the sequence elsewhere; may be empty.
     """
 
     request_id: str
@@ -107,39 +121,24 @@ class SequenceSpec:
     sampling: Sampling
     deadline: float | None = None
     rank: int = 0
-    """The rank of its class: 0 is the most urgent. Sequences of a higher rank may be preempted for those of a lower one."""
-    gather_s: float = 0.0
-    """How long its tokens may wait for more before they are sent, seconds; see `wait_s`."""
+    coalesce_s: float = 0.0
     values: ValuesSpec | None = None
-    """None: tokens are wanted."""
     audio: AudioSpec | None = None
-    """What it hears; the prompt is what its decoder begins with. None: nothing."""
     tenant: str = ""
-    """The tenant that asked: a prefix cache per tenant shares blocks among its sequences alone."""
     last_try: bool = False
-    """Whether the worker computes no other sequence with it."""
     batch: str = ""
-    """The batcher's batch that it came in: an engine that computes whole batches keeps its sequences together."""
     traceparent: str = ""
-    """W3C trace context that work on the sequence elsewhere belongs to; empty: none."""
 
-    def wait_s(self, index: int, end: SequenceEnd | None) -> float:
-        """How long what a step brings, from token ``index`` of the answer on, may wait for more of the sequence, seconds.
+    def delay_s(self, index: int, end: SequenceEnd | None) -> float:
+        """Return how long tokens from `index` of the answer on may be delayed for company, in seconds.
 
-        The first token does not wait where somebody reads tokens as they come, nor does the end of an urgent sequence.
+        The first token of a streamed answer is never delayed, nor is the end of a most urgent sequence.
         """
-        first = index == len(self.produced) and self.gather_s <= READ_S
-        return 0.0 if first or (end is not None and not self.rank) else self.gather_s
+        first = index == len(self.produced) and self.coalesce_s <= STREAM_COALESCE_MAX_S
+        return 0.0 if first or (end is not None and not self.rank) else self.coalesce_s
 
-    def ended(
-        self,
-        end: SequenceEnd,
-        error: str = "",
-        reason: str = ENGINE_FAILED,
-        tokens: int = 0,
-        field: str = "",
-    ) -> "SequenceStep":
-        """The report of its end, without an engine; ``tokens``: of its answer, beside those of earlier attempts."""
+    def ended(self, end: SequenceEnd, error: str = "", tokens: int = 0) -> "SequenceStep":
+        """Return the last step of a sequence that no engine has, after `tokens` of this attempt."""
         return SequenceStep(
             request_id=self.request_id,
             owner=self.owner,
@@ -147,9 +146,13 @@ class SequenceSpec:
             start_index=len(self.produced) + tokens,
             end=end,
             error=error,
-            reason=reason,
-            field=field,
         )
+
+    def refused(self, error: SluiceError) -> "SequenceStep":
+        """Return the last step of a sequence that is refused after it was accepted."""
+        end = SequenceEnd.RETURNED if is_retryable(error) else SequenceEnd.FAILED
+        message, field = describe(error)
+        return replace(self.ended(end, message), reason=error.reason, field=field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +160,10 @@ class TokenLogprobs:
     """Natural log-probabilities at one position, after temperature and penalties, before top-k and top-p.
 
     Attributes:
-        top: (token, log-probability), most probable first.
-        text: of a server whose tokens are not ours: that of its token, which ends here; empty: it ends later.
-        top_texts: the same as ``top`` of such a server, by text.
+        top: Pairs of token and log-probability, most probable first.
+        text: Of an upstream server with its own tokenizer: text of its token, if the token ends here; empty: it ends
+            later.
+        top_texts: As `top`, by text, of such a server.
     """
 
     logprob: float
@@ -168,22 +172,23 @@ class TokenLogprobs:
     top_texts: tuple[tuple[str, float], ...] = ()
 
 
-# Not frozen, which would make each of them, one a token, three times as expensive.
+# Not frozen: one is made for each sequence and step, and frozen ones take three times as long to make.
 @dataclass(slots=True)
 class SequenceStep:
-    """What one step did to one sequence: tokens, its end, or both.
+    """Result of one step for one sequence: tokens, its end, or both.
 
     Attributes:
-        start_index: index of the first of ``token_ids`` in the answer.
-        logprobs: one per token when asked for, else empty.
-        end: set in the last step of a sequence, and only there.
-        error: one sentence when ``end`` is FAILED or RETURNED, and ``reason`` one of `sluice.errors`;
-            ``retry_after_s``: when a new try may succeed, 0 where that is not known; ``field``: the path of the field
-            of the public request that is to blame, empty where none is.
-        cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
-        server_tokens: of prompt and answer, as the server that computed the sequence counts and bills them.
-        wait_s: how long it may wait for more of the sequence before it is sent, seconds.
-        values: the numbers that `SequenceSpec.values` asked for, float32, little-endian; only with the end.
+        start_index: Index of the first token in the answer.
+        logprobs: One per token if requested, else empty.
+        end: Set in the last step of a sequence, and only there.
+        error: One sentence if `end` is FAILED or RETURNED.
+        reason: Reason of that error, one of `sluice.errors`.
+        cached_prompt_tokens: Prompt tokens found in the prefix cache.
+        server_tokens: Prompt and answer tokens as the upstream server counts them.
+        delay_s: How long the step may be delayed for company before it is sent, in seconds.
+        values: Numbers that `SequenceSpec.values` asked for, float32, little-endian; only with the end.
+        retry_after_s: Seconds until a new attempt may succeed; 0: not known.
+        field: Path of the invalid field of the public request; empty: none.
     """
 
     request_id: str
@@ -194,87 +199,90 @@ class SequenceStep:
     logprobs: tuple[TokenLogprobs, ...] = ()
     end: SequenceEnd | None = None
     error: str = ""
-    reason: str = ENGINE_FAILED
+    reason: str = EngineFailed.reason
     cached_prompt_tokens: int = 0
     server_tokens: tuple[int, int] | None = None
-    wait_s: float = 0.0
+    delay_s: float = 0.0
     values: bytes = b""
     retry_after_s: float = 0.0
     field: str = ""
 
     def failed(self, end: SequenceEnd, error: str, field: str = "") -> "SequenceStep":
-        """Return the same step, ended by ``error``: the caller's fault where it names a ``field`` of the request."""
-        reason = RowInvalid.reason if field else ENGINE_FAILED
+        """Return the same step, ended by `error`: the caller's fault if it names a `field` of the request."""
+        reason = InvalidRequest.reason if field else EngineFailed.reason
         return replace(self, end=end, error=error, reason=reason, field=field)
 
 
-class Refused(Exception):
-    """A sequence was not taken.
+@dataclass(slots=True)
+class ClassLoad:
+    """Load of one class; the fields are those of the wire's `ClassLoad`."""
 
-    Attributes:
-        reason: an ErrorInfo reason of `sluice.errors`.
-        retryable: whether another worker, or this one later, may take it.
-        field: the path of the field of the public request that is to blame; empty: none is.
-    """
-
-    reason: ClassVar[str]
-    retryable: ClassVar[bool]
-
-    def __init__(self, message: str, field: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
+    running: int = 0
+    waiting: int = 0
+    running_tokens: int = 0
+    waiting_tokens: int = 0
 
 
-class RowInvalid(Refused):
-    """The sequence cannot be computed as it is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Load of an engine; the fields are those of the wire's `WorkerLoad`."""
 
-    reason = "REQUEST_INVALID"
-    retryable = False
-
-
-class RowStale(RowInvalid):
-    """A sequence of the same request with this or a higher attempt is here already."""
-
-
-class RowTooLong(Refused):
-    """The prompt leaves no room for an answer in the model's context."""
-
-    reason = "PROMPT_TOO_LONG"
-    retryable = False
-
-
-class EngineFull(Refused):
-    """All slots and waiting places are taken."""
-
-    reason = "OVERLOADED"
-    retryable = True
+    slots: int
+    running: int = 0
+    waiting: int = 0
+    context_tokens: int = 0
+    steps: int = 0
+    block_tokens: int = 0
+    cache_blocks: int = 0
+    free_blocks: int = 0
+    running_tokens: int = 0
+    waiting_tokens: int = 0
+    classes: tuple[ClassLoad, ...] = ()
+    max_tasks: int = 0
+    preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    paused_ms: float = 0.0
+    batch_running: bool = False
+    server_unreachable: bool = False
 
 
 class Engine(Protocol):
     """Computes sequences. Not thread-safe: one thread drives it."""
 
     def add(self, sequence: SequenceSpec, now: float) -> None:
-        """Takes ``sequence``; it joins at one of the next steps. Replaces a sequence of the same request and lower attempt.
+        """Accept a sequence, which joins in one of the next steps and replaces one of a lower attempt.
 
         Raises:
-            Refused: one of the kinds above; nothing has changed.
+            SluiceError: It is refused, and nothing has changed; see the module.
         """
 
     def cancel(self, request_ids: Collection[str]) -> None:
-        """Removes sequences before the next step, which reports their end; unknown ones are ignored."""
+        """Cancel sequences; the next step reports their end. Unknown ones are ignored."""
 
     def step(self, now: float) -> list[SequenceStep]:
-        """Drops what is cancelled or past its deadline, then computes all sequences it has room for, in one forward pass."""
+        """Drop cancelled and late sequences, then compute one forward pass of all that have capacity."""
 
     def abort(self, message: str) -> list[SequenceStep]:
-        """Ends all sequences as RETURNED, after `step` has raised. The engine is empty afterwards."""
+        """End all sequences as RETURNED after `step` has raised. The engine is empty afterwards."""
 
     def has_sequences(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Return whether `step` has anything to do."""
 
-    def load(self) -> worker_pb2.WorkerLoad:
-        """How busy it is."""
+    def load(self) -> EngineLoad:
+        """Return the load."""
+
+
+def is_retryable(error: SluiceError) -> bool:
+    """Return whether another worker, or this one later, may accept what `error` refuses."""
+    return isinstance(error, Overloaded)
+
+
+def describe(error: SluiceError) -> tuple[str, str]:
+    """Return the message of an error, and the path of the request's field that is invalid (empty: none)."""
+    for violation in error.violations:
+        return violation.description, violation.field
+    return error.message, ""
 
 
 def warm_up(
@@ -284,15 +292,13 @@ def warm_up(
     values: ValuesSpec | None = None,
     audio: AudioSpec | None = None,
 ) -> None:
-    """Computes a first sequence: first-time set-up must not delay the first caller.
+    """Compute a first sequence, so that first-time set-up does not delay the first caller.
 
     Raises:
-        SettingsError: that fails, so every sequence would.
+        SettingsError: The sequence fails, so every one would.
     """
     sampling = Sampling(max_tokens=max_tokens)
-    engine.add(
-        SequenceSpec("warm-up", "", 0, (1, 1), (), sampling, values=values, audio=audio), 0.0
-    )
+    engine.add(SequenceSpec("warm-up", "", 0, (1, 1), (), sampling, values=values, audio=audio), 0)
     while engine.has_sequences():
         for step in engine.step(0.0):
             if step.error:

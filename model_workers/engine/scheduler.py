@@ -29,16 +29,22 @@ because the cache holds at least one sequence as long as the context.
 """
 
 import bisect
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from typing_extensions import override
 
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BULK_RANK
-from model_workers.engine.protocol import Engine, SequenceEnd, SequenceSpec
+from model_workers.engine.protocol import (
+    ClassLoad,
+    Engine,
+    EngineLoad,
+    SequenceEnd,
+    SequenceSpec,
+)
 from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
-from sluice.internal.v1 import worker_pb2
 
 SCORED_TOKENS: Final = 256
 """Positions of a step whose logits are kept for log-probabilities: each has as many numbers as the vocabulary."""
@@ -69,6 +75,7 @@ class Scheduler:
         self._scored_left = SCORED_TOKENS
         self._sequences_cost_time = sequences_cost_time
         self._bulk_tokens = self._withheld = 0
+        self._queue_blocked = False
         self._first_rank = BULK_RANK
         """Of the first prompt in the step that is planned."""
 
@@ -145,9 +152,9 @@ class Scheduler:
         """Whether there is anything to do."""
         return len(self._sequences) > 0
 
-    def load(self, steps: int) -> worker_pb2.WorkerLoad:
-        """The load now, after so many steps."""
-        # Plain numbers: this is called at every step, and fields of messages are slow.
+    def load(self, steps: int) -> EngineLoad:
+        """Return the load after `steps` steps."""
+        # Local lists: this runs at every step.
         running, waiting, context, pending = ([0] * LOAD_RANKS for _ in range(4))
         for sequence in self._running:
             rank, tokens = sequence.urgency[0], len(sequence.tokens)
@@ -158,7 +165,7 @@ class Scheduler:
         for sequence in self._queue:
             waiting[sequence.urgency[0]] += 1
             pending[sequence.urgency[0]] += len(sequence.tokens)
-        return worker_pb2.WorkerLoad(
+        return EngineLoad(
             slots=self.limits.slots,
             running=len(self._running),
             waiting=len(self._queue),
@@ -169,16 +176,9 @@ class Scheduler:
             free_blocks=self.blocks.free_blocks,
             running_tokens=sum(context),
             waiting_tokens=sum(pending),
-            classes=[
-                worker_pb2.ClassLoad(
-                    running=running[rank],
-                    waiting=waiting[rank],
-                    running_tokens=context[rank],
-                    waiting_tokens=pending[rank],
-                )
-                for rank in range(LOAD_RANKS)
-            ],
+            classes=tuple(map(ClassLoad, running, waiting, context, pending)),
             max_tasks=self.limits.slots + self.limits.max_waiting,
+            preemptions=self.preemptions,
         )
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -191,38 +191,41 @@ class Scheduler:
         return True
 
     def _plan_prompts(self) -> None:
-        """Spends the budget on prompts, most urgent first."""
+        """Spend the step's prompt budget, most urgent sequences first."""
         spent = 0
-        self._scored_left = SCORED_TOKENS
-        begun = [
-            sequence
-            for sequence in self._running
-            if sequence not in self._plan and not sequence.full
-        ]
-        self._first_rank = BULK_RANK
         limit = self.limits.prefill_tokens
-        queue_moves = True
-        while True:
-            sequence = next(
-                (sequence for sequence in begun if sequence.state is SequenceState.RUNNING), None
-            )
-            head = self._queue[0] if self._queue and queue_moves else None
-            is_head = head is not None and (sequence is None or head.urgency < sequence.urgency)
-            following = head if is_head else sequence
-            if following is None:
-                break
-            most = min(limit, self._prefill_tokens(following))
+        self._scored_left = SCORED_TOKENS
+        self._first_rank = BULK_RANK
+        for sequence in self._prompts_by_urgency():
+            # A part of a bulk prompt lowers the limit of the whole step.
+            most = min(limit, self._prefill_tokens(sequence))
             if spent >= most:
-                break
-            if is_head:
-                queue_moves = self._join(following)
-                if not queue_moves:
-                    continue
-            else:
-                begun.remove(following)
+                return
+            if sequence.state is not SequenceState.RUNNING and not self._join(sequence):
+                self._queue_blocked = True
+                continue
             limit = most
-            spent += self._plan_chunk(following, most - spent)
-            self._first_rank = min(self._first_rank, following.spec.rank)
+            spent += self._plan_chunk(sequence, most - spent)
+            self._first_rank = min(self._first_rank, sequence.spec.rank)
+
+    def _prompts_by_urgency(self) -> Iterator[Sequence]:
+        """Yield running sequences with prompt tokens to compute, merged with the heads of the queue.
+
+        A head that does not fit blocks the queue: no sequence joins before a more urgent one.
+        """
+        self._queue_blocked = False
+        begun = deque(s for s in self._running if s not in self._plan and not s.full)
+        while True:
+            # Sequences that a head of the queue has preempted meanwhile are in the queue again.
+            while begun and begun[0].state is not SequenceState.RUNNING:
+                begun.popleft()
+            head = self._queue[0] if self._queue and not self._queue_blocked else None
+            if head is not None and (not begun or head.urgency < begun[0].urgency):
+                yield head
+            elif begun:
+                yield begun.popleft()
+            else:
+                return
 
     def _prefill_tokens(self, sequence: Sequence) -> int:
         """Most prompt tokens of a step with a part of the sequence's prompt."""

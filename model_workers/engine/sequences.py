@@ -1,4 +1,4 @@
-"""Sequences inside an engine: states, tokens and end conditions, and the index by request."""
+"""Sequences inside an engine: states, tokens and ends, and the index by request."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -7,15 +7,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from model_workers.engine.blocks import BlockTable
-from model_workers.engine.protocol import (
-    EngineFull,
-    RowStale,
-    RowTooLong,
-    SequenceEnd,
-    SequenceSpec,
-    SequenceStep,
-    TokenLogprobs,
-)
+from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
+from sluice.errors import InvalidRequest, Overloaded, PromptTooLong
 from sluice.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -23,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SequenceState(Enum):
-    """The state of a sequence. Only a RUNNING sequence holds blocks of the cache."""
+    """State of a sequence. Only a RUNNING one holds blocks of the cache."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -37,27 +30,30 @@ MOVES: Final[Mapping[SequenceState, frozenset[SequenceState]]] = {
     SequenceState.PREEMPTED: frozenset({SequenceState.RUNNING, SequenceState.ENDED}),
     SequenceState.ENDED: frozenset(),
 }
-"""The legal moves."""
+"""Legal transitions."""
 
 
 class Sequence:
     """A sequence with the tokens it has so far.
 
     Attributes:
-        urgency: (rank, arrival): the smallest goes first.
-        tokens: prompt and answer, tokens of earlier attempts included.
-        computed: tokens at the front whose keys and values are in the cache.
-        drafted: as `computed`, in the cache of the draft model; 0 without one.
-        table: its blocks of the cache.
-        sampling: the sampler's state of the sequence; None in an engine that does not sample.
-        cached_tokens: tokens of the prompt that were in the prefix cache when the sequence first joined a step.
-        cancelled: by the caller.
-        expecting: the last of `tokens` is being drawn: until `take` its place in the draw stands for it.
-        scored: tokens whose log-probabilities are wanted: those after the last positions of the prompt.
-        scores: of these, as far as they are computed.
-        alternatives: how many of the most probable tokens are wanted at each of their places.
-        best_ids: these, place by place.
-        best_scores: their log-probabilities.
+        urgency: (rank, arrival); the smallest goes first.
+        tokens: Prompt and answer, tokens of earlier attempts included.
+        computed: Leading tokens whose keys and values are in the cache.
+        drafted: As `computed`, for the cache of the draft model; 0 without one.
+        table: Its blocks of the cache.
+        sampling: The sampler's state; None in an engine that does not sample.
+        cached_tokens: Prompt tokens that were in the prefix cache when the sequence first joined a
+            step.
+        cancelled: Whether the caller has cancelled it.
+        expecting: Whether the last of `tokens` is still being drawn; its place in the draw stands
+            for it until `take`.
+        scored: Tokens whose log-probabilities are wanted: those after the last positions of the
+            prompt.
+        scores: Log-probabilities of `scored`, as far as they are computed.
+        alternatives: Number of most probable tokens wanted at each of these positions.
+        best_ids: These tokens, position by position.
+        best_scores: Log-probabilities of `best_ids`.
     """
 
     def __init__(self, spec: SequenceSpec, context_tokens: int, arrival: int = 0) -> None:
@@ -92,17 +88,17 @@ class Sequence:
 
     @property
     def full(self) -> bool:
-        """Whether the token that is being drawn is the last one there is room for."""
+        """Whether the token that is being drawn is the last one that may be."""
         return self.expecting and self.room <= 0
 
     @property
     def answered(self) -> int:
-        """Tokens of the answer that are known: the index of the next one."""
+        """Number of known answer tokens, which is the index of the next one."""
         return len(self.tokens) - self._prompt_tokens - self.expecting
 
     @property
     def answer(self) -> tuple[int, ...]:
-        """The tokens of the answer that are known."""
+        """The known tokens of the answer."""
         return tuple(self.tokens[self._prompt_tokens : self._prompt_tokens + self.answered])
 
     @property
@@ -112,21 +108,21 @@ class Sequence:
 
     @property
     def sharable(self) -> list[int]:
-        """The tokens that the prefix cache may have: logits of a position are there only when it is computed."""
+        """The tokens that may come from the prefix cache: wanted logits exist only for positions that are computed."""
         return self.tokens[: self.scored_from + 1] if self.scored else self.tokens
 
     def note_cached(self) -> None:
-        """Before the first step only the prefix cache can have computed anything; later it may be the sequence itself."""
+        """Record the cached prompt tokens at the first join; later ones may be the sequence's own work."""
         if self.cached_tokens is None:
             self.cached_tokens = min(self.computed, self._prompt_tokens)
 
     def move(self, state: SequenceState) -> None:
-        """Changes the state."""
+        """Change the state."""
         assert state in MOVES[self.state], f"a sequence cannot go from {self.state} to {state}"
         self.state = state
 
     def end_now(self, now: float) -> SequenceEnd | None:
-        """Why the sequence must not be computed any further, if so."""
+        """Return why the sequence must not be computed any further; None: it may continue."""
         if self.cancelled:
             return SequenceEnd.CANCELLED
         if self.spec.deadline is not None and now >= self.spec.deadline:
@@ -134,7 +130,7 @@ class Sequence:
         return self.end_by_tokens()
 
     def end_by_tokens(self) -> SequenceEnd | None:
-        """Why the answer so far is complete, if so: also of a resumed sequence that lacks only its end."""
+        """Return why the answer is complete, also for a resumed sequence that lacks only its end; None: it is not."""
         if self.expecting:
             return None
         if self.answered and self.tokens[-1] in self.spec.sampling.stop_token_ids:
@@ -142,7 +138,7 @@ class Sequence:
         return SequenceEnd.LENGTH if self.room <= 0 else None
 
     def expect(self, place: int) -> None:
-        """A token is being drawn, the one at ``place`` of its draw; see `PagedModel.feed`."""
+        """Record that the next token is being drawn, at index `place` of its draw; see `PagedModel.feed`."""
         assert not self.expecting
         self.tokens.append(-1 - place)
         self.expecting = True
@@ -150,7 +146,7 @@ class Sequence:
     def take(
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()
     ) -> SequenceStep:
-        """Appends the tokens of a step, and reports them."""
+        """Append the tokens of a step and return the step."""
         if self.expecting:
             self.tokens.pop()
             self.expecting = False
@@ -159,11 +155,11 @@ class Sequence:
         return self._step(index, token_ids, logprobs, self.end_by_tokens(), "")
 
     def end_with(self, values: bytes) -> SequenceStep:
-        """The report of the numbers that were wanted, which end the sequence."""
+        """Return the last step of a sequence whose result is `values`."""
         return replace(self.end_step(SequenceEnd.STOP), values=values)
 
     def end_step(self, end: SequenceEnd, error: str = "") -> SequenceStep:
-        """The report of an end without a token."""
+        """Return a last step without tokens."""
         return self._step(self.answered, (), (), end, error)
 
     def _step(
@@ -185,7 +181,7 @@ class Sequence:
             end=end,
             error=error,
             cached_prompt_tokens=self.cached_tokens or 0,
-            wait_s=spec.wait_s(index, end),
+            delay_s=spec.delay_s(index, end),
         )
 
 
@@ -194,10 +190,10 @@ class SequenceLimits:
     """Limits on number and length of an engine's sequences.
 
     Attributes:
-        slots: most sequences that run at once.
-        max_waiting: sequences that may wait beside those.
-        context_tokens: longest sequence.
-        prefill_tokens: most tokens of prompts in a step.
+        slots: Maximum number of running sequences.
+        max_waiting: Maximum number of waiting sequences.
+        context_tokens: Maximum length of a sequence.
+        prefill_tokens: Maximum number of prompt tokens in a step.
     """
 
     slots: int
@@ -207,7 +203,7 @@ class SequenceLimits:
 
     @classmethod
     def of(cls, settings: ModelSettings, context_tokens: int) -> "SequenceLimits":
-        """Those of a model's settings."""
+        """Return the limits of a model's settings."""
         return cls(
             settings.slots, settings.max_waiting_rows, context_tokens, settings.prefill_tokens
         )
@@ -229,7 +225,7 @@ class RequestIndex:
         return iter(self._sequences.values())
 
     def add(self, spec: SequenceSpec) -> tuple[Sequence, Sequence | None]:
-        """A new sequence, and the one of a lower attempt that it replaces; see `Engine.add`."""
+        """Add a sequence; return it and the one of a lower attempt that it replaces. See `Engine.add`."""
         old = self._sequences.get(spec.request_id)
         check_sequence(spec, None if old is None else old.spec.attempt, len(self), self._limits)
         sequence = Sequence(spec, self._limits.context_tokens, self._arrivals)
@@ -242,12 +238,12 @@ class RequestIndex:
         return sequence, old
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
+        """Remove a sequence that has ended."""
         if self._sequences.get(sequence.spec.request_id) is sequence:
             del self._sequences[sequence.spec.request_id]
 
     def cancel(self, request_ids: Collection[str]) -> None:
-        """Marks sequences; unknown ones are ignored."""
+        """Mark sequences as cancelled; unknown ones are ignored."""
         for request_id in request_ids:
             sequence = self._sequences.get(request_id)
             if sequence is not None:
@@ -255,7 +251,7 @@ class RequestIndex:
                 self._scan_at = -math.inf
 
     def due(self, now: float) -> list[tuple[Sequence, SequenceEnd]]:
-        """Sequences that must not be computed any further, and why. Sequences are scanned only when one may be due."""
+        """Return the sequences that must not be computed any further, and why; scan only when one may be due."""
         if now < self._scan_at:
             return []
         ended = [(sequence, end) for sequence in self if (end := sequence.end_now(now)) is not None]
@@ -268,17 +264,21 @@ class RequestIndex:
 def check_sequence(
     spec: SequenceSpec, older: int | None, sequences: int, limits: SequenceLimits
 ) -> None:
-    """Refuses a sequence that an engine with ``sequences`` does not take; ``older``: the attempt of its request that is here.
+    """Raise an error for a sequence that an engine refuses.
+
+    Args:
+        older: Attempt number of the same request in the engine; None: it is not there.
+        sequences: Number of sequences in the engine.
 
     Raises:
-        Refused: see `Engine.add`.
+        SluiceError: See `Engine.add`.
     """
     if older is not None and spec.attempt <= older:
-        raise RowStale(f"attempt {older} of this request is here already")
+        raise InvalidRequest(f"attempt {older} of this request is here already")
     if len(spec.prompt) >= limits.context_tokens:
-        raise RowTooLong(
+        raise PromptTooLong(
             f"a prompt of {len(spec.prompt)} tokens leaves no room for an answer "
             f"in a context of {limits.context_tokens}"
         )
     if older is None and sequences >= limits.slots + limits.max_waiting:
-        raise EngineFull(f"all {sequences} places for sequences are taken")
+        raise Overloaded(f"the engine is full: {sequences} sequences run or wait")

@@ -15,9 +15,13 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from typing_extensions import override
 
 from model_workers.engine.encoder_decoder import EncoderDecoder
-from model_workers.engine.protocol import AudioSpec, RowInvalid, SequenceSpec
+from model_workers.engine.protocol import (
+    AudioSpec,
+    SequenceSpec,
+)
 from model_workers.engine.sequences import Sequence
 from model_workers.engine.weights import read_whole
+from sluice.errors import InvalidRequest
 from sluice.settings import SettingsError
 
 SAMPLES_A_SECOND: Final = 16_000
@@ -45,11 +49,13 @@ class SpeechModel(EncoderDecoder):
     @override
     def check(self, sequence: SequenceSpec) -> None:
         if sequence.audio is None:
-            raise RowInvalid("this model takes audio, and no text alone")
+            raise InvalidRequest("this model takes audio, and no text alone")
         if len(sequence.audio.pcm) > 2 * self._extractor.n_samples:
-            raise RowInvalid(f"the audio is longer than {self._extractor.chunk_length} s")
+            raise InvalidRequest(f"the audio is longer than {self._extractor.chunk_length} s")
         if sequence.audio.opening and not self._languages:
-            raise RowInvalid("generation_config.json has no lang_to_id: no language can be found")
+            raise InvalidRequest(
+                "generation_config.json has no lang_to_id: no language can be found"
+            )
 
     def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
         """See `EncoderDecoder.restrict`: the language and what must follow it come before all else."""

@@ -31,7 +31,6 @@ from model_workers.engine.forward.hub import replace_linear_layers
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.forward.pooling import Pipeline
 from model_workers.engine.protocol import (
-    RowInvalid,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
@@ -41,6 +40,7 @@ from model_workers.engine.protocol import (
 )
 from model_workers.engine.sequences import Sequence, SequenceLimits
 from model_workers.engine.weights import read_whole
+from sluice.errors import InvalidRequest
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
 from sluice.settings.sentence_folder import SentenceFolder, read_sentence_folder
@@ -74,9 +74,11 @@ class ValuesEngine(WholeTextEngine):
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:
         if sequence.values is None or sequence.values.scored_token_ids:
-            raise RowInvalid("this model gives no tokens; ask for an embedding or a score of texts")
+            raise InvalidRequest(
+                "this model gives no tokens; ask for an embedding or a score of texts"
+            )
         if max(sequence.prompt, default=0) >= self._vocab_size:
-            raise RowInvalid(f"a token is not one of the model's {self._vocab_size}")
+            raise InvalidRequest(f"a token is not one of the model's {self._vocab_size}")
         super().add(sequence, now)
 
     def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:

@@ -22,7 +22,7 @@ from model_workers.remote.client import ServerClient
 from model_workers.remote.engine import RemoteEngine
 from model_workers.remote.key import check_key
 from model_workers.remote.server import start_server
-from model_workers.runners import LoopTurns
+from model_workers.runners import LoopRunner
 from model_workers.worker import Worker
 from sluice.errors import SetupError
 from sluice.settings import ModelSettings, SettingsError, load
@@ -67,7 +67,7 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
         tracing = start_tracing(SERVICE_WORKER)
         fault = partial(os._exit, 1)
-        runner = LoopTurns(asyncio.get_running_loop())
+        runner = LoopRunner(asyncio.get_running_loop())
         worker = Worker(model.name, engine, tracing.tracer, fault, runner, isolates=False)
         engine.wake = worker.wake
         await client.health.look()

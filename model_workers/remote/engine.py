@@ -15,12 +15,11 @@ from typing import Final
 
 from typing_extensions import override
 
-from model_workers.engine.protocol import Engine, SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
+from model_workers.engine.protocol import Engine, EngineLoad, SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
 from model_workers.engine.sequences import SequenceLimits, check_sequence
 from model_workers.remote.api import ServerUsage
 from model_workers.remote.client import ServerClient
 from model_workers.remote.faults import Retry, ServerFault
-from sluice.internal.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class RemoteSequence:
         """Place ``event`` behind what was reported before."""
         event.start_index, self.next_index = self.next_index, self.next_index + len(event.token_ids)
         self.ended = event.end is not None
-        event.wait_s = self.spec.wait_s(event.start_index, event.end)
+        event.delay_s = self.spec.delay_s(event.start_index, event.end)
         return event
 
     def answered(self, end: SequenceEnd, usage: ServerUsage | None) -> SequenceStep:
@@ -131,12 +130,12 @@ class RemoteEngine(Engine):
         """Whether there is something to report."""
         return bool(self._events)
 
-    def load(self) -> worker_pb2.WorkerLoad:
+    def load(self) -> EngineLoad:
         """See `Engine.load`; an engine whose server takes nothing now is full."""
         slots, rows = self.limits.slots, len(self._rows)
         closed_s = max(0.0, self.client.gate.open_at - time.monotonic())
         running = slots if closed_s else min(rows, slots)
-        return worker_pb2.WorkerLoad(
+        return EngineLoad(
             slots=slots,
             running=running,
             waiting=max(0, rows - slots),
@@ -185,8 +184,10 @@ class RemoteEngine(Engine):
         """A row that another worker, or this one later, may go on with is returned."""
         returned = fault.retry is not Retry.NEVER and (row.begun or not self.alone)
         end = SequenceEnd.RETURNED if returned else SequenceEnd.FAILED
-        step = row.spec.ended(end, fault.message, fault.kind.reason)
-        return replace(step, retry_after_s=fault.retry_after_s or 0.0)
+        step = row.spec.ended(end, fault.message)
+        return replace(
+            step, reason=fault.kind.reason, retry_after_s=fault.retry_after_s or 0.0
+        )
 
     def _tell(self, row: RemoteSequence | None = None, step: SequenceStep | None = None) -> None:
         """Add an event and wake the worker, which takes all of this pass of the loop together."""

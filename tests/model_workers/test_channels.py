@@ -2,18 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.engine.protocol import SequenceStep, TokenLogprobs
-from model_workers.grants import Grant
-from model_workers.sender import (
-    GATHER_TOKENS_MAX,
-    LOAD_UPDATE_S,
+from model_workers.channels import (
+    COALESCED_TOKENS_MAX,
+    DELAYS,
     REPORT_FRAMES_MAX,
-    SOON_S,
     Channels,
     DueReport,
     Posted,
     ResponseSender,
 )
+from model_workers.engine.protocol import SequenceStep, TokenLogprobs
+from model_workers.grants import Grant
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
 
@@ -46,24 +45,27 @@ def reports(due: list[DueReport]) -> list[worker_pb2.StepReport]:
 
 
 @pytest.mark.parametrize(
-    ("grant", "wait_s"),
+    ("grant", "delay_s"),
     [
-        (Grant([5, 5, 5], waits=True), SOON_S),
-        (Grant([5, 5, 5], waits=False), LOAD_UPDATE_S),
-        (Grant([2, 2, 2], waits=True), LOAD_UPDATE_S),
-        (Grant([2, 2, 2], among=2), SOON_S),  # another has the rest, and would send it too
+        (Grant([5, 5, 5], is_wanted=True), DELAYS.soon_s),
+        (Grant([5, 5, 5], is_wanted=False), DELAYS.update_s),
+        (Grant([2, 2, 2], is_wanted=True), DELAYS.update_s),
+        (
+            Grant([2, 2, 2], batchers=2),
+            DELAYS.soon_s,
+        ),  # another has the rest, and would send it too
     ],
 )
 def test_more_room_is_told_soon_where_rows_wait_for_it_and_another_batcher_to_all(
-    grant: Grant, wait_s: float
+    grant: Grant, delay_s: float
 ) -> None:
     opened = channels()
     opened.grant("b", Grant([3, 3, 3]), 0.0)
     opened.due(0.1)
     opened.grant("b", grant, 0.2)
-    assert opened.next_due() == 0.2 + wait_s
-    (report,) = reports(opened.due(0.2 + wait_s))
-    assert list(report.task_grants) == grant.rows
+    assert opened.next_due() == 0.2 + delay_s
+    (report,) = reports(opened.due(0.2 + delay_s))
+    assert list(report.task_grants) == grant.tasks
 
 
 def test_a_new_channel_says_hello() -> None:
@@ -116,7 +118,7 @@ def test_a_worker_without_rows_sends_fewer_heartbeats_until_one_comes() -> None:
     opened.due(0.0)
     assert opened.next_due() == 4.0
     opened.set_load(load(running=1), 2.0)
-    assert opened.due(2.0 + LOAD_UPDATE_S)
+    assert opened.due(2.0 + DELAYS.update_s)
     assert opened.next_due() == 3.0
     opened.set_load(load(), 2.5)
     (report,) = reports(opened.due(3.0))
@@ -139,7 +141,7 @@ def test_a_batcher_hears_of_the_worker_until_the_engine_takes_its_batch() -> Non
         assert opened.next_due() == beats_at
         assert opened.due(beats_at)
     opened.admit("b", [worker_pb2.Admission(batch_id="one")], 4.5)
-    assert opened.due(4.5 + LOAD_UPDATE_S)
+    assert opened.due(4.5 + DELAYS.update_s)
     assert opened.due(5.0)
     assert opened.next_due() == 14.0
 
@@ -153,7 +155,7 @@ def test_all_batchers_hear_of_another_load_soon_but_not_at_every_change() -> Non
     (report,) = opened.due(0.1)
     assert report.channel.batcher == "b"
     opened.set_load(worker_pb2.WorkerLoad(slots=3, running=2), 0.12)
-    assert opened.next_due() == pytest.approx(0.1 + LOAD_UPDATE_S)
+    assert opened.next_due() == pytest.approx(0.1 + DELAYS.update_s)
     assert opened.due(0.14) == []
     (update,) = opened.due(0.16)
     assert (update.channel.batcher, update.is_heartbeat) == ("other", False)
@@ -233,7 +235,7 @@ def test_admissions_come_soon_and_at_once_when_rows_were_refused() -> None:
     opened = channels()
     opened.due(0.0)
     opened.admit("b", [worker_pb2.Admission(batch_id="taken")], 0.1)
-    assert opened.next_due() == pytest.approx(0.1 + LOAD_UPDATE_S)
+    assert opened.next_due() == pytest.approx(0.1 + DELAYS.update_s)
     refusal = worker_pb2.Refusal(request_id="r", retryable=True)
     opened.admit("b", [worker_pb2.Admission(batch_id="not", refused=[refusal])], 0.105)
     (report,) = reports(opened.due(0.105))
@@ -244,7 +246,7 @@ def test_admissions_come_soon_and_at_once_when_rows_were_refused() -> None:
 def step(
     row: str,
     index: int,
-    wait_s: float = 0.0,
+    delay_s: float = 0.0,
     *,
     tokens: int = 1,
     attempt: int = 0,
@@ -252,7 +254,7 @@ def step(
 ) -> Posted:
     token_ids = tuple(range(index, index + tokens))
     final = frame_pb2.Final(end=frame_pb2.TASK_END_LENGTH) if ends else None
-    return SequenceStep(row, "b", attempt, index, token_ids, wait_s=wait_s), final
+    return SequenceStep(row, "b", attempt, index, token_ids, delay_s=delay_s), final
 
 
 def served() -> Channels:
@@ -291,8 +293,8 @@ def test_however_a_row_is_gathered_it_is_the_same(
 ) -> None:
     opened, lengths, now = served(), {"a": 0, "b": 0}, 10.0
     sent: list[frame_pb2.Frame] = []
-    for name, count, wait_s, is_due in posted:
-        (one, _), now = step(name, lengths[name], wait_s, tokens=count), now + 0.004
+    for name, count, delay_s, is_due in posted:
+        (one, _), now = step(name, lengths[name], delay_s, tokens=count), now + 0.004
         one.logprobs = tuple(TokenLogprobs(-float(token)) for token in one.token_ids)
         opened.post("b", [(one, None)], now)
         lengths[name] += count
@@ -326,14 +328,14 @@ def test_what_waits_for_a_slow_sender_comes_in_one_frame() -> None:
 def test_batchers_hear_of_room_before_they_hear_of_rows() -> None:
     opened = served()
     opened.set_load(worker_pb2.WorkerLoad(running=1, waiting_tokens=5), 10.0)
-    assert opened.next_due() == 10.0 + LOAD_UPDATE_S
+    assert opened.next_due() == 10.0 + DELAYS.update_s
     opened.set_load(worker_pb2.WorkerLoad(running=1, waiting_tokens=3), 10.0)
-    assert opened.next_due() == 10.0 + SOON_S
+    assert opened.next_due() == 10.0 + DELAYS.soon_s
     opened.set_load(worker_pb2.WorkerLoad(running=1), 10.005)
     assert opened.next_due() == 10.005
     opened.due(10.005)
     opened.set_load(worker_pb2.WorkerLoad(), 10.02)
-    assert opened.next_due() == 10.02 + SOON_S
+    assert opened.next_due() == 10.02 + DELAYS.soon_s
 
 
 def test_an_urgent_frame_does_not_wait_and_takes_no_gathered_one_along() -> None:
@@ -347,7 +349,7 @@ def test_the_end_of_a_row_brings_its_tokens_soon() -> None:
     opened = served()
     opened.post("b", [step("bulk", 0, 3600.0), step("other", 0, 3600.0)], 10.0)
     opened.post("b", [step("bulk", 1, 3600.0, ends=True)], 10.1)
-    assert opened.next_due() == pytest.approx(10.1 + SOON_S)
+    assert opened.next_due() == pytest.approx(10.1 + DELAYS.soon_s)
     (report,) = reports(opened.due(10.2))
     (frame,) = report.frames
     assert (frame.request_id, frame.token_ids) == ("bulk", [0, 1])
@@ -365,10 +367,10 @@ def test_an_end_that_does_not_wait_brings_the_tokens_before_it() -> None:
 
 def test_a_long_answer_comes_in_pieces() -> None:
     opened = served()
-    for index in range(GATHER_TOKENS_MAX + 1):
+    for index in range(COALESCED_TOKENS_MAX + 1):
         opened.post("b", [step("long", index, 3600.0)], 10.0)
-    (report,) = reports(opened.due(10.0 + SOON_S))
-    assert [len(frame.token_ids) for frame in report.frames] == [GATHER_TOKENS_MAX]
+    (report,) = reports(opened.due(10.0 + DELAYS.soon_s))
+    assert [len(frame.token_ids) for frame in report.frames] == [COALESCED_TOKENS_MAX]
 
 
 def test_what_an_earlier_attempt_gathered_is_not_mixed_with_the_next() -> None:

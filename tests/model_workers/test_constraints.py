@@ -22,9 +22,9 @@ from model_workers.constraints import (
     TokenMatcher,
     with_end,
 )
-from model_workers.engine.protocol import RowInvalid
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from model_workers.engine.weights import find_constraints
+from sluice.errors import InvalidRequest
 from tests.model_workers.engine.sampling.sequences import spec
 
 FILE = Path(module.__file__).parent / "models" / "small" / "tokenizer.json"
@@ -221,9 +221,9 @@ def test_a_stop_token_does_not_come_before_the_answer_is_complete(
 def test_a_constraint_that_cannot_be_held_is_refused(
     grammars: ConstraintCompiler, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(RowInvalid, match="cannot be enforced") as caught:
+    with pytest.raises(InvalidRequest, match="cannot be enforced") as caught:
         Sampler(grammars).open(spec(stop_token_ids=STOPS, **changes))
-    assert caught.value.field == f"sampling.{next(iter(changes))}"
+    assert caught.value.violations[0].field == f"sampling.{next(iter(changes))}"
 
 
 def test_what_grows_over_the_limits_ends_its_row_only(grammars: ConstraintCompiler) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.grants import Grants, rooms_of
+from model_workers.engine.protocol import ClassLoad, EngineLoad
+from model_workers.grants import Grants, class_capacities
 from sluice.internal.v1 import worker_pb2
 
 CLASSES = 3
@@ -15,17 +16,17 @@ HEARTBEAT_S = 0.25
 
 def load_of(
     rows: tuple[int, ...], slots: int = 16, places: int = 48, free_blocks: int = 0, tokens: int = 0
-) -> worker_pb2.WorkerLoad:
+) -> EngineLoad:
     """The load of an engine with so many rows of each class, each with ``tokens`` in the cache."""
     running = sum(rows)
-    return worker_pb2.WorkerLoad(
+    return EngineLoad(
         slots=slots,
         running=min(slots, running),
         waiting=max(0, running - slots),
         max_tasks=places,
         block_tokens=10 if free_blocks else 0,
         free_blocks=free_blocks,
-        classes=[worker_pb2.ClassLoad(running=n, running_tokens=n * tokens) for n in rows],
+        classes=tuple(ClassLoad(running=n, running_tokens=n * tokens) for n in rows),
     )
 
 
@@ -48,18 +49,18 @@ def load_of(
 def test_a_class_has_the_free_slots_and_those_of_less_urgent_rows(
     rows: tuple[int, ...], slots: int, places: int, room: tuple[int, ...]
 ) -> None:
-    assert tuple(one.rows for one in rooms_of(load_of(rows, slots, places))) == room
+    assert tuple(one.tasks for one in class_capacities(load_of(rows, slots, places))) == room
 
 
 def test_tokens_of_less_urgent_rows_are_room_too() -> None:
-    rooms = rooms_of(load_of((1, 1, 14), free_blocks=5, tokens=20))
+    rooms = class_capacities(load_of((1, 1, 14), free_blocks=5, tokens=20))
     assert [one.tokens for one in rooms] == [50 + 300, 50 + 280, 50]
-    assert rooms_of(load_of((1, 1, 14)))[0].tokens == math.inf
+    assert class_capacities(load_of((1, 1, 14)))[0].tokens == math.inf
 
 
 def test_an_engine_that_does_not_preempt_has_its_free_slots_for_everybody() -> None:
-    load = worker_pb2.WorkerLoad(slots=8, running=5, waiting=1)
-    assert [one.rows for one in rooms_of(load)] == [2, 2, 2]
+    load = EngineLoad(slots=8, running=5, waiting=1)
+    assert [one.tasks for one in class_capacities(load)] == [2, 2, 2]
 
 
 @given(
@@ -67,13 +68,13 @@ def test_an_engine_that_does_not_preempt_has_its_free_slots_for_everybody() -> N
 )
 def test_nobody_gets_more_than_there_is(rows: tuple[int, ...], slots: int, waiting: int) -> None:
     places, present = slots + waiting, sum(rows)
-    rooms = rooms_of(load_of(rows, slots, places))
-    assert rooms[0].rows >= rooms[1].rows >= rooms[2].rows >= 0
+    rooms = class_capacities(load_of(rows, slots, places))
+    assert rooms[0].tasks >= rooms[1].tasks >= rooms[2].tasks >= 0
     for room in rooms:
-        assert room.rows <= max(0, places - present)
+        assert room.tasks <= max(0, places - present)
     for rank in (0, 1):
         taken = sum(rows[: rank + 1])
-        assert rooms[rank].rows <= max(0, slots - taken), "a slot for each that is sent"
+        assert rooms[rank].tasks <= max(0, slots - taken), "a slot for each that is sent"
 
 
 def batch(
@@ -90,10 +91,14 @@ def test_a_grant_counts_what_came_over_the_channel_in_all() -> None:
     grants = Grants()
     grants.open("b", 1, HEARTBEAT_S)
     grants.take(batch("b", 3, tokens=20), 0.0)
-    assert grants.give(load_of((0, 0, 3), free_blocks=9), 0.0)["b"].rows == [3 + 15, 3 + 15, 3 + 13]
+    assert grants.give(load_of((0, 0, 3), free_blocks=9), 0.0)["b"].tasks == [
+        3 + 15,
+        3 + 15,
+        3 + 13,
+    ]
     assert grants.give(load_of((0, 0, 3), free_blocks=9), 0.0)["b"].tokens[2] == 60 + 90
     grants.open("b", 2, HEARTBEAT_S)
-    assert grants.give(load_of((0, 0, 0)), 0.0)["b"].rows == [16, 16, 16]
+    assert grants.give(load_of((0, 0, 0)), 0.0)["b"].tasks == [16, 16, 16]
 
 
 def test_nobody_has_room_beside_a_row_that_is_computed_alone() -> None:
@@ -103,12 +108,12 @@ def test_nobody_has_room_beside_a_row_that_is_computed_alone() -> None:
     grants.take(batch("a", 3), 0.0)
     grants.withdrawn = True
     given = grants.give(load_of((0, 0, 0)), 0.0)
-    assert {name: list(grant.rows) for name, grant in given.items()} == {
+    assert {name: list(grant.tasks) for name, grant in given.items()} == {
         "a": [3, 3, 3],
         "b": [0, 0, 0],
     }
     grants.withdrawn = False
-    assert grants.give(load_of((0, 0, 0)), 0.0)["b"].rows[2] == 8
+    assert grants.give(load_of((0, 0, 0)), 0.0)["b"].tasks[2] == 8
 
 
 def test_the_room_is_theirs_who_have_rows_for_it() -> None:
@@ -116,17 +121,17 @@ def test_the_room_is_theirs_who_have_rows_for_it() -> None:
     grants.open("a", 1, HEARTBEAT_S)
     grants.open("b", 1, HEARTBEAT_S)
     both = grants.give(load_of((0, 0, 0)), 0.0)
-    assert (both["a"].rows[2], both["b"].rows[2]) == (8, 8)
-    grants.wait("a", (0, 0, 5), 0.0)
+    assert (both["a"].tasks[2], both["b"].tasks[2]) == (8, 8)
+    grants.set_queued("a", (0, 0, 5), 0.0)
     asked = grants.give(load_of((0, 0, 0)), 0.0)
-    assert (asked["a"].rows[2], asked["b"].rows[2]) == (8, 8), "five wait, the rest is anybody's"
-    grants.wait("a", (0, 0, 50), 0.0)
+    assert (asked["a"].tasks[2], asked["b"].tasks[2]) == (8, 8), "five wait, the rest is anybody's"
+    grants.set_queued("a", (0, 0, 50), 0.0)
     asked = grants.give(load_of((0, 0, 0)), 0.0)
-    assert (asked["a"].rows[2], asked["b"].rows[2]) == (16, 0)
-    assert (asked["a"].rows[0], asked["b"].rows[0]) == (8, 8), "no interactive row waits"
-    grants.wait("a", (0, 0, 0), 0.0)
+    assert (asked["a"].tasks[2], asked["b"].tasks[2]) == (16, 0)
+    assert (asked["a"].tasks[0], asked["b"].tasks[0]) == (8, 8), "no interactive row waits"
+    grants.set_queued("a", (0, 0, 0), 0.0)
     grants.close("b")
-    assert grants.give(load_of((0, 0, 0)), 0.0)["a"].rows == [16, 16, 16]
+    assert grants.give(load_of((0, 0, 0)), 0.0)["a"].tasks == [16, 16, 16]
 
 
 def test_the_room_of_a_batcher_that_has_said_nothing_for_three_heartbeats_is_others() -> None:
@@ -134,23 +139,23 @@ def test_the_room_of_a_batcher_that_has_said_nothing_for_three_heartbeats_is_oth
     for name in "ab":
         grants.open(name, 1, HEARTBEAT_S)
     grants.take(batch("a", 2, waiting=(0, 0, 50)), 0.5)
-    grants.wait("b", (0, 0, 50), 1.0)
+    grants.set_queued("b", (0, 0, 50), 1.0)
     known = grants.give(load_of((0, 0, 2)), 0.5 + 3 * HEARTBEAT_S)
-    assert (known["a"].rows[2], known["b"].rows[2]) == (2 + 7, 7)
+    assert (known["a"].tasks[2], known["b"].tasks[2]) == (2 + 7, 7)
     silent = grants.give(load_of((0, 0, 2)), 0.6 + 3 * HEARTBEAT_S)
-    assert (silent["a"].rows[2], silent["b"].rows[2]) == (2, 14)
-    grants.wait("a", (0, 0, 5), 2.0)
+    assert (silent["a"].tasks[2], silent["b"].tasks[2]) == (2, 14)
+    grants.set_queued("a", (0, 0, 5), 2.0)
     back = grants.give(load_of((0, 0, 2)), 2.0)
-    assert back["a"].rows[2] > 2
+    assert back["a"].tasks[2] > 2
 
 
 def test_a_row_that_needs_nearly_all_tokens_gets_them_beside_a_batcher_without_rows() -> None:
     grants = Grants()
     for name in "ab":
         grants.open(name, 1, HEARTBEAT_S)
-    grants.wait("a", (0, 0, 1), 0.0)
+    grants.set_queued("a", (0, 0, 1), 0.0)
     assert grants.give(load_of((0, 0, 0), free_blocks=9), 0.0)["a"].tokens[2] == 90
-    grants.wait("b", (0, 0, 1), 0.0)
+    grants.set_queued("b", (0, 0, 1), 0.0)
     assert grants.give(load_of((0, 0, 0), free_blocks=9), 0.0)["a"].tokens[2] == 45
 
 
@@ -158,32 +163,32 @@ def test_batchers_with_rows_that_wait_have_as_many_here() -> None:
     grants = Grants()
     for name in "ab":
         grants.open(name, 1, HEARTBEAT_S)
-        grants.wait(name, (0, 0, 100), 0.0)
+        grants.set_queued(name, (0, 0, 100), 0.0)
     for _ in range(10):
         grants.entered("a")
     grants.take(batch("a", 10, waiting=(0, 0, 90)), 0.0)
     given_ = grants.give(load_of((0, 0, 10)), 0.0)
-    assert (given_["a"].rows[2] - 10, given_["b"].rows[2]) == (0, 6)
+    assert (given_["a"].tasks[2] - 10, given_["b"].tasks[2]) == (0, 6)
     for _ in range(6):
         grants.left("a")
     given_ = grants.give(load_of((0, 0, 4)), 0.0)
-    assert (given_["a"].rows[2] - 10, given_["b"].rows[2]) == (4, 8)
+    assert (given_["a"].tasks[2] - 10, given_["b"].tasks[2]) == (4, 8)
     grants.take(batch("a", 1, waiting=(0, 0, 0)), 0.0)
-    assert grants.give(load_of((0, 0, 4)), 0.0)["a"].rows[2] == 11, "nothing waits there now"
+    assert grants.give(load_of((0, 0, 4)), 0.0)["a"].tasks[2] == 11, "nothing waits there now"
 
 
 def test_the_first_row_of_the_most_urgent_class_does_not_wait_for_a_grant() -> None:
     grants = Grants()
     for name in "abc":
         grants.open(name, 1, HEARTBEAT_S)
-    grants.wait("a", (7, 0, 0), 0.0)
+    grants.set_queued("a", (7, 0, 0), 0.0)
     full = grants.give(load_of((16, 0, 0)), 0.0)
-    assert [full[name].rows[0] for name in "abc"] == [0, 1, 1]
+    assert [full[name].tasks[0] for name in "abc"] == [0, 1, 1]
     for _ in range(16 // 3):
         grants.entered("b")
-    assert [grants.give(load_of((16, 0, 0)), 0.0)[name].rows[0] for name in "abc"] == [0, 0, 1]
+    assert [grants.give(load_of((16, 0, 0)), 0.0)[name].tasks[0] for name in "abc"] == [0, 0, 1]
     no_place = grants.give(load_of((48, 0, 0)), 0.0)
-    assert [no_place[name].rows[0] for name in "abc"] == [0, 0, 0]
+    assert [no_place[name].tasks[0] for name in "abc"] == [0, 0, 0]
 
 
 @given(st.data())
@@ -193,22 +198,22 @@ def test_together_batchers_get_what_there_is_and_not_more(data: st.DataObject) -
     rows = data.draw(st.tuples(*[st.integers(0, 8)] * CLASSES))
     for name in names:
         grants.open(name, 1, HEARTBEAT_S)
-        grants.wait(name, waiting[name], 0.0)
-    rooms, given_ = rooms_of(load_of(rows)), grants.give(load_of(rows), 0.0)
+        grants.set_queued(name, waiting[name], 0.0)
+    rooms, given_ = class_capacities(load_of(rows)), grants.give(load_of(rows), 0.0)
     for rank in (1, 2):
-        assert sum(given_[name].rows[rank] for name in names) == rooms[rank].rows
+        assert sum(given_[name].tasks[rank] for name in names) == rooms[rank].tasks
         wanted = {name: sum(waiting[name][: rank + 1]) for name in names}
-        unmet = any(given_[name].rows[rank] < wanted[name] for name in names)
+        unmet = any(given_[name].tasks[rank] < wanted[name] for name in names)
         for name in names if unmet else ():
-            assert given_[name].rows[rank] <= wanted[name], "it would have more than waits there"
+            assert given_[name].tasks[rank] <= wanted[name], "it would have more than waits there"
     spare = len(names) if len(names) > 1 else 0
-    assert rooms[0].rows <= sum(given_[name].rows[0] for name in names) <= rooms[0].rows + spare
+    assert rooms[0].tasks <= sum(given_[name].tasks[0] for name in names) <= rooms[0].tasks + spare
 
 
 def test_who_is_not_known_changes_nothing() -> None:
     grants = Grants()
     grants.take(batch("ghost", 3), 0.0)
-    grants.wait("ghost", (1, 1, 1), 0.0)
+    grants.set_queued("ghost", (1, 1, 1), 0.0)
     grants.left("ghost")
     grants.close("ghost")
     assert grants.give(load_of((0, 0, 0)), 0.0) == {}

@@ -2,8 +2,11 @@ import math
 
 import pytest
 
-from model_workers.engine.protocol import RowInvalid, Sampling
+from model_workers.engine.protocol import (
+    Sampling,
+)
 from model_workers.messages import sequence_spec
+from sluice.errors import InvalidRequest
 from tests.support.sequences import wire_row
 
 
@@ -23,7 +26,7 @@ def test_the_class_is_the_rank(name: str, rank: int) -> None:
 
 
 def test_an_unknown_class_is_refused() -> None:
-    with pytest.raises(RowInvalid, match="interactive, standard, bulk"):
+    with pytest.raises(InvalidRequest, match="interactive, standard, bulk"):
         sequence_spec(wire_row("r", priority_class="urgent"), "b", 0.0)
 
 
@@ -63,24 +66,24 @@ def test_alternatives_without_logprobs_are_not_asked_for() -> None:
 def test_values_that_cannot_be_computed_with_are_refused(field: str, value: float) -> None:
     row = wire_row("r")
     setattr(row.task.sampling, field, value)
-    with pytest.raises(RowInvalid, match=field):
+    with pytest.raises(InvalidRequest, match=field):
         sequence_spec(row, "b", 0.0)
 
 
 def test_a_row_needs_a_request_id() -> None:
-    with pytest.raises(RowInvalid, match="request_id"):
+    with pytest.raises(InvalidRequest, match="request_id"):
         sequence_spec(wire_row(""), "b", 0.0)
 
 
 def test_a_row_needs_a_prompt() -> None:
-    with pytest.raises(RowInvalid, match="the prompt has no tokens"):
+    with pytest.raises(InvalidRequest, match="the prompt has no tokens"):
         sequence_spec(wire_row("r", []), "b", 0.0)
 
 
 def test_more_scored_tokens_than_the_prompt_has_are_refused() -> None:
     row = wire_row("r", [5, 6])
     row.task.values.scored_token_ids.extend((1, 2, 3))
-    with pytest.raises(RowInvalid, match="more tokens are to be scored"):
+    with pytest.raises(InvalidRequest, match="more tokens are to be scored"):
         sequence_spec(row, "b", 0.0)
 
 
@@ -113,9 +116,9 @@ FIELDS = ("json_schema", "regex")
 def test_a_constraint_needs_a_stop_token_and_no_min_tokens() -> None:
     row = wire_row("r")
     row.task.sampling.regex = "a"
-    with pytest.raises(RowInvalid, match="stop_token_ids"):
+    with pytest.raises(InvalidRequest, match="stop_token_ids"):
         sequence_spec(row, "b", 0.0)
     row.task.sampling.stop_token_ids.append(4)
     row.task.sampling.min_tokens = 1
-    with pytest.raises(RowInvalid, match="min_tokens"):
+    with pytest.raises(InvalidRequest, match="min_tokens"):
         sequence_spec(row, "b", 0.0)

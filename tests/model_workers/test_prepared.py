@@ -5,18 +5,15 @@ from typing import Any
 
 import pytest
 
-from model_workers import prepared as module
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import (
-    EngineFull,
-    RowInvalid,
-    RowStale,
     Sampling,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
 )
 from model_workers.prepared import PreparedEngine
+from sluice.errors import InvalidRequest, Overloaded
 
 BOUND_S = 20.0
 
@@ -32,7 +29,7 @@ class SlowSampler:
     def matcher(self, sequence: SequenceSpec) -> str:
         assert self.may_end.wait(BOUND_S)
         if sequence.sampling.regex == "wrong":
-            raise RowInvalid("the constraint cannot be held: wrong")
+            raise InvalidRequest("the constraint cannot be held: wrong")
         return f"matcher of {sequence.request_id}"
 
 
@@ -69,7 +66,7 @@ def compiled(engine: PreparedEngine, sampler: SlowSampler) -> None:
     """Lets the compilers go on, and waits for them."""
     woken = Event()
     engine.wake = woken.set
-    matchers = [one.matcher for one in engine._opening.values()]
+    matchers = [one.matcher for one in engine._compiling.values()]
     sampler.may_end.set()
     for matcher in matchers:
         matcher.exception(BOUND_S)
@@ -133,13 +130,13 @@ def test_a_row_that_finds_no_place_is_returned(
 
 
 def test_attempts_and_places(
-    engine: PreparedEngine, sampler: SlowSampler, monkeypatch: pytest.MonkeyPatch
+    sampler: SlowSampler,
 ) -> None:
-    monkeypatch.setattr(module, "OPENING_MAX", 1)
+    engine = PreparedEngine(Taking(sampler), sampler, compiling_max=1)  # type: ignore[arg-type]
     engine.add(sequence("a", "a", attempt=1), 0.0)
-    with pytest.raises(RowStale):
+    with pytest.raises(InvalidRequest):
         engine.add(sequence("a", "a", attempt=1), 0.0)
-    with pytest.raises(EngineFull):
+    with pytest.raises(Overloaded):
         engine.add(sequence("b", "a"), 0.0)
     engine.add(sequence("a", "a", attempt=2), 0.0)
     compiled(engine, sampler)

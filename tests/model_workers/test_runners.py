@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from model_workers.runners import PACE_S, LoopTurns, Threads
+from model_workers.runners import PACE_S, LoopRunner, ThreadRunner
 
 WAIT_S = 30.0
 
@@ -58,7 +58,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_changes_of_one_pass_are_one_turn() -> None:
-    runner, engine, sender = LoopTurns(asyncio.get_running_loop()), Part(), Part()
+    runner, engine, sender = LoopRunner(asyncio.get_running_loop()), Part(), Part()
     runner.start(engine, sender, pytest.fail)
     with runner.changes_of_engine:
         runner.changes_of_engine.notify()
@@ -79,7 +79,7 @@ async def test_changes_of_one_pass_are_one_turn() -> None:
 
 
 async def test_what_is_due_later_has_a_turn_then() -> None:
-    runner, engine, sender = LoopTurns(asyncio.get_running_loop()), Part(), Part()
+    runner, engine, sender = LoopRunner(asyncio.get_running_loop()), Part(), Part()
     runner.start(engine, sender, pytest.fail)
     await until(lambda: bool(sender.calls))
     due_at = time.monotonic() + 0.02
@@ -92,7 +92,7 @@ async def test_what_is_due_later_has_a_turn_then() -> None:
 
 
 async def test_messages_keep_a_distance() -> None:
-    runner, engine, sender = LoopTurns(asyncio.get_running_loop()), Part(), Part()
+    runner, engine, sender = LoopRunner(asyncio.get_running_loop()), Part(), Part()
     sender.sends = True
     engine.on_turn = lambda: setattr(sender, "next_due", 0.0)
     runner.start(engine, sender, pytest.fail)
@@ -139,7 +139,7 @@ async def test_timers_are_whole_milliseconds(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_an_engine_that_is_due_goes_on() -> None:
-    runner, engine, sender = LoopTurns(asyncio.get_running_loop()), Part(), Part()
+    runner, engine, sender = LoopRunner(asyncio.get_running_loop()), Part(), Part()
     engine.is_due = True
     runner.start(engine, sender, pytest.fail)
     await until(lambda: engine.calls.count("turn") > 3)
@@ -148,7 +148,7 @@ async def test_an_engine_that_is_due_goes_on() -> None:
 
 async def test_a_fault_ends_the_turns(caplog: pytest.LogCaptureFixture) -> None:
     faults: list[str] = []
-    runner, engine, sender = LoopTurns(asyncio.get_running_loop()), Part(fails=True), Part()
+    runner, engine, sender = LoopRunner(asyncio.get_running_loop()), Part(fails=True), Part()
     runner.start(engine, sender, lambda: faults.append("fault"))
     await until(lambda: bool(faults))
     assert not sender.calls
@@ -157,7 +157,7 @@ async def test_a_fault_ends_the_turns(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_threads_end_and_tell_faults() -> None:
     engine, sender, told = Part(), Part(fails=True), Event()
-    threads = Threads(gives_way=False)
+    threads = ThreadRunner(gives_way=False)
     threads.start(engine, sender, told.set)
     assert told.wait(WAIT_S)
     threads.stop(engine, sender)

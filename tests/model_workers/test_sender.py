@@ -6,8 +6,9 @@ from threading import Event, Thread
 import pytest
 
 from model_workers import sender as sender_module
+from model_workers.channels import Channels, Posted
 from model_workers.engine.protocol import SequenceStep
-from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, Posted, Sender
+from model_workers.sender import BACKLOG_FRAMES_MAX, Sender
 from model_workers.watchdog import FIRST_LIMIT_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
@@ -98,14 +99,14 @@ def test_a_full_backlog_holds_the_engine_up_until_it_has_gone(
 ) -> None:
     port = SlowPort()
     opened(sender, port, 60.0)
-    assert sender.has_room()
+    assert sender.has_capacity()
     sender.post({"b": frames(2 * BACKLOG_FRAMES_MAX)}, worker_pb2.WorkerLoad())
     with monkeypatch.context() as patch:
         patch.setattr(sender_module, "BACKLOG_WAIT_S", 0.01)
-        assert not sender.has_room()
+        assert not sender.has_capacity()
     port.go_on.set()
     port.wait_frames(2 * BACKLOG_FRAMES_MAX)
-    assert sender.has_room()
+    assert sender.has_capacity()
 
 
 def test_heartbeats_come_by_the_clock_and_carry_the_load(sender: Sender, clock: Clock) -> None:

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from model_workers.sender import SOON_S
+from model_workers.channels import DELAYS
 from simulator.engines import EngineLimits
 from simulator.results import Ending
 from simulator.simulator import simulate
@@ -49,7 +49,7 @@ def test_tokens_of_bulk_requests_are_gathered_in_the_worker_but_the_first_that_i
         assert outcome.ttft_s == outcome.latency_s, "a short answer goes as a whole"
     steps = [COST(10, 0, 0), *(COST(0, 1, 10 + one) for one in range(1, answer))]
     ways = LINKS.in_s + LINKS.send_s + LINKS.out_s
-    assert outcome.latency_s == pytest.approx(ways + sum(steps) + SOON_S)
+    assert outcome.latency_s == pytest.approx(ways + sum(steps) + DELAYS.soon_s)
 
 
 @pytest.mark.parametrize("engine", ["continuous", "generate"])

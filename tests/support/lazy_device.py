@@ -73,12 +73,12 @@ class LazySampler(Sampler):
         self._stream = stream
 
     def begin(self, logits: Any, requests: Sequence[DrawRequest]) -> Any:
-        places = [list(request.row.positions(request.drafted)) for request in requests]
+        places = [list(request.state.positions(request.drafted)) for request in requests]
         positions = list(chain.from_iterable(places))
         found: list[Any] = []
         self._stream.waiting.append(lambda: found.extend(sampler._tokens(logits[0], positions)))
         for request in requests:
-            request.row.begin()
+            request.state.begin()
         return LazyDraw(
             found, self._stream, lambda: sampler._shaped(requests, places, found[1].tolist())
         )

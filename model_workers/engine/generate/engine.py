@@ -23,8 +23,7 @@ from model_workers.engine.generate.model import GenerateModel
 from model_workers.engine.generate.run import BatchRun
 from model_workers.engine.protocol import (
     Engine,
-    RowInvalid,
-    RowTooLong,
+    EngineLoad,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
@@ -32,7 +31,7 @@ from model_workers.engine.protocol import (
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sampling.state import SamplingState
 from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
-from sluice.internal.v1 import worker_pb2
+from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.settings.models import SideLimits
 
 log = logging.getLogger(__name__)
@@ -70,9 +69,9 @@ class GenerateEngine(Engine):
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:
         if sequence.values is not None:
-            raise RowInvalid("this model gives answers, and no embeddings or scores")
+            raise InvalidRequest("this model gives answers, and no embeddings or scores")
         if sequence.audio is not None:
-            raise RowInvalid("this model takes text and no audio")
+            raise InvalidRequest("this model takes text and no audio")
         self._model.check(sequence)
         sequence = self._limited(sequence)
         sampling = self._open(sequence)
@@ -87,7 +86,7 @@ class GenerateEngine(Engine):
         if self._sides is None:
             return sequence
         if len(sequence.prompt) > self._sides.prompt:
-            raise RowTooLong(
+            raise PromptTooLong(
                 f"the prompt has {len(sequence.prompt)} tokens; the encoder reads {self._sides.prompt}"
             )
         most = min(sequence.sampling.max_tokens, self._sides.answer - len(self._model.prefix))
@@ -213,13 +212,13 @@ class GenerateEngine(Engine):
         return len(self._sequences) > 0
 
     @override
-    def load(self) -> worker_pb2.WorkerLoad:
+    def load(self) -> EngineLoad:
         running = [] if self._run is None else list(self._run.live.values())
         waiting = [
             *self._waiting,
             *(sequence for sequences in self._split for sequence in sequences),
         ]
-        return worker_pb2.WorkerLoad(
+        return EngineLoad(
             slots=self._limits.slots,
             running=len(running),
             waiting=len(waiting),

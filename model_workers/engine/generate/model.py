@@ -11,8 +11,11 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from model_workers.engine.generation_config import answer_prefix, pad_token, ruled_out
-from model_workers.engine.protocol import RowInvalid, SequenceSpec
+from model_workers.engine.protocol import (
+    SequenceSpec,
+)
 from model_workers.engine.sequences import Sequence
+from sluice.errors import InvalidRequest
 
 _TOKEN: Final = re.compile(r"token_(id|ids|index)$")
 _MEDIA: Final = re.compile(r"image|video|vision|audio|speech")
@@ -102,12 +105,14 @@ class GenerateModel:
         return [plain[(7 * place + 3) % len(plain)] for place in range(length)]
 
     def check(self, sequence: SequenceSpec) -> None:
-        """Raise RowInvalid for tokens that the model does not take."""
+        """Raise InvalidRequest for tokens that the model does not take."""
         if max((*sequence.prompt, *sequence.produced)) >= self.vocab_size:
-            raise RowInvalid(f"a token is not one of the model's {self.vocab_size}")
+            raise InvalidRequest(f"a token is not one of the model's {self.vocab_size}")
         media = self._media.intersection(sequence.prompt)
         if media:
-            raise RowInvalid(f"prompt: token {min(media)} stands for a picture or sound, send text")
+            raise InvalidRequest(
+                f"prompt: token {min(media)} stands for a picture or sound, send text"
+            )
 
     def inputs(
         self, sequences: abc.Sequence[abc.Sequence[int]], answered: int

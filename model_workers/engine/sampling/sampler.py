@@ -14,9 +14,13 @@ import torch
 from torch import Tensor
 
 from model_workers.constraints import ConstraintCompiler, MatcherError, TokenMatcher
-from model_workers.engine.protocol import RowInvalid, SequenceSpec, TokenLogprobs
+from model_workers.engine.protocol import (
+    SequenceSpec,
+    TokenLogprobs,
+)
 from model_workers.engine.sampling.distribution import NO_TOKEN, Token, draw_shaped, unpack
 from model_workers.engine.sampling.state import SamplingPosition, SamplingState
+from sluice.errors import InvalidRequest
 
 NO_DISTRIBUTION: Final = "the model's output is not a number"
 
@@ -30,7 +34,7 @@ class DrawRequest:
             tokens are drawn.
     """
 
-    sequence: SamplingState
+    state: SamplingState
     drafted: Sequence[int] = ()
 
 
@@ -93,7 +97,7 @@ class Sampler:
         """The state of a sequence after ``sequence.produced``; it continues as if those had been drawn here.
 
         Raises:
-            RowInvalid: its constraint cannot be held here, or ``produced`` breaks it.
+            InvalidRequest: its constraint cannot be held here, or ``produced`` breaks it.
         """
         if not sequence.sampling.constrained:
             return SamplingState(sequence, None)
@@ -104,14 +108,14 @@ class Sampler:
     def matcher(self, sequence: SequenceSpec) -> TokenMatcher:
         """The matcher of a sequence with a constraint after ``sequence.produced``; raises as `open`. From any thread."""
         if self._constraints is None:
-            raise RowInvalid("this worker has no tokenizer, which a constraint needs")
+            raise InvalidRequest("this worker has no tokenizer, which a constraint needs")
         matcher = self._constraints.open(sequence.sampling)
         try:
             taken = matcher.take(sequence.produced)
         except MatcherError as error:
-            raise RowInvalid(str(error), sequence.sampling.constraint_field) from error
+            raise InvalidRequest.of(sequence.sampling.constraint_field, str(error)) from error
         if taken < len(sequence.produced):
-            raise RowInvalid("the tokens produced so far do not match the constraint")
+            raise InvalidRequest("the tokens produced so far do not match the constraint")
         return matcher
 
     def draw(self, logits: Tensor, requests: Sequence[DrawRequest]) -> list[DrawResult]:
@@ -133,15 +137,15 @@ class Sampler:
         Sequences without drafts whose states do not read tokens (`SamplingState.reads_tokens`) may begin their next draw
         before this one is read.
         """
-        if all(request.sequence.is_plain and not request.drafted for request in requests):
+        if all(request.state.is_plain and not request.drafted for request in requests):
             tokens = values = _most_probable(logits)
             take = partial(_greedy, requests)
         else:
-            places = [list(request.sequence.positions(request.drafted)) for request in requests]
+            places = [list(request.state.positions(request.drafted)) for request in requests]
             tokens, values = _tokens(logits, list(chain.from_iterable(places)))
             take = partial(_shaped, requests, places)
         for request in requests:
-            request.sequence.begin()
+            request.state.begin()
         return PendingDraw(tokens, values, take)
 
 
@@ -152,7 +156,7 @@ def _most_probable(logits: Tensor) -> Tensor:
 
 
 def _greedy(requests: Sequence[DrawRequest], tokens: Sequence[int]) -> list[DrawResult]:
-    return [_one(request.sequence, token) for request, token in zip(requests, tokens, strict=True)]
+    return [_one(request.state, token) for request, token in zip(requests, tokens, strict=True)]
 
 
 def _one(sequence: SamplingState, token_id: int) -> DrawResult:
@@ -191,7 +195,7 @@ def _taken(
     drafted = [*request.drafted, None]
     for position, (token_id, logprob), draft in zip(positions, tokens, drafted, strict=True):
         if position.error:
-            error, field = position.error, request.sequence.constraint_field
+            error, field = position.error, request.state.constraint_field
             break
         if token_id == NO_TOKEN:
             error = NO_DISTRIBUTION
@@ -199,10 +203,10 @@ def _taken(
         token_ids.append(token_id)
         if logprob is not None:
             logprobs.append(logprob)
-        if token_id != draft or token_id in request.sequence.stop_token_ids:
+        if token_id != draft or token_id in request.state.stop_token_ids:
             break
     try:
-        request.sequence.take(token_ids)
+        request.state.take(token_ids)
     except MatcherError as reason:
-        error, field = str(reason), request.sequence.constraint_field
+        error, field = str(reason), request.state.constraint_field
     return DrawResult(tuple(token_ids), tuple(logprobs), error, field)

@@ -37,16 +37,16 @@ def test_a_resumed_row_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "gather_s", "waits_s"),
+    ("rank", "coalesce_s", "delays_s"),
     [(0, 0.0, [0, 0, 0]), (0, 0.02, [0, 0.02, 0]), (2, 0.25, [0, 0.25, 0.25]), (0, 9.0, [9, 9, 0])],
 )
 def test_neither_the_first_token_that_is_read_waits_nor_the_end_of_an_urgent_row(
-    rank: int, gather_s: float, waits_s: list[float]
+    rank: int, coalesce_s: float, delays_s: list[float]
 ) -> None:
     sequence = sequence_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6], rank=rank)
     echo = engine()
-    echo.add(replace(sequence, gather_s=gather_s), 0.0)
-    assert [echo.step(0.0)[0].wait_s for _ in range(3)] == waits_s
+    echo.add(replace(sequence, coalesce_s=coalesce_s), 0.0)
+    assert [echo.step(0.0)[0].delay_s for _ in range(3)] == delays_s
 
 
 def test_stop_tokens_of_a_template_do_not_end_an_echo() -> None:

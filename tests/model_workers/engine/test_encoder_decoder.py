@@ -13,14 +13,13 @@ from gateway.config.models import ModelFolder
 from model_workers.engine.encoder_decoder import EncoderDecoder, EncoderDecoderEngine
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import (
-    RowInvalid,
-    RowTooLong,
     Sampling,
     SequenceEnd,
     SequenceSpec,
 )
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sequences import SequenceLimits
+from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.settings import ModelSettings, SettingsError
 from sluice.settings.models import SideLimits
 from tests.support.tiny_models import save_model
@@ -173,8 +172,8 @@ def test_what_breaks_ends_all_rows_and_the_engine_lives() -> None:
 @pytest.mark.parametrize(
     ("spec", "error"),
     [
-        (sequence("long", [5] * (POSITIONS + 1)), RowTooLong),
-        (sequence("unknown token", [VOCABULARY]), RowInvalid),
+        (sequence("long", [5] * (POSITIONS + 1)), PromptTooLong),
+        (sequence("unknown token", [VOCABULARY]), InvalidRequest),
     ],
     ids=lambda value: getattr(value, "request_id", ""),
 )

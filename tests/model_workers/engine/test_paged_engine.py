@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from model_workers.engine import blocks
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import SequenceChunk
-from model_workers.engine.protocol import RowInvalid, Sampling, SequenceEnd, SequenceSpec
+from model_workers.engine.protocol import (
+    Sampling,
+    SequenceEnd,
+    SequenceSpec,
+)
 from model_workers.engine.sampling.sampler import Sampler
+from sluice.errors import InvalidRequest
 from sluice.settings.models import PrefixCache
 from tests.support.hash_model import (
     NAN_TOKEN,
@@ -337,7 +342,7 @@ def test_tokens_that_the_model_does_not_have_are_refused() -> None:
         sequence_spec("r", [VOCABULARY]),
         sequence_spec("r", [1], produced=[VOCABULARY]),
     ):
-        with pytest.raises(RowInvalid, match=str(VOCABULARY)):
+        with pytest.raises(InvalidRequest, match=str(VOCABULARY)):
             hash_engine().add(sequence, 0.0)
 
 

@@ -6,16 +6,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BULK_RANK
 from model_workers.engine.protocol import (
-    EngineFull,
-    RowStale,
-    RowTooLong,
+    ClassLoad,
     Sampling,
     SequenceEnd,
     SequenceSpec,
+    is_retryable,
 )
 from model_workers.engine.scheduler import WITHHELD_STEPS, Scheduler
 from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
-from sluice.internal.v1 import worker_pb2
+from sluice.errors import InvalidRequest, Overloaded, PromptTooLong
 from tests.support.sequences import sequence_spec
 
 SIZE = 4
@@ -123,9 +122,9 @@ def test_rows_over_slots_and_waiting_places_are_refused() -> None:
     core = scheduler(slots=2, max_waiting=1)
     for name in "abc":
         core.add(sequence_spec(name, [1]))
-    with pytest.raises(EngineFull) as refused:
+    with pytest.raises(Overloaded) as refused:
         core.add(sequence_spec("d", [1]))
-    assert refused.value.retryable
+    assert is_retryable(refused.value)
     core.add(sequence_spec("c", [1], attempt=1))  # one that is replaced makes its own room
     assert list(step(core)) == ["a", "b"]
     assert (core.load(0).running, core.load(0).waiting) == (2, 1)
@@ -133,9 +132,9 @@ def test_rows_over_slots_and_waiting_places_are_refused() -> None:
 
 def test_the_prompt_must_leave_room_for_a_token() -> None:
     core = scheduler(context=8)
-    with pytest.raises(RowTooLong, match="8 tokens") as refused:
+    with pytest.raises(PromptTooLong, match="8 tokens") as refused:
         core.add(sequence_spec("r", range(8)))
-    assert not refused.value.retryable
+    assert not is_retryable(refused.value)
     core.add(sequence_spec("r", range(7)))
 
 
@@ -146,7 +145,7 @@ def test_only_a_higher_attempt_replaces(running: bool) -> None:
     if running:
         step(core)
     for attempt in (2, 3):
-        with pytest.raises(RowStale):
+        with pytest.raises(InvalidRequest):
             core.add(sequence_spec("r", [1], attempt=attempt))
     new = core.add(sequence_spec("r", [2], attempt=4))
     assert (old.state, core.sweep(0.0)) == (SequenceState.ENDED, [])
@@ -285,7 +284,7 @@ class AnyOrder(RuleBasedStateMachine):
         )
         try:
             self.core.add(spec)
-        except (EngineFull, RowStale):
+        except (InvalidRequest, Overloaded):
             assert self.core.load(0) == before
             return
         after = self.core.load(0)
@@ -359,7 +358,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert load.waiting_tokens == sum(waiting) + sum(prompts)
         assert list(load.classes) == [self.rank_load(rank) for rank in range(3)]
 
-    def rank_load(self, rank: int) -> worker_pb2.ClassLoad:
+    def rank_load(self, rank: int) -> ClassLoad:
         sequences = [sequence for sequence in self.sequences() if sequence.spec.rank == rank]
         running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
         to_compute = [
@@ -367,7 +366,7 @@ class AnyOrder(RuleBasedStateMachine):
             for sequence in sequences
             if sequence.pending > 1 or sequence.state is not SequenceState.RUNNING
         ]
-        return worker_pb2.ClassLoad(
+        return ClassLoad(
             running=len(running),
             waiting=len(sequences) - len(running),
             running_tokens=sum(len(sequence.tokens) for sequence in running),

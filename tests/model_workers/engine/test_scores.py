@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.protocol import (
-    RowInvalid,
     Sampling,
     SequenceEnd,
     SequenceSpec,
     ValuesSpec,
 )
+from sluice.errors import InvalidRequest
 from sluice.settings import ModelSettings
 from tests.support.sequences import Answers, sequence_spec
 from tests.support.tiny_models import VOCABULARY, save_model
@@ -131,7 +131,7 @@ def test_alternatives_are_the_most_probable_tokens(folder: Path, monkeypatch: An
 
 def test_what_cannot_be_scored_is_refused(folder: Path) -> None:
     whole = engine(folder)
-    with pytest.raises(RowInvalid, match="log-probabilities of tokens alone"):
+    with pytest.raises(InvalidRequest, match="log-probabilities of tokens alone"):
         whole.add(SequenceSpec("r", "b", 0, (5, 6), (), Sampling(1), values=ValuesSpec()), 0.0)
-    with pytest.raises(RowInvalid, match="not one of the model's"):
+    with pytest.raises(InvalidRequest, match="not one of the model's"):
         whole.add(scored("r", (5, 6), (VOCABULARY,)), 0.0)

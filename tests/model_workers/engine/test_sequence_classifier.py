@@ -11,9 +11,13 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from model_workers.engine.protocol import RowTooLong, Sampling, SequenceEnd
+from model_workers.engine.protocol import (
+    Sampling,
+    SequenceEnd,
+)
 from model_workers.engine.values import load_classifier
 from model_workers.model_folder import check_model
+from sluice.errors import PromptTooLong
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.sequences import sequence_spec
 from tests.support.tiny_classifier import CONTEXT, attack, questions, save_classifier
@@ -92,7 +96,7 @@ def test_labels_that_do_not_exclude_each_other_have_chances_of_their_own(
 
 def test_a_row_longer_than_the_context_is_refused(folder: Path) -> None:
     engine = load_classifier(settings(folder))
-    with pytest.raises(RowTooLong):
+    with pytest.raises(PromptTooLong):
         engine.add(sequence_spec("r", [2] * CONTEXT, JUDGED), 0.0)
     with pytest.raises(SettingsError, match="context_tokens is 65, the model allows at most 64"):
         load_classifier(settings(folder, context_tokens=65))

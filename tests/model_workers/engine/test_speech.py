@@ -12,10 +12,16 @@ import torch
 from gateway.config.models import ModelFolder
 from model_workers.engine.encoder_decoder import EncoderDecoderEngine
 from model_workers.engine.families import load_encoder_decoder
-from model_workers.engine.protocol import AudioSpec, RowInvalid, Sampling, SequenceEnd, SequenceSpec
+from model_workers.engine.protocol import (
+    AudioSpec,
+    Sampling,
+    SequenceEnd,
+    SequenceSpec,
+)
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sequences import SequenceLimits
 from model_workers.engine.speech import SpeechModel
+from sluice.errors import InvalidRequest
 from sluice.settings import ModelSettings, SettingsError
 from sluice.settings.models import SideLimits
 from tests.model_workers.engine.test_encoder_decoder import run
@@ -176,12 +182,12 @@ def test_an_answer_ends_where_the_decoder_has_no_more_positions() -> None:
     ids=lambda spec: spec.request_id,
 )
 def test_rows_that_the_model_cannot_hear_are_refused(spec: SequenceSpec) -> None:
-    with pytest.raises(RowInvalid):
+    with pytest.raises(InvalidRequest):
         engine_of().add(spec, 0.0)
 
 
 def test_languages_are_found_only_where_the_folder_names_them() -> None:
-    with pytest.raises(RowInvalid, match="lang_to_id"):
+    with pytest.raises(InvalidRequest, match="lang_to_id"):
         engine_of(lang_to_id=None).add(sequence("1", SOUNDS[1], opening=OPENING), 0.0)
 
 
@@ -215,5 +221,5 @@ def test_features_of_another_kind_are_one_clear_line(tmp_path: Path) -> None:
 def test_a_model_that_reads_takes_no_audio(tmp_path: Path) -> None:
     settings = ModelSettings(name="m", path=str(save_seq2seq(tmp_path, "bart")), device="cpu")
     assert ModelFolder(settings).speech is None
-    with pytest.raises(RowInvalid, match="no audio"):
+    with pytest.raises(InvalidRequest, match="no audio"):
         load_encoder_decoder(settings).add(sequence("1", SOUNDS[0], prompt=(5, 6)), 0.0)

@@ -15,14 +15,13 @@ from transformers import (
 
 from model_workers.engine.forward.encoder import PackedTexts, PaddedTexts, groups, hidden_of
 from model_workers.engine.protocol import (
-    RowInvalid,
-    RowTooLong,
     Sampling,
     SequenceEnd,
     SequenceSpec,
     ValuesSpec,
 )
 from model_workers.engine.values import ValuesEngine, load_values
+from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.tiny_encoders import (
     CONTEXT,
@@ -176,13 +175,13 @@ def test_what_cannot_be_computed_is_refused(tmp_path: Path) -> None:
     folder = save_transformer(tmp_path / "plain", config_of("bert"))
     engine = load_values(settings(folder))
     engine.add(sequence(0, [5] * CONTEXT), 0.0)
-    with pytest.raises(RowTooLong):
+    with pytest.raises(PromptTooLong):
         engine.add(sequence(1, [5] * (CONTEXT + 1)), 0.0)
-    with pytest.raises(RowInvalid, match="not one of the model's 105"):
+    with pytest.raises(InvalidRequest, match="not one of the model's 105"):
         engine.add(sequence(1, [105]), 0.0)
-    with pytest.raises(RowInvalid, match="gives no tokens"):
+    with pytest.raises(InvalidRequest, match="gives no tokens"):
         engine.add(SequenceSpec("r", "b", 0, (5,), (), Sampling(5)), 0.0)
-    with pytest.raises(RowInvalid, match="gives no tokens"):
+    with pytest.raises(InvalidRequest, match="gives no tokens"):
         engine.add(sequence(1, [5], scored_token_ids=(5,)), 0.0)
     with pytest.raises(SettingsError, match="a reranker has one label, this model 2"):
         load_values(settings(folder, "reranker"))
@@ -207,7 +206,7 @@ def test_a_short_context_holds(tmp_path: Path) -> None:
     add_modules(folder, MEAN, limits={"max_seq_length": 16})
     engine = load_values(settings(folder))
     engine.add(sequence(0, [5] * 16), 0.0)
-    with pytest.raises(RowTooLong):
+    with pytest.raises(PromptTooLong):
         engine.add(sequence(1, [5] * 17), 0.0)
     longer = load_values(settings(folder, context_tokens=20))
     assert len(values_of(longer, [sequence(0, [5] * 20)])[0]) == SIZE

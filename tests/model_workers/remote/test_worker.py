@@ -19,7 +19,7 @@ from model_workers.remote.client import ServerClient
 from model_workers.remote.engine import RemoteEngine, joined
 from model_workers.remote.http import proxy_of
 from model_workers.remote.server import start_server
-from model_workers.runners import LoopTurns
+from model_workers.runners import LoopRunner
 from model_workers.worker import Worker
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import ModelSettings
@@ -119,7 +119,7 @@ async def running(
     async with ServerClient(spoken, server.url, lambda: engine.gate_changed()) as client:
         limits = SequenceLimits(SLOTS, 32, 1000, 0)
         engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
-        runner = LoopTurns(asyncio.get_running_loop())
+        runner = LoopRunner(asyncio.get_running_loop())
         worker = Worker("gpt", engine, NoOpTracer(), pytest.fail, runner)
         engine.wake = worker.wake
         worker.start()

@@ -23,7 +23,7 @@ from batcher.core.scheduler.order import is_unlimited
 from batcher.core.scheduler.placement import BATCHES_IN_FLIGHT_MAX
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch, BatchCause, QueuedTask
-from model_workers.grants import rooms_of
+from model_workers.grants import class_capacities
 from sluice.internal.v1 import worker_pb2
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES, RANKS, URGENT_CLASS
@@ -80,7 +80,7 @@ class Worker:
             classes=map(self.load_of, range(len(CLASSES))) if self.preempts else (),
         )
         waiting = sum(row.prefill_tokens for row in fresh)
-        *urgent, last = (Room(room.rows, room.tokens, waiting) for room in rooms_of(load))
+        *urgent, last = (Room(room.rows, room.tokens, waiting) for room in class_capacities(load))
         return Capacity(
             self.name,
             *last,

@@ -13,10 +13,6 @@ from model_workers.engine.generate.engine import GenerateEngine
 from model_workers.engine.generate.model import Batching, GenerateModel
 from model_workers.engine.protocol import (
     AudioSpec,
-    EngineFull,
-    RowInvalid,
-    RowStale,
-    RowTooLong,
     Sampling,
     SequenceEnd,
     SequenceSpec,
@@ -24,6 +20,7 @@ from model_workers.engine.protocol import (
 )
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sequences import SequenceLimits
+from sluice.errors import InvalidRequest, Overloaded, PromptTooLong
 from sluice.settings.models import SideLimits
 from tests.support.generating_models import END, FAMILIES, PICTURE, tiny
 from tests.support.tiny_seq2seq import POSITIONS, tiny_seq2seq
@@ -277,7 +274,7 @@ def test_newer_attempt_replaces_a_running_row() -> None:
     engine, _ = engine_of()
     engine.add(sequence("1", (5, 6, 7), 20), 0.0)
     first = engine.step(0.0)[0].token_ids
-    with pytest.raises(RowStale):
+    with pytest.raises(InvalidRequest):
         engine.add(sequence("1", (5, 6, 7), 20), 0.0)
     again = sequence("1", (5, 6, 7), 20, produced=first, attempt=1)
     assert run(engine, [again])["1"] == generated("llama", (5, 6, 7), 20)
@@ -393,12 +390,12 @@ def test_model_that_computes_nothing_raises() -> None:
 @pytest.mark.parametrize(
     ("family", "spec", "error"),
     [
-        ("llama", sequence("values", (5,), values=ValuesSpec()), RowInvalid),
-        ("llama", sequence("audio", (5,), audio=AudioSpec(b"..")), RowInvalid),
-        ("llama", sequence("unknown token", (WORDS,)), RowInvalid),
-        ("llama", sequence("long", [5] * CONTEXT), RowTooLong),
-        ("llava", sequence("picture", (5, PICTURE)), RowInvalid),
-        ("t5", sequence("long text", [5] * (POSITIONS + 1)), RowTooLong),
+        ("llama", sequence("values", (5,), values=ValuesSpec()), InvalidRequest),
+        ("llama", sequence("audio", (5,), audio=AudioSpec(b"..")), InvalidRequest),
+        ("llama", sequence("unknown token", (WORDS,)), InvalidRequest),
+        ("llama", sequence("long", [5] * CONTEXT), PromptTooLong),
+        ("llava", sequence("picture", (5, PICTURE)), InvalidRequest),
+        ("t5", sequence("long text", [5] * (POSITIONS + 1)), PromptTooLong),
     ],
     ids=lambda value: getattr(value, "request_id", ""),
 )
@@ -413,5 +410,5 @@ def test_more_rows_than_places_are_refused() -> None:
     engine = GenerateEngine(Recorded(tiny("llama")), Sampler(), SequenceLimits(1, 1, CONTEXT, 512))
     engine.add(sequence("1", (5,)), 0.0)
     engine.add(sequence("2", (5,)), 0.0)
-    with pytest.raises(EngineFull):
+    with pytest.raises(Overloaded):
         engine.add(sequence("3", (5,)), 0.0)

@@ -10,8 +10,12 @@ from tokenizers import Tokenizer
 
 from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.protocol import RowInvalid, Sampling, SequenceEnd
+from model_workers.engine.protocol import (
+    Sampling,
+    SequenceEnd,
+)
 from model_workers.messages import final
+from sluice.errors import InvalidRequest
 from sluice.settings import ModelSettings, resolve_model_path
 from tests.support.sequences import drive, sequence_spec
 
@@ -125,6 +129,6 @@ def test_a_constraint_out_of_bounds_ends_its_row_alone(engine: PagedEngine) -> N
 
 
 def test_a_constraint_that_cannot_be_held_refuses_its_row(engine: PagedEngine) -> None:
-    with pytest.raises(RowInvalid, match="unclosed group"):
+    with pytest.raises(InvalidRequest, match="unclosed group"):
         engine.add(sequence_spec("wrong", [1, 2], sampling({"regex": "("}, 0)), 0.0)
     assert not engine.has_sequences()

@@ -17,11 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from model_workers.engine.protocol import RowInvalid
 from model_workers.engine.sampling import distribution
 from model_workers.engine.sampling.distribution import uniform
 from model_workers.engine.sampling.sampler import NO_DISTRIBUTION, DrawRequest, DrawResult, Sampler
 from model_workers.engine.sampling.state import SamplingState
+from sluice.errors import InvalidRequest
 from tests.model_workers.engine.sampling.sequences import (
     SIZE,
     ListGrammars,
@@ -376,10 +376,10 @@ def test_every_temperature_leaves_numbers(temperature: float) -> None:
 
 
 def test_a_constraint_needs_a_tokenizer() -> None:
-    with pytest.raises(RowInvalid, match="no tokenizer"):
+    with pytest.raises(InvalidRequest, match="no tokenizer"):
         Sampler().open(spec(regex="1"))
 
 
 def test_produced_tokens_that_break_the_constraint_are_refused() -> None:
-    with pytest.raises(RowInvalid, match="do not match"):
+    with pytest.raises(InvalidRequest, match="do not match"):
         Sampler(ListGrammars()).open(spec(produced=[1, 3], regex="1,2"))
