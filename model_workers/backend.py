@@ -1,7 +1,7 @@
 """The model class of Triton's Python backend: unpacks requests and passes them to the `Worker`.
 
-The model is decoupled: `execute` returns at once, and responses leave later through each request's response sender,
-always ended by the FINAL flag. A stub process serves one model instance, so process-wide settings are made here.
+The model is decoupled: `execute` returns at once, and responses follow through each request's response sender, ended by
+the FINAL flag. A stub process serves one model instance, so process-wide settings are made here.
 """
 
 import json
@@ -27,33 +27,33 @@ from sluice.telemetry.names import SERVICE_WORKER
 from sluice.telemetry.tracing import TRACEPARENT, start_tracing
 from sluice.wire.codec import MalformedMessage, unpack
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FINAL: Final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonResponseSender:
-    """One request's response sender; see `model_workers.sender.ResponseSender`."""
+    """The response sender of one request; see `model_workers.channels.ResponseSender`."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
 
     def send(self, report: worker_pb2.StepReport) -> None:
-        """Blocks for one round trip through shared memory."""
+        """Send a report; block for one round trip through shared memory."""
         payload = np.frombuffer(report.SerializeToString(), dtype=np.uint8)
         tensor = pb_utils.Tensor(RESPONSE, payload)
         self._sender.send(pb_utils.InferenceResponse(output_tensors=[tensor]))
 
     def close(self) -> None:
-        """Sends the FINAL flag alone."""
+        """Send the FINAL flag alone."""
         self._sender.send(flags=FINAL)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has cancelled its stream."""
+        """Return whether the client has cancelled its stream."""
         return bool(self._sender.is_cancelled())
 
     def refuse(self, reason: str) -> None:
-        """Ends the request, which was not taken."""
+        """Refuse the request and end it."""
         self.send(worker_pb2.StepReport(refused=reason))
         self.close()
 
@@ -62,7 +62,7 @@ class TritonPythonModel:
     """The model class that Triton's Python backend loads."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Builds the engine and starts the worker's threads; an exception here makes the model unavailable."""
+        """Build the engine and start the worker's threads; an exception makes the model unavailable."""
         forbid_core_dumps()
         make_shared_memory_private()
         logging.basicConfig(
@@ -82,10 +82,10 @@ class TritonPythonModel:
         if isinstance(engine, PreparedEngine):
             engine.wake = self._worker.wake
         self._worker.start()
-        log.info("worker %s serves %s", self._worker.worker_id, settings.name)
+        logger.info("worker %s serves %s", self._worker.worker_id, settings.name)
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Takes requests; their responses come later."""
+        """Accept requests; their responses follow later."""
         for request in requests:
             responses = TritonResponseSender(request.get_response_sender())
             try:
@@ -94,16 +94,16 @@ class TritonPythonModel:
                 responses.refuse(str(error))
 
     def _end(self) -> None:
-        """Do what `finalize` does, unless the model still loads."""
+        """Finalize when the parent has gone, unless the model is still loading."""
         if hasattr(self, "_worker"):
             self.finalize()
 
     def finalize(self) -> None:
-        """Ends the threads, then sends the spans that are left."""
-        log.info("worker %s ends", self._worker.worker_id)
+        """End the threads, then export the remaining spans."""
+        logger.info("worker %s ends", self._worker.worker_id)
         self._worker.stop()
         self._tracing.shutdown()
-        log.info("worker %s has ended", self._worker.worker_id)
+        logger.info("worker %s has ended", self._worker.worker_id)
 
 
 def _settings(model_config: str) -> ModelSettings:
@@ -119,7 +119,7 @@ def _message(request: Any) -> worker_pb2.WorkerRequest:
 
 
 def _traceparent(request: Any) -> str:
-    """The context of Triton's own span, else the request's parameter; empty without both.
+    """Return the context of Triton's own span, else the request's parameter; empty without both.
 
     Triton loses the context of some streams, so batchers also send it as a parameter.
     """

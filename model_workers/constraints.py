@@ -61,7 +61,7 @@ class ConstraintCompiler:
     """Makes the matchers of one model's tokenizer, and keeps compiled grammars. From any thread."""
 
     def __init__(self, tokenizer: LLTokenizer, cache_bytes: int = CACHE_BYTES) -> None:
-        """``tokenizer`` has one token beside the model's, its end of text: see `with_end`."""
+        """`tokenizer` has one token beside the model's, its end of text: see `with_end`."""
         self._tokenizer = tokenizer
         self._cache_bytes = cache_bytes
         self._compiled: dict[tuple[str | None, ...], Future[CompiledGrammar]] = {}
@@ -175,7 +175,7 @@ class TokenMatcher:
         self._ended = False
 
     def mask(self) -> NDArray[np.int32]:
-        """Which tokens may come next: bit ``t % 32`` of word ``t // 32``; tokens after the last word may not.
+        """Which tokens may come next: bit `t % 32` of word `t // 32`; tokens after the last word may not.
 
         Raises:
             MatcherError: none may, or that cannot be computed within the limits.
@@ -198,7 +198,7 @@ class TokenMatcher:
         return mask
 
     def take(self, token_ids: Sequence[int]) -> int:
-        """Appends ``token_ids`` up to the first that is not allowed; returns how many.
+        """Appends `token_ids` up to the first that is not allowed; returns how many.
 
         Raises:
             MatcherError: what follows is over the limits; the matcher cannot be used any more.
@@ -211,7 +211,7 @@ class TokenMatcher:
         return taken
 
     def give_back(self, count: int) -> None:
-        """Takes back the last ``count`` tokens."""
+        """Takes back the last `count` tokens."""
         if self._ended and count:
             self._ended = False
             count -= 1

@@ -37,7 +37,7 @@ __all__ = ["TritonPythonModel"]
 
 
 def render_repository(settings: Settings, folder: Path) -> None:
-    """Writes one Triton model per worker of each configured model into ``folder``, which is made when missing.
+    """Writes one Triton model per worker of each configured model into `folder`, which is made when missing.
 
     Raises:
         SettingsError: a relative model folder is missing, or the models do not fit on their devices.
@@ -47,7 +47,7 @@ def render_repository(settings: Settings, folder: Path) -> None:
 
 
 def render_workers(models: Sequence[ModelSettings], folder: Path) -> None:
-    """Writes a repository for each worker, ``folder``/NAME.1 for example, whose only Triton model is called NAME.
+    """Writes a repository for each worker, `folder`/NAME.1 for example, whose only Triton model is called NAME.
 
     Raises:
         SettingsError: as `render_repository`.

@@ -1,4 +1,4 @@
-"""Converts a GGUF file to a folder in Hugging Face layout: ``python -m model_workers.gguf_conversion FILE FOLDER``.
+"""Converts a GGUF file to a folder in Hugging Face layout: `python -m model_workers.gguf_conversion FILE FOLDER`.
 
 It runs in a process of its own, so that the memory of unpacked weights is given back. `sluice.settings.model_cache`
 starts it. The folder appears at once and complete: everything is written beside it and renamed. Progress goes to
@@ -126,7 +126,7 @@ def _gb(size: int) -> str:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model in ``file`` to ``folder``; wait for a conversion of the same file that runs already.
+    """Write the model in `file` to `folder`; wait for a conversion of the same file that runs already.
 
     Raises:
         SettingsError: the file cannot be converted, or does not fit into memory or disk.
@@ -207,7 +207,7 @@ def _write_tokenizer(header: GgufFile, source: dict[str, Any], folder: Path) -> 
 
 
 def drop_unknown_tokens(folder: Path, size: int) -> None:
-    """Drop special tokens behind the ``size`` tokens of the file: transformers adds those that its family has."""
+    """Drop special tokens behind the `size` tokens of the file: transformers adds those that its family has."""
     file = folder / TOKENIZER
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     unknown = {one["content"] for one in tokenizer["added_tokens"] if one["id"] >= size}
@@ -243,7 +243,7 @@ def _load_model(header: GgufFile, source: dict[str, Any], config: Any) -> Any:
 
 
 def _write_model(model: Any, folder: Path) -> None:
-    """Write weights and configuration; ``save_pretrained`` of transformers refuses models that come from GGUF."""
+    """Write weights and configuration; `save_pretrained` of transformers refuses models that come from GGUF."""
     from safetensors.torch import save_file
 
     tied = set(model.all_tied_weights_keys)

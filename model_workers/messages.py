@@ -1,6 +1,6 @@
-"""Sequences, frames and refusals between the wire and the engine.
+"""Conversion between the wire's messages and the engine's types.
 
-A sequence of the wire becomes a valid `SequenceSpec`, or is refused; inside the engine sequences are trusted.
+A task becomes a valid `SequenceSpec` or is refused here; inside the engine sequences are trusted.
 """
 
 import math
@@ -32,19 +32,20 @@ _BOUNDS: Final = {
     "frequency_penalty": (-100, 100),
     "top_logprobs": (0, 32),
 }
-"""The least and the largest value of fields of the wire's Sampling, each a finite number."""
+"""Smallest and largest value of fields of the wire's `Sampling`, each a finite number."""
 _LOAD_FIELDS: Final = tuple(field.name for field in fields(EngineLoad) if field.name != "classes")
+"""Fields that `EngineLoad` and `WorkerLoad` share."""
 _SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_BOUNDS)[:-1])
-"""Fields that are taken as they are."""
+"""Fields of `Sampling` that are copied unchanged."""
 
 
 def sequence_spec(
     sequence: worker_pb2.BatchedTask, owner: str, now: float, batch: str = "", traceparent: str = ""
 ) -> SequenceSpec:
-    """The sequence, its deadline counted from ``now`` (monotonic seconds, the arrival).
+    """Return the sequence of a task that arrives at `now`, in monotonic seconds.
 
     Raises:
-        InvalidRequest: a field has a value that cannot be computed with.
+        InvalidRequest: A field has a value that cannot be computed with.
     """
     task, scored = sequence.task, sequence.task.values.scored_token_ids
     _require(bool(task.request_id), "request_id is empty")
@@ -127,7 +128,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def frame(step: SequenceStep) -> frame_pb2.Frame:
-    """The tokens of one sequence's step."""
+    """Return a frame with the tokens of a step."""
     message = frame_pb2.Frame(
         request_id=step.request_id, attempt=step.attempt, start_index=step.start_index
     )
@@ -136,14 +137,14 @@ def frame(step: SequenceStep) -> frame_pb2.Frame:
 
 
 def extend(message: frame_pb2.Frame, step: SequenceStep) -> None:
-    """Adds the tokens of the sequence's next step."""
+    """Append the tokens of the sequence's next step to a frame."""
     message.token_ids.extend(step.token_ids)
     if step.logprobs:
         message.logprobs.extend(map(_logprobs, step.logprobs))
 
 
 def final(step: SequenceStep, timings: frame_pb2.TaskTimings | None = None) -> frame_pb2.Final:
-    """The end of a sequence, which ``step`` was the last of."""
+    """Return the end of a sequence whose last step is `step`."""
     assert step.end is not None
     message = frame_pb2.Final(
         end=frame_pb2.TaskEnd.ValueType(step.end),

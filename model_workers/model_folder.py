@@ -39,11 +39,11 @@ EMBEDDINGS: Final = (
 )
 """How the names of embedding tables end in the families of transformers."""
 QUANTIZED: Final = "fp8"
-"""The kind of quantized weights (``quant_method``) that is computed: transformers widens them by itself."""
+"""The kind of quantized weights (`quant_method`) that is computed: transformers widens them by itself."""
 
 
 def check_model(settings: ModelSettings) -> None:
-    """Checks the folder that ``settings`` name; a hub id is left to the download.
+    """Checks the folder that `settings` name; a hub id is left to the download.
 
     Raises:
         SettingsError: what is wrong with it, and what to do, in one line.
@@ -54,7 +54,7 @@ def check_model(settings: ModelSettings) -> None:
 
 @contextmanager
 def named(model: str, *kinds: type[Exception]) -> Iterator[None]:
-    """What fails in the block is a SettingsError of this model; of other ``kinds`` with the first line of the error."""
+    """What fails in the block is a SettingsError of this model; of other `kinds` with the first line of the error."""
     try:
         yield
     except SettingsError as error:
@@ -89,7 +89,7 @@ def _check(settings: ModelSettings, path: str) -> None:
 
 
 def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer: Path) -> None:
-    """Refuses a draft whose tokens are not the model's; of both, ``tokenizer.json``.
+    """Refuses a draft whose tokens are not the model's; of both, `tokenizer.json`.
 
     Raises:
         SettingsError: they differ.

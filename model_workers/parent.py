@@ -8,7 +8,7 @@ from threading import Thread
 
 
 def exit_with_parent(on_term: Callable[[], None] = lambda: None) -> None:
-    """Start a thread that ends this process: at once when its parent has ended, after ``on_term`` when SIGTERM comes.
+    """Start a thread that ends this process: at once when its parent has ended, after `on_term` when SIGTERM comes.
 
     A stub whose server was killed can live on for minutes, with the model's memory and a full engine. The parent-death
     signal of Linux does not help: it is sent when the *thread* that started the stub ends, in Triton one that loads

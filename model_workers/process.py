@@ -1,4 +1,4 @@
-"""Set-up of a worker's process: builds the engine."""
+"""Set-up of a worker's process: builds its engine."""
 
 import ctypes
 import json
@@ -16,13 +16,14 @@ from sluice.settings import ModelSettings, resolve_model_path
 from sluice.startup import switch_threads_soon
 
 ECHO_CONTEXT_TOKENS: Final = 4096
+"""Context length of the echo engine if the settings have none."""
 
 
 def build_engine(settings: ModelSettings) -> Engine:
-    """The engine that ``settings`` name, ready to take sequences; sets up the process's threads, so once a process.
+    """Build the engine that `settings` name. Call it once per process: it configures the process's threads.
 
     Raises:
-        SettingsError: the model cannot be served.
+        SettingsError: The model cannot be served.
     """
     switch_threads_soon()
     if settings.engine == "echo":
@@ -41,8 +42,7 @@ def build_engine(settings: ModelSettings) -> Engine:
 def return_free_memory() -> None:
     """Return freed heap memory to the system.
 
-    Weights are read, converted and packed one after the other. What that leaves free in the heap is a quarter of a
-    worker's memory with 135 M parameters, and glibc keeps it.
+    Loading weights leaves much of the heap free, a quarter of a small model's worker, and glibc keeps it.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc has it, musl does not
@@ -82,6 +82,6 @@ def _load(settings: ModelSettings) -> Engine:
 
 
 def _may_have_encoder(settings: ModelSettings) -> bool:
-    """Whether the model may have an encoder. The configuration of a folder says it; transformers takes seconds to."""
+    """Return whether the model may have an encoder, by its config.json: transformers would take seconds to say so."""
     file = Path(resolve_model_path(settings.path), CONFIG)
     return not file.is_file() or bool(json.loads(file.read_text()).get("is_encoder_decoder"))

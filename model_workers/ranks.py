@@ -1,4 +1,4 @@
-"""The ranks of a worker with ``tensor_parallel``: processes beside that of the worker, one a device.
+"""The ranks of a worker with `tensor_parallel`: processes beside that of the worker, one a device.
 
 Rank 0 is the worker's own process. It writes calls to the standard input of the others, which end when their input or
 their parent ends. When one of them ends, the worker ends too.
@@ -25,7 +25,7 @@ from model_workers.parent import exit_with_parent
 from sluice.settings import ModelSettings, SettingsError
 from sluice.startup import LOOPBACK, free_port
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MEET_S: Final = 300.0
 """How long the ranks wait for each other, seconds: at start, and in a sum over them."""
@@ -74,7 +74,7 @@ class RankProcesses:
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
         if not self._closing:
-            log.error("rank %d has ended with status %d, and the worker with it", rank, status)
+            logger.error("rank %d has ended with status %d, and the worker with it", rank, status)
             self.lost()
 
 

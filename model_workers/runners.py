@@ -1,7 +1,7 @@
-"""What runs the engine and the sender of a worker: two threads, or the event loop of a worker that computes nothing.
+"""Runs the engine and the sender of a worker: two threads, or the event loop of a worker that computes nothing.
 
-Threads keep an engine that computes from delaying messages. An engine whose sequences are requests to a server has nothing
-to compute; in one event loop a sequence costs no switch between threads.
+With threads, an engine that computes does not delay messages. An engine that forwards sequences to a server computes
+nothing; in one event loop its sequences cost no switch between threads.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from sluice.startup import ENGINE_NICE
 logger = logging.getLogger(__name__)
 
 PACE_S: Final = 0.002
-"""Least time between two times that `LoopTurns` sends, in seconds: what comes meanwhile shares messages."""
+"""Minimum interval of sends by `LoopRunner`, in seconds; frames that arrive meanwhile share messages."""
 JOIN_S: Final = 5.0
-"""How long `Threads.stop` waits for each thread, in seconds."""
+"""How long `ThreadRunner.stop` waits for each thread, in seconds."""
 
 
 class Changes(Protocol):
-    """What announces that there is something to do: the interface of `threading.Condition`."""
+    """Announces that there is work: the interface of `threading.Condition`."""
 
     def __enter__(self) -> bool: ...
 
@@ -39,16 +39,16 @@ class Changes(Protocol):
     ) -> None: ...
 
     def notify(self) -> None:
-        """Announce it to one that waits."""
+        """Wake one waiting thread."""
 
     def notify_all(self) -> None:
-        """Announce it to all that wait."""
+        """Wake all waiting threads."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an announcement; return whether there was one in time."""
+        """Wait for a notification; return whether it came in time."""
 
     def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
-        """Wait until ``predicate`` holds, or the time is over; return what it returned last."""
+        """Wait until `predicate` holds or the time is over; return its last result."""
 
 
 class EnginePart(Protocol):
@@ -64,7 +64,7 @@ class EnginePart(Protocol):
 
     @property
     def holds(self) -> bool:
-        """Whether there is something to do later."""
+        """Whether there is work to do later."""
 
     def run(self) -> None:
         """Work until `stop`."""
@@ -73,13 +73,13 @@ class EnginePart(Protocol):
         """Let `run` return."""
 
     def begin(self) -> None:
-        """Prepare for the first turn."""
+        """Prepare the first turn."""
 
     def turn(self) -> None:
-        """Do what there is to do."""
+        """Do the work that is due."""
 
     def end(self) -> None:
-        """Finish what is left behind the last turn."""
+        """Finish after the last turn."""
 
 
 class SenderPart(Protocol):
@@ -87,7 +87,7 @@ class SenderPart(Protocol):
 
     @property
     def next_due(self) -> float | None:
-        """When there is something to send, in monotonic seconds."""
+        """When something is due to be sent, in monotonic seconds; None: never."""
 
     def run(self) -> None:
         """Send until `stop`."""
@@ -103,7 +103,7 @@ class SenderPart(Protocol):
 
 
 class Runner(Protocol):
-    """Runs both parts."""
+    """Runs the engine and the sender."""
 
     @property
     def changes_of_engine(self) -> Changes:
@@ -114,24 +114,24 @@ class Runner(Protocol):
         """Announces work for the sender."""
 
     def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
-        """Run both until `stop`; ``on_fault`` is called when one ends by an exception, which is logged."""
+        """Run both until `stop`; call `on_fault` when one ends by an exception, which is logged."""
 
     def stop(self, engine: EnginePart, sender: SenderPart) -> None:
         """Let the engine end its step, then the sender send what is left."""
 
 
 class ThreadRunner:
-    """A thread for each part."""
+    """Runs engine and sender in a thread each."""
 
     def __init__(self, *, gives_way: bool = True) -> None:
-        """Make the runner; ``gives_way``: the engine's thread has a lower priority than those of messages."""
+        """Create the runner; with `gives_way` the engine's thread has a lower priority than those of messages."""
         self.changes_of_engine: Changes = Condition()
         self.changes_of_sender: Changes = Condition()
         self._gives_way = gives_way
         self._threads: list[Thread] = []
 
     def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
-        """See `Runner.start`."""
+        """Start both threads; see `Runner.start`."""
         compute = (lambda: _give_way_and(engine.run)) if self._gives_way else engine.run
         self._threads = [
             Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)
@@ -141,7 +141,7 @@ class ThreadRunner:
             thread.start()
 
     def stop(self, engine: EnginePart, sender: SenderPart) -> None:
-        """See `Runner.stop`."""
+        """Stop both threads; see `Runner.stop`."""
         for stop, thread in zip((engine.stop, sender.stop), self._threads, strict=True):
             stop()
             thread.join(JOIN_S)
@@ -150,7 +150,7 @@ class ThreadRunner:
 
 
 class _LoopChanges:
-    """Announcements inside one event loop, where nobody waits and nothing is locked."""
+    """Announcements in one event loop, where nobody waits and nothing is locked."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.notify = self.notify_all = on_change
@@ -169,10 +169,10 @@ class _LoopChanges:
 
 
 class LoopRunner:
-    """Both parts in an event loop, in turns: first the engine, then the sender.
+    """Runs engine and sender in turns in an event loop.
 
-    All that arrives in one pass of the loop is one turn. Steps wait until their reports can be sent, see `PACE_S`;
-    commands do not. Everything must be called in that loop.
+    Everything that arrives in one pass of the loop makes one turn. Steps wait until their reports can be sent, see
+    `PACE_S`; commands do not. All methods must be called in that loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pace_s: float = PACE_S) -> None:
@@ -186,13 +186,13 @@ class LoopRunner:
         self._send_at = 0.0
 
     def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
-        """See `Runner.start`."""
+        """Schedule the first turn; see `Runner.start`."""
         self._parts = engine, sender, on_fault
         engine.begin()
         self._on_change()
 
     def stop(self, engine: EnginePart, sender: SenderPart) -> None:
-        """See `Runner.stop`."""
+        """End both parts; see `Runner.stop`."""
         self._parts = None
         if self._timer is not None:
             self._timer.cancel()
@@ -224,7 +224,7 @@ class LoopRunner:
         self._set_timer(engine, sender)
 
     def _set_timer(self, engine: EnginePart, sender: SenderPart) -> None:
-        """Have a turn when the next step or report is due; a timer that is earlier stays."""
+        """Schedule a turn for the next step or report; an earlier timer stays."""
         now = time.monotonic()
         if engine.is_due and now >= self._send_at:
             self._on_change()

@@ -1,10 +1,10 @@
-"""Counts the batches of which a worker still holds a sequence, for the batchers' limit on them."""
+"""Counts the batches of which a worker still has a sequence, for the batchers' limit on them."""
 
 from collections import Counter
 
 
 class RunningBatches:
-    """The batches of all batchers, by their ids, while a sequence of them is in the engine."""
+    """The batches of all batchers, by id, while one of their sequences is in the engine."""
 
     def __init__(self) -> None:
         self._batch_of: dict[str, str] = {}
@@ -15,13 +15,13 @@ class RunningBatches:
         return len(self._sequences)
 
     def enter(self, request_id: str, batch_id: str) -> None:
-        """Count a sequence that the engine has taken; it replaces one of an earlier attempt."""
+        """Count a sequence that the engine has accepted; it replaces one of an earlier attempt."""
         self.leave(request_id)
         self._batch_of[request_id] = batch_id
         self._sequences[batch_id] += 1
 
     def leave(self, request_id: str) -> None:
-        """Count a sequence out that has left the engine; one that is not there is ignored."""
+        """Discount a sequence that has left the engine; unknown ones are ignored."""
         batch_id = self._batch_of.pop(request_id, None)
         if batch_id is None:
             return

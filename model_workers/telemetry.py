@@ -1,4 +1,4 @@
-"""Telemetry of a worker's sequences: the batcher of each, its times and its spans."""
+"""Telemetry of a worker's sequences: the batcher, the times and the spans of each."""
 
 import math
 import time
@@ -19,16 +19,20 @@ from sluice.telemetry.catalog import STEP_SECONDS
 from sluice.telemetry.tracing import EXPORT_DELAY_MS, TRACEPARENT, context_of, is_unsampled_parent
 
 REPLACED: Final = "replaced"
+"""End of a sequence that a higher attempt has replaced."""
 HOLD_S: Final = 2 * EXPORT_DELAY_MS / 1e3
-"""How long the spans of a sequence that has ended are kept, in case its batcher is lost before it sends its own, seconds."""
+"""How long spans of ended sequences are kept, in seconds: their batcher may be lost before it exports its own spans."""
 
 
 class Parents(NamedTuple):
-    """What a sequence's spans hang under, as traceparents; empty: nothing."""
+    """Parents of a sequence's spans, as W3C traceparents; empty: none.
+
+    Attributes:
+        origin: The sender of the task; the parent when the batcher is lost, and its spans with it.
+    """
 
     batch: str
     origin: str = ""
-    """When the batcher is lost, and its spans with it."""
 
 
 @dataclass
@@ -45,16 +49,16 @@ class SequenceTimes:
     failed: bool = False
 
     def hang_higher(self) -> None:
-        """Its spans hang under what outlives its batcher."""
+        """Use the sender of the task as parent of the spans, because the batcher is lost."""
         self.parents = Parents(self.parents.origin or self.parents.batch)
 
     def cancelled(self) -> SequenceStep:
-        """Its end, when it is not computed any more."""
+        """Return the last step of a sequence that is not computed any more."""
         return self.spec.ended(SequenceEnd.CANCELLED, tokens=self.tokens)
 
 
 class StepCounts:
-    """What the engine did since the start. The engine's thread counts, another one reads."""
+    """Counters of the engine since its start. The engine's thread writes, another one reads."""
 
     def __init__(self) -> None:
         self.tokens = self.prompt_tokens = self.cached_tokens = self.step_tasks = 0
@@ -63,14 +67,14 @@ class StepCounts:
         self._buckets = [0] * (len(STEP_SECONDS) + 1)
 
     def add_step(self, lasted_s: float) -> None:
-        """The engine did a step."""
+        """Count a step."""
         self._step_s += lasted_s
         self._shortest_s = min(self._shortest_s, lasted_s)
         self._longest_s = max(self._longest_s, lasted_s)
         self._buckets[bisect_left(STEP_SECONDS, lasted_s)] += 1
 
     def message(self) -> worker_pb2.WorkerCounts:
-        """For batchers, which show it among their metrics."""
+        """Return the counters for batchers, which export them as metrics."""
         return worker_pb2.WorkerCounts(
             step_buckets=self._buckets,
             step_s=self._step_s,
@@ -84,10 +88,10 @@ class StepCounts:
 
 
 class SequenceTelemetry:
-    """Telemetry of the sequences in the engine, by request. Used by the engine's thread only.
+    """Telemetry of the sequences in the engine, by request. Used only by the engine's thread.
 
     Attributes:
-        counts: over all sequences.
+        counts: Totals over all sequences.
     """
 
     def __init__(self, tracer: Tracer, model: str, worker: str, hold_s: float = HOLD_S) -> None:
@@ -102,7 +106,7 @@ class SequenceTelemetry:
         self.counts = StepCounts()
 
     def accept(self, spec: SequenceSpec, parents: Parents, now: float) -> SequenceTimes | None:
-        """The engine took a sequence; returns the one of a lower attempt that it replaces."""
+        """Add a sequence; return the one of a lower attempt that it replaces."""
         old = self._sequences.get(spec.request_id)
         if old is not None:
             if old.spec.owner != spec.owner:
@@ -112,12 +116,12 @@ class SequenceTelemetry:
         return old
 
     def abandon(self, sequences: Iterable[SequenceSpec]) -> None:
-        """Their batcher is lost."""
+        """Move the spans of running sequences whose batcher is lost to its sender."""
         for spec in sequences:
             self._sequences[spec.request_id].hang_higher()
 
     def lost(self, owner: str) -> None:
-        """A batcher is lost, with the spans of sequences that have just ended."""
+        """Move the spans of sequences that have just ended, because their batcher is lost."""
         for sequence in self._ended:
             if sequence.spec.owner == owner:
                 sequence.hang_higher()
@@ -128,12 +132,12 @@ class SequenceTelemetry:
         return bool(self._ended)
 
     def flush(self, now: float) -> None:
-        """Makes the spans of sequences that ended long enough ago."""
+        """Record the spans of sequences that ended long enough ago."""
         while self._ended and self._ended[0].ended_at + self._hold_s <= now:
             self._make_spans(self._ended.popleft())
 
     def owned(self, owner: str, before: float = math.inf) -> list[SequenceSpec]:
-        """Sequences of one batcher that were accepted before a moment."""
+        """Return the sequences of a batcher that were accepted before a time."""
         return [
             sequence.spec
             for sequence in self._sequences.values()
@@ -141,7 +145,7 @@ class SequenceTelemetry:
         ]
 
     def add_step(self, step: SequenceStep, now: float) -> frame_pb2.TaskTimings | None:
-        """Adds a step of a sequence; returns its timings when the sequence has ended."""
+        """Count a step of a sequence; return its timings if the sequence has ended."""
         sequence = self._sequences[step.request_id]
         counts = self.counts
         if step.token_ids:
@@ -224,9 +228,10 @@ class SequenceTelemetry:
 
 
 def _wall_offset_ns() -> int:
-    """What the wall clock is ahead of the monotonic one, nanoseconds.
+    """Return how far the wall clock is ahead of the monotonic clock, in nanoseconds.
 
-    A thread that has to wait between two readings finds too little, by 10 ms on a busy core: the largest of three is
-    right.
+    A thread that is suspended between the two readings sees too little, up to 10 ms on a busy core. So the largest of
+    three
+    readings is right.
     """
     return max(time.time_ns() - time.monotonic_ns() for _ in range(3))

@@ -1,7 +1,7 @@
-"""Finds an engine that hangs: work of its thread that takes far longer than its recent steps did.
+"""Finds an engine that hangs: its thread takes far longer than its recent steps did.
 
-The engine's thread says what it works on, another thread looks at intervals. Time counts only while that thread runs
-too: a process that was stopped, or a machine that stood still, is no hanging engine.
+The engine's thread marks the begin and the end of its work; another thread looks at intervals. Time counts only while
+that thread runs too, so that a suspended process or a paused machine is no hanging engine.
 """
 
 from collections import deque
@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from typing import Final
 
 LIMIT_S: Final = 1.0
-"""What a step may take in any case, seconds."""
+"""Minimum limit of a step, in seconds."""
 FACTOR: Final = 10.0
-"""A step hangs when it takes this many times as long as the slowest of the recent ones."""
+"""A step hangs when it takes this many times as long as the slowest recent step."""
 RECENT_STEPS: Final = 10
+"""Number of recent steps to compare with."""
 FIRST_LIMIT_S: Final = 60.0
-"""The limit of the first step, which may compile, and the highest that more tokens than in recent steps lead to."""
+"""Limit of the first step, which may compile, and upper bound of limits scaled by tokens, in seconds."""
 TICK_S: Final = 0.25
-"""The longest interval between two looks that counts in full, seconds."""
+"""Longest interval between two looks that counts in full, in seconds."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Work:
-    """A step, or the commands between two steps; ``tokens`` is at least what it computes."""
+    """A step, or the commands between two steps. `tokens` is at least what it computes."""
 
     tokens: int
     begun_at: float
@@ -29,7 +30,10 @@ class Work:
 
 
 class Watchdog:
-    """`begin` and `end` are called by the engine's thread, `overdue_s` by one other. Times are monotonic seconds."""
+    """Compares the engine's work with its recent steps.
+
+    The engine's thread calls `begin` and `end`, one other thread `overdue_s`. Times are monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
@@ -39,11 +43,11 @@ class Watchdog:
         self._spent_s = 0.0
 
     def begin(self, tokens: int, now: float) -> None:
-        """The engine's thread begins to work."""
+        """Mark the begin of work."""
         self._work = Work(tokens, now, self._limit_s(tokens))
 
     def end(self, now: float, *, is_step: bool) -> None:
-        """The work is done; of a step its time is learned."""
+        """Mark the end of work; learn the duration of a step."""
         work, self._work = self._work, None
         assert work is not None
         if is_step:
@@ -51,11 +55,11 @@ class Watchdog:
 
     @property
     def works(self) -> bool:
-        """Whether the engine's thread works on something."""
+        """Whether the engine's thread is working."""
         return self._work is not None
 
     def overdue_s(self, now: float) -> float:
-        """By how much the work exceeds its limit; 0: it does not, or there is none."""
+        """Return by how many seconds the work exceeds its limit; 0: it does not, or there is none."""
         work = self._work
         if work is self._seen:
             self._spent_s += min(now - self._seen_at, TICK_S)

@@ -1,20 +1,20 @@
-"""Allocation of the blocks of a KV cache: reference counts, and prefix caching by shared blocks.
+"""Allocation of KV cache blocks: reference counts, and prefix caching by shared blocks.
 
-The cache is cut into blocks of ``block_tokens`` positions; a sequence's table says which block holds which positions. A sequence
-that begins like an earlier one shares its blocks (prefix cache). Tokens are compared in units of ``share_tokens``: the
-hash of a full unit is chained to that of the unit before it, the first one to a salt, so that equal hashes mean equal
-tokens with one salt from the sequence's first on. The salt is the tenant where the cache is per tenant.
+The cache is divided into blocks of `block_tokens` positions; the table of a sequence maps its positions to blocks. A
+sequence that begins like an earlier one shares its blocks (prefix cache). Tokens are compared in units of
+`share_tokens`: the hash of a full unit includes the hash of the unit before it, and the first one a salt, so that equal
+hashes mean equal tokens from the start, under one salt. The salt is the tenant if the cache is per tenant.
 
-A unit is a block, or a part of one where blocks are large because a kernel asks for it: then whole blocks are shared,
-and of a block of which only the first units are equal the sequence gets a copy.
+A unit is a block, or a part of a block if a kernel needs large blocks. Then whole blocks are shared, and a sequence
+gets a copy of a block of which only the first units are equal.
 
 Rules:
-1. A block is free (no content), held (by as many sequences as it has references), or idle: no sequence holds it, but units in it
-   are known by their hashes and can be shared again. Idle blocks are reused when no free one is left, the least
-   recently used first; of one sequence the last block first, because a block is of no use without those before it.
+1. A block is free (no content), held (by as many sequences as it has references) or idle: no sequence holds it, but its
+   units can be found by hash and shared again. Idle blocks are evicted when no free one is left, the least recently
+   used first; of one sequence the last block first, because a block is useless without those before it.
 2. Free blocks are allocated lowest number first, which keeps the used part of the cache compact.
-3. The content of a unit that is known by its hash never changes. A sequence that must write into one gets a copy.
-4. Where a unit is known to be, the units before it in the same block are, too.
+3. The content of a unit that can be found by hash never changes. A sequence that must write into one gets a copy.
+4. If a unit can be found, so can the units before it in the same block.
 """
 
 import hashlib
@@ -27,27 +27,28 @@ from typing import Final
 from sluice.settings.models import PrefixCache
 
 _DIGEST_BYTES: Final = 16
+"""Size of a hash: collisions are out of reach."""
 
 CPU_BLOCK_TOKENS: Final = 32
-"""Size of a block on a CPU; docs/internals/decisions/paged-attention-cpu.md has the figures."""
+"""Size of a block on a CPU; docs/internals/decisions/paged-attention-cpu.md has the measurements."""
 SHARE_TOKENS: Final = 64
-"""Size of a unit in blocks of a multiple of it."""
+"""Size of a unit if the block size is a multiple of it."""
 
 
 class BlockTable:
     """The blocks of one sequence.
 
     Attributes:
-        blocks: in the order of the sequence's positions.
-        hashes: of the sequence's full units, as far as they were needed.
-        known: leading units that are known by their hash, or are copies of known ones.
-        block_units: units of a block.
+        blocks: Block numbers in the order of the sequence's positions.
+        hashes: Hashes of the sequence's full units, as far as they were needed.
+        known: Leading units that can be found by hash, or are copies of such.
+        block_units: Units per block.
     """
 
     __slots__ = ("block_units", "blocks", "hashes", "known", "tenant")
 
     def __init__(self, tenant: str = "") -> None:
-        """``tenant``: the salt of its hashes in a cache per tenant, so that nobody learns what another one asked."""
+        """Create an empty table; in a cache per tenant, `tenant` is the salt."""
         self.tenant = tenant.encode()
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []
@@ -79,15 +80,15 @@ class BlockManager:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no sequence holds."""
+        """Number of blocks that no sequence holds."""
         return len(self._free) + len(self._idle)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens need."""
+        """Return the number of blocks for `tokens`."""
         return -(-tokens // self.block_tokens)
 
     def missing(self, table: BlockTable, tokens: Sequence[int]) -> bytes | None:
-        """The hash of the first full unit of ``tokens`` that is not known; None when all are."""
+        """Return the hash of the first full unit of `tokens` that is not cached; None: all are."""
         self._hash(table, tokens, len(tokens))
         found = self._found(table)
         return table.hashes[found] if found < len(table.hashes) else None
@@ -95,15 +96,16 @@ class BlockManager:
     def open(
         self, table: BlockTable, tokens: Sequence[int], reserve: int = 0
     ) -> list[tuple[int, int]] | None:
-        """Fills an empty table with blocks for ``tokens``, shared ones as far as possible.
+        """Fill an empty table with blocks for `tokens`, with shared ones as far as possible.
 
         At least the last token is left to compute: without it there are no logits.
 
         Args:
-            reserve: blocks that must stay free.
+            reserve: Number of blocks that must stay free.
 
         Returns:
-            Blocks to copy before anything is computed, (from, to). Without enough blocks None, and nothing has changed.
+            Blocks to copy before anything is computed, as (from, to). Without enough blocks None, and nothing has
+            changed.
         """
         assert not table.blocks
         self._hash(table, tokens, len(tokens))
@@ -129,11 +131,11 @@ class BlockManager:
         return copies
 
     def cached_tokens(self, table: BlockTable, tokens: int) -> int:
-        """The number of ``tokens`` in a table just opened that need not be computed."""
+        """Return how many of the `tokens` of a table just opened need not be computed."""
         return min(table.known * self.share_tokens, tokens - 1)
 
     def grow(self, table: BlockTable, tokens: int) -> bool:
-        """Appends blocks until ``tokens`` fit; False, and nothing has changed, without enough blocks."""
+        """Append blocks until `tokens` fit; without enough blocks return False and change nothing."""
         missing = self.blocks_for(tokens) - len(table.blocks)
         if missing <= 0:
             return True  # as at most steps
@@ -144,7 +146,7 @@ class BlockManager:
         return True
 
     def computed(self, table: BlockTable, tokens: Sequence[int], count: int) -> None:
-        """The first ``count`` of ``tokens`` are in the cache: units that are full now become known."""
+        """Register the units that are full, after the first `count` of `tokens` were computed."""
         full = count // self.share_tokens
         if full <= table.known or self.prefix_cache == "off":
             return
@@ -157,14 +159,14 @@ class BlockManager:
         table.known = full
 
     def close(self, table: BlockTable) -> list[int]:
-        """Empties a table; returns the blocks that are free now."""
+        """Empty a table; return the blocks that are free now."""
         freed = [block for block in reversed(table.blocks) if self._dropped(block)]
         table.blocks = []
         table.known = 0
         return freed
 
     def discard(self, table: BlockTable) -> list[int]:
-        """Closes the table of a sequence whose cache content is not to be trusted: none of its blocks stays known."""
+        """Close the table of a sequence whose cache content is not trusted: none of its blocks stays cached."""
         for block in table.blocks:
             self._forget(block)
         return self.close(table)
@@ -181,14 +183,14 @@ class BlockManager:
             hashes.append(hashlib.blake2b(before + content, digest_size=_DIGEST_BYTES).digest())
 
     def _found(self, table: BlockTable) -> int:
-        """Leading units of the table's hashes that are known."""
+        """Return the number of leading units that can be found by hash."""
         for place, digest in enumerate(table.hashes):
             if digest not in self._block_of:
                 return place
         return len(table.hashes)
 
     def _affords(self, table: BlockTable, shared: int, fresh: int, reserve: int) -> bool:
-        """Whether ``fresh`` blocks are there beside the ``shared`` known ones, which may be idle themselves."""
+        """Return whether `fresh` blocks exist beside the `shared` cached ones, which may be idle themselves."""
         known = (self._block_of[digest] for digest in table.block_hashes[:shared])
         idle = sum(self._references[block] == 0 for block in known)
         return self.free_blocks - idle >= fresh + reserve
@@ -206,7 +208,7 @@ class BlockManager:
         return self._held(block)
 
     def _own_last(self, table: BlockTable) -> tuple[int, int]:
-        """Copy on write: the last block becomes the sequence's own."""
+        """Replace the last block by a new one (copy on write); return (from, to)."""
         shared = table.blocks[-1]
         own = self._fresh()
         table.blocks[-1] = own
@@ -214,7 +216,7 @@ class BlockManager:
         return shared, own
 
     def _dropped(self, block: int) -> bool:
-        """Takes one reference away; whether the block is free now."""
+        """Remove one reference; return whether the block is free now."""
         self._references[block] -= 1
         assert self._references[block] >= 0, f"block {block} was given back twice"
         if self._references[block]:

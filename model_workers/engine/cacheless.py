@@ -1,4 +1,4 @@
-"""Engines without a KV cache, limited by slots alone: their base classes, and the echo engine."""
+"""Engines without a KV cache, which only slots limit: their base classes, and the echo engine."""
 
 from abc import abstractmethod
 from collections import abc
@@ -20,7 +20,7 @@ from model_workers.engine.sequences import Sequence, SequenceLimits
 
 
 class CachelessEngine(ScheduledEngine):
-    """The parts of `Engine` that do not depend on what is computed; `add` and `step` are the engine's own."""
+    """Base of engines without a cache; they implement `add` and `step`."""
 
     def __init__(self, limits: SequenceLimits) -> None:
         # One block a sequence, and one of the scheduler's reserve: nothing is cached, so only slots limit it.
@@ -41,9 +41,9 @@ class CachelessEngine(ScheduledEngine):
 
 
 class WholeTextEngine(CachelessEngine):
-    """An engine of models that read a text at once; `_answers` is the engine's own.
+    """Base of engines that read whole texts in one step; they implement `_answers`.
 
-    The scheduler admits ``prefill_tokens`` a step, so that cancels and urgent sequences are handled in between.
+    The scheduler admits `prefill_tokens` per step, so that cancels and urgent sequences are handled in between.
     """
 
     @override
@@ -68,14 +68,15 @@ class WholeTextEngine(CachelessEngine):
 
     @abstractmethod
     def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:
-        """The end of each sequence."""
+        """Return the last step of each sequence."""
 
 
 class EchoEngine(CachelessEngine):
-    """The engine without a model: answers with the prompt's own tokens again and again, up to max_tokens. See `Engine`.
+    """An engine without a model: repeats the prompt's tokens up to max_tokens.
 
-    For load tests of everything around an engine: one token per sequence and step, and each step calls ``pause`` first. Stop
-    tokens do not end an echo, because a chat template puts them into prompts.
+    For load tests of everything around an engine: one token per sequence and step, and each step calls `pause` first.
+    Stop
+    tokens do not end an echo, because chat templates put them into prompts.
     """
 
     def __init__(

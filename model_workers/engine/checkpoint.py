@@ -30,7 +30,7 @@ from model_workers.engine.weights import find_constraints, tokenizer_of
 from model_workers.model_folder import TOKENIZER, check_same_tokens, first_line, weight_bytes
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def load_engine(
@@ -42,7 +42,7 @@ def load_engine(
 
     Args:
         clock: monotonic seconds; needed with a draft model, which is used only while it is measured to be faster.
-        followers: the other ranks of a model with ``tensor_parallel``.
+        followers: the other ranks of a model with `tensor_parallel`.
 
     Raises:
         SettingsError: the model is not a decoder-only one of transformers, its context is smaller than asked for, the
@@ -73,7 +73,7 @@ def load_engine(
         overlap=loaded.device.type == "cuda" and followers is None,
     )
     warm_up(engine, max_tokens=2)
-    log.info(
+    logger.info(
         "%s: %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
         settings.name,
         describe_dtype(settings.dtype, loaded.device),
@@ -147,7 +147,7 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
 def _cache_size(
     settings: ModelSettings, loaded: LoadedModel, draft: LoadedModel | None
 ) -> tuple[int, int, int]:
-    """The number of blocks, their tokens, and the bytes of all: what ``cache_gb`` or a share of the free memory holds.
+    """The number of blocks, their tokens, and the bytes of all: what `cache_gb` or a share of the free memory holds.
 
     They are no more than all slots could fill. A draft model has as many blocks of its own.
 

@@ -50,7 +50,7 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
 def describe_dtype(
     named: str, device: torch.device, capabilities: Mapping[str, Any] | None = None
 ) -> str:
-    """What a model computes in where ``dtype`` is ``named``, and what speaks for it.
+    """What a model computes in where `dtype` is `named`, and what speaks for it.
 
     The processor does not change what "auto" takes: a sequence that another worker continues must get the same tokens there
     (docs/internals/decisions/engine-numerics.md).

@@ -71,7 +71,7 @@ class Buffer:
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def part(self, sequences: int, columns: slice) -> tuple[Tensor, Tensor]:
-        """The first ``sequences``, without a copy."""
+        """The first `sequences`, without a copy."""
         return self.keys[:sequences, :, columns], self.values[:sequences, :, columns]
 
 
@@ -107,7 +107,7 @@ class Batch:
     """
 
     def __init__(self, slots: int, text_max: int) -> None:
-        """``text_max``: the longest that a text can be."""
+        """`text_max`: the longest that a text can be."""
         self.sequences: list[Sequence] = []
         self._slots = slots
         self._text_max = text_max
@@ -158,7 +158,7 @@ class Batch:
         sizes: abc.Sequence[int],
         cache: EncoderDecoderCache,
     ) -> None:
-        """Adds sequences with answers of ``length`` tokens and texts of ``sizes``, computed in ``cache``."""
+        """Adds sequences with answers of `length` tokens and texts of `sizes`, computed in `cache`."""
         own: list[Any] = cache.self_attention_cache.layers
         texts: list[Any] = cache.cross_attention_cache.layers
         if not self._own:
@@ -192,7 +192,7 @@ class Batch:
             values.pop()
 
     def _make_room(self, length: int) -> None:
-        """For an answer of ``length``, and a column more: a copy at most once in as many steps as it is long."""
+        """For an answer of `length`, and a column more: a copy at most once in as many steps as it is long."""
         longest, columns = max((*self._lengths, length)), self._own[0].keys.shape[2]
         if longest <= self._end < columns:
             return
@@ -212,7 +212,7 @@ class Batch:
             ]
 
     def _moved(self, old: Buffer, columns: slice, end: int, width: int) -> Buffer:
-        """A buffer of ``width`` columns, ``columns`` of the old one before ``end``."""
+        """A buffer of `width` columns, `columns` of the old one before `end`."""
         new, sequences = Buffer(old.keys, self._slots, width), len(self.sequences)
         if sequences:
             start = end - (columns.stop - columns.start)
@@ -250,7 +250,7 @@ class EncoderDecoder:
     def begin(
         self, sequences: abc.Sequence[Sequence], batch: Batch
     ) -> Iterator[tuple[abc.Sequence[Sequence], Tensor]]:
-        """Adds new sequences to ``batch``; yields them in groups with the logits of their next tokens."""
+        """Adds new sequences to `batch`; yields them in groups with the logits of their next tokens."""
         states = dict(zip(sequences, self._states(sequences), strict=True))
         for _, group in groupby(
             sorted(sequences, key=_order), key=lambda sequence: len(self._said(sequence))
@@ -264,7 +264,7 @@ class EncoderDecoder:
             raise InvalidRequest("this model takes text and no audio")
 
     def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
-        """Rules tokens out of ``logits``, [sequences, vocabulary]."""
+        """Rules tokens out of `logits`, [sequences, vocabulary]."""
         if self._never:
             logits[:, self._never] = -torch.inf
 

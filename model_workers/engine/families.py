@@ -17,9 +17,9 @@ from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import GENERATE, side_limits
 
 FAMILIES: Final = ("t5", "mt5", "umt5", "bart", "marian", "pegasus", "whisper")
-"""Values of ``model_type``."""
+"""Values of `model_type`."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine | None:
@@ -53,7 +53,7 @@ def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine | None
     limits = SequenceLimits.of(settings, sides.context)
     engine = EncoderDecoderEngine(model, Sampler(find_constraints(path)), limits, sides)
     warm_up(engine, max_tokens=2, audio=model.trial)
-    log.info(
+    logger.info(
         "%s: %s, %d tokens to read, %d to answer",
         settings.name, describe_dtype(settings.dtype, device), sides.prompt, sides.answer,
     )  # fmt: skip

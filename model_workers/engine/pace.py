@@ -1,4 +1,4 @@
-"""How many tokens of bulk prompts a step computes while sequences of more urgent classes come: they wait for such a step."""
+"""Limits the tokens of bulk prompts in a step while more urgent sequences come, which wait for such a step."""
 
 import math
 from typing import Final
@@ -6,24 +6,25 @@ from typing import Final
 from sluice.wire.subjects import CLASSES
 
 BULK_RANK: Final = len(CLASSES) - 1
+"""Rank of the least urgent class."""
 BULK_STEP_S: Final = 0.012
-"""How long a step with bulk prompts may take, seconds."""
+"""Target duration of a step with bulk prompts, in seconds."""
 PROMPT_SHARE: Final = 0.5
-"""What these prompts may add all the same, a share of a step without prompts: they would never end."""
+"""What bulk prompts may add in any case, as a share of a step without prompts; otherwise they would never end."""
 URGENT_S: Final = 10.0
-"""How long the limit holds after the last sequence of a more urgent class, seconds."""
+"""How long the limit holds after the last more urgent sequence, in seconds."""
 MEAN_SHARE: Final = 0.1
-"""What one step weighs in the running means."""
+"""Weight of one step in the running means."""
 
 
 class BulkPace:
-    """Measures what a prompt token adds to a step, and gives the limit of bulk prompts. Time is an argument.
+    """Measures what a prompt token adds to a step, and derives the limit of bulk prompts.
 
     A step lasts until the next one begins: with steps that overlap on a device, this is what one costs.
     """
 
     def __init__(self, token_s: float = 0.0, step_s: float = 0.0) -> None:
-        """Seconds of a prompt token, and of a step without any, where they are known; 0: they are measured."""
+        """Create a pace; the costs of a prompt token and of a step without prompts are measured if `token_s` is 0."""
         self._known = token_s > 0
         self._token_s, self._step_s = token_s, step_s
         self._urgent_at = -math.inf
@@ -31,7 +32,12 @@ class BulkPace:
         self._tokens = 0
 
     def limit(self, rank: int, now: float) -> int:
-        """Most prompt tokens of a step with bulk prompts; 0: no limit. ``rank`` is that of the most urgent sequence."""
+        """Return the maximum number of prompt tokens of a step with bulk prompts; 0: no limit.
+
+        Args:
+            rank: Rank of the most urgent sequence in the engine.
+            now: Monotonic seconds.
+        """
         if rank < BULK_RANK:
             self._urgent_at = now
         if not self._token_s or now > self._urgent_at + URGENT_S:
@@ -40,13 +46,13 @@ class BulkPace:
         return max(1, int(prompts_s / self._token_s))
 
     def begin(self, tokens: int, now: float) -> None:
-        """A step with so many prompt tokens begins, and the one before it has ended."""
+        """Begin a step with this many prompt tokens, which ends the step before it."""
         if self._begun_at is not None and not self._known:
             self._measure(now - self._begun_at)
         self._begun_at, self._tokens = now, tokens
 
     def pause(self) -> None:
-        """No step follows at once: the last one is not measured."""
+        """Discard the last step from the measurement, because no step follows at once."""
         self._begun_at = None
 
     def _measure(self, seconds: float) -> None:

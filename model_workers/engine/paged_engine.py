@@ -1,10 +1,10 @@
 """Continuous batching over a paged model; docs/internals/engine.md walks through a step.
 
-With ``overlap`` the host plans and begins a step while the device still computes the one before, whose draws are read
-after that (asynchronous scheduling, as vLLM and SGLang call it). The tokens of those draws are fed from draw to step on
-the device (`PagedModel.feed`); the host does not know them when it plans, so:
+With `overlap` the host plans and begins a step while the device still computes the one before, whose draws are read
+later (asynchronous scheduling in vLLM and SGLang). The drawn tokens are fed to the next step on the device
+(`PagedModel.feed`); the host does not know them when it plans:
 
-- A sequence that ends with a stop token is computed once more, in vain. What that step draws for it is dropped.
+- A sequence that ends with a stop token is computed once more; the result is dropped.
 - A sequence whose draw depends on its tokens (penalties, constraints, drafts), or that wants log-probabilities, has its
   step read at once.
 """
@@ -42,9 +42,10 @@ from model_workers.engine.speculation import Speculator
 from sluice.errors import InvalidRequest
 from sluice.settings.models import PrefixCache
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NO_TOKENS: Final = DrawResult()
+"""Result of a sequence that drew nothing."""
 CPU: Final = torch.device("cpu")
 
 
@@ -53,8 +54,8 @@ class PlannedSequence:
     """What a step does for one sequence.
 
     Attributes:
-        count: pending tokens to compute; after the last one a token is drawn.
-        drafted: drafted next tokens, computed and verified in the same step.
+        count: Pending tokens to compute; after the last one a token is drawn.
+        drafted: Drafted next tokens, computed and verified in the same step.
     """
 
     sequence: Sequence
@@ -62,7 +63,7 @@ class PlannedSequence:
     drafted: abc.Sequence[int] = ()
 
     def chunk(self) -> SequenceChunk:
-        """The model's input."""
+        """Return the model's input."""
         sequence, start = self.sequence, self.sequence.computed
         tokens = sequence.tokens[start : start + self.count]
         if self.drafted:
@@ -71,14 +72,14 @@ class PlannedSequence:
 
     @property
     def wanted(self) -> int:
-        """For how many of its last tokens logits are wanted."""
+        """Number of last tokens whose logits are wanted."""
         sequence = self.sequence
         if sequence.scored:
             return min(self.count, max(0, sequence.computed + self.count - sequence.scored_from))
         return 1 + len(self.drafted) if self.count == sequence.pending else 0
 
     def draw_request(self) -> DrawRequest:
-        """The sampler's input."""
+        """Return the sampler's input."""
         assert self.sequence.sampling is not None
         return DrawRequest(self.sequence.sampling, self.drafted)
 
@@ -88,10 +89,10 @@ class BegunStep:
     """A step whose draws are not read yet.
 
     Attributes:
-        broken: sequences that could not be computed.
-        computed: the others that draw or have more to compute.
-        drawing: those of them that draw, in the order of ``drawn``.
-        scored: sequences that want log-probabilities, and the logits of these.
+        broken: Sequences that could not be computed.
+        computed: The others that draw or have more to compute.
+        drawing: Those of them that draw, in the order of `drawn`.
+        scored: Sequences that want log-probabilities, with the logits of these.
     """
 
     broken: abc.Sequence[tuple[Sequence, Fault]]
@@ -110,7 +111,7 @@ class BegunStep:
 
 
 class PagedEngine(ScheduledEngine):
-    """See `Engine`. The scheduler decides, the model computes, the sampler draws."""
+    """An engine of scheduler, paged model and sampler; see `Engine`."""
 
     def __init__(
         self,
@@ -125,10 +126,10 @@ class PagedEngine(ScheduledEngine):
         device: torch.device = CPU,
         overlap: bool = False,
     ) -> None:
-        """Makes one without sequences.
+        """Create an engine without sequences.
 
         Args:
-            overlap: begins a step before the draws of the one before are read; not with a speculator.
+            overlap: Whether a step begins before the draws of the one before are read; ignored with a speculator.
         """
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
         limits = SequenceLimits(slots, max_waiting, model.context_tokens, prefill_tokens)
@@ -205,7 +206,7 @@ class PagedEngine(ScheduledEngine):
         return steps
 
     def _compute(self, work: abc.Sequence[PlannedSequence]) -> list[SequenceStep]:
-        """Begins a step, then reads the draws of the one before; its own too, unless they are read with the next."""
+        """Begin a step, then read the draws of the one before; its own too, unless they are read with the next step."""
         before, self._begun = self._begun, None
         begun = self._begin(work) if work else None
         steps = self._end(before) if before is not None else []
@@ -243,7 +244,7 @@ class PagedEngine(ScheduledEngine):
         return begun
 
     def _end(self, begun: BegunStep) -> list[SequenceStep]:
-        """Reads the draws of a step. Sequences that have ended since it was begun get nothing of it."""
+        """Read the draws of a step. Sequences that have ended since it began get nothing of it."""
         steps = [
             self._fail(*pair) for pair in begun.broken if pair[0].state is not SequenceState.ENDED
         ]
@@ -302,10 +303,10 @@ class PagedEngine(ScheduledEngine):
     def _fail(
         self, sequence: Sequence, fault: Fault, drawn: DrawResult = NO_TOKENS
     ) -> SequenceStep:
-        """Ends a sequence. What it left in the cache may be anything, so its blocks are cleared and not shared."""
+        """End a sequence. Its cache content may be broken, so its blocks are cleared and not shared."""
         # A caller who sends many requests that cannot be answered does not fill the log.
         level = logging.DEBUG if fault.field else logging.WARNING
-        log.log(level, "request %s failed: %s", sequence.spec.request_id, fault.message)
+        logger.log(level, "request %s failed: %s", sequence.spec.request_id, fault.message)
         freed = self._scheduler.discard(sequence)
         step = sequence.take(drawn.token_ids, drawn.logprobs)
         if freed:
@@ -319,7 +320,7 @@ class PagedEngine(ScheduledEngine):
 def _split(
     logits: Tensor, work: abc.Sequence[PlannedSequence]
 ) -> tuple[Tensor, list[tuple[PlannedSequence, Tensor]]]:
-    """The logits of the sequences that draw; and the sequences that want log-probabilities, with theirs."""
+    """Return the logits of the sequences that draw, and the sequences that want log-probabilities with theirs."""
     parts = torch.split(logits, [item.wanted for item in work])
     pairs = list(zip(work, parts, strict=True))
     drawing = [part for item, part in pairs if not item.sequence.scored]

@@ -13,15 +13,15 @@ from torch import Tensor
 class SequenceChunk:
     """Consecutive tokens of one sequence.
 
-    Like all that is made for each sequence in each step it is not frozen, which would take 3 to 5 times as long to make.
+    Not frozen: one is made for each sequence and step.
 
     Attributes:
-        tokens: at least one. Those below 0 stand for tokens that only the device knows; see `PagedModel.feed`.
-        start: position of the first of them in the sequence; all positions before it are in the cache.
-        blocks: the sequence's block table: block ``i`` holds positions ``i * block_tokens`` to
-            ``(i + 1) * block_tokens - 1``. Long enough for ``start + len(tokens)`` positions, may be longer.
-        logits: for how many of the last tokens logits are wanted: 0 inside a prompt, 1 at its end and in decoding, more
-            where drafted tokens are verified.
+        tokens: At least one. Those below 0 stand for tokens that only the device knows; see `PagedModel.feed`.
+        start: Position of the first token in the sequence; all positions before it are in the cache.
+        blocks: The block table: block `i` holds positions `i * block_tokens` to `(i + 1) * block_tokens - 1`. It covers
+            at least `start + len(tokens)` positions.
+        logits: Number of last tokens whose logits are wanted: 0 inside a prompt, 1 at its end and in decoding, more if
+            drafted tokens are verified.
     """
 
     tokens: Sequence[int]
@@ -34,10 +34,10 @@ class PagedModel(Protocol):
     """A model with a paged KV cache. Not thread-safe.
 
     Attributes:
-        block_tokens: tokens of a block.
-        num_blocks: blocks of the cache; their numbers are 0 to ``num_blocks - 1``.
-        context_tokens: longest sequence.
-        vocab_size: width of the logits.
+        block_tokens: Tokens per block.
+        num_blocks: Number of blocks; they are numbered from 0.
+        context_tokens: Maximum length of a sequence.
+        vocab_size: Width of the logits.
     """
 
     block_tokens: int
@@ -46,30 +46,32 @@ class PagedModel(Protocol):
     vocab_size: int
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
-        """Computes all chunks packed, without padding, and writes their keys and values into the cache.
+        """Compute all chunks, packed without padding, and write their keys and values into the cache.
 
         Returns:
-            float32 logits, shape (sum of ``chunk.logits``, vocab_size), in the order of the chunks, on the model's
-            device. Valid until the next call.
+            float32 logits, shape (sum of `chunk.logits`, vocab_size), in the order of the chunks, on the model's
+            device. They are valid until the next call.
         """
 
     def feed(self, drawn: Tensor) -> None:
-        """Keeps tokens that were drawn, on the model's device: in the next step -1 stands for the first, -2 for the
-        second of them, and so on. So the host need not have them to begin that step."""
+        """Keep drawn tokens on the model's device, so that the host can begin the next step before it has them.
+
+        In that step -1 stands for the first token, -2 for the second, and so on.
+        """
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies whole blocks, (from, to), in all layers: copy on write."""
+        """Copy whole blocks, as (from, to), in all layers (copy on write)."""
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zeroes whole blocks in all layers: what a sequence with broken numbers left (a masked NaN is still NaN)."""
+        """Zero whole blocks in all layers after a sequence with broken numbers: a masked NaN is still NaN."""
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NO_PRIMITIVE: Final = "could not create a primitive"
-"""What oneDNN says when it gets no memory."""
+"""Message of oneDNN when it gets no memory."""
 SPLIT_TOKENS_MIN: Final = 16
-"""A chunk that memory does not suffice for is computed in parts of at least so many tokens."""
+"""Minimum tokens of the parts into which a chunk is split when memory is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ class Fault:
     """Why a chunk could not be computed.
 
     Attributes:
-        message: one sentence.
-        of_sequence: the sequence is at fault: others were computed in the same step. Else it may be the worker.
-        field: the path of the field of the public request that is to blame; empty: the model is.
+        message: One sentence.
+        of_sequence: Whether the sequence is at fault: others were computed in the same step. Else it may be the worker.
+        field: Path of the invalid field of the public request; empty: none.
     """
 
     message: str
@@ -88,25 +90,25 @@ class Fault:
 
 
 class FaultIsolator:
-    """Runs a paged model. A step that raises is computed again in halves, until only the chunks that break it fail."""
+    """Runs a paged model. A step that raises is computed again in halves, until only the faulty chunks fail."""
 
     def __init__(self, model: PagedModel) -> None:
         self.model = model
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> tuple[Tensor, dict[int, Fault]]:
-        """See `PagedModel.forward`.
+        """Compute chunks; see `PagedModel.forward`.
 
         Returns:
-            Logits of the chunks that could be computed, in their order; and by place those that could not.
+            Logits of the chunks that could be computed, in order; and the faults of the others by index.
 
         Raises:
-            Exception: the device fails at everything.
+            Exception: The device fails at everything.
         """
         try:
             return self.model.forward(chunks), {}
         except Exception as error:
             # The other sequences must not fail with it. Computing a chunk twice writes the same values again.
-            log.exception("a step of %d chunks failed", len(chunks))
+            logger.exception("a step of %d chunks failed", len(chunks))
             logits, errors = self._isolate(chunks, error)
         others = len(errors) < len(chunks)
         return logits, {place: _fault(error, others) for place, error in errors.items()}
@@ -130,7 +132,7 @@ class FaultIsolator:
     def _in_turn(
         self, first: SequenceChunk, rest: SequenceChunk
     ) -> tuple[Tensor, dict[int, Exception]]:
-        """Computes one chunk as two, which needs less memory."""
+        """Compute one chunk as two, which needs less memory."""
         _, broken = self._retry([first])
         return (self._no_logits(), broken) if broken else self._retry([rest])
 

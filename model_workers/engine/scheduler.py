@@ -1,31 +1,29 @@
 """The engine's scheduler: chooses the sequences of the next step, and how many tokens of each to compute.
 
-    add / cancel   sequences come and go between steps
-    sweep          takes out what is cancelled or past its deadline
-    schedule       plans a step: [(sequence, tokens to compute)]
-    advance        the step has computed tokens of a sequence
-    finish         a sequence has ended
+    add / cancel   sequences come and go between steps sweep          removes cancelled and late sequences schedule
+    plans a step: [(sequence, tokens to compute)] advance        records tokens that the step has computed finish
+    removes a sequence that has ended
 
-Sequences are ordered by urgency: the rank of their class, then their arrival. WAITING and PREEMPTED sequences are in the queue
-and hold no blocks; RUNNING sequences hold blocks for all their tokens. A step is planned like this:
+Sequences are ordered by urgency: rank of the class, then arrival. WAITING and PREEMPTED ones are in the queue and hold
+no blocks; RUNNING ones hold blocks for all their tokens. A step is planned in this order:
 
-1. Every running sequence with one token to compute decodes. When no block is left for it, the least urgent running sequence is
-   preempted: its blocks are freed and it returns to the queue, to be computed again (except what is still in the prefix
-   cache).
-2. Prompts get up to ``prefill_tokens`` tokens, most urgent first, in chunks. A sequence joins from the queue when a slot and
-   blocks for all its tokens are there, and one more in reserve for every running sequence. Of sequences that want
-   log-probabilities, `SCORED_TOKENS` positions are computed in a step. For a sequence of a more urgent rank,
+1. Every running sequence with one token to compute decodes. If no block is left for it, the least urgent running
+   sequence is preempted: its blocks are freed and it returns to the queue, to be computed again except for what stays
+   in the prefix cache.
+2. Prompts get up to `prefill_tokens` tokens in chunks, most urgent first. A sequence joins from the queue if there is a
+   slot, blocks for all its tokens, and one reserve block for every running sequence. To let a more urgent rank join,
    running sequences of less urgent ranks are preempted. No sequence joins before the head of the queue.
-   While more urgent sequences come, a step with a part of a bulk prompt has no more prompt tokens than ``bulk_tokens``. A
-   step with prompts of a more urgent rank then has none of it, so that they are answered after a short one; but not
-   more than `WITHHELD_STEPS` times in succession. Where each sequence makes a step longer, bulk sequences do not decode in such a step
-   either, if they are most of its sequences.
+3. Of sequences that want log-probabilities, `SCORED_TOKENS` positions are computed in a step.
+4. While more urgent sequences come, a step with a part of a bulk prompt has at most `bulk_tokens` prompt tokens. A step
+   with prompts of a more urgent rank has no part of a bulk prompt, so that it is short, at most `WITHHELD_STEPS` times
+   in succession. If each sequence makes a step longer, bulk sequences do not decode in such a step either, unless they
+   are less than half of it.
 
-A step may be planned while the one before is computed: then the last token of a sequence may be one that is being drawn
-(`Sequence.expect`). Such a sequence decodes as if it were known, unless it is the last one it has room for.
+A step may be planned while the step before it is computed. Then the last token of a sequence may still be being drawn
+(`Sequence.expect`). Such a sequence decodes as if the token were known, unless it is its last one.
 
-Every sequence ends: the most urgent running sequence is never preempted for a less urgent one, and a sequence alone always fits,
-because the cache holds at least one sequence as long as the context.
+Every sequence ends: the most urgent running sequence is never preempted, and one alone always fits, because the cache
+holds at least one sequence of the context length.
 """
 
 import bisect
@@ -47,25 +45,29 @@ from model_workers.engine.protocol import (
 from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
 
 SCORED_TOKENS: Final = 256
-"""Positions of a step whose logits are kept for log-probabilities: each has as many numbers as the vocabulary."""
+"""Positions per step whose logits are kept for log-probabilities; each has as many numbers as the vocabulary."""
 WITHHELD_STEPS: Final = 4
-"""Steps in succession in which bulk sequences that are limited wait for prompts of more urgent ranks."""
+"""Maximum number of steps in succession that bulk prompts wait for more urgent ones."""
 LOAD_RANKS: Final = BULK_RANK + 1
-"""Ranks that a load distinguishes: all that there are."""
+"""Number of ranks that a load distinguishes."""
 
 
 class Scheduler:
-    """Schedules the sequences of one engine. Independent of tensors."""
+    """Schedules the sequences of one engine. Independent of tensors.
+
+    Attributes:
+        copies: Blocks to copy, as (from, to), before the step is computed.
+        preemptions: Number of preempted sequences.
+    """
 
     def __init__(
         self, blocks: BlockManager, limits: SequenceLimits, *, sequences_cost_time: bool = True
     ) -> None:
-        """``sequences_cost_time``: each sequence makes a step longer."""
+        """Create a scheduler; `sequences_cost_time` says whether each sequence makes a step longer."""
         assert blocks.num_blocks >= blocks.blocks_for(limits.context_tokens)
         self.blocks = blocks
         self.limits = limits
         self.copies: list[tuple[int, int]] = []
-        """Blocks to copy, (from, to), before the step is computed."""
         self.preemptions = 0
         self._queue: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -77,10 +79,10 @@ class Scheduler:
         self._bulk_tokens = self._withheld = 0
         self._queue_blocked = False
         self._first_rank = BULK_RANK
-        """Of the first prompt in the step that is planned."""
+        """Rank of the first prompt in the step that is planned."""
 
     def add(self, spec: SequenceSpec) -> Sequence:
-        """Takes a sequence; see `Engine.add`."""
+        """Add a sequence to the queue; see `Engine.add`."""
         sequence, replaced = self._sequences.add(spec)
         if replaced is not None:
             self.finish(replaced)
@@ -88,25 +90,26 @@ class Scheduler:
         return sequence
 
     def cancel(self, request_ids: Collection[str]) -> None:
-        """Marks sequences; the next `sweep` takes them out. Unknown ones are ignored."""
+        """Mark sequences for the next `sweep`; unknown ones are ignored."""
         self._sequences.cancel(request_ids)
 
     def sweep(self, now: float) -> list[tuple[Sequence, SequenceEnd]]:
-        """Takes out sequences that must not be computed any further."""
+        """Remove the sequences that must not be computed any further; return them with the reason."""
         ended = self._sequences.due(now)
         for sequence, _ in ended:
             self.finish(sequence)
         return ended
 
     def most_urgent(self) -> int:
-        """The smallest rank of all sequences; without sequences that of bulk."""
+        """Return the smallest rank of all sequences; without sequences that of bulk."""
         ranks = [sequences[0].spec.rank for sequences in (self._queue, self._running) if sequences]
         return min(ranks, default=BULK_RANK)
 
     def schedule(self, bulk_tokens: int = 0) -> list[tuple[Sequence, int]]:
-        """Plans a step: sequences, and how many of their pending tokens to compute. Each is to be advanced or finished.
+        """Plan a step: return sequences with the number of tokens to compute. Each is to be advanced or finished.
 
-        ``bulk_tokens``: most prompt tokens of a step with a part of a bulk prompt; 0: no limit of its own.
+        Args:
+            bulk_tokens: Maximum number of prompt tokens of a step with a part of a bulk prompt; 0: no limit of its own.
         """
         self.copies = []
         self._bulk_tokens = bulk_tokens
@@ -125,31 +128,31 @@ class Scheduler:
         return plan
 
     def widen(self, sequence: Sequence, tokens: int) -> bool:
-        """Makes room for ``tokens`` after those of a planned sequence, if free blocks suffice."""
+        """Extend the table of a planned sequence by `tokens`; return False without enough free blocks."""
         return self.blocks.grow(sequence.table, len(sequence.tokens) + tokens)
 
     def advance(self, sequence: Sequence, count: int) -> None:
-        """The next ``count`` tokens of a planned sequence are in the cache."""
+        """Record that the next `count` tokens of a planned sequence are in the cache."""
         sequence.computed += count
         self.blocks.computed(sequence.table, sequence.tokens, sequence.computed)
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out."""
+        """Remove a sequence."""
         self.blocks.close(sequence.table)
         self._leave(sequence)
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Takes out a sequence whose cache content is not to be trusted; returns the blocks that are free now."""
+        """Remove a sequence whose cache content is not trusted; return the blocks that are free now."""
         freed = self.blocks.discard(sequence.table)
         self._leave(sequence)
         return freed
 
     def sequences(self) -> list[Sequence]:
-        """All sequences."""
+        """Return all sequences."""
         return list(self._sequences)
 
     def has_sequences(self) -> bool:
-        """Whether there is anything to do."""
+        """Return whether there is anything to do."""
         return len(self._sequences) > 0
 
     def load(self, steps: int) -> EngineLoad:
@@ -182,7 +185,7 @@ class Scheduler:
         )
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Blocks for all tokens of a running sequence, preempting less urgent ones; False: it was preempted itself."""
+        """Get blocks for all tokens of a running sequence by preemption; return False if it was preempted itself."""
         while not self.blocks.grow(sequence.table, len(sequence.tokens)):
             victim = self._running[-1]
             self._preempt(victim)
@@ -228,14 +231,14 @@ class Scheduler:
                 return
 
     def _prefill_tokens(self, sequence: Sequence) -> int:
-        """Most prompt tokens of a step with a part of the sequence's prompt."""
+        """Return the maximum number of prompt tokens of a step with a part of the sequence's prompt."""
         most = self.limits.prefill_tokens
         if not self._bulk_tokens or sequence.spec.rank < BULK_RANK:
             return most
         return 0 if self._bulk_waits() else min(self._bulk_tokens, most)
 
     def _bulk_waits(self) -> bool:
-        """Whether the step is for prompts of more urgent ranks."""
+        """Return whether the step is reserved for prompts of more urgent ranks."""
         is_urgent = self._bulk_tokens > 0 and self._first_rank < BULK_RANK
         return is_urgent and self._withheld < WITHHELD_STEPS
 
@@ -254,7 +257,7 @@ class Scheduler:
         return count
 
     def _join(self, sequence: Sequence) -> bool:
-        """Starts the head of the queue, preempting less urgent ranks if need be; False when it does not fit."""
+        """Start the head of the queue, preempting less urgent ranks if needed; return False if it does not fit."""
         if sequence.expecting:
             return False  # its blocks are found by its tokens: it joins when the last one is known
         if self.blocks.missing(sequence.table, sequence.sharable) in self._computing:
@@ -282,7 +285,7 @@ class Scheduler:
         return copies
 
     def _fits_after_preemption(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` would fit if all sequences of less urgent ranks were preempted."""
+        """Return whether the sequence would fit if all less urgent ranks were preempted."""
         victims = [other for other in self._running if other.spec.rank > sequence.spec.rank]
         blocks = sum(len(other.table.blocks) for other in victims)
         stay = len(self._running) - len(victims)
@@ -312,7 +315,7 @@ def _urgency(sequence: Sequence) -> tuple[int, int]:
 
 
 class ScheduledEngine(Engine):
-    """An engine whose sequences a `Scheduler` keeps."""
+    """Base of engines whose sequences a `Scheduler` has."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -1,23 +1,22 @@
-"""Speculative decoding: a small model drafts tokens on a cache of its own, the large one verifies them in one pass.
+"""Speculative decoding: a small model drafts tokens in a cache of its own, the large one verifies them in one pass.
 
-Exactness. The large model computes the last token of a sequence and the drafted ones in one chunk, and the sampler draws at
-each position from the large model's logits with the random number of (seed, index), as it always does. A drafted token
-is accepted when it is the one that is drawn; the first that is not is replaced by it, and what follows is dropped. So
-every token is the one that an engine without drafts would have drawn. The small model draws with the same random
-numbers: then equal distributions give equal tokens.
+Exactness. The large model computes the last token of a sequence and the drafted ones in one chunk. At each position the
+sampler draws from the large model's logits with the random number of (seed, index), as always. A drafted token is
+accepted if it is the one that is drawn; the first that is not is replaced by the drawn one, and the rest is dropped. So
+every token is the one that an engine without drafts would draw. The small model draws with the same random numbers, so
+that equal distributions give equal tokens.
 
-The small model's cache has as many blocks as that of the large one, and both use the same block tables. A shared block
-may be unknown to the small model, or be about to change under it: that makes drafts wrong, never answers. `Speculator`
-remembers by hash what the small model has in a block, and has it compute what is missing.
+Cache. Both caches have the same number of blocks and use the same block tables. A shared block may be unknown to the
+small model, or may change under it: that makes drafts wrong, never answers. `Speculator` remembers by hash what the
+small model has in a block, and computes what is missing.
 
-Whether to draft is decided by measurements. A step with drafts costs more time and gives more tokens than one without.
-Its gain is
+Decision. A step with drafts takes longer and gives more tokens than one without. Its gain is
 
     tokens of a sequence in a step with drafts * time of a step without / time of a step with
 
-How many drafts are accepted depends on the two models and on the text; how long a step takes also on how many sequences are
-in it. So the tokens are one mean, and the times are kept for 1, 2, 3 to 4, 5 to 8, ... sequences. Both follow the recent
-past.
+The share of accepted drafts depends on the two models and the text, the duration of a step also on the number of
+sequences. So the tokens are one mean, and durations are kept for 1, 2, 3 to 4, 5 to 8, ... sequences. Both follow the
+recent past.
 """
 
 import logging
@@ -37,24 +36,26 @@ SKIPPED: Final = 2
 SAMPLES: Final = 8
 """Measurements of a kind before they are used."""
 REFRESH_STEPS: Final = 64
-"""Where drafting pays, one step in so many goes without, so that the comparison stays true."""
+"""If drafting pays, one step of this many goes without, so that the comparison stays true."""
 PAUSE_STEPS: Final = 256
-"""Where it does not pay, steps until it is tried again; twice as many after every attempt that did not pay."""
+"""If drafting does not pay, steps until it is tried again; doubled after every attempt that did not pay."""
 PAUSE_STEPS_MAX: Final = 16384
+"""Upper bound of the pause between attempts, in steps."""
 GAIN_MIN: Final = 1.05
-"""Least gain: measurements are noisy, and switching costs time too."""
+"""Minimum gain for drafting: measurements are noisy, and switching costs time."""
 _WEIGHT: Final = 1 / 16
+"""Weight of the newest measurement in a mean."""
 
 
 @dataclass
 class RecentMean:
-    """The mean of the recent past."""
+    """A mean of recent measurements."""
 
     value: float = 0.0
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Takes a measurement."""
+        """Add a measurement."""
         self.count += 1
         known = self.count - SKIPPED
         if known > 0:
@@ -68,7 +69,7 @@ class RecentMean:
 
 @dataclass
 class _StepTimes:
-    """Seconds of a step at about so many sequences, without drafts and with."""
+    """Durations of steps of about this many sequences, in seconds, without drafts and with."""
 
     plain: RecentMean = field(default_factory=RecentMean)
     drafted: RecentMean = field(default_factory=RecentMean)
@@ -78,14 +79,14 @@ class _StepTimes:
 
 
 class SpeculationController:
-    """Decides before every step whether to draft; is updated with what the step took."""
+    """Decides before every step whether to draft; gets the duration of every step."""
 
     def __init__(self) -> None:
         self._tokens_per_sequence = RecentMean()
         self._times: dict[int, _StepTimes] = {}
 
     def should_draft(self, sequences: int) -> bool:
-        """Whether the next step of ``sequences`` drafts."""
+        """Return whether the next step of `sequences` sequences should draft."""
         times = self._of(sequences)
         times.steps += 1
         if not times.plain.is_known:
@@ -100,18 +101,17 @@ class SpeculationController:
         return False
 
     def add_plain(self, sequences: int, seconds: float) -> None:
-        """Adds a step without drafts."""
+        """Add a step without drafts."""
         self._of(sequences).plain.add(seconds)
 
     def add_drafted(
         self, sequences: int, tokens: int, seconds: float, *, catching_up: bool = False
     ) -> bool:
-        """Adds a step with drafts that gave so many tokens. True when that ends an attempt.
+        """Add a step with drafts that gave `tokens`; return True if it ends an attempt.
 
         Args:
-            catching_up: the small model had prompts to compute. An attempt does not count such steps, because at its
-            start
-                all sequences need them; later they are part of the cost of every new sequence.
+            catching_up: Whether the small model had prompts to compute. An attempt does not count such steps: at its
+                start all sequences need them, later they are part of the cost of every new sequence.
         """
         times = self._of(sequences)
         was_known = times.drafted.is_known
@@ -128,11 +128,11 @@ class SpeculationController:
 
     @property
     def tokens_per_sequence(self) -> float:
-        """Mean tokens a sequence of a step with drafts; 0 before the first is measured."""
+        """Mean tokens of a sequence in a step with drafts; 0 before the first measurement."""
         return self._tokens_per_sequence.value
 
     def gain(self, sequences: int) -> float:
-        """Tokens per second with drafts by those without; 0 where it is not known."""
+        """Return tokens per second with drafts relative to those without; 0: not known."""
         times = self._of(sequences)
         if not times.plain.is_known or not times.drafted.is_known:
             return 0.0
@@ -142,15 +142,15 @@ class SpeculationController:
         return self._times.setdefault((sequences - 1).bit_length(), _StepTimes())
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class SequenceDraft:
-    """The draft for one sequence in a step.
+    """The draft of one sequence in a step.
 
     Attributes:
-        limit: most tokens to draft.
+        limit: Maximum number of drafted tokens.
     """
 
     sequence: Sequence
@@ -160,11 +160,11 @@ class SequenceDraft:
 
     @property
     def missing(self) -> int:
-        """Tokens that the small model has not computed yet."""
+        """Number of tokens that the small model has not computed yet."""
         return len(self.sequence.tokens) + len(self.tokens) - self.sequence.drafted
 
     def chunk(self, tokens_max: int) -> SequenceChunk:
-        """What the small model has to compute next, at most ``tokens_max`` of it."""
+        """Return what the small model computes next, at most `tokens_max` tokens."""
         sequence = self.sequence
         count = min(self.missing, tokens_max)
         wanted = 1 if count == self.missing else 0
@@ -189,13 +189,13 @@ class Speculator:
         clock: Callable[[], float],
         controller: SpeculationController | None = None,
     ) -> None:
-        """Makes one that drafts up to ``draft_tokens`` a step.
+        """Create a speculator that drafts up to `draft_tokens` per step.
 
         Args:
-            vocab_size: of the large model; the two may differ in tokens that no tokenizer knows.
-            catch_up_tokens: most tokens of prompts that the small model computes in a step.
-            clock: monotonic seconds.
-            controller: decides when to draft.
+            vocab_size: Vocabulary of the large model; the two may differ in tokens that no tokenizer knows.
+            catch_up_tokens: Maximum number of prompt tokens that the small model computes in a step.
+            clock: Returns monotonic seconds.
+            controller: Decides when to draft.
         """
         self.controller = controller or SpeculationController()
         self.drafted = self.accepted = 0
@@ -214,10 +214,10 @@ class Speculator:
     def draft(
         self, sequences: abc.Sequence[Sequence], widen: Callable[[Sequence, int], bool]
     ) -> dict[Sequence, list[int]]:
-        """Drafted next tokens of sequences that decode; none where drafting does not pay.
+        """Return drafted next tokens of decoding sequences; none where drafting does not pay.
 
         Args:
-            widen: makes room for so many tokens after those of a sequence, or returns False.
+            widen: Extends the table of a sequence by this many tokens, or returns False.
         """
         self._began = self._clock()
         self._caught_up = True
@@ -232,7 +232,7 @@ class Speculator:
                 self._extend([draft for draft in drafts if len(draft.tokens) < draft.limit])
         except Exception:
             # Drafts are optional: the engine continues without them.
-            log.exception("drafting failed and is switched off")
+            logger.exception("drafting failed and is switched off")
             self._broken = True
             return {}
         return {draft.sequence: draft.tokens for draft in drafts if draft.tokens}
@@ -240,7 +240,7 @@ class Speculator:
     def measure(
         self, sequences: abc.Sequence[Sequence], drafts: dict[Sequence, list[int]], tokens: int
     ) -> None:
-        """The sequences of the last `draft` have drawn ``tokens``. Not called when other sequences were computed in the step."""
+        """Measure the step of the last `draft`, in which its sequences alone were computed and drew `tokens`."""
         seconds = self._clock() - self._began
         if not drafts:
             self.controller.add_plain(len(sequences), seconds)
@@ -248,7 +248,7 @@ class Speculator:
             len(sequences), tokens, seconds, catching_up=not self._caught_up
         ):
             gain = self.controller.gain(len(sequences))
-            log.info(
+            logger.info(
                 "drafting gives %.2f tokens per sequence and step, at %d sequences a gain of %.2f: %s",
                 self.controller.tokens_per_sequence,
                 len(sequences),
@@ -257,7 +257,7 @@ class Speculator:
             )
 
     def accept(self, sequence: Sequence, drafted: int, drawn: int) -> None:
-        """A sequence has drawn so many tokens: drafted ones beyond that are dropped."""
+        """Record how many tokens a sequence has drawn; drafted ones beyond that are dropped."""
         if drafted:
             self.drafted += drafted
             self.accepted += drawn - 1
@@ -272,7 +272,7 @@ class Speculator:
             self._content[block] = digest
 
     def clear(self, blocks: abc.Sequence[int]) -> None:
-        """Clears ``blocks``, whose content is not to be trusted."""
+        """Clear blocks whose content is not trusted."""
         self._forget(blocks)
         self._model.clear_blocks(blocks)
 
@@ -293,7 +293,7 @@ class Speculator:
         return SequenceDraft(sequence, limit, SamplingState(spec, None))
 
     def _known_tokens(self, sequence: Sequence) -> int:
-        """Tokens at the front of a new sequence that the small model has in its blocks."""
+        """Return the number of leading tokens of a new sequence that the small model has in its blocks."""
         known = 0
         for block, digest in zip(sequence.table.blocks, sequence.table.block_hashes, strict=False):
             if self._content.get(block) != digest:
@@ -302,7 +302,7 @@ class Speculator:
         return min(known, len(sequence.tokens) - 1)
 
     def _extend(self, drafts: abc.Sequence[SequenceDraft]) -> None:
-        """One more token for each draft whose sequence the small model has caught up with."""
+        """Draft one more token for each sequence that the small model has caught up with."""
         work = [(draft, chunk) for draft in drafts if (chunk := self._chunk(draft)) is not None]
         if not work:
             return
@@ -318,7 +318,7 @@ class Speculator:
                 draft.limit = len(draft.tokens)
 
     def _chunk(self, draft: SequenceDraft) -> SequenceChunk | None:
-        """What the small model computes next; None when the sequence has to catch up, and others do that already."""
+        """Return what the small model computes next; None if the sequence must catch up and the budget is used."""
         short = self._draft_tokens + 1
         if draft.missing > short:
             self._caught_up = False
@@ -339,7 +339,7 @@ class Speculator:
 
 
 def _plain(sampling: Sampling) -> Sampling:
-    """How drafts are drawn: without penalties and constraints, which count the accepted tokens alone."""
+    """Return sampling parameters for drafts: without penalties and constraints, which count accepted tokens alone."""
     return replace(
         sampling,
         repetition_penalty=1.0,

@@ -59,7 +59,7 @@ _ACTIVATIONS: Final = {
 }
 _HUB_FILES: Final = ("*.json", "*/*.json", "*.txt", "*.safetensors", "*/*.safetensors")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ValuesEngine(WholeTextEngine):
@@ -215,7 +215,7 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
     engine = ValuesEngine(compute, SequenceLimits.of(settings, context), int(config.vocab_size))
     warm_up(engine, values=ValuesSpec())
     told = describe_dtype(settings.dtype, device)
-    log.info("%s: %s, context of %d tokens", settings.name, told, context)
+    logger.info("%s: %s, context of %d tokens", settings.name, told, context)
     return engine
 
 
@@ -235,7 +235,7 @@ def load_classifier(settings: ModelSettings) -> ClassifierEngine:
     judge = SequenceClassifier(model.to(device).eval())
     engine = ClassifierEngine(judge.logprobs, SequenceLimits.of(settings, context))
     warm_up(engine)
-    log.info("%s: %d labels on %s, context of %d", settings.name, len(labels), device, context)
+    logger.info("%s: %d labels on %s, context of %d", settings.name, len(labels), device, context)
     return engine
 
 

@@ -15,11 +15,11 @@ from sluice.settings import SettingsError
 
 _NAMED: Final = 3
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def read_whole(make: Any, path: str | Path, *, unused: Sequence[str] = (), **options: Any) -> Any:
-    """What ``make.from_pretrained`` reads of a folder or hub id.
+    """What `make.from_pretrained` reads of a folder or hub id.
 
     Weights that are tied to others, or that the family computes, may be missing.
 
@@ -58,13 +58,15 @@ def find_constraints(path: str) -> ConstraintCompiler | None:
     """The constraints of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
     file = tokenizer_of(path)
     if file is None:
-        log.warning("%s: no %s, so answers cannot be held to a schema or a regex", path, TOKENIZER)
+        logger.warning(
+            "%s: no %s, so answers cannot be held to a schema or a regex", path, TOKENIZER
+        )
         return None
     try:
         tokenizer = json.loads(file.read_text(encoding="utf-8"))
         return ConstraintCompiler(with_end(tokenizer))
     except ValueError as error:
-        log.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
+        logger.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
         return None
 
 

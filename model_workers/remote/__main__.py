@@ -1,4 +1,4 @@
-"""``python -m model_workers.remote --config FILE --model NAME``: a worker of a model with the engine "openai".
+"""`python -m model_workers.remote --config FILE --model NAME`: a worker of a model with the engine "openai".
 
 It ends on SIGTERM or SIGINT; its rows go on in other workers.
 """

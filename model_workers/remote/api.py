@@ -84,7 +84,7 @@ class EventReader:
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> Iterator[str]:
-        """The data of the events that ``received`` completes.
+        """The data of the events that `received` completes.
 
         Raises:
             ServerFault: this is no stream of events.
@@ -120,7 +120,7 @@ class ServerApi:
 
     @property
     def path(self) -> str:
-        """Where requests go, behind ``url``."""
+        """Where requests go, behind `url`."""
         return "/chat/completions" if self.settings.api == "chat" else "/completions"
 
     def known_text(self, spec: SequenceSpec) -> str:
@@ -205,7 +205,7 @@ class ServerApi:
         return None if sharing is None else hashlib.sha256(sharing.encode()).hexdigest()
 
     def _alternatives(self, sampling: Sampling) -> int | None:
-        """The value of ``logprobs``: in a chat whether there are alternatives, their number has a field of its own."""
+        """The value of `logprobs`: in a chat whether there are alternatives, their number has a field of its own."""
         if not sampling.logprobs:
             return None
         return True if self.settings.api == "chat" else sampling.top_logprobs
@@ -217,7 +217,7 @@ class ServerApi:
         return None if is_whole and self.tokens is not None else limit - produced
 
     def _said(
-        self, choice: Mapping[str, Any], end: RowEnd | None, usage: ServerUsage | None
+        self, choice: Mapping[str, Any], end: SequenceEnd | None, usage: ServerUsage | None
     ) -> Chunk:
         if self.settings.api == "tokens":
             if choice.get("token_ids") is None and choice.get("text"):

@@ -1,7 +1,7 @@
 """Tool calls of a server's answer: their pieces become text that the gateway reads again.
 
 A server sends calls in fields of their own, in pieces; in the mesh an answer is text. So each call is written as Hermes
-does: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. A call is written when it is complete: pieces of
+does: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. A call is written when it is complete: pieces of
 several calls may alternate, and text may come between them.
 
 Servers number their calls in different ways. A piece belongs
@@ -80,7 +80,7 @@ class CallText:
         self._chars = 0
 
     def push(self, pieces: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of the calls that ``pieces`` show to be complete.
+        """Return the text of the calls that `pieces` show to be complete.
 
         Raises:
             ServerFault: a piece belongs to no call, or there are too many.
@@ -112,7 +112,7 @@ class CallText:
         return call.text
 
     def _call_of(self, piece: Piece) -> Call | None:
-        """Return the call that ``piece`` belongs to; None: it begins one."""
+        """Return the call that `piece` belongs to; None: it begins one."""
         latest, index = self._calls[::-1], piece.index
         same_id = [call for call in latest if piece.id and call.first.id == piece.id]
         at_index = [
@@ -144,7 +144,7 @@ class CallText:
 
 
 def _begins(piece: Piece, call: Call, *, is_known: bool) -> bool:
-    """Whether a piece with a name begins another call than ``call``, whose id it has where that ``is_known``."""
+    """Whether a piece with a name begins another call than `call`, whose id it has where that `is_known`."""
     first = call.first
     if piece.name != first.name:
         return True

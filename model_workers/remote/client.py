@@ -72,7 +72,7 @@ class ServerClient:
     def __init__(
         self, api: ServerApi, url: str, on_gate: Callable[[], None] = lambda: None
     ) -> None:
-        """``on_gate``: the gate has closed or opened, or the server went away or came back."""
+        """`on_gate`: the gate has closed or opened, or the server went away or came back."""
         self.url = url.rstrip("/")
         self.gate = Gate()
         self.health = ServerHealth(self.url, self._list_models, on_gate)
@@ -261,7 +261,7 @@ class _Reading:
     def __init__(
         self, tokens: TextTokens | None, known: str, emit: Emit, *, with_logprobs: bool
     ) -> None:
-        """``known``: what the caller has of the text, which the server says again."""
+        """`known`: what the caller has of the text, which the server says again."""
         self.emitted = False
         self._tokens = tokens
         self._emit = emit
@@ -346,7 +346,7 @@ class _Reading:
         return said + text
 
     def _unknown(self, text: str) -> str:
-        """``text`` without what the caller has from an earlier attempt."""
+        """`text` without what the caller has from an earlier attempt."""
         known = self._known[: len(text)]
         if not text.startswith(known):
             raise _differs()
@@ -355,7 +355,7 @@ class _Reading:
 
 
 def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, TokenLogprobs]]:
-    """``said`` by the ``tokens`` it was sent with.
+    """`said` by the `tokens` it was sent with.
 
     Tokens that are no whole characters are one piece, with the sum of their log-probabilities. So is all that was said
     when it is not the text of its tokens, as where the server made calls of tools out of it.
@@ -375,7 +375,7 @@ def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, T
 def _whole_characters(
     said: str, tokens: Sequence[ServerToken]
 ) -> Iterator[tuple[str, TokenLogprobs]]:
-    """Up to the end of ``said``: what ends an answer is a token without text."""
+    """Up to the end of `said`: what ends an answer is a token without text."""
     held, total, left = b"", 0.0, len(said)
     for one in tokens:
         alone, held, total = not held, held + one.data, total + one.logprob

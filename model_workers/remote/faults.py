@@ -73,7 +73,7 @@ def fault_of_status(status: int, body: bytes, retry_after_s: float | None) -> Se
 
 
 def fault_in_stream(error: Any) -> ServerFault:
-    """The fault of an ``error`` inside a stream, where a server may also say that the request is wrong."""
+    """The fault of an `error` inside a stream, where a server may also say that the request is wrong."""
     message = f"the server broke the answer off{_named(error)}"
     if _is_of_request(error):
         return ServerFault(message, InvalidRequest, Retry.NEVER)
@@ -81,7 +81,7 @@ def fault_in_stream(error: Any) -> ServerFault:
 
 
 def _is_of_request(error: Any) -> bool:
-    """Whether ``error`` is about the request: by the status in it (vLLM), or by OpenAI's type."""
+    """Whether `error` is about the request: by the status in it (vLLM), or by OpenAI's type."""
     if not isinstance(error, Mapping):
         return False
     status = error.get("code", error.get("status"))

@@ -53,7 +53,7 @@ class ServerHealth:
         self._quiet_until = -math.inf
 
     def doubt(self, reason: str) -> None:
-        """Ask soon: a request has failed for ``reason``, which the log gets, once in `QUIET_S`."""
+        """Ask soon: a request has failed for `reason`, which the log gets, once in `QUIET_S`."""
         now = time.monotonic()
         if now >= self._quiet_until:
             logger.warning("server %s failed a request: %s", self._name, reason)

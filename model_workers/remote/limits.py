@@ -43,7 +43,7 @@ class Gate:
         return now >= self.open_at
 
     def answered(self, headers: Mapping[str, str], now: float) -> None:
-        """The server has taken a request; its ``headers`` may say that it was the last one for now."""
+        """The server has taken a request; its `headers` may say that it was the last one for now."""
         self.failures = 0
         waits = [_exhausted_s(headers, what) for what in _COUNTED]
         self._close(max(waits), now)
@@ -86,7 +86,7 @@ def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
 
 
 def _duration_s(headers: Mapping[str, str], what: str) -> float:
-    """Seconds of ``1.5``, ``20ms`` or ``6m0s``; a default for anything else."""
+    """Seconds of `1.5`, `20ms` or `6m0s`; a default for anything else."""
     said = headers.get(f"x-ratelimit-reset-{what}", "").strip()
     if (seconds := _number(said)) is not None:
         return seconds

@@ -165,7 +165,7 @@ async def start_server(worker: Worker, address: str, tls: Path | None = None) ->
     """Start to serve ``worker`` on ``address``.
 
     Args:
-        worker: one that `LoopTurns` runs in this event loop; responses are not sent from other threads.
+        worker: one that `LoopRunner` runs in this event loop; responses are not sent from other threads.
         address: host and port.
         tls: a folder with the certificate that encrypts; no encryption if None.
 

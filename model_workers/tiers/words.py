@@ -1,6 +1,6 @@
-"""The vocabulary of the support tasks, from ``words.json``: names, products, and how customers describe their problems.
+"""The vocabulary of the support tasks, from `words.json`: names, products, and how customers describe their problems.
 
-In complaints and asides ``{p}`` is a product, ``{q}`` another one, ``{d}`` a number of days; in closers ``{n}`` is a
+In complaints and asides `{p}` is a product, `{q}` another one, `{d}` a number of days; in closers `{n}` is a
 name. Asides carry no label, some of them with words that complaints of another label use. Changing a word changes every
 generated task.
 """

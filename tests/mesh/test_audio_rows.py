@@ -21,7 +21,7 @@ from gateway.server import Gateway
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import SequenceStep
 from model_workers.remote.server import start_server
-from model_workers.runners import LoopTurns
+from model_workers.runners import LoopRunner
 from model_workers.worker import Worker
 from sluice.client import AsyncClient, Audio, Event, Notice, NoticeKind
 from sluice.settings import GatewaySettings, HttpSettings, ModelSettings, Settings
@@ -66,7 +66,7 @@ class StruckWorker:
 
         engine.step = watched
         # `start_server` serves workers of its event loop alone.
-        runner = LoopTurns(asyncio.get_running_loop())
+        runner = LoopRunner(asyncio.get_running_loop())
         self._worker = Worker("ears", engine, NoOpTracer(), lambda: None, runner)
         self._worker.start()
         self._server = await start_server(self._worker, self._address)

@@ -106,7 +106,7 @@ async def test_messages_keep_a_distance() -> None:
 
 
 async def test_steps_wait_to_be_sent_and_commands_do_not() -> None:
-    runner = LoopTurns(asyncio.get_running_loop(), pace_s=WAIT_S)
+    runner = LoopRunner(asyncio.get_running_loop(), pace_s=WAIT_S)
     engine, sender = Part(), Part()
     sender.sends = True
     runner.start(engine, sender, pytest.fail)
@@ -130,7 +130,7 @@ async def test_timers_are_whole_milliseconds(monkeypatch: pytest.MonkeyPatch) ->
         return call_later(delay, callback)
 
     monkeypatch.setattr(loop, "call_later", record)
-    runner, engine, sender = LoopTurns(loop), Part(), Part()
+    runner, engine, sender = LoopRunner(loop), Part(), Part()
     sender.on_turn = lambda: setattr(sender, "next_due", time.monotonic() + 0.0003)
     runner.start(engine, sender, pytest.fail)
     await until(lambda: bool(delays))

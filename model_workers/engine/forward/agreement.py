@@ -43,7 +43,7 @@ def check_agreement(
     tokens: int,
     tolerance: float,
 ) -> None:
-    """Refuse a model whose first ``tokens`` logits over the paged cache are not transformers'.
+    """Refuse a model whose first `tokens` logits over the paged cache are not transformers'.
 
     Args:
         reference: transformers' logits [rows, tokens, vocabulary] of token ids [rows, tokens].
@@ -67,7 +67,7 @@ def check_agreement(
 
 
 def _decoded(paged: PagedModel, rows: list[list[int]], tokens: int) -> Iterator[Tensor]:
-    """Decode greedily; yields the logits of each step, [rows, vocabulary], and appends tokens to ``rows``."""
+    """Decode greedily; yields the logits of each step, [rows, vocabulary], and appends tokens to `rows`."""
     blocks = paged.num_blocks // len(rows)
     tables = [range(row * blocks, (row + 1) * blocks) for row in range(len(rows))]
     pending: Sequence[Sequence[int]] = [list(row) for row in rows]

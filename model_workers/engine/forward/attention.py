@@ -169,7 +169,7 @@ def _before(counts: Ints) -> Ints:
 
 
 def _rows(place: Ints, size: int) -> Tensor:
-    """Numbers of the ``size`` table rows of each place."""
+    """Numbers of the `size` table rows of each place."""
     rows = place.astype(np.int32)[:, None] * np.int32(size) + np.arange(size, dtype=np.int32)
     return torch.from_numpy(rows.ravel())
 

@@ -29,7 +29,7 @@ TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 _TRIAL: Final = (7, 3, 12)
 """Lengths of its texts."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ AttentionInterface.register(ATTENTION, packed_attention)
 
 
 class PackedTexts:
-    """Computes the hidden states of texts packed; ``model`` was loaded with `ATTENTION`."""
+    """Computes the hidden states of texts packed; `model` was loaded with `ATTENTION`."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -130,7 +130,7 @@ class PackedTexts:
 
 
 class PaddedTexts:
-    """Runs a model on texts in padded groups; ``output`` takes what is wanted out of the model's output."""
+    """Runs a model on texts in padded groups; `output` takes what is wanted out of the model's output."""
 
     def __init__(self, model: Any, output: Callable[[Any], Tensor]) -> None:
         self._model = model
@@ -165,7 +165,7 @@ class PaddedTexts:
 
 
 def hidden_of(model: Any) -> Hidden:
-    """The fastest way to compute the hidden states of texts with ``model``, a base model of transformers."""
+    """The fastest way to compute the hidden states of texts with `model`, a base model of transformers."""
     padded = PaddedTexts(model, lambda output: output.last_hidden_state)
     if model.device.type != "cpu":
         return padded
@@ -181,13 +181,13 @@ def hidden_of(model: Any) -> Hidden:
         reason = f"numbers differ by {differs:.2g}"
     except Exception as error:  # model code of any kind; the other way is there for it
         reason = f"{type(error).__name__}: {error}"
-    log.info("%s: texts are padded, not packed: %s", type(model).__name__, reason)
+    logger.info("%s: texts are padded, not packed: %s", type(model).__name__, reason)
     model.set_attn_implementation(plain)
     return padded
 
 
 def groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Places of ``lengths`` in groups, of each of which at most `PADDING_MAX` would be padding."""
+    """Places of `lengths` in groups, of each of which at most `PADDING_MAX` would be padding."""
     group: list[int] = []
     tokens = 0
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):

@@ -46,7 +46,7 @@ Compute = Callable[[ModelInputs], Tensor]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], Any], Tensor]]
 """Takes a computation; returns what repeats it, and where its result lies afterwards."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> bool:
@@ -61,7 +61,7 @@ def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.d
         for s in shapes
     )
     if fits and not {"block_table", "num_splits"} <= set(signature(_varlen_attn()).parameters):
-        log.warning(
+        logger.warning(
             "torch before 2.12 has no kernel for block tables: attention is slower, and there are no CUDA graphs"
         )
         return False
@@ -158,9 +158,9 @@ def lay_out(chunks: Sequence[SequenceChunk], block_tokens: int) -> FlashLayout:
 def lay_out_decode(
     chunks: Sequence[SequenceChunk], rows: int, width: int, block_tokens: int, spare: int
 ) -> FlashLayout:
-    """The arrays of a step whose every token is a row, padded to ``rows`` rows and tables of ``width`` blocks.
+    """The arrays of a step whose every token is a row, padded to `rows` rows and tables of `width` blocks.
 
-    Rows of padding see one token, in the block ``spare``.
+    Rows of padding see one token, in the block `spare`.
     """
     wide = np.zeros((4, rows), dtype=np.int64)
     wide[2] = spare * block_tokens
@@ -185,7 +185,7 @@ def lay_out_decode(
 
 
 class FlashAttention:
-    """See `Attention`. ``kernel`` is by default `varlen_attn`."""
+    """See `Attention`. `kernel` is by default `varlen_attn`."""
 
     def __init__(self, cache: FlashKvCache, kernel: Callable[..., Any] | None = None) -> None:
         self.cache = cache
@@ -196,7 +196,7 @@ class FlashAttention:
         return self.use(self.upload(lay_out(chunks, self.cache.block_tokens)))
 
     def select(self, rows: Tensor, places: Sequence[int]) -> Tensor:
-        """Some of ``rows``, in that order."""
+        """Some of `rows`, in that order."""
         if not places:
             return rows[:0]
         return rows.index_select(0, on_device(np.array(places), self.cache.device))
@@ -260,7 +260,7 @@ class CapturedStep:
 
 
 class DecodeGraphs:
-    """The graphs of one model. ``compute`` runs it on inputs of the attention's current layout."""
+    """The graphs of one model. `compute` runs it on inputs of the attention's current layout."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class DecodeGraphs:
         self._sizes: list[int] = []
 
     def capture(self, tokens: int) -> None:
-        """Captures steps of up to ``tokens`` tokens; the largest first, because smaller ones reuse its memory.
+        """Captures steps of up to `tokens` tokens; the largest first, because smaller ones reuse its memory.
 
         What cannot be captured runs in the next larger graph, or without one.
         """
@@ -285,7 +285,7 @@ class DecodeGraphs:
             try:
                 self._captured[size] = self._captured_step(size)
             except RuntimeError as error:
-                log.warning("no CUDA graphs of %d tokens and fewer: %s", size, error)
+                logger.warning("no CUDA graphs of %d tokens and fewer: %s", size, error)
                 break
         self._sizes = sorted(self._captured)
 
@@ -346,7 +346,7 @@ def _wanted(chunks: Sequence[SequenceChunk]) -> list[int]:
 
 
 def _places_of_logits(chunks: Sequence[SequenceChunk], order: Sequence[int]) -> list[int]:
-    """Where the logits of ``chunks`` lie when they were computed in ``order``."""
+    """Where the logits of `chunks` lie when they were computed in `order`."""
     ends = accumulate(chunks[place].logits for place in order)
     end_of = dict(zip(order, ends, strict=True))
     return [

@@ -77,7 +77,7 @@ def read_config(path: str) -> dict[str, Any] | None:
 def read_folder(
     path: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> FusedFolder | None:
-    """The weights of a folder with a ``config`` of `read_config`; None when they are not exactly what it says."""
+    """The weights of a folder with a `config` of `read_config`; None when they are not exactly what it says."""
     try:
         found = _read(Path(path), dtype, device)
     except (OSError, ValueError, SafetensorError):
@@ -139,7 +139,7 @@ def _head_size(config: Mapping[str, Any]) -> int:
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors that a folder with ``config`` must have, and no others, with their shapes."""
+    """The tensors that a folder with `config` must have, and no others, with their shapes."""
     (kind,) = config["architectures"]
     size, words, head = config["hidden_size"], config["vocab_size"], _head_size(config)
     shapes = {"model.embed_tokens.weight": (words, size), "model.norm.weight": (size,)}

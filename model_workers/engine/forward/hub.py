@@ -35,7 +35,7 @@ from model_workers.model_folder import check_supported
 from sluice.settings import SettingsError
 from sluice.settings.models import GENERATE
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ATTENTION: Final = "sluice_paged"
 """The name of our function in transformers' registry. No mask function has it, so models make no mask."""
@@ -111,7 +111,9 @@ def read_weights(
         _compare(path, model, shapes, context_tokens)
     else:
         cause = "tensor_parallel" if ranks > 1 else "quantization"
-        log.info("did not compare the first tokens of %s with transformers: %s is set", path, cause)
+        logger.info(
+            "did not compare the first tokens of %s with transformers: %s is set", path, cause
+        )
     # The layers of a rank sum over all ranks, and stay as they are.
     if ranks == 1 and not is_fused(model):
         replace_linear_layers(model, quantization)
@@ -181,7 +183,7 @@ AttentionInterface.register(ATTENTION, attention_function)
 
 
 def run(model: Any, attend: Callable[[AttentionCall], Tensor], inputs: ModelInputs) -> Tensor:
-    """Logits [wanted, vocabulary] of packed tokens; each layer's attention is computed by ``attend``."""
+    """Logits [wanted, vocabulary] of packed tokens; each layer's attention is computed by `attend`."""
     token = _attend.set(attend)
     try:
         output = model(
@@ -270,7 +272,7 @@ def replace_linear_layers(model: Any, quantization: str, *, decodes: bool = True
 
 
 class HubModel(CachedModel):
-    """See `PagedModel`. ``model`` was loaded with `ATTENTION`."""
+    """See `PagedModel`. `model` was loaded with `ATTENTION`."""
 
     def __init__(self, model: Any, attention: Attention, context_tokens: int) -> None:
         super().__init__(attention, context_tokens, int(model.config.vocab_size))

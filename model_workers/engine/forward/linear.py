@@ -34,7 +34,7 @@ INT8_ROWS: Final = 8
 
 
 class Linear(nn.Module):
-    """A plain product: ``x @ weight.T + bias``."""
+    """A plain product: `x @ weight.T + bias`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Linear(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The product, added to ``residual`` [..., outputs]."""
+        """The product, added to `residual` [..., outputs]."""
         return residual + self.forward(x)
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,7 @@ class FusedLayer:
 
 
 class FusedModel(CachedModel):
-    """See `PagedModel`. Takes the weights out of ``model``."""
+    """See `PagedModel`. Takes the weights out of `model`."""
 
     def __init__(
         self, model: Any, attention: Attention, context_tokens: int, quantization: str = "none"

@@ -22,8 +22,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class PackedChunk:
-    """A chunk in the packed order: tokens ``first`` to ``first + count - 1``, the first at position ``start``;
-    ``blocks`` are those up to its end."""
+    """A chunk in the packed order: tokens `first` to `first + count - 1`, the first at position `start`;
+    `blocks` are those up to its end."""
 
     first: int
     count: int
@@ -39,7 +39,7 @@ class PackedStep:
         tokens, positions: of every packed token.
         blocks, offsets: where each token's key and value go.
         wanted: packed places whose logits are wanted, in the order of the chunks given.
-        short: spans of few tokens; they fill the first ``short_tokens`` places.
+        short: spans of few tokens; they fill the first `short_tokens` places.
         long: the others.
     """
 

@@ -54,7 +54,7 @@ class Pipeline:
     """
 
     def __init__(self, modules: Sequence[Module], device: torch.device) -> None:
-        """``modules``: none is pooling by the mean.
+        """`modules`: none is pooling by the mean.
 
         Raises:
             SettingsError: one of them is not served.

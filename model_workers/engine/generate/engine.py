@@ -34,7 +34,7 @@ from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimit
 from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.settings.models import SideLimits
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 JOIN_SHARE: Final = 0.8
 """Least length of a sequence that joins another batch, as a share of that batch's longest sequence."""
@@ -50,7 +50,7 @@ class GenerateEngine(Engine):
         limits: SequenceLimits,
         sides: SideLimits | None = None,
     ) -> None:
-        """``sides``: the limits of an encoder-decoder."""
+        """`sides`: the limits of an encoder-decoder."""
         self.sampler = sampler
         self._model = model
         self._limits = limits
@@ -129,10 +129,10 @@ class GenerateEngine(Engine):
         """Put a batch that failed back in halves, so that only the sequence that breaks it fails; returns its end.
 
         Raises:
-            Exception: ``error``, where a sequence fails alone and nothing of its batch was computed: it may be the worker.
+            Exception: `error`, where a sequence fails alone and nothing of its batch was computed: it may be the worker.
         """
         if len(sequences) > 1:
-            log.warning("split a batch of %d sequences in two: %r", len(sequences), error)
+            logger.warning("split a batch of %d sequences in two: %r", len(sequences), error)
             for sequence in sequences:
                 sequence.move(SequenceState.PREEMPTED)
                 sequence.sampling = self._open(replace(sequence.spec, produced=sequence.answer))
@@ -142,7 +142,7 @@ class GenerateEngine(Engine):
         (sequence,) = sequences
         if not self._has_computed:
             raise error
-        log.warning("request %s failed: %r", sequence.spec.request_id, error)
+        logger.warning("request %s failed: %r", sequence.spec.request_id, error)
         self._leave(sequence)
         end = (
             SequenceEnd.RETURNED

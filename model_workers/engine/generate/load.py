@@ -27,7 +27,7 @@ from model_workers.model_folder import first_line, weight_bytes
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import SideLimits, side_limits
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TRIAL: Final = (5, 11)
 """Lengths of the two prompts that show whether padding changes logits, tokens."""
@@ -59,7 +59,7 @@ def load_generate(settings: ModelSettings) -> GenerateEngine:
     sampler = Sampler(find_constraints(path))
     engine = GenerateEngine(model, sampler, SequenceLimits.of(settings, context), sides)
     warm_up(engine, max_tokens=2)
-    log.info(
+    logger.info(
         "loaded %s: %s in %s on %s, context of %d tokens, %s",
         settings.name,
         type(loaded).__name__,
@@ -182,7 +182,7 @@ def _agrees(alone: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float)
 
 
 def _logits(model: GenerateModel, sequences: Sequence[Sequence[int]]) -> Sequence[Tensor]:
-    """Return the logits behind the first of ``sequences``, and behind its first tokens."""
+    """Return the logits behind the first of `sequences`, and behind its first tokens."""
     result = model.generate(
         sequences, 0, TRIAL_TOKENS, output_logits=True, return_dict_in_generate=True
     )

@@ -66,7 +66,7 @@ class GenerateModel:
         return answered, 0 if self.batching is Batching.PADDED else len(sequence.tokens)
 
     def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
-        """Rule out what the model's own generation_config.json rules out, in ``logits`` [sequences, vocabulary]."""
+        """Rule out what the model's own generation_config.json rules out, in `logits` [sequences, vocabulary]."""
         logits[:, self._never] = -torch.inf
         for place, sequence in enumerate(sequences):
             if not sequence.answered:
@@ -84,7 +84,7 @@ class GenerateModel:
         streamer: Any = None,
         **options: Any,
     ) -> Any:
-        """Call the model's `generate()` for up to ``tokens`` more tokens of each sequence; see `inputs`.
+        """Call the model's `generate()` for up to `tokens` more tokens of each sequence; see `inputs`.
 
         Args:
             options: of the GenerationConfig.
@@ -117,7 +117,7 @@ class GenerateModel:
     def inputs(
         self, sequences: abc.Sequence[abc.Sequence[int]], answered: int
     ) -> dict[str, Tensor]:
-        """Padded tensors of ``sequences``, whose last ``answered`` tokens are the answer's so far."""
+        """Padded tensors of `sequences`, whose last `answered` tokens are the answer's so far."""
         if not self.reads_first:
             return self._padded(sequences, left=True)
         texts = [sequence[: len(sequence) - answered] for sequence in sequences]

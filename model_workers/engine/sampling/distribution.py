@@ -1,6 +1,6 @@
 """The distribution at positions that need more than the most probable token, and draws from it.
 
-In this order: biases; masks of the constraint and of ``min_tokens``; repetition, presence and frequency penalties;
+In this order: biases; masks of the constraint and of `min_tokens`; repetition, presence and frequency penalties;
 temperature; log-probabilities; top-k, top-p, min-p; draw. docs/use/sampling.md is the reference.
 """
 
@@ -29,7 +29,7 @@ _GAMMA: Final = 0x9E3779B97F4A7C15
 def draw_shaped(
     logits: Tensor, tokens: Tensor, positions: Sequence[SamplingPosition], shaped: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The tokens of all positions, drawn from their distributions where ``shaped`` says; and what `unpack` reads.
+    """The tokens of all positions, drawn from their distributions where `shaped` says; and what `unpack` reads.
 
     Args:
         tokens: the most probable ones, or `NO_TOKEN`.
@@ -43,7 +43,7 @@ def draw_shaped(
 
 
 def _ruled(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
-    """The logits after biases, constraints, ``min_tokens`` and penalties; changes ``scores``."""
+    """The logits after biases, constraints, `min_tokens` and penalties; changes `scores`."""
     _bias(scores, positions)
     allowed = [(row, p.allowed) for row, p in enumerate(positions) if p.allowed is not None]
     if allowed:
@@ -66,7 +66,7 @@ def _bits(words: Tensor, size: int) -> Tensor:
 
 
 def _bias(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
-    """Adds ``logit_bias`` to ``scores`` (positions, vocabulary; contiguous) in place."""
+    """Adds `logit_bias` to `scores` (positions, vocabulary; contiguous) in place."""
     size = scores.shape[-1]
     biased = [
         (row * size + token_id, bias)
@@ -82,7 +82,7 @@ def _bias(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
 
 
 def _penalize(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
-    """Makes tokens that a row already has less likely; changes ``scores`` (positions, vocabulary; contiguous) in place.
+    """Makes tokens that a row already has less likely; changes `scores` (positions, vocabulary; contiguous) in place.
 
     The repetition penalty counts prompt and answer (Keskar et al., 2019: CTRL); presence and frequency penalties count
     the answer alone, as in OpenAI's API.
@@ -127,7 +127,7 @@ def _drawn(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
 
 
 def cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """``scores`` (rows, vocabulary) with minus infinity for the tokens that top-k, top-p and min-p leave out.
+    """`scores` (rows, vocabulary) with minus infinity for the tokens that top-k, top-p and min-p leave out.
 
     A cut is a threshold on the score: tokens of exactly the same score stay or go together, so the result does not
     depend on how a device breaks ties. The highest score of a row is never left out. Nucleus sampling: Holtzman et al.,
@@ -161,7 +161,7 @@ def _lowest_ranked(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _ordered(scores: Tensor, count: int) -> Tensor:
-    """The ``count`` highest scores of each row, highest first."""
+    """The `count` highest scores of each row, highest first."""
     if count < scores.shape[-1]:
         return scores.topk(count, dim=-1).values
     if scores.device.type != "cpu":
@@ -245,7 +245,7 @@ def _pack_logprobs(scores: Tensor, tokens: Tensor, top: int) -> Tensor:
 
 
 def _unpack_logprobs(values: Sequence[float], top: int) -> TokenLogprobs:
-    """One row of `_pack_logprobs`, cut to ``top`` alternatives. Tokens that are ruled out are not among them."""
+    """One row of `_pack_logprobs`, cut to `top` alternatives. Tokens that are ruled out are not among them."""
     most = len(values) // 2
     pairs = zip(values[1 : 1 + top], values[1 + most :], strict=False)
     found = tuple((int(token_id), value) for value, token_id in pairs if value > -math.inf)
@@ -253,5 +253,5 @@ def _unpack_logprobs(values: Sequence[float], top: int) -> TokenLogprobs:
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """``values`` in float32, shape (rows, 1), on the device of ``like``."""
+    """`values` in float32, shape (rows, 1), on the device of `like`."""
     return on_device(np.array(values, np.float32), like.device).unsqueeze(-1)

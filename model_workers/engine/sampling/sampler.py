@@ -30,7 +30,7 @@ class DrawRequest:
     """What to draw for one sequence: its next token and, while the drafted tokens are right, one after each of them.
 
     Attributes:
-        drafted: drafted next tokens. The caller keeps the sequence's limit: up to ``1 + len(drafted)``
+        drafted: drafted next tokens. The caller keeps the sequence's limit: up to `1 + len(drafted)`
             tokens are drawn.
     """
 
@@ -46,7 +46,7 @@ class DrawResult:
         token_ids: at least one, unless there is an error: what draws without drafts would have given one by one, since
             a drafted token is taken only for being the one that is drawn. Nothing follows a stop token.
         logprobs: one per token when asked for, else empty.
-        error: one sentence when the sequence cannot continue after ``token_ids``.
+        error: one sentence when the sequence cannot continue after `token_ids`.
         field: the path of the field of the public request that is to blame for the error; empty: the model is.
     """
 
@@ -66,7 +66,7 @@ class PendingDraw:
     def __init__(
         self, tokens: Tensor, values: Tensor, take: Callable[[list[Any]], list[DrawResult]]
     ) -> None:
-        """``take``: makes results of ``values`` on the host."""
+        """`take`: makes results of `values` on the host."""
         self.tokens = tokens
         self._take = take
         # Into pinned memory, without waiting.
@@ -94,10 +94,10 @@ class Sampler:
         self.prepared: dict[str, TokenMatcher] = {}
 
     def open(self, sequence: SequenceSpec) -> SamplingState:
-        """The state of a sequence after ``sequence.produced``; it continues as if those had been drawn here.
+        """The state of a sequence after `sequence.produced`; it continues as if those had been drawn here.
 
         Raises:
-            InvalidRequest: its constraint cannot be held here, or ``produced`` breaks it.
+            InvalidRequest: its constraint cannot be held here, or `produced` breaks it.
         """
         if not sequence.sampling.constrained:
             return SamplingState(sequence, None)
@@ -106,7 +106,7 @@ class Sampler:
         )
 
     def matcher(self, sequence: SequenceSpec) -> TokenMatcher:
-        """The matcher of a sequence with a constraint after ``sequence.produced``; raises as `open`. From any thread."""
+        """The matcher of a sequence with a constraint after `sequence.produced`; raises as `open`. From any thread."""
         if self._constraints is None:
             raise InvalidRequest("this worker has no tokenizer, which a constraint needs")
         matcher = self._constraints.open(sequence.sampling)
@@ -122,7 +122,7 @@ class Sampler:
         """Draws for each request, and appends what was drawn to its sequence's state.
 
         Args:
-            logits: float32, shape (sum of ``1 + len(drafted)``, vocabulary), in the order of the requests: after the
+            logits: float32, shape (sum of `1 + len(drafted)`, vocabulary), in the order of the requests: after the
                 sequence's last token, then after each drafted one. Not changed.
 
         Returns:

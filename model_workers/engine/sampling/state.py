@@ -48,7 +48,7 @@ class TokenCounts:
             self._counts[place] += 1
 
     def after(self, token_ids: Sequence[int]) -> "TokenCounts":
-        """The counts after ``token_ids``; itself when there are none."""
+        """The counts after `token_ids`; itself when there are none."""
         if not token_ids:
             return self
         copy = TokenCounts((), ())
@@ -147,7 +147,7 @@ class SamplingState:
         self._index += 1
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Appends ``token_ids``, which one draw gave.
+        """Appends `token_ids`, which one draw gave.
 
         Raises:
             MatcherError: what follows them cannot be constrained; the sequence ends there.
