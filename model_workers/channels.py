@@ -7,8 +7,8 @@
   of a most urgent sequence). Other tokens are coalesced by `ReportDelays`, so that batches of such sequences cost few
   messages and urgent frames meet short queues everywhere behind the worker.
 - Reports are numbered from 0 per channel. The first one is a heartbeat, sent when the channel opens.
-- A heartbeat is sent every `heartbeat_s`, or every `idle_s` while the worker has no sequence and the engine has accepted
-  all batches of the channel. Before a heartbeat the channel is checked for cancellation.
+- A heartbeat is sent every `heartbeat_s`, or every `idle_s` while the worker has no sequence and the engine has
+  accepted all batches of the channel. Before a heartbeat the channel is checked for cancellation.
 - Every channel gets a changed load, because batchers share the worker; see `ReportDelays.load_s`. Admissions are sent
   within `update_s`, at once if tasks were refused.
 - A second channel of a batcher replaces the first and drops its frames: a batcher that lost its channel sends its tasks

@@ -160,8 +160,8 @@ class CompiledGrammar:
 class TokenMatcher:
     """The allowed continuations of one answer, owned by its sequence. Any stop token ends an answer that is complete.
 
-    When the limit that sequences share is exceeded, the matcher restarts from the sequence's tokens; the sequence fails when that
-    happens again within `RESTART_TOKENS`.
+    When the limit that sequences share is exceeded, the matcher restarts from the sequence's tokens; the sequence fails
+    when that happens again within `RESTART_TOKENS`.
     """
 
     def __init__(self, grammar: CompiledGrammar, stop_token_ids: frozenset[int]) -> None:

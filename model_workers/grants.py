@@ -1,8 +1,8 @@
 """Grants: how many tasks each batcher may send. Only the worker knows its slots, its cache and all batchers.
 
 1. A grant is a total: the tasks that a batcher may have sent over its channel since it opened, ended ones included, by
-   class, most urgent first. A late or repeated grant therefore adds no capacity, and tasks on their way need no count of
-   their own. KV tokens that tasks will occupy when they end are granted in the same way.
+   class, most urgent first. A late or repeated grant therefore adds no capacity, and tasks on their way need no count
+   of their own. KV tokens that tasks will occupy when they end are granted in the same way.
 2. A class has the free slots, and those of less urgent sequences if the engine preempts. One slot of `RESERVED_SHARE`,
    and at least one, stays with the less urgent ones: preempted sequences continue in it.
 3. Capacity is divided among the batchers that have tasks of the class or a more urgent one queued, so that all have the

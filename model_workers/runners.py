@@ -249,8 +249,8 @@ class LoopRunner:
 
 
 def _give_way_and(run: Callable[[], None]) -> None:
-    # Linux counts the priority of each thread; 0 is the one that calls. Those that take sequences and send frames do not
-    # wait for it, those of torch that it starts give way as well.
+    # Linux counts the priority of each thread; 0 is the calling thread. The threads that receive tasks and send frames
+    # then do not wait for this one; the threads of torch that it starts give way as well.
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     os.setpriority(os.PRIO_PROCESS, 0, max(mine, int(os.environ.get(ENGINE_NICE, "0"))))
     run()

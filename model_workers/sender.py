@@ -2,8 +2,8 @@
 
 Sending blocks for a round trip through shared memory. That must not delay the engine, so it has a thread of its own.
 
-If the engine hangs, its channels are ended and batchers send their tasks elsewhere. The engine may recover and serve new
-channels; if it does not, the process ends.
+If the engine hangs, its channels are ended and batchers send their tasks elsewhere. The engine may recover and serve
+new channels; if it does not, the process ends.
 """
 
 import faulthandler
@@ -102,7 +102,7 @@ class Sender:
         admissions: Mapping[str, Sequence[worker_pb2.Admission]] = MappingProxyType({}),
         grants: Mapping[str, Grant] = MappingProxyType({}),
     ) -> None:
-        """Add the results of a step by batcher: its frames, the admissions before it, the grants and the load after it."""
+        """Add the load after a step, its frames, the admissions before it and the grants, each by batcher."""
         now = self._clock()
         with self._changed:
             due_at = self._channels.next_due()

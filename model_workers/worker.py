@@ -53,8 +53,8 @@ class InboxFull(Exception):
 class EngineLoop:
     """Drives one engine. `run` is its thread; `submit`, `wake` and `stop` may be called from any other.
 
-    Without a thread, `begin` is called once, and `turn` whenever `changed` was notified. Commands call `serve`, `admit`,
-    `cancel`, `abandon` and `demand`.
+    Without a thread, `begin` is called once, and `turn` whenever `changed` was notified. Commands call `serve`,
+    `admit`, `cancel`, `abandon` and `demand`.
     """
 
     def __init__(

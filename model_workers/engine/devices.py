@@ -52,8 +52,8 @@ def describe_dtype(
 ) -> str:
     """What a model computes in where `dtype` is `named`, and what speaks for it.
 
-    The processor does not change what "auto" takes: a sequence that another worker continues must get the same tokens there
-    (docs/internals/decisions/engine-numerics.md).
+    The processor does not change what "auto" takes: a sequence that another worker continues must get the same tokens
+    there (docs/internals/decisions/engine-numerics.md).
 
     Args:
         capabilities: of the processor; this one's where they are not given.

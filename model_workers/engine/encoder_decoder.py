@@ -1,9 +1,9 @@
 """The engine of encoder-decoders (T5, BART, Marian and their kin), on transformers' own model code.
 
-A sequence's prompt is what the encoder reads, once, together with the other texts of the step in groups of similar length.
-Then its answer is decoded beside those of all other sequences, one token a step, whatever their positions are (continuous
-batching). Keys and values of all sequences lie in one batch: those of the answers end in one column, those of the texts
-(cross-attention, computed once a sequence) begin in one.
+A sequence's prompt is what the encoder reads, once, together with the other texts of the step in groups of similar
+length. Then its answer is decoded beside those of all other sequences, one token a step, whatever their positions are
+(continuous batching). Keys and values of all sequences lie in one batch: those of the answers end in one column, those
+of the texts (cross-attention, computed once a sequence) begin in one.
 """
 
 from collections import abc
@@ -99,8 +99,8 @@ class BufferLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 class Batch:
     """The sequences that decode, with their keys and values.
 
-    Sequences stand without gaps at the front of the buffers: the last one takes the place of one that leaves. Answers end in
-    the same column, and texts begin in the first one.
+    Sequences stand without gaps at the front of the buffers: the last one takes the place of one that leaves. Answers
+    end in the same column, and texts begin in the first one.
 
     Attributes:
         sequences: in the order of the buffers.
@@ -293,7 +293,9 @@ class EncoderDecoder:
         return logits
 
     def next(self, batch: Batch) -> Tensor:
-        """The logits of the next token of each sequence, [sequences, vocabulary]; the newest ones are in the cache then."""
+        """The logits of the next token of each sequence, [sequences, vocabulary]; the newest ones are in the cache
+        then.
+        """
         tokens, mask = [[sequence.tokens[-1]] for sequence in batch.sequences], batch.text_mask
         # Of the texts only the shape is asked for: their keys and values are in the cache.
         size = self._model.get_input_embeddings().weight.shape[1]

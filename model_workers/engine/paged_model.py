@@ -162,6 +162,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _fault(error: Exception, others_computed: bool) -> Fault:
     if _is_out_of_memory(error):
         return Fault(
-            "the worker has not enough memory to compute this sequence: lower prefill_tokens, or cache_gb or memory_share"
+            "not enough memory to compute this sequence; lower prefill_tokens, cache_gb or memory_share"
         )
     return Fault(f"the model failed on this sequence: {type(error).__name__}", others_computed)

@@ -1,8 +1,9 @@
 """Whisper: speech in, text out; the rest of its engine is that of every encoder-decoder.
 
-A sequence's audio becomes log-mel features here, by transformers' own feature extractor, and the encoder hears a few sequences at
-a time: each costs as much as the longest, so a step must not wait for many. The prompt is what the decoder begins with
-(start, language, task), as the gateway has chosen it; where the language is to be found, the answer begins with it.
+A sequence's audio becomes log-mel features here, by transformers' own feature extractor, and the encoder hears a few
+sequences at a time: each costs as much as the longest, so a step must not wait for many. The prompt is what the decoder
+begins with (start, language, task), as the gateway has chosen it; where the language is to be found, the answer begins
+with it.
 """
 
 from collections import abc

@@ -15,7 +15,14 @@ from typing import Final
 
 from typing_extensions import override
 
-from model_workers.engine.protocol import Engine, EngineLoad, SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
+from model_workers.engine.protocol import (
+    Engine,
+    EngineLoad,
+    SequenceEnd,
+    SequenceSpec,
+    SequenceStep,
+    TokenLogprobs,
+)
 from model_workers.engine.sequences import SequenceLimits, check_sequence
 from model_workers.remote.api import ServerUsage
 from model_workers.remote.client import ServerClient
@@ -185,9 +192,7 @@ class RemoteEngine(Engine):
         returned = fault.retry is not Retry.NEVER and (row.begun or not self.alone)
         end = SequenceEnd.RETURNED if returned else SequenceEnd.FAILED
         step = row.spec.ended(end, fault.message)
-        return replace(
-            step, reason=fault.kind.reason, retry_after_s=fault.retry_after_s or 0.0
-        )
+        return replace(step, reason=fault.kind.reason, retry_after_s=fault.retry_after_s or 0.0)
 
     def _tell(self, row: RemoteSequence | None = None, step: SequenceStep | None = None) -> None:
         """Add an event and wake the worker, which takes all of this pass of the loop together."""

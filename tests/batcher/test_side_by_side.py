@@ -41,7 +41,7 @@ async def watched(address: str) -> AsyncIterator[list[worker_pb2.WorkerLoad]]:
     """
     loads: list[worker_pb2.WorkerLoad] = []
     heard = asyncio.Event()
-    epoch = worker_pb2.OpenChannel(batcher="watcher", heartbeat_ms=100)
+    opening = worker_pb2.OpenChannel(batcher="watcher", heartbeat_ms=100)
     request = infer_request("echo", worker_pb2.WorkerRequest(open_channel=opening), ends=True)
 
     async def listen(call: grpc.aio.StreamStreamCall) -> None:

@@ -113,7 +113,7 @@ def test_heartbeats_go_out_with_and_without_frames() -> None:
 
 def test_a_worker_without_rows_sends_fewer_heartbeats_until_one_comes() -> None:
     opened, load = Channels("worker-1"), worker_pb2.WorkerLoad
-    epoch = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, idle_heartbeat_ms=4000)
+    opening = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, idle_heartbeat_ms=4000)
     opened.open(opening, FakePort(), 0.0)
     opened.due(0.0)
     assert opened.next_due() == 4.0
@@ -128,7 +128,7 @@ def test_a_worker_without_rows_sends_fewer_heartbeats_until_one_comes() -> None:
 
 def test_a_batcher_hears_of_the_worker_until_the_engine_takes_its_batch() -> None:
     opened = Channels("worker-1")
-    epoch = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, idle_heartbeat_ms=9000)
+    opening = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, idle_heartbeat_ms=9000)
     opened.open(opening, FakePort(), 0.0)
     made_ready = opened.get("b", 0)
     assert made_ready is not None

@@ -1,4 +1,6 @@
-"""Sequences whose constraints are compiled beside the engine's thread: others go on, and every end of a sequence is reported."""
+"""Sequences whose constraints are compiled beside the engine's thread: others go on, and every end of a sequence is
+reported.
+"""
 
 from threading import Event
 from typing import Any

@@ -144,7 +144,7 @@ def test_a_request_that_is_no_channel_ends_without_a_report(sender: Sender) -> N
 def test_a_hanging_engine_ends_the_channels_that_it_served_and_then_the_process(
     sender: Sender, clock: Clock, watchdog: Watchdog, lost: list[tuple[str, float]], hung: Event
 ) -> None:
-    served, epoch = FakePort(), FakePort()
+    served, opening = FakePort(), FakePort()
     opened(sender, served, 5.0)
     sender.open(worker_pb2.OpenChannel(batcher="other", heartbeat_ms=5000), opening)
     opening.wait_reports(1)

@@ -316,7 +316,7 @@ def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -
 
 
 def test_a_second_channel_ends_the_rows_of_the_first(worker: Worker) -> None:
-    """A process that was stopped comes back: by now its sequences are elsewhere, or come again with a higher attempt."""
+    """A suspended process comes back: by now its sequences are elsewhere, or come again with a higher attempt."""
     first = opened(worker)
     sequences = [wire_row(name, max_tokens=FOREVER) for name in ("elsewhere", "again")]
     asked(worker, first, batch(sequences))

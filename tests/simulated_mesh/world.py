@@ -398,5 +398,7 @@ class World:
                 kept_rows = model._requests._rows
                 left += [f"{batcher.process.name}: {sorted(kept_rows)}"] * bool(kept_rows)
         for url, triton in self.tritons.items():
-            left += [f"{url}: rows"] * (triton.worker is None or triton.worker.engine.has_sequences())
+            left += [f"{url}: rows"] * (
+                triton.worker is None or triton.worker.engine.has_sequences()
+            )
         return left

@@ -4,7 +4,8 @@ Sequences wait until no batch runs. Then the most urgent one begins the next bat
 
 1. Sequences that came in one batch of the batcher go together: its policy chose them.
 2. Others that wait join them where they are about as long, so that they add little padding.
-3. A batch holds `slots` sequences at most, and no more cells of the KV cache than `slots` sequences of the context have.
+3. A batch holds `slots` sequences at most, and no more cells of the KV cache than `slots` sequences of the context
+   have.
 
 Nothing joins a batch that runs. A step computes one token of each of its sequences.
 """
@@ -129,7 +130,8 @@ class GenerateEngine(Engine):
         """Put a batch that failed back in halves, so that only the sequence that breaks it fails; returns its end.
 
         Raises:
-            Exception: `error`, where a sequence fails alone and nothing of its batch was computed: it may be the worker.
+            Exception: `error`, where a sequence fails alone and nothing of its batch was computed: it may be the
+                worker.
         """
         if len(sequences) > 1:
             logger.warning("split a batch of %d sequences in two: %r", len(sequences), error)

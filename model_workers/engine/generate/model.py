@@ -1,4 +1,4 @@
-"""A model of transformers with `generate()`: what goes into it for a batch of sequences, and which sequences share one."""
+"""A model of transformers with `generate()`: its inputs for a batch of sequences, and which sequences share a batch."""
 
 import re
 from collections import abc

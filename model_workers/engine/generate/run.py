@@ -1,8 +1,8 @@
 """One padded batch inside transformers' `generate()`, on a thread of its own.
 
 The thread and the engine's thread take turns: `BatchRun.advance` lets `generate()` compute one token of every sequence,
-and waits for it. So only one of the two ever touches the sequences, and one token is one step of the engine. In each turn
-`generate()` calls
+and waits for it. So only one of the two ever touches the sequences, and one token is one step of the engine. In each
+turn `generate()` calls
 
 1. `_Draw` (a logits processor), where our sampler draws by (seed, position); greedy decoding then takes what it drew;
 2. `_Ends` (a stopping criterion), where each sequence takes its token, and which ends sequences one by one;

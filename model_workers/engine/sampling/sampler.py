@@ -83,7 +83,8 @@ class PendingDraw:
 
 
 class Sampler:
-    """Draws for the sequences of one engine. Not thread-safe but for `matcher`. Holds no sequences: each has its `SamplingState`.
+    """Draws for the sequences of one engine. Not thread-safe but for `matcher`. Holds no sequences: each has its
+    `SamplingState`.
 
     Attributes:
         prepared: matchers of sequences that are opened next, by request.
@@ -126,7 +127,8 @@ class Sampler:
                 sequence's last token, then after each drafted one. Not changed.
 
         Returns:
-            One for each request. A sequence whose logits are no distribution has an error, and does not affect the others.
+            One for each request. A sequence whose logits are no distribution has an error, and does not affect the
+            others.
         """
         return self.begin(logits, requests).read()
 
@@ -134,8 +136,8 @@ class Sampler:
     def begin(self, logits: Tensor, requests: Sequence[DrawRequest]) -> PendingDraw:
         """Begins to draw; as `draw`, but does not wait for the device.
 
-        Sequences without drafts whose states do not read tokens (`SamplingState.reads_tokens`) may begin their next draw
-        before this one is read.
+        Sequences without drafts whose states do not read tokens (`SamplingState.reads_tokens`) may begin their next
+        draw before this one is read.
         """
         if all(request.state.is_plain and not request.drafted for request in requests):
             tokens = values = _most_probable(logits)

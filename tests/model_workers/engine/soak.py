@@ -3,9 +3,9 @@
     python -m tests.model_workers.engine.soak --requests 10000
 
 The requests come in ten tenths of the very same work. They share prefixes, have three ranks and give way to each other;
-some are cancelled, some run into their deadline, some are replaced by a higher attempt. Exit code 1 when blocks, sequences
-or memory are lost, or when the last tenth was more than 3 % slower than the first (CPU time, so that other processes do
-not count).
+some are cancelled, some run into their deadline, some are replaced by a higher attempt. Exit code 1 when blocks,
+sequences or memory are lost, or when the last tenth was more than 3 % slower than the first (CPU time, so that other
+processes do not count).
 """
 
 import argparse

@@ -43,7 +43,9 @@ def test_a_lack_of_memory_is_named_and_the_fault_is_logged_once(
 ) -> None:
     with caplog.at_level(logging.ERROR):
         _, broken = FaultIsolator(Fragile()).forward(chunks([1, -1, 2, 3], [1] * 4))
-    message = "the worker has not enough memory to compute this sequence: lower prefill_tokens, or cache_gb or memory_share"
+    message = (
+        "not enough memory to compute this sequence; lower prefill_tokens, cache_gb or memory_share"
+    )
     assert broken == {1: Fault(message)}
     assert len(caplog.records) == 1
 

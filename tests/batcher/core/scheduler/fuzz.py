@@ -80,7 +80,7 @@ class Worker:
             classes=map(self.load_of, range(len(CLASSES))) if self.preempts else (),
         )
         waiting = sum(row.prefill_tokens for row in fresh)
-        *urgent, last = (Room(room.rows, room.tokens, waiting) for room in class_capacities(load))
+        *urgent, last = (Room(room.tasks, room.tokens, waiting) for room in class_capacities(load))
         return Capacity(
             self.name,
             *last,
