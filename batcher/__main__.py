@@ -1,4 +1,4 @@
-"""``python -m batcher --config FILE [--id ID]``: one batcher process; ends after a drain on SIGTERM or SIGINT."""
+"""`python -m batcher --config FILE [--id ID]`: run one batcher; drains on SIGTERM or SIGINT."""
 
 import sluice.quick_start  # noqa: F401
 

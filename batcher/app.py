@@ -1,20 +1,25 @@
-"""The batcher process: start-up, and drain in the reverse order."""
+"""The batcher process: start, serve, drain.
+
+`Batcher` owns a `ModelLoop` for each model and the connection to NATS. Messages of gateways arrive
+here and go to the loop of their model; frames go back through `GatewayTransport`.
+"""
 
 import asyncio
 import contextlib
 import logging
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from opentelemetry.trace import Tracer
 
-from batcher.core.row import checked_task
-from batcher.gateways import Gateways, Reporter
+from batcher.core.queued_request import checked_task
+from batcher.gateways import GatewayTransport, Reporter
 from batcher.metrics import BatcherMetrics
-from batcher.model_loop import ModelLoop, Process
-from batcher.spans import RowSpans
+from batcher.model_loop import BatcherProcess, ModelLoop
+from batcher.spans import RequestSpans
 from sluice.background import BackgroundTasks
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
@@ -28,43 +33,44 @@ from sluice.wire.codec import MalformedMessage
 from sluice.wire.connection import MeshClient, connect, disconnect
 from sluice.wire.reload import reloading
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLOSE_S: Final = 5.0
-"""How long a drain may take beyond its limit, seconds."""
+"""How much longer than its limit a drain may take, in seconds."""
 RESTART_S: Final = 0.5
-"""Pause before a model starts again after a fault of its loop, seconds."""
-
-LOOK_S: Final = 1.0
-"""How often it is asked whether gateways are there whose spans may not be sent yet, seconds."""
-
+"""Pause before a model starts again after its loop failed, in seconds."""
 MINUTE_S: Final = 60.0
-"""How often schedules of policies are looked at, seconds: their times, and the offsets of time zones, have whole
-minutes."""
+"""Interval at which policy schedules are evaluated, in seconds; their times have whole minutes."""
 
 LIVE_KEYS: Final = frozenset(
     f"batcher.{name}" for name in ("policy", "policies", "room_rows", "room_bytes", "drain_s")
 )
-"""Settings that a running batcher takes over at once; the rest needs a new process."""
+"""Settings that a running batcher applies on reload; others need a restart."""
 SECTIONS: Final = ("nats", "triton", "batcher", "tls")
-"""Sections of the settings that a batcher depends on and cannot change; `check_change` looks at models itself."""
+"""Sections that a batcher depends on and cannot change; `check_change` checks the models."""
 
 
 def check_change(before: Settings, after: Settings) -> None:
-    """Raises SettingsError, with the key, when ``after`` changes what cannot be changed while running."""
+    """Raise SettingsError, naming the key, if a reload changes what cannot change while running."""
     refuse_changes(before, after, SECTIONS, LIVE_KEYS)
-    known = {model.task_name: model for model in before.served}
+    served = {model.task_name: model for model in before.served}
     for model in after.served:
         addresses(after, model)
-        if model.task_name in known and not model.same_workers(known[model.task_name]):
+        former = served.get(model.task_name)
+        if former is not None and not model.same_workers(former):
             raise SettingsError(
-                f"models: {model.name}: its rows may need the workers that it has: give the changed model another "
-                "generation, and put the former one into retiring"
+                f"models: {model.name}: its workers changed, but running requests may need the "
+                "former ones; give the changed model a new generation and put the former one "
+                "into retiring"
             )
 
 
 class Batcher:
-    """All models of one process on one connection to NATS."""
+    """All models of one process on one connection to NATS.
+
+    Attributes:
+        loops: the loops of the models, by task name; read-only for others.
+    """
 
     def __init__(
         self,
@@ -75,23 +81,23 @@ class Batcher:
         instruments: Instruments,
     ) -> None:
         self._settings = settings
-        self._spans = RowSpans(tracer)
-        self._gateways = Gateways(nats_client, batcher)
+        self._spans = RequestSpans(tracer)
+        self._gateways = GatewayTransport(nats_client, batcher)
         self._reporter = Reporter(nats_client, self._report)
         self._drains = control_pb2.DrainsChanged()
-        self._answering = BackgroundTasks()
-        self._process = Process(
+        self._replies = BackgroundTasks()
+        self._process = BatcherProcess(
             batcher,
             self._gateways,
             self._spans,
-            self._reporter.changed,
-            self._reporter.capacity_changed,
+            self._reporter.on_readiness,
+            self._reporter.on_capacity,
             BatcherMetrics(instruments),
             channel_credentials(settings.tls.mesh),
         )
-        self._loops = {model.task_name: self._new_loop(model) for model in settings.served}
+        self.loops = {model.task_name: self._new_loop(model) for model in settings.served}
         self._running: dict[str, asyncio.Task[None]] = {}
-        """Of each loop, once `run` was called."""
+        """Task of each loop, once `run` was called."""
         self._group = asyncio.TaskGroup()
 
     def _new_loop(self, model: ModelSettings) -> ModelLoop:
@@ -100,149 +106,158 @@ class Batcher:
         loop.drain_workers(self._drained(model.task_name))
         return loop
 
-    def _take_drains(self, drains: control_pb2.DrainsChanged) -> None:
+    def _on_drains(self, drains: control_pb2.DrainsChanged) -> None:
         if drains.revision <= self._drains.revision:
             return
         self._drains = drains
-        log.info("drained workers: %s", [one.worker for one in drains.record.workers] or "none")
-        for model, loop in self._loops.items():
+        workers = [drained.worker for drained in drains.record.workers]
+        logger.info("drained workers: %s", workers or "none")
+        for model, loop in self.loops.items():
             loop.drain_workers(self._drained(model))
 
     def _drained(self, model: str) -> frozenset[str]:
-        return frozenset(one.worker for one in self._drains.record.workers if one.model == model)
+        workers = self._drains.record.workers
+        return frozenset(drained.worker for drained in workers if drained.model == model)
 
     async def apply(self, settings: Settings) -> None:
-        """Activates policies, weights, limits and models of ``settings``; see `sluice.settings.reload.Apply`."""
+        """Activate policies, weights, limits and models; see `sluice.settings.reload.Apply`."""
         check_change(self._settings, settings)
         self._settings = settings
-        for loop in self._loops.values():
+        for loop in self.loops.values():
             loop.change(settings)
         served = {model.task_name: model for model in settings.served}
-        for name in served.keys() - self._loops.keys():
-            self._loops[name] = self._new_loop(served[name])
+        for name in served.keys() - self.loops.keys():
+            self.loops[name] = self._new_loop(served[name])
             self._start(served[name])
-        await asyncio.gather(*map(self._end_model, self._loops.keys() - served.keys()))
-        self._reporter.changed()
+        await asyncio.gather(*map(self._stop_model, self.loops.keys() - served.keys()))
+        self._reporter.on_readiness()
 
     def _start(self, model: ModelSettings) -> None:
-        self._loops[model.task_name].log_notes()
+        self.loops[model.task_name].log_notes()
         self._running[model.task_name] = self._group.create_task(self._serve(model))
 
-    async def _end_model(self, name: str) -> None:
-        """Serves a model no longer. Rows that it still has are returned to their gateways."""
-        loop, drain_s = self._loops[name], self._settings.batcher.drain_s
-        with contextlib.suppress(TimeoutError):  # one that is just beginning anew does not answer
+    async def _stop_model(self, name: str) -> None:
+        """Stop serving a model, and return its remaining requests to their gateways."""
+        loop, drain_s = self.loops[name], self._settings.batcher.drain_s
+        with contextlib.suppress(TimeoutError):  # a loop that is being restarted does not answer
             async with asyncio.timeout(drain_s + CLOSE_S):
                 await loop.drain(drain_s)
-        await _end(self._running.pop(name))
-        loop = self._loops.pop(name)
+        await _cancel(self._running.pop(name))
+        loop = self.loops.pop(name)
         await loop.close()
-        self._process.metrics.ended(name)
-        log.info("%s is not served any more", name)
+        self._process.metrics.on_model_stopped(name)
+        logger.info("stopped serving model %s", name)
 
-    # Events, see `batcher.gateways.GatewayEvents`.
+    # Messages of gateways.
 
     def on_task(self, payload: bytes, headers: dict[str, str] | None) -> None:
-        """Gives a task to its model; one that cannot be read or served is left to its gateway, which asks for it."""
+        """Pass a task to its model. A task that is dropped is queried, and sent again, by its gateway."""
         try:
             task = checked_task(payload)
         except MalformedMessage as error:
-            log.error("a task is dropped: %s", error)
+            logger.error("dropped malformed task: %s", error)
             return
-        self._gateways.heard(task.gateway, time.monotonic())
-        loop = self._loops.get(task.model)
+        self._gateways.on_message(task.gateway, time.monotonic())
+        loop = self.loops.get(task.model)
         if loop is not None:
             loop.on_task(task, headers or {}, len(payload))
 
-    def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
-        """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
-        self._gateways.heard(message.gateway, time.monotonic())
-        match message.WhichOneof("message"):
-            case "announce" if message.announce.leaving:
-                self._spans.of_gateways.forget(message.gateway)
-            case "announce":
-                # It has just begun: rows under its name are of the process before it, and would only delay its own.
-                self.on_gateway_gone(message.gateway)
-                self._reporter.changed()
-            case "drains_changed":
-                self._take_drains(message.drains_changed)
-            case "cancel":
-                for loop in self._loops.values():
-                    loop.on_cancel(message.cancel.tasks)
-        unknown = [
-            frame_pb2.TaskRef(request_id=asked.request_id, attempt=asked.attempt)
-            for asked in message.query.tasks
-            if not any(loop.on_question(asked) for loop in self._loops.values())
-        ]
-        if unknown and not broadcast:
-            bundle = frame_pb2.FrameBundle(batcher=self._process.batcher, unknown=unknown)
-            self._answering.spawn(self._gateways.send(message.gateway, bundle))
+    def on_control(
+        self, message: control_pb2.ControlMessage, *, is_broadcast: bool = False
+    ) -> None:
+        """Handle a control message.
 
-    def on_gateway_gone(self, gateway: str, *, waiting_only: bool = False) -> None:
-        """Drops the rows of a gateway; ``waiting_only``: not those that a worker has."""
-        for loop in self._loops.values():
-            loop.on_gateway_gone(gateway, waiting_only=waiting_only)
+        A cancel names no model: it bundles requests of several, and a loop ignores the others'.
+        """
+        self._gateways.on_message(message.gateway, time.monotonic())
+        match message.WhichOneof("message"):
+            case "announce" if not message.announce.leaving:
+                # The gateway has just started: requests under its name are of its former process.
+                self._drop_gateway(message.gateway)
+                self._reporter.on_readiness()
+            case "drains_changed":
+                self._on_drains(message.drains_changed)
+            case "cancel":
+                for loop in self.loops.values():
+                    loop.on_cancel(message.cancel.tasks)
+            case "query":
+                unknown = [row for row in message.query.tasks if not self._answer_query(row)]
+                # The other batchers know what a broadcast query asks for.
+                if unknown and not is_broadcast:
+                    self._reply_unknown(message.gateway, unknown)
+
+    def _answer_query(self, row: control_pb2.TaskProgress) -> bool:
+        return any(loop.on_query(row) for loop in self.loops.values())
+
+    def _reply_unknown(self, gateway: str, rows: list[control_pb2.TaskProgress]) -> None:
+        refs = [frame_pb2.TaskRef(request_id=row.request_id, attempt=row.attempt) for row in rows]
+        bundle = frame_pb2.FrameBundle(batcher=self._process.batcher, unknown=refs)
+        self._replies.spawn(self._gateways.send(gateway, bundle))
+
+    def on_absent(self, gateway: str, is_gone: bool) -> None:
+        """Drop requests of an absent gateway: those that no worker has, and all once it is gone."""
+        self._drop_gateway(gateway, waiting_only=not is_gone)
+
+    def _drop_gateway(self, gateway: str, *, waiting_only: bool = False) -> None:
+        for loop in self.loops.values():
+            loop.drop_gateway(gateway, waiting_only=waiting_only)
 
     def on_loss(self) -> None:
-        """NATS was reconnected, or messages were dropped."""
-        self._gateways.restart(time.monotonic())
-        self._reporter.changed()  # gateways may have given it up
+        """Recover after a reconnect of NATS, or after dropped messages."""
+        self._gateways.on_reconnect(time.monotonic())
+        self._reporter.on_readiness()  # gateways may have given this batcher up
+
+    async def listen(self) -> None:
+        """Start to receive messages of gateways."""
+        on_broadcast = partial(self.on_control, is_broadcast=True)
+        await self._gateways.listen(self.on_task, self.on_control, on_broadcast, self.on_absent)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until ``stop``, then drains."""
-        await self._gateways.listen(self)
+        """Serve until `stop`, then drain."""
+        await self.listen()
         async with self._group as group:
             reporting = group.create_task(self._reporter.run())
-            looking = group.create_task(self._look_for_gateways())
             scheduling = group.create_task(self._follow_schedules())
             for model in self._settings.served:
                 self._start(model)
             await stop.wait()
-            await _end(reporting, looking, scheduling)
+            await _cancel(reporting, scheduling)
             await self._reporter.leave()
-            await asyncio.gather(*map(self._end_model, list(self._loops)))
+            await asyncio.gather(*map(self._stop_model, list(self.loops)))
         self._spans.close()
 
-    async def _look_for_gateways(self) -> None:
-        """Traces whose gateway was killed say that they are incomplete."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            gateways = self._spans.of_gateways.processes(time.monotonic())
-            for gateway in await self._gateways.absent(gateways) if gateways else ():
-                self._spans.of_gateways.lost(gateway, time.monotonic())
-
     async def _follow_schedules(self) -> None:
-        """Put policies in force at the minutes at which their schedules say so."""
+        """Activate scheduled policies at their minutes."""
         while True:
             await asyncio.sleep(MINUTE_S - time.time() % MINUTE_S)
             moment = datetime.now(UTC)
-            for loop in self._loops.values():
+            for loop in self.loops.values():
                 loop.follow_schedule(moment)
 
     async def _serve(self, model: ModelSettings) -> None:
-        """Runs a model; after a fault it begins anew, and gateways send its rows again."""
+        """Run a model. After a fault it starts anew, and gateways send its requests again."""
+        name = model.task_name
         while True:
-            name = model.task_name
             try:
-                await self._loops[name].run()
+                await self.loops[name].run()
             except Exception:
-                log.exception("the loop of model %s failed; its rows are sent again", name)
-            faulty, self._loops[name] = self._loops[name], self._new_loop(model)
-            await faulty.close()
-            self._reporter.changed()
+                logger.exception("model %s failed, restarting it without its requests", name)
+            failed, self.loops[name] = self.loops[name], self._new_loop(model)
+            await failed.close()
+            self._reporter.on_readiness()
             await asyncio.sleep(RESTART_S)
 
     def _report(self) -> control_pb2.BatcherReport:
         gateways = self._gateways.count(time.monotonic())
         return control_pb2.BatcherReport(
             batcher=self._process.batcher,
-            models=[loop.report(gateways) for loop in self._loops.values()],
+            models=[loop.report(gateways) for loop in self.loops.values()],
             drains_revision=self._drains.revision,
         )
 
 
 def addresses(settings: Settings, model: ModelSettings) -> tuple[str, ...]:
-    """The addresses of the Tritons that serve ``model``.
+    """Return the addresses of the Tritons that serve a model.
 
     Raises:
         SettingsError: the configuration has none.
@@ -250,7 +265,9 @@ def addresses(settings: Settings, model: ModelSettings) -> tuple[str, ...]:
     urls = model.triton_urls
     if not urls:
         if settings.triton.url is None:
-            raise SettingsError(f"triton.url: is not set, and model {model.name} has no triton_url")
+            raise SettingsError(
+                f"triton.url: not set, and model {model.name} has no triton_url; set one of them"
+            )
         urls = (settings.triton.url,)
     return tuple(url.removeprefix("grpc://") for url in urls)
 
@@ -263,7 +280,7 @@ async def serve(
     config: Path | None = None,
     instruments: Instruments | None = None,
 ) -> None:
-    """Runs a batcher until ``stop``; SIGHUP or `sluice reload` makes it read ``config`` again.
+    """Run a batcher until `stop`; SIGHUP or `sluice reload` makes it read `config` again.
 
     Raises:
         SettingsError: an address is missing.
@@ -285,17 +302,18 @@ async def serve(
     try:
         await MetricsExchange(SERVICE_BATCHER, batcher, instruments).start(nats_client)
         process = Batcher(nats_client, settings, batcher, tracer, instruments)
-        log.info("batcher %s serves %s", batcher, ", ".join(m.task_name for m in settings.served))
+        models = ", ".join(model.task_name for model in settings.served)
+        logger.info("batcher %s serves models %s", batcher, models)
         async with contextlib.AsyncExitStack() as stack:
             if config is not None:
                 await stack.enter_async_context(reloading(config, process.apply, nats_client))
             await process.run(stop)
     finally:
         await disconnect(nats_client)
-    log.info("batcher %s has ended", batcher)
+    logger.info("batcher %s stopped", batcher)
 
 
-async def _end(*tasks: asyncio.Task[None]) -> None:
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -1,14 +1,15 @@
-"""Messages over core NATS between a batcher and gateways: frames, tasks, control messages, reports.
+"""Messages over core NATS between a batcher and gateways: tasks and control in, frames and reports out.
 
-A batcher reports every second, more often while tasks wait, and at once when readiness changes.
+A batcher reports its load every second, more often while requests wait, and at once when readiness
+changes.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import nats.errors
 from nats.aio.client import Client
@@ -19,100 +20,95 @@ from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_control
 from sluice.wire.connection import MeshClient, settle
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SETTLE_S: Final = 10.0
-"""The server has this long to take our subscription, seconds."""
+"""How long the NATS server may take to accept the subscriptions, in seconds."""
 INTERVAL_S: Final = 1.0
+"""Interval of reports, in seconds."""
 BUSY_INTERVAL_S: Final = 0.25
+"""Interval of reports while requests wait, in seconds: the expected wait changes quickly then."""
 CAPACITY_DELAY_S: Final = 0.05
-"""Delay of the report that capacity is used up or free again, in seconds: under full load that changes all the time."""
-"""While tasks wait, because the expected wait changes quickly."""
+"""Delay of the report that capacity is used up or free again, in seconds: under load it changes constantly."""
 
 ABSENT_S: Final = 30.0
-"""Rows of a gateway that was away for this long are dropped, seconds."""
+"""Absence after which all requests of a gateway are dropped, in seconds."""
 UNHEARD_S: Final = 0.05
-"""Rows that wait here for a gateway that is away are dropped: it sends them again when it is back. One that was heard
-of so lately is there, and its subscription on the way through a cluster; seconds."""
+"""Grace period before "no responders" counts as absence, in seconds.
+
+In a NATS cluster the subscription of a new gateway can arrive after its first message."""
 HEARD_S: Final = 60.0
-"""A gateway that was silent for longer has no share of the bytes of the room, seconds; it may still send."""
+"""Silence after which a gateway gets no share of the batcher's bytes, in seconds; it may still send."""
 GATEWAYS_MAX: Final = 1024
-"""Gateways of which it is known when they were heard of."""
+"""Gateways whose last message is remembered."""
 RECONNECT_S: Final = 1.0
-"""After this batcher has lost NATS, gateways may be as late as this to be there again, seconds."""
+"""Time that gateways have to reconnect after this batcher lost NATS, in seconds."""
 ABSENT_PAUSE_S: Final = 5.0
-"""Two messages that found no gateway and were further apart than this do not prove that it was away in between."""
+"""Two failed messages further apart than this, in seconds, do not prove absence in between."""
 
-ABSENT_ANSWER_S: Final = 0.2
-"""How long NATS may take to say that nobody takes a message, seconds."""
-
-
-class GatewayEvents(Protocol):
-    """Receives what gateways send."""
-
-    def on_task(self, payload: bytes, headers: dict[str, str] | None) -> None:
-        """A task for this batcher."""
-
-    def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
-        """A control message, for this batcher or for all."""
-
-    def on_gateway_gone(self, gateway: str, *, waiting_only: bool = False) -> None:
-        """A gateway has been away for `ABSENT_S`; ``waiting_only``: it is away."""
+OnTask = Callable[[bytes, dict[str, str] | None], None]
+OnControl = Callable[[control_pb2.ControlMessage], None]
 
 
-class Gateways:
-    """Sends to gateways under this batcher's id, and receives."""
+class GatewayTransport:
+    """Receives messages of gateways and sends to them, under the id of this batcher."""
 
     def __init__(self, nats_client: MeshClient, batcher: str) -> None:
         self._nats = nats_client
         self._batcher = batcher
         self._dropped = 0
         self._absent: dict[str, tuple[float, float]] = {}
-        """Gateways that were not there: since when, and when that was seen last."""
+        """Absent gateways: since when, and when that was last observed."""
         self._heard_at: dict[str, float] = {}
-        """By gateway, the one that was silent for longest first."""
-        self._back_at = -math.inf
-        """When this batcher had NATS again."""
+        """Time of the last message by gateway, longest silent first."""
+        self._reconnected_at = -math.inf
 
-    async def absent(self, gateways: Collection[str]) -> set[str]:
-        """Those of ``gateways`` that are not there, as NATS says of a message without content."""
-        asked_at = time.monotonic()
-        for gateway in gateways:
-            await self.send(gateway, frame_pb2.FrameBundle(batcher=self._batcher))
-        await asyncio.sleep(ABSENT_ANSWER_S)
-        return {one for one in gateways if self._absent.get(one, (0.0, 0.0))[1] >= asked_at}
+    async def listen(
+        self,
+        on_task: OnTask,
+        on_control: OnControl,
+        on_broadcast: OnControl,
+        on_absent: Callable[[str, bool], None],
+    ) -> None:
+        """Receive messages until the connection closes.
 
-    async def listen(self, events: GatewayEvents) -> None:
-        """Takes messages until the connection closes."""
+        Args:
+            on_task: gets the payload and headers of a task for this batcher.
+            on_control: gets a control message for this batcher.
+            on_broadcast: gets a control message for all batchers.
+            on_absent: gets a gateway that did not receive a message, and whether it has been absent
+                for `ABSENT_S`, so that it counts as gone.
+        """
 
-        def own(message: Msg) -> None:
+        def on_own(message: Msg) -> None:
             if message.subject == own_task:
-                events.on_task(message.data, message.headers)
+                on_task(message.data, message.headers)
             else:
-                _take_control(message, events, broadcast=False)
+                _read_control(message, on_control)
 
-        async def control(message: Msg) -> None:
-            _take_control(message, events, broadcast=True)
+        async def on_control_subject(message: Msg) -> None:
+            _read_control(message, on_broadcast)
 
-        async def absent(message: Msg) -> None:
+        async def on_no_responders(message: Msg) -> None:
             gateway = message.subject.rpartition(".")[2]
-            away_s = self._away_s(gateway, time.monotonic())
-            if away_s is not None:
-                events.on_gateway_gone(gateway, waiting_only=away_s < ABSENT_S)
+            absent_s = self.absence_s(gateway, time.monotonic())
+            if absent_s is not None:
+                on_absent(gateway, absent_s >= ABSENT_S)
 
         own_task = subjects.task_to(self._batcher)
-        await self._nats.take(subjects.all_to(self._batcher), own)
-        await self._nats.subscribe(subjects.CONTROL, cb=control)
-        await self._nats.subscribe(subjects.absent(self._batcher, subjects.ANY), cb=absent)
-        # The first report brings tasks.
+        await self._nats.take(subjects.all_to(self._batcher), on_own)
+        await self._nats.subscribe(subjects.CONTROL, cb=on_control_subject)
+        absent = subjects.absent(self._batcher, subjects.ANY)
+        await self._nats.subscribe(absent, cb=on_no_responders)
+        # The first report attracts tasks, so the server must have the subscriptions before.
         await settle(self._nats, SETTLE_S)
 
-    def restart(self, now: float) -> None:
-        """This batcher was without NATS, and so were gateways, perhaps."""
-        self._back_at = now
+    def on_reconnect(self, now: float) -> None:
+        """Note that this batcher was without NATS, and so perhaps were gateways."""
+        self._reconnected_at = now
 
-    def heard(self, gateway: str, now: float) -> None:
-        """A message came from a gateway."""
+    def on_message(self, gateway: str, now: float) -> None:
+        """Note that a gateway sent a message."""
         self._absent.pop(gateway, None)
         self._heard_at.pop(gateway, None)
         self._heard_at[gateway] = now
@@ -120,14 +116,14 @@ class Gateways:
             del self._heard_at[next(iter(self._heard_at))]
 
     def count(self, now: float) -> int:
-        """Gateways that were heard of lately."""
+        """Return how many gateways sent a message lately."""
         return sum(now - at < HEARD_S for at in self._heard_at.values())
 
-    def _away_s(self, gateway: str, now: float) -> float | None:
-        """How long a gateway has been away that a message has not found; None: it is there, or may be."""
+    def absence_s(self, gateway: str, now: float) -> float | None:
+        """Return how long an unreachable gateway has been absent; None if it may be there."""
         since, last = self._absent.get(gateway, (now, now))
-        heard_at = self._heard_at.setdefault(gateway, now)  # its word may be on its way
-        if now - self._back_at < RECONNECT_S or now - heard_at < UNHEARD_S:
+        heard_at = self._heard_at.setdefault(gateway, now)  # its first message may be on its way
+        if now - self._reconnected_at < RECONNECT_S or now - heard_at < UNHEARD_S:
             self._absent[gateway] = now, now
             return None
         if now - last > ABSENT_PAUSE_S:
@@ -135,77 +131,74 @@ class Gateways:
         self._absent[gateway] = since, now
         if now - since >= ABSENT_S:
             del self._absent[gateway]
-            log.info("gateway %s is gone: its rows are dropped", gateway)
+            logger.info("gateway %s is gone, dropping its requests", gateway)
         return now - since
 
     async def send(self, gateway: str, bundle: frame_pb2.FrameBundle) -> None:
-        """Tells a gateway something. What NATS refuses is dropped: the gateway asks for it again."""
+        """Send a bundle. If NATS refuses it, it is dropped: the gateway asks for it again."""
         reply = subjects.absent(self._batcher, gateway)
         try:
             await self._nats.publish(subjects.frames(gateway), pack(bundle), reply)
         except (nats.errors.Error, OversizedMessage) as error:
             if not self._dropped:
-                log.warning("frames for %s are dropped: %s", gateway, error)
+                logger.warning("dropping frames for gateway %s: %s", gateway, error)
             self._dropped += len(bundle.frames)
         else:
             if self._dropped:
-                log.warning("%d frames were dropped", self._dropped)
+                logger.warning("dropped %d frames", self._dropped)
             self._dropped = 0
 
 
-def _take_control(message: Msg, events: GatewayEvents, *, broadcast: bool) -> None:
+def _read_control(message: Msg, on_control: OnControl) -> None:
     try:
         control = read_control(message.data)
     except MalformedMessage as error:
-        log.warning("%s: %s", message.subject, error)
+        logger.warning("ignored malformed control message on %s: %s", message.subject, error)
     else:
-        events.on_control(control, broadcast=broadcast)
+        on_control(control)
 
 
 class Reporter:
-    """Publishes `BatcherReport`; ``report`` makes one."""
+    """Publishes the `BatcherReport` that `report` returns."""
 
     def __init__(
         self, nats_client: Client, report: Callable[[], control_pb2.BatcherReport]
     ) -> None:
         self._nats = nats_client
         self._report = report
-        # Above that of an earlier process with this id, whose reports are known still.
+        # Above the numbers of an earlier process with this id, whose reports are still remembered.
         self._sequence = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    def changed(self) -> None:
-        """Readiness has changed: reports at once."""
+    def on_readiness(self) -> None:
+        """Report at once: the readiness of a model has changed."""
         self._changed.set()
 
-    def capacity_changed(self) -> None:
-        """Report within `CAPACITY_DELAY_S`: all granted capacity is used, or not any more."""
+    def on_capacity(self) -> None:
+        """Report within `CAPACITY_DELAY_S`: all granted capacity is used, or no longer."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(CAPACITY_DELAY_S, self._changed.set)
 
     async def run(self) -> None:
-        """Reports until it is cancelled."""
+        """Report until cancelled."""
         while True:
             self._changed.clear()
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             report = await self._send()
-            busy = any(
-                one.queued or one.expected_wait_ms
-                for model in report.models
-                for one in model.classes
-            )
+            classes = [entry for model in report.models for entry in model.classes]
+            is_busy = any(entry.queued or entry.expected_wait_ms for entry in classes)
             try:
-                async with asyncio.timeout(BUSY_INTERVAL_S if busy else INTERVAL_S):
+                async with asyncio.timeout(BUSY_INTERVAL_S if is_busy else INTERVAL_S):
                     await self._changed.wait()
             except TimeoutError:
                 continue
 
     async def leave(self) -> None:
-        """Sends the last report."""
+        """Send the last report."""
         await self._send(leaving=True)
 
     async def _send(self, *, leaving: bool = False) -> control_pb2.BatcherReport:
@@ -215,5 +208,5 @@ class Reporter:
         try:
             await self._nats.publish(subjects.report(report.batcher), pack(report))
         except nats.errors.Error as error:
-            log.warning("report: %s", error)
+            logger.warning("publishing the load report failed: %s", error)
         return report

@@ -1,7 +1,7 @@
-"""What a batcher counts of its queues and batches, and what workers report of themselves.
+"""Metrics of a batcher: its queues and batches, and what workers report of themselves.
 
-Counting happens on the event loop, reading on other threads: messages that are read are replaced, never changed, and
-collections are copied in one step. Counts of a worker begin again with it, as those of a process do.
+The event loop counts, other threads read: messages that are read are replaced, never changed, and
+collections are copied in one step. Counts of a worker restart with it, like those of any process.
 """
 
 import time
@@ -12,9 +12,9 @@ from typing import Final
 
 from opentelemetry.trace import SpanContext
 
-from batcher.core.requests import Requests
-from batcher.core.row import Row
-from batcher.core.scheduler.task import Batch
+from batcher.core.queued_request import QueuedRequest
+from batcher.core.requests import RequestTable
+from batcher.core.scheduler.entry import Batch
 from batcher.core.workers import WorkerState
 from batcher.spans import end_word
 from sluice.internal.v1 import control_pb2, worker_pb2
@@ -30,68 +30,70 @@ class _Model:
     """One model.
 
     Attributes:
-        names: of its workers.
-        report: the last one.
+        names: names of its workers.
+        report: the last report.
     """
 
     names: Sequence[str]
-    requests: Requests
+    table: RequestTable
     report: control_pb2.ModelReport = field(default_factory=control_pb2.ModelReport)
 
     @property
     def workers(self) -> dict[str, WorkerState]:
-        """Those with a channel."""
-        return self.requests.workers.known()
+        """Workers with a channel."""
+        return self.table.workers.connected()
 
 
 _Points = Callable[[_Model], Iterable[Point]]
-"""The points of one model, without its name."""
+"""Returns the points of one model, without its name."""
 
 
 class BatcherMetrics:
-    """The metrics of one batcher process."""
+    """Metrics of one batcher process."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._models: dict[str, _Model] = {}
         self._wait = instruments.histogram(catalog.QUEUE_WAIT)
         self._batches = instruments.counter(catalog.BATCHES)
-        self._batch_rows = instruments.counter(catalog.BATCH_ROWS)
+        self._batch_requests = instruments.counter(catalog.BATCH_ROWS)
         self._batch_tokens = instruments.counter(catalog.BATCH_TOKENS)
         self._padding = instruments.counter(catalog.PADDING_TOKENS)
-        self._rows = instruments.counter(catalog.ROWS)
+        self._ended = instruments.counter(catalog.ROWS)
         for metric, points in _READERS:
             instruments.observe(metric, partial(self._read, points))
         instruments.report(catalog.STEP_TIME, self._steps)
 
     # Events.
 
-    def serves(self, model: str, workers: Sequence[str], requests: Requests) -> None:
-        """The batcher serves ``model`` with these workers, as it calls them, from now on or anew."""
+    def on_model(self, model: str, workers: Sequence[str], table: RequestTable) -> None:
+        """Start to count a model, or start anew after its loop was replaced."""
         # Replaced, not changed: other threads read it.
-        self._models = {**self._models, model: _Model(workers, requests)}
+        self._models = {**self._models, model: _Model(workers, table)}
 
-    def ended(self, model: str) -> None:
-        """The batcher does not serve ``model`` any more."""
+    def on_model_stopped(self, model: str) -> None:
+        """Forget a model that is no longer served."""
         self._models = {name: view for name, view in self._models.items() if name != model}
 
-    def reported(self, report: control_pb2.ModelReport) -> None:
-        """A model was reported; nobody changes ``report`` any more."""
+    def on_report(self, report: control_pb2.ModelReport) -> None:
+        """Record a report of a model; nobody changes it any more."""
         self._models[report.model].report = report
 
-    def ended_row(self, row: Row) -> None:
-        """A row has ended here, or was returned to its gateway."""
-        self._rows[row.task.model, row.priority_class, end_word(row)] += 1
+    def on_ended(self, request: QueuedRequest) -> None:
+        """Count a request that has ended here, or was returned to its gateway."""
+        self._ended[request.task.model, request.priority_class, end_word(request)] += 1
 
-    def formed(self, batch: Batch[Row], span_of: Callable[[Row], SpanContext | None]) -> None:
-        """A batch is sent; ``span_of`` a row leads to its trace."""
-        model = batch.rows[0].task.model
+    def on_batch(
+        self, batch: Batch[QueuedRequest], span_of: Callable[[QueuedRequest], SpanContext | None]
+    ) -> None:
+        """Count a batch that is sent; `span_of` returns the span that leads to the trace of a request."""
+        model = batch.entries[0].task.model
         self._batches[model, batch.cause, batch.limit] += 1
         self._batch_tokens[model,] += batch.tokens
-        self._padding[model,] += len(batch.rows) * batch.longest - batch.tokens
-        for row in batch.rows:
-            labels = model, row.priority_class
-            self._batch_rows[labels] += 1
-            self._wait.record(labels, row.waited_s, span_of(row))
+        self._padding[model,] += len(batch.entries) * batch.longest - batch.tokens
+        for request in batch.entries:
+            labels = model, request.priority_class
+            self._batch_requests[labels] += 1
+            self._wait.record(labels, request.waited_s, span_of(request))
 
     def _steps(self) -> Iterator[tuple[Labels, Reported]]:
         for model, view in self._models.items():
@@ -108,13 +110,17 @@ class BatcherMetrics:
 
 
 def _by_class(value: Callable[[control_pb2.ClassReport], float]) -> _Points:
-    return lambda view: [((each.priority_class,), value(each)) for each in view.report.classes]
+    return lambda view: [((entry.priority_class,), value(entry)) for entry in view.report.classes]
+
+
+def _longest_wait_s(entry: control_pb2.ClassReport) -> float:
+    return max([entry.expected_wait_ms, *entry.tenant_wait_ms.values()]) / 1e3
 
 
 def _ages(view: _Model) -> Iterator[Point]:
-    now, since = time.monotonic(), view.requests.queue.oldest()
-    for each in view.report.classes:
-        yield (each.priority_class,), max(0.0, now - since.get(each.priority_class, now))
+    now, since = time.monotonic(), view.table.queue.oldest()
+    for entry in view.report.classes:
+        yield (entry.priority_class,), max(0.0, now - since.get(entry.priority_class, now))
 
 
 def _by_worker(value: Callable[[WorkerState | None], float]) -> _Points:
@@ -126,11 +132,11 @@ def _by_worker(value: Callable[[WorkerState | None], float]) -> _Points:
     return points
 
 
-def _counted(
+def _by_counts(
     value: Callable[[worker_pb2.WorkerLoad, worker_pb2.WorkerCounts], float],
     more: tuple[str, ...] = (),
 ) -> _Points:
-    """Of each worker that has said what it has counted; ``more`` labels."""
+    """Return points for each worker that has reported counts, with `more` labels."""
 
     def points(view: _Model) -> Iterator[Point]:
         for name, worker in view.workers.items():
@@ -147,33 +153,28 @@ def _cache_share(worker: WorkerState | None) -> float:
 
 
 _READERS: Final[Sequence[tuple[Metric, _Points]]] = (
-    (catalog.QUEUED, _by_class(lambda each: each.queued)),
-    (catalog.QUEUED_TOKENS, _by_class(lambda each: each.queued_tokens)),
-    (
-        catalog.EXPECTED_WAIT,
-        _by_class(
-            lambda each: max([each.expected_wait_ms, *each.tenant_wait_ms.values()]) / 1e3,
-        ),
-    ),
+    (catalog.QUEUED, _by_class(lambda entry: entry.queued)),
+    (catalog.QUEUED_TOKENS, _by_class(lambda entry: entry.queued_tokens)),
+    (catalog.EXPECTED_WAIT, _by_class(_longest_wait_s)),
     (catalog.OLDEST, _ages),
     (
         catalog.IN_FLIGHT,
-        lambda view: [((), sum(len(worker.rows) for worker in view.workers.values()))],
+        lambda view: [((), sum(len(worker.requests) for worker in view.workers.values()))],
     ),
     (
         catalog.WORKER_DRAINED,
-        lambda view: [((name,), int(name in view.requests.workers.drained)) for name in view.names],
+        lambda view: [((name,), int(name in view.table.workers.drained)) for name in view.names],
     ),
     (catalog.WORKER_LIVE, _by_worker(lambda worker: int(worker is not None and worker.serves))),
     (catalog.WORKER_SLOTS, _by_worker(lambda worker: worker.load.slots if worker else 0)),
     (catalog.WORKER_RUNNING, _by_worker(lambda worker: worker.load.running if worker else 0)),
     (catalog.WORKER_WAITING, _by_worker(lambda worker: worker.load.waiting if worker else 0)),
     (catalog.WORKER_CACHE, _by_worker(_cache_share)),
-    (catalog.STEP_ROWS, _counted(lambda _, counts: counts.step_tasks)),
-    (catalog.WORKER_TOKENS, _counted(lambda _, counts: counts.tokens, ("output",))),
-    (catalog.WORKER_TOKENS, _counted(lambda _, counts: counts.prompt_tokens, ("input",))),
-    (catalog.PREFIX_HITS, _counted(lambda _, counts: counts.cached_tokens)),
-    (catalog.PREEMPTIONS, _counted(lambda load, _: load.preemptions)),
-    (catalog.DRAFTS, _counted(lambda load, _: load.drafted_tokens)),
-    (catalog.DRAFTS_ACCEPTED, _counted(lambda load, _: load.accepted_tokens)),
+    (catalog.STEP_ROWS, _by_counts(lambda _, counts: counts.step_tasks)),
+    (catalog.WORKER_TOKENS, _by_counts(lambda _, counts: counts.tokens, ("output",))),
+    (catalog.WORKER_TOKENS, _by_counts(lambda _, counts: counts.prompt_tokens, ("input",))),
+    (catalog.PREFIX_HITS, _by_counts(lambda _, counts: counts.cached_tokens)),
+    (catalog.PREEMPTIONS, _by_counts(lambda load, _: load.preemptions)),
+    (catalog.DRAFTS, _by_counts(lambda load, _: load.drafted_tokens)),
+    (catalog.DRAFTS_ACCEPTED, _by_counts(lambda load, _: load.accepted_tokens)),
 )

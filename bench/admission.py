@@ -42,8 +42,8 @@ from bench.support.open_load import DIGITS, PRIORITIES
 from gateway.telemetry.metrics import PREDICTED_WAIT_MS
 from simulator.arrivals import generate, parse_stream
 from simulator.cost import StepCost
-from simulator.engines import SequenceLimits
-from simulator.results import Ending, Outcome
+from simulator.engines import EngineLimits
+from simulator.results import Ending, RequestOutcome
 from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival
 from sluice.settings.batching import Policy
@@ -224,7 +224,7 @@ def replayed(load: float, seed: int) -> list[bool]:
     setup = Setup(
         policy=Policy(),
         cost=StepCost(STEP_MS / 1e3, 0.0, 0.0, 0.0),
-        limits=SequenceLimits(slots=SLOTS),
+        limits=EngineLimits(slots=SLOTS),
         admission=True,
     )
     mean = statistics.fmean(one.answer_tokens for one in mix(100.0, 60.0, 0, NATURAL))
@@ -242,7 +242,7 @@ def replayed(load: float, seed: int) -> list[bool]:
     return late
 
 
-def is_late(outcome: Outcome) -> bool:
+def is_late(outcome: RequestOutcome) -> bool:
     """Whether a call that was not refused was too late."""
     latency_s = outcome.latency_s
     return outcome.ending in LATE or (latency_s is not None and latency_s > TIMEOUT_S)

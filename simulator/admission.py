@@ -1,6 +1,7 @@
-"""The gateway's admission by expected wait, around its own code: requests that would be late are refused at once.
+"""Admission in the simulation: the gateway's own code refuses requests that would be late.
 
-It decides by the batcher's report of the last second, as gateways do. One model has nothing smaller to degrade to.
+Like a gateway it decides by the batcher's latest report. With a single model there is no smaller
+one to degrade to.
 """
 
 import math
@@ -16,14 +17,15 @@ from simulator.trace import Arrival
 from sluice.internal.v1 import control_pb2
 
 REPORT_S: Final = 1.0
+"""Interval of the batcher's reports, in seconds."""
 BUSY_REPORT_S: Final = 0.25
-"""How often batchers report, and while tasks wait; seconds."""
+"""Interval of reports while requests wait, in seconds."""
 CAPACITY_REPORT_S: Final = 0.05
-"""Delay of the report that capacity is used up or free again, seconds."""
+"""Delay of the report that capacity is used up or free again, in seconds."""
 MODEL: Final = "model"
 
 
-class Admission:
+class SimulatedAdmission:
     """One gateway and its view of one batcher."""
 
     def __init__(self, queue: Queue) -> None:
@@ -32,7 +34,7 @@ class Admission:
         self._overload = OverloadControl(self._loads, Breakers())
 
     def report(self, now: float, capacities: Sequence[Capacity]) -> None:
-        """Takes a report of the batcher; ``capacities`` of its workers."""
+        """Handle a report of the batcher with the capacities of its workers."""
         report = control_pb2.BatcherReport(batcher="batcher")
         report.models.add(
             model=MODEL,
@@ -45,13 +47,14 @@ class Admission:
         self._loads.update(report, math.nextafter(now, -math.inf))
 
     def admits(self, arrival: Arrival, now: float) -> bool:
-        """Whether a request would be in time, as far as is known."""
+        """Return whether a request is expected to be in time."""
         return self._overload.outlook(MODEL, _scheduling(arrival), now).problem is None
 
     def sent(self, arrival: Arrival, now: float) -> float | None:
-        """Take note of a request that is sent to the batcher.
+        """Record a request that is sent to the batcher.
 
-        Returns the time that it is expected to take in whole; None: that is not known.
+        Returns:
+            Its expected duration in seconds; None if that is unknown.
         """
         expected = self._overload.expect(MODEL, _scheduling(arrival), now)
         tokens = arrival.prompt_tokens + arrival.max_tokens

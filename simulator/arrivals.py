@@ -1,18 +1,19 @@
 """Generated traffic: streams of arrivals, each with its process, lengths and caller.
 
-A stream is written ``kind:key=value,...``:
+A stream is written `kind:key=value,...`:
 
-- ``poisson``: ``rate`` requests a second, independent of each other.
-- ``bursty``: on and off for exponential times (a Markov-modulated Poisson process) of ``on_s`` (2) and ``off_s`` (8) in
-  the mean; ``rate`` is the mean over both, ``idle`` (0.1) the rate when off as a share of the rate when on.
-- ``diurnal``: ``rate`` goes up and down by ``swing`` (0.8, a share of it) as a sine over ``period_s`` (86400).
-- ``flood``: ``count`` at once.
+- `poisson`: `rate` requests per second, independent of each other.
+- `bursty`: on and off for exponential times (a Markov-modulated Poisson process) of `on_s` (2) and
+  `off_s` (8) on average; `rate` is the mean over both, `idle` (0.1) the rate when off as a share of
+  the rate when on.
+- `diurnal`: `rate` goes up and down by `swing` (0.8, a share of it) as a sine over `period_s` (86400).
+- `flood`: `count` at once.
 
-Keys of all: ``class``, ``tenant``, ``workload``, ``timeout_s``, ``start_s``, ``lengths`` (a mix by name), ``prompt``
-and ``answer``, ``max_tokens`` (unset: a caller allows what the answer takes).
+Keys of all: `class`, `tenant`, `workload`, `timeout_s`, `start_s`, `lengths` (a mix by name),
+`prompt` and `answer`, `max_tokens` (unset: a caller allows what the answer takes).
 
-Lengths in tokens are written ``200`` (always), ``uniform/50/150`` (bounds) or ``lognormal/200/1/4096`` (median, sigma,
-cap).
+Lengths in tokens are written `200` (always), `uniform/50/150` (bounds) or `lognormal/200/1/4096`
+(median, sigma, cap).
 """
 
 import math
@@ -28,59 +29,59 @@ from typing_extensions import override
 from simulator.trace import Arrival, Name, PriorityClass, Seconds, SimulationError, Tokens
 
 ARRIVALS_MAX: Final = 5_000_000
-"""More of one stream would fill the memory of a workstation."""
+"""Arrivals of one stream; more would fill the memory of a workstation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same."""
+    """Always the same length."""
 
     tokens: int
 
     def draw(self, rng: Random) -> int:
-        """One length."""
+        """Return a length."""
         return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Uniform from ``low`` to ``high``."""
+    """Uniform from `low` to `high`."""
 
     low: int
     high: int
 
     def draw(self, rng: Random) -> int:
-        """One length."""
+        """Draw a length."""
         return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """The logarithm is normal; ``cap`` cuts the tail off."""
+    """Lognormal; `cap` cuts off the tail."""
 
     median: float
     sigma: float
     cap: int
 
     def draw(self, rng: Random) -> int:
-        """One length."""
+        """Draw a length."""
         return max(1, min(self.cap, round(rng.lognormvariate(math.log(self.median), self.sigma))))
 
 
 Lengths = Fixed | Uniform | Lognormal
-"""Draws lengths of at least 1 token."""
+"""Distribution of lengths of at least 1 token."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthMix:
-    """Prompts and answers of one kind of traffic."""
+    """Prompt and answer lengths of one kind of traffic."""
 
     prompt: Lengths
     answer: Lengths
 
 
 def _of_mean(mean: float, sigma: float, cap: int) -> Lognormal:
-    """The lognormal with this mean before the cap."""
+    """Return the lognormal with this mean before the cap."""
     return Lognormal(mean / math.exp(sigma**2 / 2), sigma, cap)
 
 
@@ -89,17 +90,17 @@ MIXES: Final = {
     "alpaca": LengthMix(_of_mean(19.31, 0.5, 512), _of_mean(58.45, 0.9, 512)),
     "desk": LengthMix(Uniform(25, 90), Uniform(5, 60)),
 }
-"""Mixes by name. The means of the first two are those of the data sets as Kwon et al. measured them ("Efficient Memory
-Management for Large Language Model Serving with PagedAttention", SOSP 2023, figure 11: prompts and answers of ShareGPT
-161.31 and 337.99 tokens, of Alpaca 19.31 and 58.45); the spread is ours, chosen for tails like those of their
-histograms. ``desk`` is about what the support tasks of the shipped tiers have (docs/concepts/tiers.md)."""
+"""Mixes by name. The means of the first two are those of the data sets as Kwon et al. measured them
+("Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
+figure 11); the spread is chosen for tails like those of their histograms. `desk` resembles the
+support tasks of the shipped tiers (docs/concepts/tiers.md)."""
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Parses a distribution of lengths.
+    """Parse a distribution of lengths.
 
     Raises:
-        SimulationError: ``text`` is not a distribution.
+        SimulationError: `text` is not a distribution.
     """
     name, *numbers = text.split("/")
     try:
@@ -124,7 +125,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ArrivalStream(ABC, BaseModel):
-    """One source of requests: their times, and what they share. Fields are the keys of all kinds."""
+    """A source of requests: their times and what they share. Fields are the keys of all kinds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -140,10 +141,10 @@ class ArrivalStream(ABC, BaseModel):
 
     @abstractmethod
     def times(self, rng: Random, seconds: float) -> Iterator[float]:
-        """Times of arrival, seconds from 0 to a bound, ascending."""
+        """Yield times of arrival below `seconds`, ascending from 0."""
 
     def arrivals(self, seconds: float, seed: int) -> Iterator[Arrival]:
-        """The requests of the first ``seconds`` of the trace."""
+        """Yield the requests of the first `seconds` of the trace."""
         if seconds <= self.start_s:
             return
         rng, mix = Random(seed), MIXES[self.lengths]
@@ -166,7 +167,7 @@ class ArrivalStream(ABC, BaseModel):
 
 
 def generate(streams: Sequence[ArrivalStream], seconds: float, seed: int) -> list[Arrival]:
-    """The trace of all streams together, in order of time."""
+    """Return the trace of all streams together, in order of time."""
     arrivals = [
         arrival
         for number, stream in enumerate(streams)
@@ -185,7 +186,7 @@ def _poisson(rate: float, rng: Random, seconds: float) -> Iterator[float]:
 
 
 class Poisson(ArrivalStream):
-    """``rate`` arrivals a second, independent of each other."""
+    """Arrivals at `rate` per second, independent of each other."""
 
     rate: Positive
 
@@ -195,7 +196,7 @@ class Poisson(ArrivalStream):
 
 
 class Bursty(ArrivalStream):
-    """Two states with exponential stays; ``rate`` is the mean over both."""
+    """Two states with exponential durations; `rate` is the mean over both."""
 
     rate: Positive
     on_s: Positive = 2.0
@@ -216,7 +217,7 @@ class Bursty(ArrivalStream):
 
 
 class Diurnal(ArrivalStream):
-    """A sine around ``rate`` that begins at its lowest; drawn by thinning."""
+    """A sine around `rate` that starts at its lowest; drawn by thinning."""
 
     rate: Positive
     period_s: Positive = 86_400.0
@@ -232,7 +233,7 @@ class Diurnal(ArrivalStream):
 
 
 class Flood(ArrivalStream):
-    """``count`` at once."""
+    """All `count` requests at once."""
 
     count: Tokens
 
@@ -250,7 +251,7 @@ KINDS: Final[Mapping[str, type[ArrivalStream]]] = {
 
 
 def parse_stream(text: str) -> ArrivalStream:
-    """Parses a stream of arrivals.
+    """Parse a stream of arrivals.
 
     Raises:
         SimulationError: an unknown kind or key, or an invalid value; the message names it.

@@ -1,14 +1,17 @@
 """Cores that engines share with the mesh's own processes, as on a machine that runs `sluice up`.
 
-All that has work gets an equal part of the cores, one core at most: a queue with processor sharing. A core is slower
-while others compute too, since they share caches and memory, or are threads of one. The work is:
+Everything with work gets an equal part of the cores, at most one core each: processor sharing. A
+core is slower while others compute too, because they share caches and memory, or are hardware
+threads of one core. The work is:
 
 - a step of an engine, the part `Sharing.step_share` of it;
 - `Sharing.request_s` for each request, half before the batcher has it and half after its end;
-- `Sharing.report_s` for each report of a worker and `Sharing.token_s` for each streamed token in it. A worker has one
-  report on its way at a time: what steps that end meanwhile stream shares the next, as in `model_workers/sender.py`.
+- `Sharing.report_s` for each report of a worker and `Sharing.token_s` for each streamed token in it.
+  A worker has one report on its way at a time: steps that end meanwhile share the next one, as in
+  `model_workers/sender.py`.
 
-The seconds are processor times of a real mesh; `simulator/measured.py` fits what cannot be measured alone.
+The seconds are processor times of a real mesh; `simulator/measured.py` fits what cannot be measured
+alone.
 """
 
 from collections.abc import Callable
@@ -19,7 +22,7 @@ Action = Callable[[], None]
 
 
 class EventQueue:
-    """Virtual time: actions by their time; those of one time happen in the order they were added."""
+    """Virtual time: actions by their time; those of one time run in the order they were added."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,16 +30,16 @@ class EventQueue:
         self._added = 0
 
     def at(self, when: float, action: Action) -> None:
-        """Does ``action`` at ``when``, or now when that has passed."""
+        """Run an action at a time, or now if that has passed."""
         self._added += 1
         heappush(self._heap, (max(self.now, when), self._added, action))
 
     def next_at(self) -> float | None:
-        """When the next action is due; None without any."""
+        """Return when the next action is due; None without any."""
         return self._heap[0][0] if self._heap else None
 
     def step(self) -> None:
-        """Advances to the next action, and does it."""
+        """Advance to the next action and run it."""
         self.now, _, action = heappop(self._heap)
         action()
 
@@ -58,49 +61,49 @@ class Sharing:
     step_share: float = 1.0
 
     def speed(self, busy: int) -> float:
-        """Seconds of work that each of ``busy`` gets done in a second."""
+        """Return the work that each of `busy` items gets done per second, in seconds of one core."""
         others = (min(busy, self.cores) - 1) / max(1, self.cores - 1)
         return min(1.0, self.cores / busy) / (1 + self.slowdown * others)
 
 
 class Cores:
-    """The queue."""
+    """Processor sharing of the cores."""
 
     def __init__(self, sharing: Sharing, events: EventQueue) -> None:
         self.sharing = sharing
         self._events = events
         self._work: list[tuple[float, int, Action]] = []
-        """By what each will have got when it is done, of what all get alike; see `_got_s`."""
+        """Min-heap keyed by virtual finish time (processor sharing)."""
         self._added = 0
-        self._got_s = 0.0
-        """The work that something would have got done that is here since the beginning."""
+        self._virtual_s = 0.0
+        """Virtual time: the work that an item present since the start would have got done."""
         self._counted_at = 0.0
 
     def work(self, seconds: float, done: Action) -> None:
-        """Work of so many seconds of one core; then ``done``."""
+        """Do work of this many seconds of one core, then run `done`."""
         self._count()
         self._added += 1
-        heappush(self._work, (self._got_s + seconds, self._added, done))
+        heappush(self._work, (self._virtual_s + seconds, self._added, done))
         self._plan()
 
     def _count(self) -> None:
         now = self._events.now
         if self._work:
-            self._got_s += (now - self._counted_at) * self.sharing.speed(len(self._work))
+            self._virtual_s += (now - self._counted_at) * self.sharing.speed(len(self._work))
         self._counted_at = now
 
     def _plan(self) -> None:
         if self._work:
             done_s, number, _ = self._work[0]
-            left_s = (done_s - self._got_s) / self.sharing.speed(len(self._work))
+            left_s = (done_s - self._virtual_s) / self.sharing.speed(len(self._work))
             added = self._added
             self._events.at(self._events.now + left_s, lambda: self._finish(number, added))
 
     def _finish(self, number: int, added: int) -> None:
-        """What is first is done, unless something has been added or done since."""
+        """Finish the first item, unless something was added or finished since."""
         if self._added != added or self._work[0][1] != number:
-            return
+            return  # The plan was made for another set of work; a newer event follows.
         self._count()
-        self._got_s, _, done = heappop(self._work)
+        self._virtual_s, _, done = heappop(self._work)
         self._plan()
         done()

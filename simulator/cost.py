@@ -1,11 +1,10 @@
-"""The time of an engine's step as a linear function of its work.
+"""Duration of an engine's step as a linear function of its work.
 
     seconds = base_s + prefill_token_s * prefill_tokens + decode_row_s * decode_rows
         + context_token_s * context_tokens + (prefill_s if prefill_tokens) + attended_s * attended
 
-``attended`` counts, for each computed token of a prompt, the tokens before it that it attends to.
-
-Fitted from measured steps, which `simulator/measured.py` reads from a file.
+`attended` counts, for each computed prompt token, the tokens before it that it attends to. Costs
+are fitted to measured steps, which `simulator/measured.py` reads from a file.
 """
 
 import statistics
@@ -16,21 +15,24 @@ from typing import Final
 from simulator.trace import SimulationError
 
 SAMPLES_MIN: Final = 8
+"""Fewest steps that a cost is fitted to."""
 REWEIGHTINGS: Final = 3
+"""Iterations of the reweighted least squares."""
 OUTLIER: Final = 5.0
-"""A step this many times further off than the median one was disturbed by something else, and is left out."""
+"""Steps whose error is larger than the median by this factor were disturbed, and are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds; see above."""
+    """Coefficients in seconds; see the module."""
 
     base_s: float
     prefill_token_s: float
     decode_row_s: float
     context_token_s: float
     prefill_s: float = 0.0
-    """Seconds more of a step that computes any prompt: engines take another pass over the model for it."""
+    """Additional seconds of a step that computes any prompt: engines make another pass over the
+    model."""
     attended_s: float = 0.0
 
     def __call__(
@@ -40,7 +42,7 @@ class StepCost:
         context_tokens: float,
         attended: float = 0.0,
     ) -> float:
-        """Seconds of one step."""
+        """Return the seconds of one step."""
         return (
             self.base_s
             + self.prefill_token_s * prefill_tokens
@@ -69,18 +71,19 @@ class CostFit:
     cost: StepCost
     samples: int
     error: float
-    """Median over the samples of the relative error."""
+    """Median relative error over the samples."""
 
 
 SHIPPED: Final[Mapping[str, StepCost]] = {
     "small-cpu": StepCost(1.6e-3, 1.5e-5, 2.5e-5, 3.0e-7, 4.5e-4),
     "large-cpu": StepCost(2.1e-3, 4.0e-5, 8.5e-5, 4.8e-7, 3.8e-4),
 }
-"""The shipped tiers on the CPU, see docs/operate/simulation.md for the machine and the command."""
+"""Costs of the shipped tiers on a CPU; docs/operate/simulation.md names the machine and the
+command."""
 
 
 def named_cost(name: str) -> StepCost:
-    """One of `SHIPPED`.
+    """Return one of `SHIPPED`.
 
     Raises:
         SimulationError: there is none of that name.
@@ -91,9 +94,10 @@ def named_cost(name: str) -> StepCost:
 
 
 def fit(samples: Sequence[StepSample]) -> CostFit:
-    """The cost with the least squares of the relative errors, none of its parts negative.
+    """Return the cost with the least squares of relative errors and no negative coefficient.
 
-    Relative to the predicted time, not to the measured one: else a step whose report came early would count most.
+    Errors are relative to the predicted time: relative to the measured one, a step whose report
+    came early would weigh most.
 
     Raises:
         SimulationError: fewer than `SAMPLES_MIN` steps, or none that decodes.
@@ -102,18 +106,20 @@ def fit(samples: Sequence[StepSample]) -> CostFit:
         raise SimulationError(
             f"{len(samples)} steps were measured: a cost needs {SAMPLES_MIN}, with decoding ones"
         )
+    # Absolute errors give a first prediction, to which the errors are then relative.
     cost = _solve(samples, [1.0] * len(samples))
-    cost = _solve(samples, _said(cost, samples))
+    cost = _solve(samples, _predicted(cost, samples))
     errors = _errors(cost, samples)
     bound = OUTLIER * statistics.median(errors)
-    kept = [s for s, error in zip(samples, errors, strict=True) if error <= bound]
+    inliers = [s for s, error in zip(samples, errors, strict=True) if error <= bound]
+    # Each solution predicts better, and so weighs the errors of the next one better.
     for _ in range(REWEIGHTINGS):
-        cost = _solve(kept, _said(cost, kept))
-    return CostFit(cost, len(kept), statistics.median(_errors(cost, kept)))
+        cost = _solve(inliers, _predicted(cost, inliers))
+    return CostFit(cost, len(inliers), statistics.median(_errors(cost, inliers)))
 
 
 def _solve(samples: Sequence[StepSample], scales: Sequence[float]) -> StepCost:
-    """Least squares of the errors over ``scales``, none of the parts negative."""
+    """Return the least squares of the errors divided by `scales`, with no negative coefficient."""
     import numpy as np
     from scipy.optimize import nnls
 
@@ -131,8 +137,8 @@ def _solve(samples: Sequence[StepSample], scales: Sequence[float]) -> StepCost:
     return StepCost(*map(float, nnls(parts * weights[:, None], wanted * weights)[0]))
 
 
-def _said(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
-    """The predicted time of each step, with a lower bound."""
+def _predicted(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
+    """Return the predicted time of each step, with a lower bound."""
     least = 0.1 * statistics.median(sample.seconds for sample in samples)
     return [
         max(least, cost(s.prefill_tokens, s.decode_rows, s.context_tokens, s.attended))
@@ -141,5 +147,7 @@ def _said(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
 
 
 def _errors(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
-    said = _said(cost, samples)
-    return [abs(s.seconds - seconds) / seconds for s, seconds in zip(samples, said, strict=True)]
+    predicted = _predicted(cost, samples)
+    return [
+        abs(s.seconds - seconds) / seconds for s, seconds in zip(samples, predicted, strict=True)
+    ]

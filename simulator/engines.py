@@ -1,14 +1,14 @@
-"""Engines of simulated workers: rows in; per step the time it takes and the tokens it produces.
+"""Engines of simulated workers: sequences in, and per step its duration and tokens.
 
-A worker need not look at every step: `stretch` gives the next steps of equal composition, in which rows only gain
-tokens. So the time of a simulation grows with the number of rows, not of tokens.
+A worker need not look at every step: `stretch` returns the next steps of equal composition, in
+which sequences only gain tokens. So a simulation takes time by sequences, not by tokens.
 
-`ContinuousEngine` plans each step with the `Scheduler` of the shipped engine (continuous batching, chunked prefill,
-paged KV cache, preemption). `GenerateEngine` computes whole padded batches, as the engine "generate" does.
+`ContinuousEngine` plans each step with the `Scheduler` of the shipped engine (continuous batching,
+chunked prefill, paged KV cache, preemption). `SimulatedGenerateEngine` computes whole padded
+batches, like the engine "generate".
 """
 
-from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
@@ -16,28 +16,26 @@ from typing_extensions import override
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS, BlockManager
 from model_workers.engine.pace import BulkPace
-from model_workers.engine.protocol import (
-    EngineLoad,
-    Sampling,
-    SequenceSpec,
-)
+from model_workers.engine.protocol import EngineLoad, Sampling, SequenceSpec
 from model_workers.engine.scheduler import Scheduler
-from model_workers.engine.sequences import Sequence, SequenceLimits
+from model_workers.engine.sequences import Sequence as EngineSequence
+from model_workers.engine.sequences import SequenceLimits
 from simulator.cost import StepCost
 from simulator.trace import SimulationError
 from sluice.errors import Overloaded
 
 JOIN_SHARE: Final = 0.8
-"""As in `model_workers.engine.generate.engine`."""
+"""Shortest prompt that joins a batch, as a share of its longest; as in
+`model_workers.engine.generate.engine`."""
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRow:
-    """One task inside an engine: tokens of its prompt, and of the answer that it will have when it ends.
+class SimulatedSequence:
+    """A request in an engine: tokens of its prompt, and of the answer that it will have.
 
     Attributes:
         rank: of its class; 0 is the most urgent.
-        gather_s: how long its tokens wait for others before they are sent; 0: each goes at once, it streams.
+        gather_s: how long its tokens are coalesced before they are sent, in seconds; 0: it streams.
     """
 
     request_id: str
@@ -49,14 +47,14 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps that only differ in the growing contexts."""
+    """Steps that only differ by growing contexts."""
 
     steps: int
     seconds: Callable[[int], float]
-    """What the first n of them take."""
+    """Duration of the first n of them."""
 
     def steps_within(self, elapsed_s: float) -> int:
-        """The step that is running ``elapsed_s`` after the start, counted from 1."""
+        """Return the step that runs `elapsed_s` after the start, counted from 1."""
         low, high = 1, self.steps
         while low < high:
             middle = (low + high) // 2
@@ -68,20 +66,20 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Progress:
-    """The results of steps."""
+class StepProgress:
+    """Results of steps."""
 
     first: list[str] = field(default_factory=list)
-    """Rows that got their first token."""
+    """Requests that got their first token."""
     ended: list[str] = field(default_factory=list)
     tokens: int = 0
-    """Tokens of answers."""
+    """Answer tokens."""
     streamed: int = 0
-    """Those of them that are sent at once."""
+    """Answer tokens that are sent at once."""
     cells: int = 0
-    """Positions of tokens that were computed: of prompts, and of rows in each step."""
+    """Computed token positions: of prompts, and of sequences in each step."""
     filled: int = 0
-    """Those of them that are no padding."""
+    """Computed positions that are no padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,40 +88,44 @@ class EngineLimits:
 
     slots: int = 32
     waiting: int = 32
-    """Rows that may wait inside it for a slot."""
+    """Sequences that may wait inside it for a slot."""
     prefill_tokens: int = 512
-    """Most prompt tokens of a step (chunked prefill); 0: whole prompts."""
+    """Maximum prompt tokens of a step (chunked prefill); 0: whole prompts."""
     cache_tokens: int = 0
-    """Tokens of all rows in slots together; 0: no limit but the slots."""
+    """Tokens of all sequences in slots together; 0: only slots limit it."""
     block_tokens: int = CPU_BLOCK_TOKENS
     """Tokens of a block of the KV cache."""
 
 
-class Engine(Protocol):
-    """One worker's engine."""
+class SimulatedEngine(Protocol):
+    """Engine of one worker."""
 
-    def admit(self, rows: abc.Sequence[EngineRow]) -> list[str]:
-        """Takes the rows of a batch; returns those that it refuses because it is full."""
+    def admit(self, sequences: Sequence[SimulatedSequence]) -> list[str]:
+        """Accept the sequences of a batch; return the ids of those that it refuses because it is full."""
 
     def cancel(self, request_id: str) -> None:
-        """Drops a row before the next `stretch`; an unknown one is ignored."""
+        """Drop a sequence before the next `stretch`; an unknown one is ignored."""
 
     def stretch(self, now: float) -> Stretch | None:
-        """The next steps; None without rows. Rows admitted meanwhile join after the steps that `advance` does."""
+        """Return the next steps; None without sequences. Sequences admitted meanwhile join after `advance`."""
 
-    def advance(self, steps: int) -> Progress:
-        """Does the first ``steps`` of the last `stretch`."""
+    def advance(self, steps: int) -> StepProgress:
+        """Do the first `steps` of the last `stretch`."""
 
     def load(self) -> EngineLoad:
-        """How busy it is, as a worker reports it; ``block_tokens`` 0: only slots limit it, ``classes`` empty: no row is
-        preempted for a more urgent one."""
+        """Return its load as a worker reports it.
+
+        `block_tokens` is 0 if only slots limit it; `classes` is empty if it does not preempt.
+        """
 
 
-class ContinuousEngine(Engine):
-    """See `Engine`. Each row's tokens are unlike those of all others, so rows share no prefix.
+class ContinuousEngine(SimulatedEngine):
+    """Continuous batching. All prompts differ, so sequences share no prefix.
 
     Args:
-        longest: tokens of the longest row, prompt and answer.
+        cost: duration of a step.
+        limits: limits of the engine.
+        longest: tokens of the longest sequence, prompt and answer.
     """
 
     def __init__(self, cost: StepCost, limits: EngineLimits, longest: int) -> None:
@@ -138,24 +140,24 @@ class ContinuousEngine(Engine):
         self._limits = limits
         self._scheduler = Scheduler(
             BlockManager(blocks, size),
-            # A prompt must leave room for a token.
+            # A prompt must leave space for a token.
             SequenceLimits(
                 limits.slots, limits.waiting, longest, limits.prefill_tokens or blocks * size
             ),
         )
         self._pace = BulkPace(cost.prefill_token_s, cost(0, limits.slots, 0))
-        self._plan: list[tuple[Sequence, int]] = []
+        self._plan: list[tuple[EngineSequence, int]] = []
         self._steps = 0
         self._admitted = 0
 
     @override
-    def admit(self, rows: abc.Sequence[EngineRow]) -> list[str]:
+    def admit(self, sequences: Sequence[SimulatedSequence]) -> list[str]:
         refused = []
-        for row in rows:
+        for sequence in sequences:
             try:
-                self._scheduler.add(self._spec(row))
+                self._scheduler.add(self._spec(sequence))
             except Overloaded:
-                refused.append(row.request_id)
+                refused.append(sequence.request_id)
         return refused
 
     @override
@@ -164,31 +166,32 @@ class ContinuousEngine(Engine):
 
     @override
     def stretch(self, now: float) -> Stretch | None:
-        self._scheduler.sweep(0.0)
+        self._scheduler.sweep(0.0)  # Deadlines are events of the simulation, not of the engine.
         limit = self._pace.limit(self._scheduler.most_urgent(), now)
         self._plan = self._scheduler.schedule(limit)
         if not self._plan:
             return None
-        decoding = [row for row, _ in self._plan if _decodes(row)]
-        prompts = [(row, count) for row, count in self._plan if not _decodes(row)]
+        decoding = [sequence for sequence, _ in self._plan if _decodes(sequence)]
+        prompts = [(sequence, count) for sequence, count in self._plan if not _decodes(sequence)]
         tokens = sum(count for _, count in prompts)
-        attended = sum(count * (row.computed + count / 2) for row, count in prompts)
-        context = sum(len(row.tokens) for row in decoding)
-        one = self._cost(tokens, len(decoding), context, attended)
+        attended = sum(count * (sequence.computed + count / 2) for sequence, count in prompts)
+        context = sum(len(sequence.tokens) for sequence in decoding)
+        first_s = self._cost(tokens, len(decoding), context, attended)
         growth = self._cost.context_token_s * len(decoding)
         steps = 1 if prompts else self._equal_steps(decoding)
-        return Stretch(steps, lambda n: n * one + growth * n * (n - 1) / 2)
+        # Each further step attends to one more token per sequence: an arithmetic series.
+        return Stretch(steps, lambda n: n * first_s + growth * n * (n - 1) / 2)
 
     @override
-    def advance(self, steps: int) -> Progress:
-        progress = Progress()
+    def advance(self, steps: int) -> StepProgress:
+        progress = StepProgress()
         self._steps += steps
         progress.cells = progress.filled = sum(count + steps - 1 for _, count in self._plan)
-        for row, count in self._plan:
-            if count < row.pending:
-                self._scheduler.advance(row, count)
+        for sequence, count in self._plan:
+            if count < sequence.pending:  # a chunk of a prompt: no token yet
+                self._scheduler.advance(sequence, count)
             else:
-                self._draw(row, count, steps, progress)
+                self._draw(sequence, count, steps, progress)
         self._plan = []
         return progress
 
@@ -199,105 +202,108 @@ class ContinuousEngine(Engine):
             load = replace(load, block_tokens=0, cache_blocks=0, free_blocks=0)
         return load
 
-    def _spec(self, row: EngineRow) -> SequenceSpec:
+    def _spec(self, sequence: SimulatedSequence) -> SequenceSpec:
         self._admitted += 1
         return SequenceSpec(
-            request_id=row.request_id,
+            request_id=sequence.request_id,
             owner="",
             attempt=self._admitted,
-            prompt=(self._admitted,) * row.prompt,
+            prompt=(self._admitted,) * sequence.prompt,
             produced=(),
-            sampling=Sampling(max_tokens=row.answer),
-            rank=row.rank,
-            coalesce_s=row.gather_s,
+            sampling=Sampling(max_tokens=sequence.answer),
+            rank=sequence.rank,
+            coalesce_s=sequence.gather_s,
         )
 
-    def _equal_steps(self, decoding: abc.Sequence[Sequence]) -> int:
-        """Steps until a row ends, or until the cache may have no block left for one."""
+    def _equal_steps(self, decoding: Sequence[EngineSequence]) -> int:
+        """Return the steps until a sequence ends, or the cache may have no block left for one."""
         blocks = self._scheduler.blocks
         fitting = max(1, blocks.free_blocks // len(decoding) * blocks.block_tokens)
-        return min(fitting, min(row.room for row in decoding))
+        return min(fitting, min(sequence.room for sequence in decoding))
 
-    def _draw(self, row: Sequence, count: int, steps: int, progress: Progress) -> None:
-        """A token in each of ``steps``, which compute ``count`` tokens in the first and one in each other."""
-        if not row.answered:
-            progress.first.append(row.spec.request_id)
+    def _draw(
+        self, sequence: EngineSequence, count: int, steps: int, progress: StepProgress
+    ) -> None:
+        """Add a token in each of `steps`; the first computes `count` tokens, each other one."""
+        if not sequence.answered:
+            progress.first.append(sequence.spec.request_id)
         progress.tokens += steps
-        progress.streamed += 0 if row.spec.coalesce_s else steps
-        step = row.take(row.spec.prompt[:1] * steps)
-        fits = self._scheduler.blocks.grow(row.table, len(row.tokens) - 1)
+        progress.streamed += 0 if sequence.spec.coalesce_s else steps
+        step = sequence.take(sequence.spec.prompt[:1] * steps)
+        fits = self._scheduler.blocks.grow(sequence.table, len(sequence.tokens) - 1)
         assert fits, "a stretch has no more steps than the cache has room for"
-        self._scheduler.advance(row, count + steps - 1)
+        self._scheduler.advance(sequence, count + steps - 1)
         if step.end is not None:
-            self._scheduler.finish(row)
-            progress.ended.append(row.spec.request_id)
+            self._scheduler.finish(sequence)
+            progress.ended.append(sequence.spec.request_id)
 
 
-def _decodes(row: Sequence) -> bool:
-    return row.pending == 1 and row.answered > 0
+def _decodes(sequence: EngineSequence) -> bool:
+    return sequence.pending == 1 and sequence.answered > 0
 
 
-class GenerateEngine(Engine):
+class SimulatedGenerateEngine(SimulatedEngine):
     """Whole padded batches, as `model_workers.engine.generate` computes them.
 
-    A batch of n rows takes a step over n times the longest prompt, then a step over n rows for each further token of
-    its longest answer. Rows are answered one by one, but keep their cells until the batch ends, and nothing joins it.
-    A batch of the batcher is computed together; others that wait join it where they are about as long. The cost of a
-    step is that of the other engine for as many tokens, so that only batching makes a difference.
+    A batch of n sequences takes a step over n times the longest prompt, then a step over n for each
+    further token of its longest answer. Sequences are answered one by one, but keep their cells
+    until the batch ends, and nothing joins it. A batch of the batcher is computed together; others
+    that wait join it if they are about as long. A step costs what it costs `ContinuousEngine` for
+    as many tokens, so that only batching differs.
     """
 
     def __init__(self, cost: StepCost, limits: EngineLimits, longest: int) -> None:
         self._cost = cost
         self._limits = limits
-        self._waiting: list[list[EngineRow]] = []
-        self._batch: list[EngineRow] = []
-        self._live: dict[str, EngineRow] = {}
+        self._waiting: list[list[SimulatedSequence]] = []
+        self._batch: list[SimulatedSequence] = []
+        self._live: dict[str, SimulatedSequence] = {}
         self._done = 0
 
     @override
-    def admit(self, rows: abc.Sequence[EngineRow]) -> list[str]:
-        room = self._limits.slots + self._limits.waiting - len(self._live) - self._count_waiting()
-        taken, refused = rows[: max(0, room)], rows[max(0, room) :]
-        if taken:
-            self._waiting.append(list(taken))
-        return [row.request_id for row in refused]
+    def admit(self, sequences: Sequence[SimulatedSequence]) -> list[str]:
+        free = self._limits.slots + self._limits.waiting - len(self._live) - self._count_waiting()
+        accepted, refused = sequences[: max(0, free)], sequences[max(0, free) :]
+        if accepted:
+            self._waiting.append(list(accepted))
+        return [sequence.request_id for sequence in refused]
 
     @override
     def cancel(self, request_id: str) -> None:
         if self._live.pop(request_id, None) is None:
-            kept = ([r for r in batch if r.request_id != request_id] for batch in self._waiting)
-            self._waiting = [batch for batch in kept if batch]
+            batches = ([s for s in batch if s.request_id != request_id] for batch in self._waiting)
+            self._waiting = [batch for batch in batches if batch]
 
     @override
     def stretch(self, now: float) -> Stretch | None:
         if not self._live:
             self._batch = self._next_batch() if self._waiting else []
-            self._live = {row.request_id: row for row in self._batch}
+            self._live = {sequence.request_id: sequence for sequence in self._batch}
             self._done = 0
         if not self._live:
             return None
-        rows, length = len(self._batch), self._columns
-        if not self._done:
-            tokens = rows * length
+        sequences, length = len(self._batch), self._columns
+        if not self._done:  # the prompts, padded to the longest
+            tokens = sequences * length
             return Stretch(1, lambda n: n * self._cost(tokens, 0, 0, tokens * length / 2))
-        one = self._cost(0, rows, rows * (length + self._done))
-        growth = self._cost.context_token_s * rows
-        steps = min(row.answer for row in self._live.values()) - self._done
-        return Stretch(steps, lambda n: n * one + growth * n * (n - 1) / 2)
+        first_s = self._cost(0, sequences, sequences * (length + self._done))
+        growth = self._cost.context_token_s * sequences
+        steps = min(sequence.answer for sequence in self._live.values()) - self._done
+        return Stretch(steps, lambda n: n * first_s + growth * n * (n - 1) / 2)
 
     @override
-    def advance(self, steps: int) -> Progress:
-        progress, rows, live = Progress(), len(self._batch), list(self._live.values())
+    def advance(self, steps: int) -> StepProgress:
+        progress, sequences, live = StepProgress(), len(self._batch), list(self._live.values())
         if not self._done:
             progress.first = list(self._live)
-            progress.cells = rows * self._columns
-            progress.filled = sum(row.prompt for row in live)
+            progress.cells = sequences * self._columns
+            progress.filled = sum(sequence.prompt for sequence in live)
         else:
-            progress.cells, progress.filled = rows * steps, len(live) * steps
+            progress.cells, progress.filled = sequences * steps, len(live) * steps
         self._done += steps
         progress.tokens = len(live) * steps
-        progress.streamed = sum(steps for row in live if not row.gather_s)
-        progress.ended = [row.request_id for row in live if row.answer <= self._done]
+        progress.streamed = sum(steps for sequence in live if not sequence.gather_s)
+        progress.ended = [sequence.request_id for sequence in live if sequence.answer <= self._done]
         for request_id in progress.ended:
             del self._live[request_id]
         return progress
@@ -308,35 +314,40 @@ class GenerateEngine(Engine):
             slots=self._limits.slots,
             running=len(self._live),
             waiting=self._count_waiting(),
-            running_tokens=sum(row.prompt for row in self._live.values()),
-            waiting_tokens=sum(row.prompt for batch in self._waiting for row in batch),
+            running_tokens=sum(sequence.prompt for sequence in self._live.values()),
+            waiting_tokens=sum(sequence.prompt for batch in self._waiting for sequence in batch),
             batch_running=bool(self._live),
         )
 
     @property
     def _columns(self) -> int:
-        return max(row.prompt for row in self._batch)
+        return max(sequence.prompt for sequence in self._batch)
 
     def _count_waiting(self) -> int:
         return sum(len(batch) for batch in self._waiting)
 
-    def _next_batch(self) -> list[EngineRow]:
-        """Take the batch of the most urgent row that waits, and rows of others that are about as long."""
-        first = min(self._waiting, key=lambda batch: min(row.rank for row in batch))
+    def _next_batch(self) -> list[SimulatedSequence]:
+        """Return the batch of the most urgent waiting sequence, with others that are about as long."""
+        first = min(self._waiting, key=lambda batch: min(sequence.rank for sequence in batch))
         batch = first[: self._limits.slots]
-        longest = max(row.prompt for row in batch)
-        others = (row for other in self._waiting if other is not first for row in other)
-        alike = [row for row in others if JOIN_SHARE * longest <= row.prompt <= longest]
+        longest = max(sequence.prompt for sequence in batch)
+        others = (sequence for other in self._waiting if other is not first for sequence in other)
+        alike = [
+            sequence for sequence in others if JOIN_SHARE * longest <= sequence.prompt <= longest
+        ]
         batch += alike[: self._limits.slots - len(batch)]
-        names = {row.request_id for row in batch}
-        kept = ([row for row in other if row.request_id not in names] for other in self._waiting)
+        names = {sequence.request_id for sequence in batch}
+        kept = (
+            [sequence for sequence in other if sequence.request_id not in names]
+            for other in self._waiting
+        )
         self._waiting = [other for other in kept if other]
         return batch
 
 
 EngineKind = Literal["continuous", "generate"]
 
-ENGINES: Final[Mapping[EngineKind, Callable[[StepCost, EngineLimits, int], Engine]]] = {
+ENGINES: Final[Mapping[EngineKind, Callable[[StepCost, EngineLimits, int], SimulatedEngine]]] = {
     "continuous": ContinuousEngine,
-    "generate": GenerateEngine,
+    "generate": SimulatedGenerateEngine,
 }

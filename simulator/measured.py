@@ -1,13 +1,14 @@
-"""Costs measured on a real mesh: of steps, of requests in each process, and of both on the cores that they share.
+"""Costs measured on a real mesh: of steps, of requests in each process, and of both on shared cores.
 
-A file of them holds JSON lines; lines of other figures are skipped:
+A file of costs has JSON lines; lines of other figures are skipped:
 
     {"figure": "engine_cost", "phase": "decode", "points": [[rows, context tokens of all rows, ms], ...]}
     {"figure": "engine_cost", "phase": "prefill", "points": [[tokens, attended, ms], ...]}
-    {"figure": "mesh_cost", ...}                a `MeshCost`, whose step is used instead of one fitted to those above
+    {"figure": "mesh_cost", ...}                a `MeshCost`, used instead of fitting the lines above
     {"figure": "process_cost_NAME", "also": ...}    a `ProcessCost`, instead of the shipped one
 
-``sluice bench engine --fit``, ``sluice bench simulation --fit`` and ``sluice bench processes --json`` print them.
+`sluice bench engine --fit`, `sluice bench simulation --fit` and `sluice bench processes --json`
+print them.
 """
 
 import json
@@ -30,15 +31,16 @@ STEPS: Final = "engine_cost"
 MESH: Final = "mesh_cost"
 PROCESS: Final = "process_cost_"
 BOUNDS: Final = ((0.0, 3.0), (0.0, 0.1))
-"""Of a fitted slowdown, and of the ways in and out together, seconds."""
+"""Bounds of a fitted slowdown, and of the links in and out together in seconds."""
 START: Final = ((0.3, 0.002), (0.9, 0.002), (0.3, 0.006))
+"""Initial simplex of the fit."""
 SIMULATIONS: Final = 60
-"""Most of them in a fit."""
+"""Maximum number of simulations in a fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshCost:
-    """A model of a mesh on a machine; ``error`` is the median one of its steps, a share of their time."""
+    """Costs of a mesh on one machine; `error` is the median relative error of its steps."""
 
     step: StepCost
     error: float
@@ -46,13 +48,13 @@ class MeshCost:
     sharing: Sharing
 
     def line(self) -> str:
-        """As it stands in a file."""
+        """Return the line of a file."""
         return json.dumps({"figure": MESH, **asdict(self)})
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of a step, with its error; of the processes; and of a mesh on shared cores, where that was measured."""
+    """Costs of a step with its error, of the processes, and of a mesh on shared cores if measured."""
 
     step: StepCost
     error: float = 0.0
@@ -85,10 +87,10 @@ _MESH: Final = TypeAdapter(MeshCost)
 
 
 def parse_costs(lines: Iterable[str]) -> Costs:
-    """The costs of a file.
+    """Return the costs of a file.
 
     Raises:
-        SimulationError: a line is not as above, with its number; or there are too few steps.
+        SimulationError: a line is malformed (the message has its number), or there are too few steps.
     """
     samples: list[StepSample] = []
     processes, mesh = dict(SHIPPED), None
@@ -123,7 +125,7 @@ def _figure(line: str) -> str:
 
 
 def times(trace: Iterable[Arrival]) -> dict[str, float]:
-    """Percentiles of the time to the first token and to the end of interactive requests that were answered, seconds."""
+    """Return percentiles of time to first token and latency of answered interactive requests, in seconds."""
     answered = [arrival for arrival in trace if arrival.priority_class == "interactive"]
     first = percentiles(a.ttft_s for a in answered if a.ttft_s is not None)
     last = percentiles(a.latency_s for a in answered if a.latency_s is not None)
@@ -132,15 +134,17 @@ def times(trace: Iterable[Arrival]) -> dict[str, float]:
 
 
 def simulated(trace: Sequence[Arrival], setup: Setup) -> list[Arrival]:
-    """The same requests with the times that they take in a simulation; all of them end."""
+    """Return the same requests with their times in a simulation; all of them end."""
     outcomes = simulate(sorted(trace, key=lambda arrival: arrival.at_s), setup).outcomes
     assert all(outcome.ending is Ending.FINISHED for outcome in outcomes)
     return [replace(o.arrival, ttft_s=o.ttft_s, latency_s=o.latency_s) for o in outcomes]
 
 
 def fit_load(trace: Sequence[Arrival], setup: Setup) -> Setup:
-    """Fits how much slower the shared cores of ``setup`` are together, and what a request waits for on its ways in and
-    out beside processor time, to the `times` of a trace that a mesh answered under load: least squares of their logs.
+    """Fit the slowdown of the shared cores and the delay of the links to a recorded trace.
+
+    Minimizes the squared differences of the logarithms of `times`, measured under load and
+    simulated.
 
     Raises:
         SimulationError: no interactive request of the trace was answered.
@@ -154,17 +158,17 @@ def fit_load(trace: Sequence[Arrival], setup: Setup) -> Setup:
         )
 
     def error(point: Sequence[float]) -> float:
-        said = times(simulated(trace, _with(setup, *point)))
-        return sum(math.log(said[name] / seconds) ** 2 for name, seconds in measured.items())
+        simulated_s = times(simulated(trace, _with(setup, *point)))
+        return sum(math.log(simulated_s[name] / seconds) ** 2 for name, seconds in measured.items())
 
-    found = minimize(
+    result = minimize(
         error,
         START[0],
         method="Nelder-Mead",
         bounds=BOUNDS,
         options={"initial_simplex": START, "maxfev": SIMULATIONS, "xatol": 1e-4, "fatol": 1e-4},
     )
-    return _with(setup, *map(float, found.x))
+    return _with(setup, *map(float, result.x))
 
 
 def _with(setup: Setup, slowdown: float, ways_s: float) -> Setup:

@@ -17,16 +17,17 @@ from simulator.trace import Arrival, SimulationError
 SAMPLE_DOCUMENTS: Final = 2000
 """Documents of a job that are simulated to check the computed rate."""
 MEAN_DRAWS: Final = 20_000
+"""Draws from which mean lengths are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """How many workers a trace needs.
+    """Number of workers that a trace needs.
 
     Attributes:
-        workers: the fewest with which every class meets its objectives to the share asked for.
+        workers: the fewest with which every class meets its objectives to the requested share.
         summary: of a run with them.
-        one_less: of a run with one worker less; None when one is enough.
+        one_less: of a run with one worker less; None if one is enough.
     """
 
     workers: int
@@ -43,26 +44,26 @@ def plan_trace(
     workers_max: int,
     worker_hour_price: float | None = None,
 ) -> TracePlan:
-    """Bisects over the number of workers; `Setup.workers` does not matter.
+    """Bisect over the number of workers; `Setup.workers` is ignored.
 
     Raises:
-        SimulationError: not even ``workers_max`` are enough.
+        SimulationError: not even `workers_max` are enough.
     """
 
     def run(workers: int) -> Summary:
         history = simulate(trace, replace(setup, workers=workers))
         return summarize(history, slos, worker_hour_price)
 
-    found = _fewest(run, lambda summary: _kept(summary, share), workers_max)
-    if found is None:
+    workers = _fewest(run, lambda summary: _meets(summary, share), workers_max)
+    if workers is None:
         raise SimulationError(
             f"{workers_max} workers do not meet the SLOs for {share:.1%} of every class;"
             " an SLO may be shorter than an answer takes on an idle worker"
         )
-    return TracePlan(found, run(found), run(found - 1) if found > 1 else None)
+    return TracePlan(workers, run(workers), run(workers - 1) if workers > 1 else None)
 
 
-def _kept(summary: Summary, share: float) -> bool:
+def _meets(summary: Summary, share: float) -> bool:
     return all(c.within_slo >= share for c in summary.classes)
 
 
@@ -85,15 +86,15 @@ def _fewest(
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """How many workers a job of documents needs.
+    """Number of workers that a job of documents needs.
 
     Attributes:
-        documents_per_s: what is needed.
-        worker_documents_per_s: of one full worker, computed by `fluid_rate`.
-        simulated_documents_per_s: of one full worker in a simulation of `SAMPLE_DOCUMENTS`.
-        shortcut_error: how far the computed rate is above the simulated one, a share of it.
+        documents_per_s: needed rate.
+        worker_documents_per_s: rate of one full worker, computed by `fluid_rate`.
+        simulated_documents_per_s: rate of one full worker in a simulation of `SAMPLE_DOCUMENTS`.
+        shortcut_error: how far the computed rate is above the simulated one, as a share of it.
         workers: by the lower of the two, with nothing to spare.
-        fleet: of all processes, workers too, with head-room and spread over zones.
+        fleet: all processes, workers too, with headroom and spread over zones.
     """
 
     documents: int
@@ -120,11 +121,18 @@ def plan_job(
     processes: Mapping[str, ProcessCost] = SHIPPED,
     worker_hour_price: float | None = None,
 ) -> JobPlan:
-    """Plans with workers that are full all the time, as bulk work keeps them.
+    """Plan with workers that are always full, as bulk work keeps them.
 
     Args:
-        cost_error: of the cost of a step, a share of it.
-        processes: what a document costs those beside the workers.
+        documents: how many there are.
+        hours: until when they are done.
+        mix: lengths of documents and answers.
+        setup: policy, cost and limits of a worker.
+        seed: of the drawn lengths.
+        sizing: headroom and zones.
+        cost_error: relative error of the cost of a step.
+        processes: what a document costs the processes beside the workers.
+        worker_hour_price: price of a worker for an hour.
     """
     needed = documents / (hours * 3600)
     prompt, answer = _means(mix, seed)
@@ -151,10 +159,12 @@ def plan_job(
 
 
 def fluid_rate(cost: StepCost, limits: EngineLimits, prompt: float, answer: float) -> float:
-    """Documents a second of one worker whose slots are always taken.
+    """Return the documents per second of one worker whose slots are always taken.
 
-    A row stays for one step a token of its answer; in that time the worker computes as many prompts as it has rows.
+    A document stays for one step per token of its answer; in that time the worker computes as many
+    prompts as it has slots.
     """
+    # Either slots or the KV cache limit how many documents run at once.
     rows: float = limits.slots
     if limits.cache_tokens:
         rows = max(1.0, min(rows, limits.cache_tokens / (prompt + answer)))
@@ -162,7 +172,7 @@ def fluid_rate(cost: StepCost, limits: EngineLimits, prompt: float, answer: floa
     steps = max(1.0, answer)
     decoding = rows * (steps - 1) / steps
     prefill = rows / steps * prompt
-    if limits.prefill_tokens:
+    if limits.prefill_tokens:  # chunked prefill: prompts take more steps than answers
         steps *= max(1.0, prefill / limits.prefill_tokens)
         prefill = min(prefill, limits.prefill_tokens)
     seconds = cost(prefill, decoding, decoding * context, prefill * prompt / 2)
@@ -170,7 +180,7 @@ def fluid_rate(cost: StepCost, limits: EngineLimits, prompt: float, answer: floa
 
 
 def simulated_rate(mix: LengthMix, setup: Setup, seed: int) -> float:
-    """Documents a second of one worker with a backlog, between the 10th and the 80th percent of a sample."""
+    """Return the documents per second of one worker with a backlog, between 10 and 80 % of a sample."""
     rng = Random(seed)
     trace = []
     for _ in range(SAMPLE_DOCUMENTS):

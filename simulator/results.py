@@ -1,7 +1,6 @@
-"""Results of a run: the outcome of each request, and latencies by class, goodput, padding, utilization, starvation
-and cost.
+"""Results of a run: the outcome of each request, and a summary by class.
 
-The objectives of a class are written ``interactive:ttft=0.5,latency=5``.
+The objectives of a class are written `interactive:ttft=0.5,latency=5`.
 """
 
 import math
@@ -21,18 +20,18 @@ class Ending(Enum):
     EXPIRED = "expired"
     """Its deadline passed."""
     REFUSED = "refused"
-    """The gateway's admission turned it away at once."""
+    """The gateway's admission refused it at once."""
     OPEN = "open"
-    """The simulation was over first."""
+    """The simulation ended first."""
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """One request; times are seconds since the trace began, as its caller sees them.
 
     Attributes:
-        wait_s: in the batcher's queue, all times that it waited there.
-        expected_s: the time that the gateway expected it to take in whole; None: it could not know.
+        wait_s: time in the batcher's queue, summed over all stays.
+        expected_s: the duration that the gateway expected; None if unknown.
     """
 
     arrival: Arrival
@@ -44,12 +43,12 @@ class Outcome:
 
     @property
     def ttft_s(self) -> float | None:
-        """To the first token."""
+        """Seconds to the first token."""
         return None if self.first_at is None else self.first_at - self.arrival.at_s
 
     @property
     def latency_s(self) -> float | None:
-        """To the end of the answer."""
+        """Seconds to the end of the answer."""
         if self.ending is not Ending.FINISHED or self.ended_at is None:
             return None
         return self.ended_at - self.arrival.at_s
@@ -60,23 +59,23 @@ class History:
     """One run of a simulation.
 
     Attributes:
-        outcomes: one a request, in order of arrival.
-        workers: how many there were.
+        outcomes: one per request, in order of arrival.
+        workers: number of workers.
         seconds: how long it ran.
-        busy_s: that workers computed, all together.
-        row_s: seconds times rows in slots, all workers together.
-        cells: positions of tokens that engines computed, see `simulator.engines.Progress`.
-        filled: those of them that are no padding.
+        busy_s: time that workers computed, all together.
+        slot_s: seconds times occupied slots, all workers together.
+        cells: computed token positions, see `simulator.engines.StepProgress`.
+        filled: computed positions that are no padding.
     """
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     workers: int
     slots: int
     seconds: float = 0.0
     busy_s: float = 0.0
-    row_s: float = 0.0
+    slot_s: float = 0.0
     batches: int = 0
-    rows_sent: int = 0
+    requests_sent: int = 0
     cells: int = 0
     filled: int = 0
 
@@ -88,8 +87,8 @@ class Slo:
     ttft_s: float = math.inf
     latency_s: float = math.inf
 
-    def met(self, outcome: Outcome) -> bool:
-        """Whether a request met them."""
+    def met(self, outcome: RequestOutcome) -> bool:
+        """Return whether a request met them."""
         ttft_s, latency_s = outcome.ttft_s, outcome.latency_s
         return (
             outcome.ending is Ending.FINISHED
@@ -105,14 +104,14 @@ DEFAULT_SLOS: Final[Mapping[str, Slo]] = {
     "standard": Slo(ttft_s=5.0),
     "bulk": Slo(),
 }
-"""The time to the first token that the batcher's default policy aims at; bulk has to end, whenever."""
+"""First token times that the batcher's default policy aims at; bulk only has to end."""
 
 
 def parse_slos(texts: Iterable[str]) -> dict[str, Slo]:
-    """The objectives of all classes: `DEFAULT_SLOS` where ``texts`` say nothing.
+    """Return the objectives of all classes: `DEFAULT_SLOS` unless `texts` say otherwise.
 
     Raises:
-        SimulationError: a text is none.
+        SimulationError: a text is malformed.
     """
     slos = dict(DEFAULT_SLOS)
     for text in texts:
@@ -124,7 +123,7 @@ def parse_slos(texts: Iterable[str]) -> dict[str, Slo]:
 
 
 def _parse_slo(text: str, rest: str) -> Slo:
-    found = {}
+    values = {}
     for pair in rest.split(","):
         key, _, value = pair.partition("=")
         try:
@@ -135,8 +134,8 @@ def _parse_slo(text: str, rest: str) -> Slo:
             raise SimulationError(
                 f"{text!r}: write CLASS:ttft=SECONDS,latency=SECONDS, one of the two is enough"
             )
-        found[f"{key}_s"] = seconds
-    return Slo(**found)
+        values[f"{key}_s"] = seconds
+    return Slo(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +152,9 @@ class ClassSummary:
     """One class.
 
     Attributes:
-        goodput_per_s: requests that met the objectives, a second.
+        goodput_per_s: requests per second that met the objectives.
         within_slo: their share of all that arrived.
-        longest_wait_s: in the batcher's queue, of all requests of the class: starvation shows here.
+        longest_wait_s: longest time in the batcher's queue; shows starvation.
     """
 
     priority_class: str
@@ -177,8 +176,8 @@ class Summary:
     """A run.
 
     Attributes:
-        padding_share: of the positions of tokens that engines computed: prompts that are shorter than the longest of
-            their batch, and rows that have ended before their batch. 0 to 1; an engine that packs has none.
+        padding_share: share of the computed positions that is padding, 0 to 1: prompts shorter than the
+            longest of their batch, and sequences that ended before it. An engine that packs has none.
         utilization: share of the workers' time that they computed.
         occupancy: share of their slots that were taken, over their whole time.
         cost: price of the workers' time; None without a price.
@@ -205,7 +204,7 @@ class Summary:
 def summarize(
     history: History, slos: Mapping[str, Slo], worker_hour_price: float | None = None
 ) -> Summary:
-    """The numbers of a run under the objectives of each class."""
+    """Return the numbers of a run under the objectives of each class."""
     seconds = max(history.seconds, 1e-9)
     classes = tuple(
         _of_class(name, members, slos[name], seconds)
@@ -223,9 +222,9 @@ def summarize(
         within_slo=sum(c.within_slo * c.arrived for c in classes) / max(1, len(history.outcomes)),
         tokens_per_s=tokens / seconds,
         padding_share=1 - history.filled / history.cells if history.cells else 0.0,
-        rows_per_batch=history.rows_sent / history.batches if history.batches else 0.0,
+        rows_per_batch=history.requests_sent / history.batches if history.batches else 0.0,
         utilization=history.busy_s / worker_s,
-        occupancy=history.row_s / (worker_s * history.slots),
+        occupancy=history.slot_s / (worker_s * history.slots),
         cost=cost,
         cost_per_million_tokens=None if cost is None or not tokens else cost / tokens * 1e6,
         ttft_s=_first_tokens(history.outcomes),
@@ -233,16 +232,16 @@ def summarize(
     )
 
 
-def _first_tokens(outcomes: Iterable[Outcome]) -> Percentiles:
+def _first_tokens(outcomes: Iterable[RequestOutcome]) -> Percentiles:
     return percentiles(o.ttft_s for o in outcomes if o.ttft_s is not None)
 
 
-def _latencies(outcomes: Iterable[Outcome]) -> Percentiles:
+def _latencies(outcomes: Iterable[RequestOutcome]) -> Percentiles:
     return percentiles(o.latency_s for o in outcomes if o.latency_s is not None)
 
 
 def percentiles(values: Iterable[float]) -> Percentiles:
-    """Nearest rank."""
+    """Return percentiles by nearest rank."""
     ordered = sorted(values)
     return Percentiles(*(_rank(ordered, share) for share in (0.5, 0.95, 0.99)))
 
@@ -253,7 +252,9 @@ def _rank(ordered: Sequence[float], share: float) -> float | None:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def _of_class(name: str, members: Sequence[Outcome], slo: Slo, seconds: float) -> ClassSummary:
+def _of_class(
+    name: str, members: Sequence[RequestOutcome], slo: Slo, seconds: float
+) -> ClassSummary:
     def count(ending: Ending) -> int:
         return sum(outcome.ending is ending for outcome in members)
 

@@ -1,7 +1,8 @@
-"""Simulates the mesh in virtual time: arrivals, admission by the gateway, the batcher's queue, workers, frames back.
+"""Simulate the mesh in virtual time: arrivals, admission, the batcher's queue, workers, frames back.
 
-The queue is `batcher.core.scheduler.Queue` and the engine's scheduler is `model_workers.engine.scheduler.Scheduler`,
-the ones that run in production. Delays between processes are constant. Nothing is random: all chance is in the trace.
+The queue is `batcher.core.scheduler.Queue` and the engine's scheduler is
+`model_workers.engine.scheduler.Scheduler`, the ones that run in production. Delays between
+processes are constant. Nothing is random: all chance is in the trace.
 """
 
 import math
@@ -9,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from batcher.core.scheduler.entry import Batch, QueueEntry
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import Batch, QueuedTask
 from model_workers.channels import DELAYS
 from model_workers.engine.protocol import STREAM_COALESCE_MAX_S
-from simulator.admission import BUSY_REPORT_S, CAPACITY_REPORT_S, REPORT_S, Admission
+from simulator.admission import BUSY_REPORT_S, CAPACITY_REPORT_S, REPORT_S, SimulatedAdmission
 from simulator.cores import Action, Cores, EventQueue, Sharing
 from simulator.cost import StepCost
-from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
-from simulator.results import Ending, History, Outcome
+from simulator.engines import ENGINES, EngineKind, EngineLimits, SimulatedSequence, StepProgress
+from simulator.results import Ending, History, RequestOutcome
 from simulator.trace import Arrival
 from simulator.worker import SimulatedWorker
 from sluice.settings.batching import Policy
@@ -26,10 +27,10 @@ from sluice.wire.subjects import RANKS
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Delays between the processes, seconds."""
+    """Delays between the processes, in seconds."""
 
     in_s: float = 0.002
-    """From the caller into the work queue."""
+    """From the caller into the queue."""
     send_s: float = 0.001
     """From batcher to worker, and back."""
     out_s: float = 0.002
@@ -38,14 +39,14 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The configuration of a simulation.
+    """Configuration of a simulation.
 
     Attributes:
-        weights: shares of tenants that differ from 1.
-        sharing: what all processes do on cores that engines share with them; None: engines have their own, and what the
-            other processes do is in ``links``.
+        weights: tenants whose weight is not 1.
+        sharing: work of all processes on cores that engines share with them; None: engines have their
+            own, and the work of the others is in `links`.
         admission: whether the gateway refuses what would be late.
-        never_refused: places in the trace of requests that it does not refuse all the same.
+        never_refused: indexes in the trace of requests that it admits in any case.
         until_s: when to stop; None: when everything has ended.
     """
 
@@ -63,7 +64,7 @@ class Setup:
 
 
 def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
-    """Simulates ``arrivals``, which are in order of time.
+    """Simulate a trace, which is in order of time.
 
     Raises:
         SimulationError: a request is longer than a worker's cache.
@@ -78,9 +79,9 @@ class Simulation:
         self._setup = setup
         self._events = EventQueue()
         self._queue = Queue(setup.policy, dict(setup.weights))
-        self._admission = Admission(self._queue) if setup.admission else None
+        self._admission = SimulatedAdmission(self._queue) if setup.admission else None
         self._cores = Cores(setup.sharing, self._events) if setup.sharing else None
-        self._outcomes = [Outcome(arrival) for arrival in trace]
+        self._outcomes = [RequestOutcome(arrival) for arrival in trace]
         longest = max(arrival.prompt_tokens + arrival.answer_tokens for arrival in trace)
         self._workers = {
             name: SimulatedWorker(
@@ -103,7 +104,7 @@ class Simulation:
         self._history = History(self._outcomes, setup.workers, setup.limits.slots)
 
     def run(self) -> History:
-        """Runs until everything has ended, or until `Setup.until_s`."""
+        """Run until everything has ended, or until `Setup.until_s`."""
         events, until = self._events, self._setup.until_s
         self._expect(0)
         if self._admission is not None:
@@ -137,7 +138,7 @@ class Simulation:
             self._events.at(arrival.at_s + arrival.timeout_s, partial(self._expire, number))
 
     def _handle(self, then: Action) -> None:
-        """Half of what a request costs all processes but the engine, and ``then``."""
+        """Do half of a request's work in all processes but the engine, then run `then`."""
         if self._cores is None:
             then()
         else:
@@ -148,13 +149,14 @@ class Simulation:
         self._events.at(at, partial(self._publish, number))
 
     def _report_at(self, at: float) -> None:
-        """The batcher reports then, unless it does before."""
+        """Let the batcher report at a time, unless it reports before."""
         if at < self._report_due or self._report_due <= self._events.now:
             self._report_due = at
             self._events.at(at, partial(self._report_load, at))
 
     def _report_load(self, at: float) -> None:
-        """The batcher's report, now and from now on."""
+        """Report the load of the batcher, and schedule the next report."""
+        # An earlier report replaces a scheduled one, whose event then does nothing.
         if at == self._report_due and self._admission is not None:
             capacities = [worker.capacity() for worker in self._workers.values()]
             self._admission.report(at, capacities)
@@ -165,13 +167,13 @@ class Simulation:
 
     def _publish(self, number: int) -> None:
         outcome = self._outcomes[number]
-        if outcome.ending is Ending.OPEN:
+        if outcome.ending is Ending.OPEN:  # it may have expired on its way
             self._queued_at[str(number)] = self._events.now
-            self._queue.add(_task(str(number), outcome.arrival), self._events.now)
-            self._nudge()
+            self._queue.add(_entry(str(number), outcome.arrival), self._events.now)
+            self._schedule_pump()
 
-    def _nudge(self) -> None:
-        """The queue is asked once for all that happens at one time."""
+    def _schedule_pump(self) -> None:
+        """Ask the queue once for everything that happens at one time."""
         if not self._pump_due:
             self._pump_due = True
             self._events.at(self._events.now, self._pump)
@@ -186,7 +188,7 @@ class Simulation:
                 break
             self._send(decision.batch)
         waits, was_full = self._queue.waits, self._queue.waits.is_full
-        waits.watch(now, has_room=any(each.free_rows > 0 for each in capacities))
+        waits.watch(now, has_capacity=any(capacity.free_slots > 0 for capacity in capacities))
         if waits.is_full != was_full and self._admission is not None:
             self._report_at(now + CAPACITY_REPORT_S)
         self._wake(decision.wake_at)
@@ -194,27 +196,27 @@ class Simulation:
     def _wake(self, at: float | None) -> None:
         if at is not None and (at < self._wake_at or self._wake_at <= self._events.now):
             self._wake_at = at
-            self._events.at(at, partial(self._awake, at))
+            self._events.at(at, partial(self._on_wake_time, at))
 
-    def _awake(self, at: float) -> None:
+    def _on_wake_time(self, at: float) -> None:
         if at == self._wake_at:
             self._wake_at = math.inf
-            self._nudge()
+            self._schedule_pump()
 
-    def _send(self, batch: Batch[QueuedTask]) -> None:
+    def _send(self, batch: Batch[QueueEntry]) -> None:
         worker = self._workers[batch.worker]
-        rows = []
-        for member in batch.rows:
+        sequences = []
+        for member in batch.entries:
             self._leave_queue(member.request_id)
             self._at_worker[member.request_id] = worker
-            rows.append(self._engine_row(member))
+            sequences.append(self._engine_row(member))
         self._history.batches += 1
-        self._history.rows_sent += len(batch.rows)
-        worker.send(rows, [member.cache_tokens for member in batch.rows])
+        self._history.requests_sent += len(batch.entries)
+        worker.send(sequences, [member.cache_tokens for member in batch.entries])
 
-    def _engine_row(self, member: QueuedTask) -> EngineRow:
+    def _engine_row(self, member: QueueEntry) -> SimulatedSequence:
         arrival = self._outcomes[int(member.request_id)].arrival
-        return EngineRow(
+        return SimulatedSequence(
             member.request_id,
             RANKS[arrival.priority_class],
             arrival.prompt_tokens,
@@ -227,7 +229,7 @@ class Simulation:
         self._outcomes[int(request_id)].wait_s += waited
 
     def _expire(self, number: int) -> None:
-        """The deadline has passed: the row leaves the queue or its worker."""
+        """Expire a request: it leaves the queue or its worker."""
         outcome, request_id = self._outcomes[number], str(number)
         if outcome.ending is not Ending.OPEN:
             return
@@ -241,34 +243,36 @@ class Simulation:
             worker.drop(request_id)
             worker.forget(request_id)
             self._queue.finish(request_id, 0, self._events.now, whole=False)
-        self._nudge()
+        self._schedule_pump()
 
-    def _end(self, outcome: Outcome, ending: Ending, at: float) -> None:
+    def _end(self, outcome: RequestOutcome, ending: Ending, at: float) -> None:
         outcome.ending, outcome.ended_at = ending, at
         self._open -= 1
 
     # Workers.
 
     def _admitted(self, refused: Sequence[str]) -> None:
+        # A refused request returns to the queue like one that a gateway sends again.
         for request_id in refused:
             if self._at_worker.pop(request_id, None) is not None:
                 now = self._queued_at[request_id] = self._events.now
                 self._queue.finish(request_id, 0, now, whole=False)
-                self._queue.add(_again(request_id, self._outcomes[int(request_id)].arrival), now)
-        self._nudge()
+                arrival = self._outcomes[int(request_id)].arrival
+                self._queue.add(_returned_entry(request_id, arrival), now)
+        self._schedule_pump()
 
-    def _progressed(self, worker: SimulatedWorker, progress: Progress) -> None:
+    def _progressed(self, worker: SimulatedWorker, progress: StepProgress) -> None:
         now, links = self._events.now, self._setup.links
         self._history.cells += progress.cells
         self._history.filled += progress.filled
         for request_id in progress.first:
             outcome = self._outcomes[int(request_id)]
+            # A coalesced first token leaves with the next message of its worker.
             gather_s = self._gather_s(outcome)
-            first_at = (
-                now if gather_s <= STREAM_COALESCE_MAX_S else DELAYS.tokens_due_at(now, gather_s)
-            )
+            is_read = gather_s <= STREAM_COALESCE_MAX_S
+            first_at = now if is_read else DELAYS.tokens_due_at(now, gather_s)
             outcome.first_at = first_at + links.out_s
-        # The batcher hears at once of prompts that are computed, and with them of ends: there may be room for more.
+        # A computed prompt is reported at once, and ends with it: more capacity may be free.
         ended: dict[float, list[str]] = {now: []} if progress.first else {}
         for request_id in progress.ended:
             outcome = self._outcomes[int(request_id)]
@@ -284,13 +288,13 @@ class Simulation:
             first = progress.first if sent_at == now else ()
             self._events.at(sent_at + links.send_s, partial(self._report, worker, first, names))
 
-    def _gather_s(self, outcome: Outcome) -> float:
+    def _gather_s(self, outcome: RequestOutcome) -> float:
         return self._setup.policy.of_class(outcome.arrival.priority_class).gather_s
 
     def _report(self, worker: SimulatedWorker, first: Sequence[str], ended: Sequence[str]) -> None:
-        """Give the batcher the first tokens and the final frames."""
+        """Report first tokens and ends to the batcher."""
         for request_id in first:
-            self._queue.first_token(request_id, self._events.now)
+            self._queue.on_first_token(request_id, self._events.now)
         for request_id in ended:
             worker.forget(request_id)
             if self._at_worker.pop(request_id, None) is not None:
@@ -298,7 +302,7 @@ class Simulation:
                 first_at = now if outcome.first_at is None else outcome.first_at
                 tokens, decode_s = outcome.arrival.answer_tokens, max(0.0, now - first_at)
                 self._queue.finish(request_id, tokens, now, decode_s=decode_s)
-        self._nudge()
+        self._schedule_pump()
 
     # Results.
 
@@ -309,14 +313,14 @@ class Simulation:
         for worker in self._workers.values():
             worker.account()
             self._history.busy_s += worker.busy_s
-            self._history.row_s += worker.row_s
+            self._history.slot_s += worker.slot_s
         self._history.seconds = now
         return self._history
 
 
-def _task(request_id: str, arrival: Arrival) -> QueuedTask:
+def _entry(request_id: str, arrival: Arrival) -> QueueEntry:
     timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
-    return QueuedTask(
+    return QueueEntry(
         request_id=request_id,
         priority_class=arrival.priority_class,
         deadline=arrival.at_s + timeout_s,
@@ -327,8 +331,8 @@ def _task(request_id: str, arrival: Arrival) -> QueuedTask:
     )
 
 
-def _again(request_id: str, arrival: Arrival) -> QueuedTask:
-    """A task that a worker did not take."""
-    task = _task(request_id, arrival)
-    task.returned, task.charged = True, arrival.prompt_tokens
-    return task
+def _returned_entry(request_id: str, arrival: Arrival) -> QueueEntry:
+    """Return the entry of a request that a worker refused."""
+    entry = _entry(request_id, arrival)
+    entry.returned, entry.charged = True, arrival.prompt_tokens
+    return entry

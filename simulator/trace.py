@@ -6,16 +6,16 @@ A file holds one JSON object a line, in any order of time:
 
 | key | meaning | default |
 |---|---|---|
-| ``at_s`` | arrival, seconds since the trace began | required |
-| ``prompt_tokens`` | at least 1 | required |
-| ``answer_tokens`` | tokens that the answer had, at least 1 | required |
-| ``max_tokens`` | what the caller allowed, at least ``answer_tokens`` | ``answer_tokens`` |
-| ``class`` | interactive, standard or bulk | standard |
-| ``tenant`` | who pays | default |
-| ``workload`` | kind of work, the label "task" | empty |
-| ``timeout_s`` | deadline, seconds after the arrival | none |
-| ``model`` | the model that was asked | empty |
-| ``ttft_s``, ``latency_s`` | first token and end as recorded, seconds after the arrival | none |
+| `at_s` | arrival, seconds since the trace began | required |
+| `prompt_tokens` | at least 1 | required |
+| `answer_tokens` | tokens that the answer had, at least 1 | required |
+| `max_tokens` | what the caller allowed, at least `answer_tokens` | `answer_tokens` |
+| `class` | interactive, standard or bulk | standard |
+| `tenant` | who pays | default |
+| `workload` | kind of work, the label "task" | empty |
+| `timeout_s` | deadline, seconds after the arrival | none |
+| `model` | the model that was asked | empty |
+| `ttft_s`, `latency_s` | first token and end as recorded, seconds after the arrival | none |
 """
 
 import json
@@ -40,11 +40,11 @@ PriorityClass = Annotated[str, Field(alias="class", pattern=f"^({'|'.join(CLASSE
 
 
 class SimulationError(ValueError):
-    """A trace, a cost or an option that cannot be simulated; the message says which and why."""
+    """Raised if a trace, a cost or an option cannot be simulated; the message says which and why."""
 
     @classmethod
     def of(cls, error: ValidationError) -> "SimulationError":
-        """The first of the values that pydantic refuses, by its key."""
+        """Return the first error of a validation, with its key."""
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         if first["type"] == "missing":
@@ -55,7 +55,7 @@ class SimulationError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request; fields as in the table above, ``priority_class`` is ``class``."""
+    """One request; fields as in the table above, `priority_class` is `class`."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
@@ -76,16 +76,16 @@ _ARRIVAL: Final = TypeAdapter(Arrival)
 
 
 def format_line(arrival: Arrival) -> str:
-    """One line of a trace, without the line's end; what is unset is left out."""
+    """Return the line of an arrival, without a line break; unset fields are left out."""
     values = {("class" if k == "priority_class" else k): v for k, v in asdict(arrival).items()}
     return json.dumps({k: v for k, v in values.items() if v is not None and v != ""})
 
 
 def parse_trace(lines: Iterable[str]) -> list[Arrival]:
-    """The arrivals of a file, in order of time.
+    """Return the arrivals of a file, in order of time.
 
     Raises:
-        SimulationError: a line is not as above, with its number; or there is none.
+        SimulationError: a line is malformed (the message has its number), or there is none.
     """
     arrivals = [_parse(number, line) for number, line in _filled(lines)]
     if not arrivals:
@@ -104,10 +104,10 @@ def _parse(number: int, line: str) -> Arrival:
             raise SimulationError("is not a JSON object")
         if "answer_tokens" not in values:
             raise SimulationError("answer_tokens is missing")
-        found = _ARRIVAL.validate_python({"max_tokens": values["answer_tokens"], **values})
-        if found.max_tokens < found.answer_tokens:
-            raise SimulationError(f"max_tokens: {found.max_tokens} is less than answer_tokens")
-        return found
+        arrival = _ARRIVAL.validate_python({"max_tokens": values["answer_tokens"], **values})
+        if arrival.max_tokens < arrival.answer_tokens:
+            raise SimulationError(f"max_tokens: {arrival.max_tokens} is less than answer_tokens")
+        return arrival
     except ValidationError as error:
         raise SimulationError(f"line {number}: {SimulationError.of(error)}") from error
     except SimulationError as error:
@@ -118,7 +118,7 @@ def _parse(number: int, line: str) -> Arrival:
 
 @dataclass(slots=True)
 class _Pending:
-    """A request in flight; ``base`` counts the tokens of the answer that it came with, ``end_index`` all of them."""
+    """A request in flight; `base` counts the answer tokens that it came with, `end_index` all of them."""
 
     arrival: Arrival
     at: float
@@ -129,7 +129,7 @@ class _Pending:
 
 
 class Recording:
-    """Turns the tasks and frames seen on NATS into a trace. Keeps lengths and names only, no token.
+    """Turns the tasks and frames on NATS into a trace. Keeps lengths and names only, no tokens.
 
     Attributes:
         dropped: tasks that were not recorded because `PENDING_MAX` requests were in flight.
@@ -142,17 +142,17 @@ class Recording:
         self._cancelled: dict[str, float] = {}
 
     def __len__(self) -> int:
-        """Requests in flight."""
+        """Return the number of requests in flight."""
         return len(self._pending) - len(self._cancelled)
 
     def task(self, task: task_pb2.Task, now: float) -> None:
-        """Take a task; one that is sent again counts once."""
-        if (known := self._pending.get(task.request_id)) is not None:
-            known.attempt = max(known.attempt, task.attempt)
+        """Record a task; one that is sent again counts once."""
+        if (pending := self._pending.get(task.request_id)) is not None:
+            pending.attempt = max(pending.attempt, task.attempt)
             self._cancelled.pop(task.request_id, None)
             return
         if task.attempt:
-            return
+            return  # Its first attempt came before the recording began.
         if len(self._pending) >= PENDING_MAX:
             self.dropped += 1
             return
@@ -161,19 +161,19 @@ class Recording:
         self._pending[task.request_id] = _Pending(arrival, now - waited_s, base, base)
 
     def cancel(self, rows: Iterable[frame_pb2.TaskRef], now: float) -> None:
-        """Take a cancel of a gateway: the requests end now, unless they are sent again."""
+        """Record a cancel: the requests end now, unless they are sent again."""
         for row in rows:
-            known = self._pending.get(row.request_id)
-            if known is not None and row.attempt >= known.attempt:
+            pending = self._pending.get(row.request_id)
+            if pending is not None and row.attempt >= pending.attempt:
                 self._cancelled.setdefault(row.request_id, now)
 
     def cancelled(self, before: float) -> list[Arrival]:
-        """Return the requests that were cancelled before that time; no frame says their end."""
+        """Return the requests that were cancelled before a time; no frame reports their end."""
         ended = [name for name, at in self._cancelled.items() if at < before]
         return [_ended(self._pending.pop(name), self._cancelled.pop(name)) for name in ended]
 
     def frames(self, frames: Iterable[frame_pb2.Frame], now: float) -> list[Arrival]:
-        """Take frames; return the requests that ended with them."""
+        """Record frames; return the requests that ended with them."""
         return [arrival for frame in frames if (arrival := self._frame(frame, now)) is not None]
 
     def _frame(self, frame: frame_pb2.Frame, now: float) -> Arrival | None:
@@ -191,10 +191,10 @@ class Recording:
 
 
 def _arrival(task: task_pb2.Task, at_s: float, waited_s: float) -> Arrival:
-    """What a task says that was published ``waited_s`` after its arrival; how long the answer is nobody knows yet."""
+    """Return the arrival of a task that was published `waited_s` later; its answer's length is unknown yet."""
     return Arrival(
         at_s=round(at_s, 6),
-        # Tokens that exist already are computed with the prompt.
+        # A worker computes tokens that exist already together with the prompt.
         prompt_tokens=len(task.prompt_token_ids) + len(task.produced_token_ids),
         answer_tokens=1,
         max_tokens=max(1, task.sampling.max_tokens - len(task.produced_token_ids)),

@@ -1,1 +1,1 @@
-"""The batcher's decisions, without I/O: time is an argument ``now``, monotonic seconds."""
+"""Decisions of the batcher, without I/O. Time is an argument `now`, in monotonic seconds."""

@@ -1,88 +1,91 @@
-"""Frames: merges workers' frames into rows, gives gateways what they lack, packs what they are told into messages."""
+"""Frames: merge what workers send, answer gateways that miss tokens, and pack messages."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from batcher.core.row import Row, RowState
+from batcher.core.queued_request import QueuedRequest, RequestState
 from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2
 from sluice.wire.codec import BUNDLE_FRAMES_MAX, MAX_MESSAGE_BYTES
 from sluice.wire.subjects import URGENT_CLASS
 
 RESEND_TOKENS_MAX: Final = 256
-"""Tokens in one frame for a gateway that lacks tokens; with log-probabilities too it stays far below 1 MiB."""
+"""Tokens in one frame for a gateway that misses tokens; stays far below NATS's 1 MiB even with
+log-probabilities."""
 
 BUNDLE_BYTES_MAX: Final = MAX_MESSAGE_BYTES - 4096
-"""Of one bundle, with a margin."""
+"""Size of one bundle, in bytes: the limit of a message less a margin for its header."""
 
 
-def merge(row: Row, frame: frame_pb2.Frame) -> frame_pb2.Frame | None:
-    """Adds a worker's frame to its row; returns what is new of it, None when nothing is.
+def merge(request: QueuedRequest, frame: frame_pb2.Frame) -> frame_pb2.Frame | None:
+    """Add a worker's frame to its request and return the new part; None if nothing is new.
 
     Raises:
-        ChannelBroken: tokens between the row and the frame are missing.
+        ChannelBroken: tokens between the request and the frame are missing.
     """
-    known = len(row.produced) - frame.start_index
+    known = len(request.produced) - frame.start_index
     if known < 0:
         raise ChannelBroken("frames are missing")
     if known:
         if known >= len(frame.token_ids) and not frame.HasField("final"):
             return None
         frame = _without_head(frame, known)
-    row.produced.extend(frame.token_ids)
-    row.logprobs.extend(frame.logprobs)
+    request.produced.extend(frame.token_ids)
+    request.logprobs.extend(frame.logprobs)
     return frame
 
 
 def without_final(frame: frame_pb2.Frame) -> frame_pb2.Frame:
-    """The tokens of a frame alone."""
+    """Return a copy of a frame with its tokens alone."""
     rest = frame_pb2.Frame()
     rest.CopyFrom(frame)
     rest.ClearField("final")
     return rest
 
 
-def final_frame(row: Row) -> frame_pb2.Frame:
-    """The final frame of ``row``, after all its tokens."""
-    assert row.final is not None
+def final_frame(request: QueuedRequest) -> frame_pb2.Frame:
+    """Return the final frame of a request, after all its tokens."""
+    assert request.final is not None
     return frame_pb2.Frame(
-        request_id=row.request_id,
-        attempt=row.attempt,
-        start_index=len(row.produced),
-        final=row.final,
+        request_id=request.request_id,
+        attempt=request.attempt,
+        start_index=len(request.produced),
+        final=request.final,
     )
 
 
-def resend(row: Row, from_index: int) -> list[frame_pb2.Frame]:
-    """Frames with the tokens of ``row`` from ``from_index``, then the final one; empty when there are none.
+def resend(request: QueuedRequest, from_index: int) -> list[frame_pb2.Frame]:
+    """Return frames with the tokens of a request from `from_index` on, then the final one if it has ended.
 
-    Tokens below ``row.base`` came from the gateway itself and are not sent back to it.
+    Tokens below `request.base` came from the gateway itself and are not sent back to it.
     """
     frames = [
         frame_pb2.Frame(
-            request_id=row.request_id,
-            attempt=row.attempt,
+            request_id=request.request_id,
+            attempt=request.attempt,
             start_index=start,
-            token_ids=row.produced[start : start + RESEND_TOKENS_MAX],
-            logprobs=row.logprobs[start - row.base : start - row.base + RESEND_TOKENS_MAX],
+            token_ids=request.produced[start : start + RESEND_TOKENS_MAX],
+            logprobs=request.logprobs[
+                start - request.base : start - request.base + RESEND_TOKENS_MAX
+            ],
         )
-        for start in range(max(from_index, row.base), len(row.produced), RESEND_TOKENS_MAX)
+        for start in range(max(from_index, request.base), len(request.produced), RESEND_TOKENS_MAX)
     ]
-    return frames if row.final is None else [*frames, final_frame(row)]
+    return frames if request.final is None else [*frames, final_frame(request)]
 
 
-def bundles(
+def pack_bundles(
     batcher: str, frames: Sequence[frame_pb2.Frame], held: Sequence[frame_pb2.TaskRef]
 ) -> list[frame_pb2.FrameBundle]:
-    """Packs what one gateway is told, in order, into messages of a size that NATS takes."""
+    """Pack frames and acknowledgements for one gateway, in order, into messages that NATS accepts."""
     bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, pending=held)
     few = max(len(frames), len(held)) <= BUNDLE_FRAMES_MAX
     if (few and bundle.ByteSize() <= BUNDLE_BYTES_MAX) or len(frames) + len(held) < 2:
         return [bundle]
-    rows, refs = len(frames) // 2, len(held) // 2
+    half, held_half = len(frames) // 2, len(held) // 2
     return [
-        *bundles(batcher, frames[:rows], held[:refs]),
-        *bundles(batcher, frames[rows:], held[refs:]),
+        *pack_bundles(batcher, frames[:half], held[:held_half]),
+        *pack_bundles(batcher, frames[half:], held[held_half:]),
     ]
 
 
@@ -100,56 +103,56 @@ def _without_head(frame: frame_pb2.Frame, known: int) -> frame_pb2.Frame:
 class _ForGateway(NamedTuple):
     urgent: list[frame_pb2.Frame]
     others: list[frame_pb2.Frame]
-    held: list[Row]
+    unacknowledged: list[QueuedRequest]
 
 
 class Outbox:
-    """What gateways are to be told: rows that this batcher has, and frames, those of urgent rows first."""
+    """Messages to gateways: acknowledgements of requests, and frames, those of urgent requests first."""
 
     def __init__(self, batcher: str) -> None:
         self._batcher = batcher
         self._gateways: dict[str, _ForGateway] = {}
-        self._resends: dict[str, tuple[Row, int]] = {}
+        self._resends: dict[str, tuple[QueuedRequest, int]] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
+        """Return whether there is anything to send."""
         return bool(self._gateways or self._resends)
 
-    def hold(self, row: Row) -> None:
-        """The batcher has the row, unless it ends before the gateway is told."""
-        self._of(row).held.append(row)
+    def acknowledge(self, request: QueuedRequest) -> None:
+        """Tell the gateway that this batcher has the request, unless it ends first."""
+        self._of(request).unacknowledged.append(request)
 
-    def publish(self, row: Row, frame: frame_pb2.Frame) -> None:
-        """Sends a frame to the row's gateway."""
-        lists = self._gateways.get(row.task.gateway) or self._of(row)
-        (lists.urgent if row.priority_class == URGENT_CLASS else lists.others).append(frame)
+    def publish(self, request: QueuedRequest, frame: frame_pb2.Frame) -> None:
+        """Send a frame to the request's gateway."""
+        lists = self._gateways.get(request.task.gateway) or self._of(request)
+        (lists.urgent if request.priority_class == URGENT_CLASS else lists.others).append(frame)
 
-    def forget(self, row: Row) -> None:
-        """Nothing more is sent of the row."""
-        self._resends.pop(row.request_id, None)
+    def forget(self, request: QueuedRequest) -> None:
+        """Send no more missing frames of a request."""
+        self._resends.pop(request.request_id, None)
 
-    def resend(self, row: Row, from_index: int) -> None:
-        """The gateway lacks frames from an index on."""
-        _, known = self._resends.get(row.request_id, (row, from_index))
-        self._resends[row.request_id] = (row, min(known, from_index))
+    def resend(self, request: QueuedRequest, from_index: int) -> None:
+        """Send the frames that the gateway misses, from an index on."""
+        _, earlier = self._resends.get(request.request_id, (request, from_index))
+        self._resends[request.request_id] = (request, min(earlier, from_index))
 
     def take(self) -> list[tuple[str, frame_pb2.FrameBundle]]:
-        """Gateway and message since the last call, what is of a row in order."""
-        # Once for all questions that came: an answer may be long, and a gateway that lost many frames asks often.
-        for row, from_index in self._resends.values():
-            for frame in resend(row, from_index):
-                self.publish(row, frame)
+        """Return gateway and message for everything since the last call; frames of a request stay in order."""
+        # Once for all queries: an answer may be long, and a gateway that lost many frames asks often.
+        for request, from_index in self._resends.values():
+            for frame in resend(request, from_index):
+                self.publish(request, frame)
         self._resends.clear()
         gateways, self._gateways = self._gateways, {}
         return [
             (gateway, bundle)
-            for gateway, (urgent, others, held) in gateways.items()
-            for bundle in bundles(
+            for gateway, (urgent, others, unacknowledged) in gateways.items()
+            for bundle in pack_bundles(
                 self._batcher,
                 urgent + others,
-                [row.ref for row in held if row.state < RowState.ENDED],
+                [request.ref for request in unacknowledged if request.state < RequestState.ENDED],
             )
         ]
 
-    def _of(self, row: Row) -> _ForGateway:
-        return self._gateways.setdefault(row.task.gateway, _ForGateway([], [], []))
+    def _of(self, request: QueuedRequest) -> _ForGateway:
+        return self._gateways.setdefault(request.task.gateway, _ForGateway([], [], []))

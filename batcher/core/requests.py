@@ -1,17 +1,17 @@
-"""The request table: all rows of one model that this batcher holds. Every event is a method call, every consequence an
-effect.
+"""Request table: all requests of one model in this batcher. Events are method calls, consequences are actions.
 
-The owner calls `advance` after events and when that has said, and then `take`s the effects. The rules are those of
-docs/internals/wire.md:
+The owner calls `advance` after events and at the time that it returned, and then `take`s the
+actions. The rules (docs/internals/wire.md):
 
-- The gateway of a row leads its recovery: it asks about rows that are silent, and sends what is lost again, with the
-  tokens it has and a higher attempt. So a row that this table forgets is never lost, and nothing here is durable.
-- A row that its worker cannot go on with returns to its gateway at once, and is forgotten: the worker was lost, gave
-  the row back, or did not take it.
-- A worker that gives rows back, or is lost with rows in it, several times in succession gets one row at a time, after
-  growing pauses, until a row brings a token: see `Breaker`.
-- A row that has ended is kept for `ENDED_S`, in case its gateway lacks frames.
-- A batcher that drains returns its rows to their gateways.
+- The gateway of a request leads its recovery: it asks about silent requests, and sends lost ones
+  again with the tokens that it has and a higher attempt. So a request that this table forgets is
+  never lost, and nothing here is durable.
+- A request that its worker cannot continue returns to its gateway at once and is forgotten: the
+  worker was lost, returned it, or did not accept it.
+- A worker that returns requests or is lost with some several times in a row gets one request at a
+  time, after growing pauses, until one gets a token: see `WorkerBreaker`.
+- An ended request is kept for `ENDED_S`, in case its gateway misses frames.
+- A batcher that drains returns its requests to their gateways.
 """
 
 import math
@@ -21,52 +21,54 @@ from heapq import heappop, heappush
 from typing import Final, cast
 
 from batcher.core.frames import Outbox, final_frame, merge, without_final
-from batcher.core.row import Row, RowState
+from batcher.core.queued_request import QueuedRequest, RequestState
+from batcher.core.scheduler.entry import Batch
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import Batch
-from batcher.core.workers import Workers, WorkerState
+from batcher.core.workers import WorkerState, WorkerTable
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
 from sluice.settings.batching import Policy
 
 ENDED_S: Final = 3.0
+"""How long ended requests are kept, in seconds."""
 ENDED_MAX: Final = 2048
-"""How long rows that have ended are kept, and how many."""
+"""How many ended requests are kept."""
 ENDED_LATE_S: Final = 1.0
-"""They may be kept this much longer."""
+"""How much longer ended requests may be kept, in seconds, so that several are dropped together."""
 _WHOLE: Final = frozenset({frame_pb2.TASK_END_STOP, frame_pb2.TASK_END_LENGTH})
-_NOT_TAKEN: Final = frame_pb2.RETURN_CAUSE_NOT_ACCEPTED
+_NOT_ACCEPTED: Final = frame_pb2.RETURN_CAUSE_NOT_ACCEPTED
 _LOST: Final = frame_pb2.TaskError(reason=EngineFailed.reason, message="the worker was lost")
 
 
-class Effects:
-    """What the table wants done: the event loop takes it and does the I/O, each list in order."""
+class Actions:
+    """Actions for the event loop, which does the I/O; each list is in order."""
 
     def __init__(self) -> None:
-        self.added: list[Row] = []
-        """Rows that have come."""
-        self.batches: list[Batch[Row]] = []
-        """To send now."""
-        self.ended: list[Row] = []
-        """Rows that have ended here, or return to their gateways."""
+        self.added: list[QueuedRequest] = []
+        """Requests that have arrived."""
+        self.batches: list[Batch[QueuedRequest]] = []
+        """Batches to send."""
+        self.ended: list[QueuedRequest] = []
+        """Requests that have ended, or return to their gateways."""
         self.bundles: list[tuple[str, frame_pb2.FrameBundle]] = []
-        """Gateway, and what it is told."""
+        """Messages by gateway."""
         self.cancels: dict[str, list[frame_pb2.TaskRef]] = {}
-        """By worker, the rows that it shall drop, up to an attempt: a later one goes on."""
+        """Requests to drop by worker, up to an attempt: a later one continues."""
         self.demands: list[tuple[str, Sequence[int]]] = []
-        """Worker, and the rows that wait for it, by class."""
+        """Counts of waiting requests by class, by worker."""
         self.waiting: Sequence[int] = ()
-        """Rows that still wait, by class."""
+        """Requests that still wait, by class."""
 
 
-class Requests:
-    """Rows of one model and their queue.
+class RequestTable:
+    """Requests of one model and their queue.
 
     Attributes:
-        queue: read-only for others; only the table changes it.
-        workers: the workers of the model; a worker has a name that stays the same when it restarts.
-        active: rows that have not ended.
-        size: of their tasks, bytes.
+        requests: all of them by id; read-only for others.
+        queue: the waiting requests; read-only for others.
+        workers: workers of the model, by a name that survives restarts.
+        active: number of requests that have not ended.
+        size: size of their tasks, in bytes.
     """
 
     def __init__(
@@ -75,279 +77,297 @@ class Requests:
         *,
         policy: Policy,
         weights: Mapping[str, float] | None = None,
-        workers: Workers | None = None,
+        workers: WorkerTable | None = None,
     ) -> None:
         self.queue = Queue(policy, weights)
-        self.workers = workers or Workers()
+        self.workers = workers or WorkerTable()
         self._policy = policy
         self.active = 0
         self.size = 0
         self._batcher = batcher
-        self._rows: dict[str, Row] = {}
+        self.requests: dict[str, QueuedRequest] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._outbox = Outbox(batcher)
-        self._ended: deque[tuple[float, Row]] = deque()
-        """With the time at which each is forgotten, the oldest first."""
-        self._effects = Effects()
+        self._ended: deque[tuple[float, QueuedRequest]] = deque()
+        """Ended requests with the time at which each is forgotten, oldest first."""
+        self._actions = Actions()
         self._batches = 0
-        self._demanding = False
-        """Whether a worker was told that rows wait for it."""
+        self._has_demand = False
+        """Whether a worker was told that requests wait for it."""
         self._draining = False
 
     def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Activates another policy: waiting rows keep their waiting time, rows in workers continue."""
+        """Activate another policy: waiting requests keep their waiting time, those in workers continue."""
         self._policy = policy
         self.queue.reconfigure(policy, weights)
 
     @property
     def pending(self) -> bool:
-        """Whether gateways are to be told something, or rows may go to a worker."""
+        """Whether there are messages for gateways, or requests that may go to a worker."""
         return bool(self.queue.order.waiting or self._outbox)
 
-    def take(self) -> Effects:
-        """The effects since the last call."""
-        effects, self._effects = self._effects, Effects()
-        effects.bundles = self._outbox.take()
-        return effects
+    def take(self) -> Actions:
+        """Return the actions since the last call."""
+        actions, self._actions = self._actions, Actions()
+        actions.bundles = self._outbox.take()
+        return actions
 
-    # Tasks and questions, from gateways.
+    # Messages from gateways.
 
-    def add(self, row: Row, now: float) -> None:
-        """Takes a row. It replaces one of an earlier task of the request; of the same task it is a duplicate."""
-        held = self._rows.get(row.request_id)
-        if held is not None:
-            if held.attempt >= row.attempt:
-                self._outbox.hold(held)
+    def add(self, request: QueuedRequest, now: float) -> None:
+        """Add a request. It replaces an earlier attempt; the same attempt is a duplicate and is acknowledged."""
+        known = self.requests.get(request.request_id)
+        if known is not None:
+            if known.attempt >= request.attempt:
+                self._outbox.acknowledge(known)
                 return
-            self._close(held, now)
-        self._rows[row.request_id] = row
+            self._close(known, now)
+        self.requests[request.request_id] = request
         self.active += 1
-        self.size += row.size
-        self._effects.added.append(row)
-        if not math.isinf(row.deadline):
-            heappush(self._deadlines, (row.deadline, row.request_id))
+        self.size += request.size
+        self._actions.added.append(request)
+        if not math.isinf(request.deadline):
+            heappush(self._deadlines, (request.deadline, request.request_id))
         if self._draining:
-            self._return(row, now)
+            self._return_to_gateway(request, now)
         else:
-            self.queue.add(row, now)
+            self.queue.add(request, now)
 
-    def refuse(self, row: Row, error: frame_pb2.TaskError) -> None:
-        """Returns a row to its gateway that was not taken."""
-        row.final = frame_pb2.Final(end=frame_pb2.TASK_END_RETURNED, error=error)
-        self._outbox.publish(row, final_frame(row))
+    def refuse(self, request: QueuedRequest, error: frame_pb2.TaskError) -> None:
+        """Return a request that was not added to its gateway."""
+        request.final = frame_pb2.Final(end=frame_pb2.TASK_END_RETURNED, error=error)
+        self._outbox.publish(request, final_frame(request))
 
-    def cancel(self, rows: Iterable[frame_pb2.TaskRef], now: float) -> None:
-        """Nobody waits for these rows any more, up to the attempts that are named."""
-        for ref in rows:
-            row = self._rows.get(ref.request_id)
-            if row is not None and row.attempt <= ref.attempt:
-                if row.state < RowState.ENDED:
-                    row.final = frame_pb2.Final(end=frame_pb2.TASK_END_CANCELLED)
-                self._close(row, now)
+    def cancel(self, requests: Iterable[frame_pb2.TaskRef], now: float) -> None:
+        """Cancel requests that nobody waits for, up to the attempts that the references name."""
+        for ref in requests:
+            request = self.requests.get(ref.request_id)
+            if request is not None and request.attempt <= ref.attempt:
+                if request.state < RequestState.ENDED:
+                    request.final = frame_pb2.Final(end=frame_pb2.TASK_END_CANCELLED)
+                self._close(request, now)
 
     def drop_gateway(self, gateway: str, now: float, *, waiting_only: bool = False) -> None:
-        """A gateway is gone: nobody waits for its rows. ``waiting_only``: those that no worker has."""
-        for row in [row for row in self._rows.values() if row.task.gateway == gateway]:
-            if row.state is RowState.WAITING or not waiting_only:
-                self._close(row, now)
+        """Drop the requests of a gateway that is gone; with `waiting_only` those that no worker has."""
+        for request in list(self.requests.values()):
+            is_included = request.state is RequestState.WAITING or not waiting_only
+            if request.task.gateway == gateway and is_included:
+                self._close(request, now)
 
-    def answer(self, asked: control_pb2.TaskProgress) -> bool:
-        """Tells the gateway what it lacks of a row; False when the row is not held."""
-        row = self._rows.get(asked.request_id)
-        if row is None or row.attempt < asked.attempt:
+    def answer_query(self, asked: control_pb2.TaskProgress) -> bool:
+        """Send a gateway what it misses of a request; return False if the request is not here."""
+        request = self.requests.get(asked.request_id)
+        if request is None or request.attempt < asked.attempt:
             return False
-        self._outbox.resend(row, asked.next_index)
-        self._outbox.hold(row)
+        self._outbox.resend(request, asked.next_index)
+        self._outbox.acknowledge(request)
         return True
 
     # Workers.
 
-    def step(self, worker: str, report: worker_pb2.StepReport, now: float) -> None:
-        """Takes a report.
+    def on_report(self, worker: str, report: worker_pb2.StepReport, now: float) -> None:
+        """Handle a report of a worker.
 
         Raises:
-            ChannelBroken: a report or a frame before it is missing: the channel must be opened again.
+            ChannelBroken: an earlier report or frame is missing; the channel must be opened again.
         """
-        state = self.workers.of(worker)
-        state.take(report)
+        state = self.workers.state_of(worker)
+        state.on_report(report)
         for admission in report.admissions:
-            for taken in state.admitted(admission.batch_id):
-                taken.taken = True
-                if not taken.told:
-                    self._outbox.hold(taken)
-            self._refused(state, admission, now)
+            for admitted in state.admit(admission.batch_id):
+                admitted.is_admitted = True
+                if not admitted.is_acknowledged:
+                    self._outbox.acknowledge(admitted)
+            self._on_refusals(state, admission, now)
         succeeded = failed = False
         for frame in report.frames:
-            row = state.rows.get(frame.request_id)
-            if row is None or row.attempt != frame.attempt or (new := merge(row, frame)) is None:
-                continue
+            request = state.requests.get(frame.request_id)
+            if request is None or request.attempt != frame.attempt:
+                continue  # The request left this worker meanwhile.
+            new = merge(request, frame)
+            if new is None:
+                continue  # The gateway has these tokens already.
             if not new.HasField("final"):
                 succeeded = True
-                if new.token_ids and not row.answered:
-                    self.queue.first_token(row.request_id, now)
-                self._outbox.publish(row, new)
+                if new.token_ids and not request.answered:
+                    self.queue.on_first_token(request.request_id, now)
+                self._outbox.publish(request, new)
             elif new.final.end == frame_pb2.TASK_END_RETURNED:
-                failed |= new.final.return_cause != _NOT_TAKEN
-                self._given_back(row, new, now)
+                failed |= new.final.return_cause != _NOT_ACCEPTED
+                self._on_returned(request, new, now)
             else:
                 succeeded |= bool(new.token_ids or new.final.values)
-                self._end(row, new.final, now, new)
+                self._end(request, new.final, now, new)
         if succeeded or failed:
-            self.workers.tried(worker, now, succeeded=succeeded, failed=failed)
+            self.workers.record_outcome(worker, now, succeeded=succeeded, failed=failed)
 
-    def lost(self, worker: str, now: float) -> None:
-        """A worker is lost: its rows return to their gateways."""
-        state = self.workers.lost(worker)
-        if state is None or not state.rows:
+    def on_lost(self, worker: str, now: float) -> None:
+        """Return the requests of a lost worker to their gateways."""
+        state = self.workers.remove(worker)
+        if state is None or not state.requests:
             return
-        self.workers.tried(worker, now, succeeded=False, failed=True)
-        for row in list(state.rows.values()):
-            # Before the worker has said so nobody knows that a last try was made alone.
-            blamed = not row.task.last_try or row.taken
-            cause = frame_pb2.RETURN_CAUSE_WORKER_LOST if blamed else _NOT_TAKEN
-            self._return(row, now, cause, _LOST)
+        self.workers.record_outcome(worker, now, succeeded=False, failed=True)
+        for request in list(state.requests.values()):
+            # A request on its last try counts as the cause only once the worker has admitted it:
+            # before that, nobody knows that it was tried alone.
+            blamed = not request.task.last_try or request.is_admitted
+            cause = frame_pb2.RETURN_CAUSE_WORKER_LOST if blamed else _NOT_ACCEPTED
+            self._return_to_gateway(request, now, cause, _LOST)
 
-    def _refused(self, state: WorkerState, admission: worker_pb2.Admission, now: float) -> None:
+    def _on_refusals(self, state: WorkerState, admission: worker_pb2.Admission, now: float) -> None:
         for refusal in admission.refused:
             state.refuses |= refusal.retryable
-            row = state.rows.get(refusal.request_id)
-            if row is None or row.batch is None or row.batch.batch_id != admission.batch_id:
-                continue
+            request = state.requests.get(refusal.request_id)
+            batch = None if request is None else request.batch
+            if request is None or batch is None or batch.batch_id != admission.batch_id:
+                continue  # It left this worker, or was sent to it again in a later batch.
             if refusal.retryable:
-                self._return(row, now, _NOT_TAKEN, refusal.error)
+                self._return_to_gateway(request, now, _NOT_ACCEPTED, refusal.error)
             else:
                 end = frame_pb2.Final(end=frame_pb2.TASK_END_REFUSED, error=refusal.error)
-                self._end(row, end, now)
+                self._end(request, end, now)
 
-    def _given_back(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
-        """Its worker cannot go on with a row."""
+    def _on_returned(self, request: QueuedRequest, frame: frame_pb2.Frame, now: float) -> None:
+        """Handle a request that its worker cannot continue."""
         if frame.token_ids:
-            self._outbox.publish(row, without_final(frame))
+            self._outbox.publish(request, without_final(frame))
         cause = frame.final.return_cause or frame_pb2.RETURN_CAUSE_WORKER_LOST
-        self._return(row, now, cause, frame.final.error, stop=False)
+        self._return_to_gateway(request, now, cause, frame.final.error, stop=False)
 
     # Time.
 
     def advance(self, now: float) -> float:
-        """Ends late rows, forgets those that ended long ago, and forms batches for the live workers.
+        """End overdue requests, forget long ended ones, and form batches for the live workers.
 
-        Returns when it must be called again if no event comes before.
+        Returns:
+            When to call again if no event comes before.
         """
         wake_at = math.inf
-        self._end_late(now)
+        self._end_overdue(now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
-            row = self._ended.popleft()[1]
-            row.batch = None  # which holds it
-            if row.state is RowState.ENDED:
-                self._close(row, now)
+            request = self._ended.popleft()[1]
+            request.batch = (
+                None  # Break the reference cycle, so that no garbage collection is needed.
+            )
+            if request.state is RequestState.ENDED:
+                self._close(request, now)
         active = self.workers.active()
-        if self.queue.order.waiting or self._demanding:
-            wake_at = self._feed(active, now)
-            for row in self._effects.added:
-                if row.state is RowState.WAITING:
-                    row.told = True
-                    self._outbox.hold(row)
-            waiting = self._effects.waiting = self.queue.waiting_by_class()
-            formed = {batch.worker for batch in self._effects.batches}
-            self._effects.demands += self.workers.tell(waiting, active, formed, now)
-            self._demanding = any(waiting)
-        has_room = any(state.has_room for state in active.values())
-        self.queue.waits.watch(now, has_room=has_room)
+        if self.queue.order.waiting or self._has_demand:
+            wake_at = self._form_batches(active, now)
+            for request in self._actions.added:
+                if request.state is RequestState.WAITING:
+                    request.is_acknowledged = True
+                    self._outbox.acknowledge(request)
+            waiting = self._actions.waiting = self.queue.waiting_by_class()
+            formed = {batch.worker for batch in self._actions.batches}
+            self._actions.demands += self.workers.demand_changes(waiting, active, formed, now)
+            self._has_demand = any(waiting)
+        has_capacity = any(state.has_capacity for state in active.values())
+        self.queue.waits.watch(now, has_capacity=has_capacity)
         if self._deadlines:
             wake_at = min(wake_at, self._deadlines[0][0])
         if self._ended:
-            # Later than needed, so that rows which ended one after the other are forgotten together.
+            # Later than needed, so that requests which ended one after the other go together.
             wake_at = min(wake_at, self._ended[0][0] + ENDED_LATE_S)
         return wake_at
 
-    def _end_late(self, now: float) -> None:
-        """Ends rows whose deadline has passed; the first deadline is then that of a row that is held."""
-        deadlines, rows = self._deadlines, self._rows
-        while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in rows):
-            row = rows.get(heappop(deadlines)[1])
-            if row is not None and row.deadline <= now and row.state < RowState.ENDED:
-                self._end(row, frame_pb2.Final(end=frame_pb2.TASK_END_DEADLINE), now)
+    def _end_overdue(self, now: float) -> None:
+        """End requests whose deadline has passed, and drop deadlines of requests that are gone."""
+        deadlines, requests = self._deadlines, self.requests
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in requests):
+            request = requests.get(heappop(deadlines)[1])
+            if request is None or request.deadline > now:
+                continue  # Gone, or sent again with a later deadline.
+            if request.state < RequestState.ENDED:
+                self._end(request, frame_pb2.Final(end=frame_pb2.TASK_END_DEADLINE), now)
 
-    def _feed(self, active: Mapping[str, WorkerState], now: float) -> float:
-        """Sends rows to workers with room; returns when there may be room for more if no event comes before."""
+    def _form_batches(self, active: Mapping[str, WorkerState], now: float) -> float:
+        """Send requests to workers with capacity; return when to try again if no event comes before."""
         while self.queue.order.waiting:
             batch, wake_at = self.queue.next_batch(now, self.workers.capacities(active, now))
             if batch is None:
                 return min(math.inf if wake_at is None else wake_at, self.workers.probe_at(now))
-            self._send(cast("Batch[Row]", batch))
+            self._send(cast("Batch[QueuedRequest]", batch))
         return math.inf
 
     # The end of the batcher.
 
     def drain(self, now: float, *, running: bool = False) -> None:
-        """Returns waiting rows to their gateways, now and from now on; with ``running`` those of workers too."""
+        """Return waiting requests to their gateways, now and from now on; with `running` those in workers too."""
         self._draining = True
-        for row in list(self._rows.values()):
-            if row.state is RowState.WAITING or (running and row.state is RowState.SENT):
-                self._return(row, now)
+        states = {RequestState.WAITING, RequestState.SENT} if running else {RequestState.WAITING}
+        for request in list(self.requests.values()):
+            if request.state in states:
+                self._return_to_gateway(request, now)
 
-    # State changes of rows.
+    # State changes of requests.
 
-    def _send(self, batch: Batch[Row]) -> None:
+    def _send(self, batch: Batch[QueuedRequest]) -> None:
         self._batches += 1
-        worker = self.workers.of(batch.worker)
+        worker = self.workers.state_of(batch.worker)
         batch.batch_id, batch.worker_id = f"{self._batcher}-{self._batches}", worker.worker_id
-        for row in batch.rows:
-            row.worker, row.state = batch.worker, RowState.SENT
-            if not row.task.HasField("coalesce_ms"):
-                gather_s = self._policy.of_class(row.priority_class).gather_s
-                row.task.coalesce_ms = round(1000 * gather_s)
-        worker.sent(batch.batch_id, batch.rows)
-        self._effects.batches.append(batch)
+        for request in batch.entries:
+            request.worker, request.state = batch.worker, RequestState.SENT
+            if not request.task.HasField("coalesce_ms"):
+                gather_s = self._policy.of_class(request.priority_class).gather_s
+                request.task.coalesce_ms = round(1000 * gather_s)
+        worker.add_batch(batch.batch_id, batch.entries)
+        self._actions.batches.append(batch)
 
     def _end(
         self,
-        row: Row,
+        request: QueuedRequest,
         final: frame_pb2.Final,
         now: float,
         frame: frame_pb2.Frame | None = None,
     ) -> None:
-        """Ends ``row``; ``frame`` is the worker's final frame, if the worker ended it."""
+        """End a request; `frame` is the worker's final frame, if the worker ended it."""
         decode_s = final.timings.decode_ms / 1e3
-        self._leave(row, now, stop=frame is None, whole=final.end in _WHOLE, decode_s=decode_s)
-        row.state = RowState.ENDED
-        row.end(final, now)
-        self._outbox.publish(row, frame or final_frame(row))
-        self._ended.append((now + ENDED_S, row))
+        self._remove(request, now, stop=frame is None, whole=final.end in _WHOLE, decode_s=decode_s)
+        request.state = RequestState.ENDED
+        request.end(final, now)
+        self._outbox.publish(request, frame or final_frame(request))
+        self._ended.append((now + ENDED_S, request))
 
-    def _return(
+    def _return_to_gateway(
         self,
-        row: Row,
+        request: QueuedRequest,
         now: float,
         cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_UNSPECIFIED,
         error: frame_pb2.TaskError | None = None,
         *,
         stop: bool = True,
     ) -> None:
-        """Gives a row back to its gateway, which sends it again."""
+        """Return a request to its gateway, which sends it again."""
         end = frame_pb2.TASK_END_RETURNED
-        row.final = frame_pb2.Final(end=end, return_cause=cause, error=error)
-        self._outbox.publish(row, final_frame(row))
-        self._close(row, now, stop=stop)
+        request.final = frame_pb2.Final(end=end, return_cause=cause, error=error)
+        self._outbox.publish(request, final_frame(request))
+        self._close(request, now, stop=stop)
 
-    def _close(self, row: Row, now: float, *, stop: bool = True) -> None:
-        if row.state < RowState.ENDED:
-            self._leave(row, now, stop=stop)
-        row.state = RowState.CLOSED
-        del self._rows[row.request_id]
-        self._outbox.forget(row)
+    def _close(self, request: QueuedRequest, now: float, *, stop: bool = True) -> None:
+        if request.state < RequestState.ENDED:
+            self._remove(request, now, stop=stop)
+        request.state = RequestState.CLOSED
+        del self.requests[request.request_id]
+        self._outbox.forget(request)
 
-    def _leave(
-        self, row: Row, now: float, *, stop: bool, whole: bool = False, decode_s: float = 0.0
+    def _remove(
+        self,
+        request: QueuedRequest,
+        now: float,
+        *,
+        stop: bool,
+        whole: bool = False,
+        decode_s: float = 0.0,
     ) -> None:
-        """Removes a row from queue and worker; with ``stop`` a worker that has it must drop it."""
+        """Remove a request from queue and worker; with `stop` the worker is told to drop it."""
         self.active -= 1
-        self.size -= row.size
-        self._effects.ended.append(row)
-        if row.state is RowState.WAITING:
-            self.queue.cancel(row.request_id)
+        self.size -= request.size
+        self._actions.ended.append(request)
+        if request.state is RequestState.WAITING:
+            self.queue.cancel(request.request_id)
             return
-        if self.workers.landed(row) and stop:
-            self._effects.cancels.setdefault(row.worker, []).append(row.ref)
-        tokens = len(row.produced)
-        self.queue.finish(row.request_id, tokens, now, whole=whole, decode_s=decode_s)
+        if self.workers.left_worker(request) and stop:
+            self._actions.cancels.setdefault(request.worker, []).append(request.ref)
+        tokens = len(request.produced)
+        self.queue.finish(request.request_id, tokens, now, whole=whole, decode_s=decode_s)

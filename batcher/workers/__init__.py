@@ -1,1 +1,1 @@
-"""Clients of the model workers: one channel each, one stream per batch."""
+"""Connections of a batcher to its workers, over Triton's gRPC protocol."""

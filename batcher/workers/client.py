@@ -1,4 +1,4 @@
-"""The Triton client of one worker: streams, and worker messages over them in Triton's inference protocol."""
+"""Triton client of one worker: streams that carry worker messages in Triton's inference protocol."""
 
 import asyncio
 from typing import Final
@@ -14,15 +14,17 @@ from sluice.tls import open_channel
 from sluice.wire.codec import MalformedMessage, pack, unpack
 
 RENEWAL_BYTES: Final = 1024 * 1024
-"""Of the responses of a channel's request: Triton keeps them."""
+"""Bytes of responses that a request may accumulate in Triton before it is replaced."""
 RESPONSE_BYTES: Final = 1100
-"""What Triton keeps of a response beside its report."""
+"""Bytes that Triton keeps per response, beside its report."""
 STREAM_END_S: Final = 1.0
-"""How long a queued batch's stream may take to end by itself, so that Triton's spans are complete."""
+"""How long the stream of a queued batch may take to end by itself, in seconds, so that Triton's
+spans are complete."""
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A batch of long prompts may be large; it never crosses NATS."""
+"""Largest message to a worker, in bytes; a batch of long prompts never crosses NATS and may be
+large."""
 NOT_LISTENING: Final = "Connection refused"
-"""Part of what gRPC says of an address where nothing listens."""
+"""Part of gRPC's message about an address where nothing listens."""
 
 GRPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
@@ -32,6 +34,7 @@ GRPC_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
 )
+"""Channel options; callers back off themselves, while gRPC's own pauses would grow to minutes."""
 
 STREAM_METADATA: Final = (("triton_grpc_error", "true"),)
 """Makes Triton end a stream with a real status code when a request on it fails."""
@@ -42,7 +45,7 @@ Call = grpc.aio.StreamStreamCall[
 
 
 class WorkerRefused(Exception):
-    """Triton or the worker did not take a request; the message is theirs."""
+    """Raised if Triton or the worker did not accept a request; the message is theirs."""
 
 
 FAULTS: Final = (
@@ -53,11 +56,11 @@ FAULTS: Final = (
     WorkerRefused,
     MalformedMessage,
 )
-"""What a broken connection, or a worker that does not keep to the protocol, raises."""
+"""Errors of a broken connection, or of a worker that violates the protocol."""
 
 
 class WorkerClient:
-    """One Triton model at one address."""
+    """Client of one Triton model at one address."""
 
     def __init__(
         self, url: str, triton_model: str, credentials: grpc.ChannelCredentials | None = None
@@ -67,7 +70,7 @@ class WorkerClient:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
 
     def stream(self, traceparent: str = "") -> Call:
-        """Opens a stream; the caller cancels it after use."""
+        """Open a stream; the caller cancels it after use."""
         metadata = (
             (*STREAM_METADATA, (TRACEPARENT, traceparent)) if traceparent else STREAM_METADATA
         )
@@ -77,47 +80,48 @@ class WorkerClient:
     async def write(
         self, call: Call, request: worker_pb2.WorkerRequest, *, ends: bool = False
     ) -> None:
-        """Sends a message; raises one of `FAULTS`. ``ends``: Triton says when the request is complete."""
+        """Send a message; with `ends` Triton reports when the request is complete. Raises one of `FAULTS`."""
         await call.write(infer_request(self._model, request, ends=ends))
 
     async def close(self) -> None:
-        """Ends all streams."""
+        """End all streams."""
         await self._grpc.close()
 
 
 class Reports:
-    """The reports of a channel in their order, while its request is now and then replaced by a new one.
+    """Reports of a channel in order, while its request is replaced now and then.
 
-    Triton 2.51 keeps each response of a request until the request is complete (docs/internals/notes-triton.md). The
-    first responses of the new request may overtake the last ones of the old.
+    Triton 2.51 keeps each response of a request until the request is complete
+    (docs/internals/notes-triton.md). The first responses of the new request may overtake the last
+    ones of the old.
 
     Attributes:
-        renewing: the old request is not complete yet.
+        is_renewing: whether the old request is not complete yet.
     """
 
     def __init__(self, call: Call) -> None:
-        self.renewing = False
+        self.is_renewing = False
         self._call = call
-        self._next = self._kept = 0
+        self._next = self._held_bytes = 0
         self._early: dict[int, worker_pb2.StepReport] = {}
 
     @property
     def wants_renewal(self) -> bool:
-        """Whether Triton keeps so much of the request's responses that it is to be replaced."""
-        return self._kept > RENEWAL_BYTES and not self.renewing
+        """Whether Triton keeps so many response bytes of the request that it should be replaced."""
+        return self._held_bytes > RENEWAL_BYTES and not self.is_renewing
 
     async def next(self) -> worker_pb2.StepReport:
-        """The next report; raises one of `FAULTS`."""
+        """Return the next report; raises one of `FAULTS`."""
         while self._next not in self._early:
             report = await next_report(self._call)
-            if report is not None and self.renewing:
+            if report is not None and self.is_renewing:
                 self._early[report.sequence] = report
             elif report is not None:
                 self._next = report.sequence + 1
-                self._kept += RESPONSE_BYTES + report.ByteSize()
+                self._held_bytes += RESPONSE_BYTES + report.ByteSize()
                 return report
-            elif self.renewing and not self._early:
-                self.renewing, self._kept = False, 0
+            elif self.is_renewing and not self._early:
+                self.is_renewing, self._held_bytes = False, 0
             else:
                 raise ChannelBroken("the worker closed the channel")
         self._next += 1
@@ -125,22 +129,22 @@ class Reports:
 
 
 async def read_to_end(call: Call) -> None:
-    """Lets the stream of a queued batch end by itself."""
+    """Let the stream of a queued batch end by itself."""
     try:
         async with asyncio.timeout(STREAM_END_S):
             while await call.read() is not grpc.aio.EOF:
                 pass
     except (TimeoutError, grpc.aio.AioRpcError):
-        pass  # The batch was queued; how its stream ends changes nothing.
+        pass  # The batch was queued; how its stream ends does not matter.
 
 
 def reason_of(error: BaseException) -> str:
     """Return why a stream ended, for the log.
 
-    A server that does not listen is expected while the mesh starts: gRPC's long text would look like a fault.
+    A server that does not listen yet is expected at start: gRPC's long text would look like a fault.
     """
     if isinstance(error, TimeoutError):
-        return "not answered in time"
+        return "no response in time"
     if isinstance(error, grpc.aio.AioRpcError):
         details = error.details() or ""
         if NOT_LISTENING in details:
@@ -152,7 +156,7 @@ def reason_of(error: BaseException) -> str:
 def infer_request(
     model: str, request: worker_pb2.WorkerRequest, *, ends: bool
 ) -> service_pb2.ModelInferRequest:
-    """``request`` for the Triton model ``model``."""
+    """Return the Triton request that carries a message to a model."""
     payload = pack(request, REQUEST_BYTES_MAX)
     infer = service_pb2.ModelInferRequest(model_name=model)
     infer.inputs.add(name="request", datatype="UINT8", shape=[len(payload)])
@@ -163,7 +167,7 @@ def infer_request(
 
 
 async def next_report(call: Call) -> worker_pb2.StepReport | None:
-    """What the worker says next; None when a request on the stream is complete: queued. Raises one of `FAULTS`."""
+    """Return the worker's next report, or None if a request on the stream is complete. Raises one of `FAULTS`."""
     streamed = await call.read()
     if streamed is grpc.aio.EOF:
         raise ChannelBroken("the worker closed the stream")
@@ -171,10 +175,10 @@ async def next_report(call: Call) -> worker_pb2.StepReport | None:
 
 
 def step_report(streamed: service_pb2.ModelStreamInferResponse) -> worker_pb2.StepReport | None:
-    """The worker's report; None for Triton's own response that a request is complete.
+    """Return the worker's report, or None for Triton's own response that a request is complete.
 
     Raises:
-        WorkerRefused: Triton reports an error, or the worker did not take the request.
+        WorkerRefused: Triton reports an error, or the worker did not accept the request.
         MalformedMessage: it is not a `StepReport`.
     """
     if streamed.error_message:

@@ -30,10 +30,7 @@ ECHO = ModelSettings(
 
 
 def settings_of(
-    nats_url: str,
-    triton_url: str,
-    model: ModelSettings,
-    batcher: BatcherSettings | None = None,
+    nats_url: str, triton_url: str, model: ModelSettings, batcher: BatcherSettings | None = None
 ) -> Settings:
     """The configuration of a batcher with one model; quick to lose patience."""
     return Settings(

@@ -61,7 +61,7 @@ def test_anything_else_is_refused_by_its_key(change: dict[str, Any], key: str) -
         check_change(settings(), settings(**change))
 
 
-async def test_a_hangup_puts_another_policy_into_force_and_loses_nothing(
+async def test_sighup_activates_another_policy_and_loses_nothing(
     nats_url: str, gateway: GatewayDouble, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -110,7 +110,7 @@ async def test_policies_that_gain_nothing_serve_all_the_same(
 
 def test_a_changed_model_needs_another_generation() -> None:
     other = ECHO.model_copy(update={"slots": 9})
-    with pytest.raises(SettingsError, match=r"^models: echo: .* give the changed model another ge"):
+    with pytest.raises(SettingsError, match=r"^models: echo: .* give the changed model a new ge"):
         check_change(settings(), settings(models=(other,)))
     cheaper = ECHO.model_copy(update={"prompt_price": 9.0})
     check_change(settings(), settings(models=(cheaper,)))
@@ -118,7 +118,7 @@ def test_a_changed_model_needs_another_generation() -> None:
     check_change(settings(), settings(models=(later,), retiring=(ECHO,)))
 
 
-async def test_a_replaced_model_gets_tasks_beside_the_rows_of_the_former_one(
+async def test_replaced_model_gets_tasks_beside_the_former_one(
     nats_url: str, gateway: GatewayDouble, tmp_path: Path
 ) -> None:
     config = tmp_path / "sluice.yaml"

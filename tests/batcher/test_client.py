@@ -42,7 +42,7 @@ async def renewed(*numbers: int, count: int) -> list[int]:
     stream: Any = Stream(0, 1, *numbers)
     reports = Reports(stream)
     found = [(await reports.next()).sequence for _ in range(2)]
-    reports.renewing = True
+    reports.is_renewing = True
     return found + [(await reports.next()).sequence for _ in range(count - 2)]
 
 
@@ -56,9 +56,7 @@ async def renewed(*numbers: int, count: int) -> list[int]:
         (COMPLETE, 2, 3, 4, 5),
     ],
 )
-async def test_reports_of_the_new_request_may_overtake_those_of_the_old(
-    numbers: Iterable[int],
-) -> None:
+async def test_reports_of_a_new_request_may_overtake_old_ones(numbers: Iterable[int]) -> None:
     assert await renewed(*numbers, count=6) == [0, 1, 2, 3, 4, 5]
 
 
@@ -69,7 +67,7 @@ async def test_what_is_missing_breaks_the_channel(numbers: Iterable[int]) -> Non
 
 
 @pytest.mark.parametrize(("names", "reports"), [(0, 9), (10 * client.RESPONSE_BYTES, 1)])
-async def test_a_request_is_replaced_when_triton_keeps_much_of_its_responses(
+async def test_request_is_renewed_when_triton_keeps_many_responses(
     names: int, reports: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "RENEWAL_BYTES", 9 * client.RESPONSE_BYTES)
@@ -79,14 +77,14 @@ async def test_a_request_is_replaced_when_triton_keeps_much_of_its_responses(
         assert not found.wants_renewal
         await found.next()
     assert found.wants_renewal
-    found.renewing = True
-    while found.renewing:
+    found.is_renewing = True
+    while found.is_renewing:
         assert not found.wants_renewal
         await found.next()
     assert found.wants_renewal == bool(names)  # of the new request
 
 
-def test_a_request_that_the_worker_did_not_take_is_told_from_a_report() -> None:
+def test_refused_request_is_told_from_a_report() -> None:
     report = worker_pb2.StepReport(refused="the worker is overloaded or closing")
     infer = service_pb2.ModelInferResponse(raw_output_contents=[report.SerializeToString()])
     with pytest.raises(WorkerRefused, match="overloaded"):

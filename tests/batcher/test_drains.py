@@ -3,12 +3,7 @@
 from nats.aio.client import Client
 
 from sluice.internal.v1 import frame_pb2
-from sluice.internal.v1.control_pb2 import (
-    ControlMessage,
-    DrainedWorker,
-    DrainRecord,
-    DrainsChanged,
-)
+from sluice.internal.v1.control_pb2 import ControlMessage, DrainedWorker, DrainRecord, DrainsChanged
 from sluice.wire import subjects
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble

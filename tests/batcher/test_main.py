@@ -15,7 +15,7 @@ for path in list(sys.argv[1:]):
 """One process that starts a batcher with each of its arguments, one after the other."""
 WRONG = {
     "nonsense: 1": "nonsense",
-    "nats: {url: 'nats://127.0.0.1:1'}": "triton.url: is not set",
+    "nats: {url: 'nats://127.0.0.1:1'}": "triton.url: not set",
     "triton: {url: '127.0.0.1:1'}": "nats.url: is not set",
     "triton: {url: '127.0.0.1:1'}\nnats: {url: 'nats://127.0.0.1:1', connect_s: 0.3}": (
         "start one or set nats.url"

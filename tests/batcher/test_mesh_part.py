@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batcher.workers import client
-from batcher.workers.worker import Worker
+from batcher.workers.connection import WorkerConnection
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.internal.v1.worker_pb2 import WorkerRequest
 from sluice.settings import TritonSettings
@@ -136,7 +136,7 @@ async def test_rows_of_a_gateway_that_has_gone_are_dropped(
         )
 
 
-async def test_rows_that_wait_for_a_gateway_that_is_away_are_dropped_soon(
+async def test_waiting_requests_of_an_absent_gateway_are_dropped(
     nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
 ) -> None:
     async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
@@ -155,14 +155,14 @@ async def test_rows_that_wait_for_a_gateway_that_is_away_are_dropped_soon(
 async def test_a_channel_is_renewed_under_running_rows(
     batcher: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewals, send = 0, Worker._send
+    renewals, send = 0, WorkerConnection._send
 
-    async def counted(worker: Worker, request: WorkerRequest) -> None:
+    async def counted(worker: WorkerConnection, request: WorkerRequest) -> None:
         nonlocal renewals
         renewals += request.open_channel.renews
         await send(worker, request)
 
-    monkeypatch.setattr(Worker, "_send", counted)
+    monkeypatch.setattr(WorkerConnection, "_send", counted)
     monkeypatch.setattr(client, "RENEWAL_BYTES", 8 * client.RESPONSE_BYTES)
     tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 4)]
     for task in tasks:
@@ -217,7 +217,7 @@ async def test_a_task_goes_on_behind_what_the_gateway_has(
     assert answer.frames[0].attempt == 1000
 
 
-async def test_a_later_task_of_a_row_replaces_the_row_and_an_equal_one_is_a_duplicate(
+async def test_later_attempt_replaces_and_equal_one_is_a_duplicate(
     batcher: str, gateway: GatewayDouble
 ) -> None:
     task = await gateway.ask(prompt=range(99), max_tokens=LONG)
@@ -283,7 +283,7 @@ async def test_a_batcher_that_ends_gives_its_rows_to_another_at_once(
         assert first.wait(STOP_S) == 0
 
 
-async def test_a_fault_of_a_models_loop_restarts_it_and_its_rows_are_named_as_unknown(
+async def test_fault_of_a_model_loop_restarts_it_without_its_requests(
     batcher: str,
     gateway: GatewayDouble,
     monkeypatch: pytest.MonkeyPatch,
@@ -298,7 +298,7 @@ async def test_a_fault_of_a_models_loop_restarts_it_and_its_rows_are_named_as_un
         raise fault
 
     before = len(gateway.reports)
-    monkeypatch.setattr("batcher.core.requests.Requests.advance", broken)
+    monkeypatch.setattr("batcher.core.requests.RequestTable.advance", broken)
     await gateway.until(
         lambda: any(not report.models[0].workers for report in gateway.reports[before:])
     )
@@ -306,7 +306,7 @@ async def test_a_fault_of_a_models_loop_restarts_it_and_its_rows_are_named_as_un
     await gateway.query(task.request_id)
     assert (await gateway.finished(task)).token_ids == echo_of(task)
     assert gateway.unknown[task.request_id] == 1
-    assert "the loop of model echo failed" in caplog.text
+    assert "model echo failed" in caplog.text
 
 
 async def test_a_restart_of_nats_loses_nothing(echo_triton: MortalTriton, tmp_path: Path) -> None:

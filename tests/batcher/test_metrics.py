@@ -4,8 +4,8 @@ import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
 from opentelemetry.trace import INVALID_SPAN_CONTEXT
 
-from batcher.core.requests import Requests
-from batcher.core.row import Row
+from batcher.core.queued_request import QueuedRequest
+from batcher.core.requests import RequestTable
 from batcher.metrics import BatcherMetrics
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
@@ -20,13 +20,13 @@ BUCKETS = len(catalog.STEP_SECONDS) + 1
 
 
 class Scene:
-    """A request table whose effects are counted."""
+    """A request table whose actions are counted."""
 
     def __init__(self) -> None:
         self.instruments = Instruments()
         self.metrics = BatcherMetrics(self.instruments)
-        self.requests = Requests("b", policy=Policy(max_rows=8))
-        self.metrics.serves("echo", ["w", "away"], self.requests)
+        self.table = RequestTable("b", policy=Policy(max_rows=8))
+        self.metrics.on_model("echo", ["w", "away"], self.table)
         self.report("one")
         self.advance()
 
@@ -44,33 +44,33 @@ class Scene:
         load = worker_pb2.WorkerLoad(
             slots=4, running=1, cache_blocks=8, free_blocks=6, preemptions=1
         )
-        sequence = self.requests.workers.of("w")._next_sequence
+        sequence = self.table.workers.state_of("w").next_sequence
         message = worker_pb2.StepReport(
             worker=worker, sequence=sequence, frames=frames, load=load, ready=True, counts=counts
         )
-        self.requests.step("w", message, 0.0)
+        self.table.on_report("w", message, 0.0)
 
     def add(self, name: str, attempt: int = 0) -> None:
         task = task_pb2.Task(
             request_id=name, gateway="g", model="echo", priority_class="bulk", attempt=attempt
         )
         task.prompt_token_ids.extend(range(4))
-        self.requests.add(Row(task, 0.0, {}), 0.0)
+        self.table.add(QueuedRequest(task, 0.0, {}), 0.0)
 
     def advance(self, now: float = 0.0, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
-        grant(self.requests, "w", room)
-        self.requests.advance(now)
-        effects = self.requests.take()
-        for row in effects.ended:
-            self.metrics.ended_row(row)
-        for formed in effects.batches:
-            self.metrics.formed(formed, lambda _: INVALID_SPAN_CONTEXT)
-        capacities = self.requests.workers.capacities(self.requests.workers.active(), now)
-        classes = self.requests.queue.waits.class_reports(now, capacities)
+        grant(self.table, "w", room)
+        self.table.advance(now)
+        actions = self.table.take()
+        for row in actions.ended:
+            self.metrics.on_ended(row)
+        for formed in actions.batches:
+            self.metrics.on_batch(formed, lambda _: INVALID_SPAN_CONTEXT)
+        capacities = self.table.workers.capacities(self.table.workers.active(), now)
+        classes = self.table.queue.waits.class_reports(now, capacities)
         report = control_pb2.ModelReport(model="echo", classes=classes)
-        self.metrics.reported(report)
-        return effects.batches[0].batch_id if effects.batches else ""
+        self.metrics.on_report(report)
+        return actions.batches[0].batch_id if actions.batches else ""
 
     def read(self, metric: Metric) -> dict[Labels, float | HistogramDataPoint]:
         return {
@@ -92,7 +92,7 @@ def end(name: str, attempt: int = 0) -> frame_pb2.Frame:
     return frame
 
 
-def test_batches_are_counted_with_their_cause_and_the_wait_of_their_rows(scene: Scene) -> None:
+def test_batches_are_counted_with_cause_and_waits(scene: Scene) -> None:
     scene.add("one")
     scene.add("two")
     scene.advance(now=2.0)
@@ -119,13 +119,13 @@ def test_what_waits_is_shown_with_its_age(scene: Scene) -> None:
 def test_rows_that_end_or_are_returned_are_counted_once(scene: Scene) -> None:
     scene.add("lost")
     scene.advance()
-    scene.requests.lost("w", 0.0)
+    scene.table.on_lost("w", 0.0)
     scene.report("two")
     scene.add("lost", attempt=1)
     scene.advance()
     scene.report("two", end("lost", attempt=1))
     scene.add("gone")
-    scene.requests.cancel([frame_pb2.TaskRef(request_id="gone")], 0.0)
+    scene.table.cancel([frame_pb2.TaskRef(request_id="gone")], 0.0)
     scene.advance()
     scene.advance(now=10.0)
     ends = ("returned", "stop", "cancelled")
@@ -139,7 +139,7 @@ def test_a_worker_is_shown_and_its_counts_begin_again_with_it(scene: Scene) -> N
     assert scene.read(catalog.WORKER_CACHE)[OF_WORKER] == 0.25
     assert scene.read(catalog.PREEMPTIONS)[OF_WORKER] == 1
     assert scene.read(catalog.WORKER_TOKENS)[*OF_WORKER, "output"] == 100
-    scene.requests.lost("w", 0.0)
+    scene.table.on_lost("w", 0.0)
     scene.advance(room=0)
     assert scene.read(catalog.WORKER_LIVE)[OF_WORKER] == 0
     scene.report("two", tokens=7)

@@ -108,7 +108,7 @@ async def test_rows_survive_the_death_of_one_of_two_workers(
         await gateway.until(lambda: workers(gateway) == 2)
 
 
-async def test_drain_lets_the_rows_of_all_workers_end_and_gives_back_the_rest(
+async def test_drain_lets_running_requests_end_and_returns_the_rest(
     nats_url: str, gateway: GatewayDouble
 ) -> None:
     async with WorkerDouble.running() as one, WorkerDouble.running() as two:

@@ -1,6 +1,5 @@
 """The batcher's spans: parents, links and attributes, as sluice/telemetry/names.py promises them."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,15 +8,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from batcher.core.requests import Requests
-from batcher.core.row import Row
+from batcher.core.queued_request import QueuedRequest
+from batcher.core.requests import RequestTable
 from batcher.metrics import BatcherMetrics
-from batcher.spans import GATEWAY_UNSENT_S, RowSpans
+from batcher.spans import RequestSpans
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from sluice.telemetry import names
 from sluice.telemetry.instruments import Instruments
-from sluice.telemetry.lost_spans import UNSENT_S
 from tests.batcher.core.room import grant
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -32,10 +30,10 @@ class Scene:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.spans = RowSpans(provider.get_tracer("test"))
+        self.spans = RequestSpans(provider.get_tracer("test"))
         self.metrics = BatcherMetrics(Instruments())
-        self.requests = Requests("b", policy=Policy(max_rows=8))
-        self.requests.step("w", worker_pb2.StepReport(worker="w1"), 0.0)
+        self.table = RequestTable("b", policy=Policy(max_rows=8))
+        self.table.on_report("w", worker_pb2.StepReport(worker="w1"), 0.0)
         self.traceparents: list[str] = []
 
     def add(self, name: str, headers: dict[str, str] = HEADERS, attempt: int = 0) -> None:
@@ -48,21 +46,21 @@ class Scene:
             attempt=attempt,
         )
         task.prompt_token_ids.append(1)
-        self.requests.add(Row(task, 0.0, headers), 0.0)
+        self.table.add(QueuedRequest(task, 0.0, headers), 0.0)
 
     def advance(self, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
-        grant(self.requests, "w", room)
-        self.requests.advance(0.0)
-        effects = self.requests.take()
-        for row in effects.added:
-            self.spans.began(row)
-        for formed in effects.batches:
-            self.traceparents = self.spans.formed(formed)
-            self.metrics.formed(formed, self.spans.of_row)
-        for row in effects.ended:
-            self.spans.ended(row)
-        return effects.batches[0].batch_id if effects.batches else ""
+        grant(self.table, "w", room)
+        self.table.advance(0.0)
+        actions = self.table.take()
+        for row in actions.added:
+            self.spans.on_added(row)
+        for formed in actions.batches:
+            self.traceparents = self.spans.on_batch(formed)
+            self.metrics.on_batch(formed, self.spans.of_request)
+        for row in actions.ended:
+            self.spans.on_ended(row)
+        return actions.batches[0].batch_id if actions.batches else ""
 
     def run(self, *rows: str) -> None:
         self.advance()
@@ -70,16 +68,13 @@ class Scene:
     def end(self, name: str, attempt: int = 0) -> None:
         frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1, 2])
         frame.final.end = frame_pb2.TASK_END_STOP
-        worker = self.requests.workers.of("w")
-        report = worker_pb2.StepReport(worker="w1", sequence=worker._next_sequence, frames=[frame])
-        self.requests.step("w", report, 0.0)
+        worker = self.table.workers.state_of("w")
+        report = worker_pb2.StepReport(worker="w1", sequence=worker.next_sequence, frames=[frame])
+        self.table.on_report("w", report, 0.0)
         self.advance()
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
-
-
-INCOMPLETE = names.SPAN_INCOMPLETE
 
 
 @pytest.fixture
@@ -115,7 +110,7 @@ def test_the_task_span_hangs_under_the_context_of_the_message(scene: Scene) -> N
     assert task.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
 
 
-def test_the_first_rows_batch_span_is_the_batch_and_knows_all_members(scene: Scene) -> None:
+def test_batch_span_of_the_first_request_links_all_members(scene: Scene) -> None:
     senders = [f"{number:016x}" for number in (1, 2, 3)]
     for name, sender in zip(("one", "two", "three"), senders, strict=True):
         scene.add(name, {"traceparent": f"00-{TRACE}-{sender}-01"})
@@ -144,12 +139,10 @@ def test_the_first_rows_batch_span_is_the_batch_and_knows_all_members(scene: Sce
     assert own.attributes[names.WORKER_ID] == "w1"
 
 
-def test_a_row_whose_worker_was_lost_says_so_and_is_another_task_when_it_comes_again(
-    scene: Scene,
-) -> None:
+def test_span_of_a_request_whose_worker_was_lost(scene: Scene) -> None:
     scene.add("r")
     scene.advance()
-    scene.requests.lost("w", 0.0)
+    scene.table.on_lost("w", 0.0)
     scene.advance()
     scene.add("r", attempt=1)
     scene.run("r")
@@ -172,12 +165,13 @@ def test_a_row_whose_worker_was_lost_says_so_and_is_another_task_when_it_comes_a
 def test_what_is_returned_or_cancelled_leaves_no_span_open(scene: Scene) -> None:
     scene.add("waits")
     scene.add("gone")
-    scene.requests.cancel([frame_pb2.TaskRef(request_id="gone")], 0.0)
-    scene.requests.drain(0.0)
+    scene.table.cancel([frame_pb2.TaskRef(request_id="gone")], 0.0)
+    scene.table.drain(0.0)
     scene.add("new")
     scene.advance()
     assert len(scene.named(names.SPAN_TASK)) == 3
-    assert not scene.spans._open
+    scene.spans.close()
+    assert len(scene.named(names.SPAN_TASK)) == 3, "none was open"
 
 
 def test_rows_that_their_gateway_did_not_sample_have_no_spans(scene: Scene) -> None:
@@ -198,74 +192,3 @@ def test_a_batch_without_sampled_rows_is_not_traced(scene: Scene) -> None:
     scene.add("r1", {"traceparent": HEADERS["traceparent"][:-2] + "00"})
     scene.run("r1")
     assert scene.traceparents[0] == ""
-
-
-def test_a_row_that_ended_before_its_gateway_was_lost_is_marked(scene: Scene) -> None:
-    scene.add("a")
-    scene.add("b", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
-    scene.run("a", "b")
-    assert scene.spans.of_gateways.processes(time.monotonic()) == set()
-    scene.end("a")
-    scene.end("b")
-    assert scene.spans.of_gateways.processes(time.monotonic()) == {"g"}
-    scene.spans.of_gateways.lost("other", time.monotonic())
-    assert scene.named(INCOMPLETE) == []
-
-    scene.spans.of_gateways.lost("g", time.monotonic())
-
-    assert scene.spans.of_gateways.processes(time.monotonic()) == set()
-    (mark,) = scene.named(INCOMPLETE)
-    assert mark.parent is not None
-    assert f"{mark.parent.span_id:016x}" == PARENT
-    assert mark.attributes == {names.INCOMPLETE_FROM: "gateway"}
-
-
-def test_a_row_that_ended_long_before_its_gateway_was_lost_is_not_marked(scene: Scene) -> None:
-    scene.add("a")
-    scene.run("a")
-    scene.end("a")
-    late = time.monotonic() + GATEWAY_UNSENT_S + 1
-
-    assert scene.spans.of_gateways.processes(late) == set()
-    scene.spans.of_gateways.lost("g", late)
-
-    assert scene.named(INCOMPLETE) == []
-
-
-def test_a_gateway_that_leaves_sends_its_spans_itself(scene: Scene) -> None:
-    scene.add("a")
-    scene.run("a")
-    scene.end("a")
-    scene.spans.of_gateways.forget("g")
-    assert scene.spans.of_gateways.processes(time.monotonic()) == set()
-    scene.spans.of_gateways.lost("g", time.monotonic())
-    assert scene.named(INCOMPLETE) == []
-
-
-def test_a_row_that_ended_at_a_worker_just_before_it_was_lost_is_marked(scene: Scene) -> None:
-    scene.add("a")
-    scene.add("b", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
-    scene.add("c")
-    scene.run("a", "b", "c")
-    scene.end("a")
-    scene.end("b")
-    scene.spans.of_workers.lost("other", time.monotonic())
-    assert scene.named(INCOMPLETE) == []
-
-    scene.spans.of_workers.lost("w", time.monotonic())
-    scene.spans.of_workers.lost("w", time.monotonic())
-
-    (mark,) = scene.named(INCOMPLETE)
-    assert mark.parent is not None
-    assert f"{mark.parent.span_id:016x}" == PARENT
-    assert mark.attributes == {names.INCOMPLETE_FROM: "worker"}
-
-
-def test_a_row_that_ended_long_before_its_worker_was_lost_is_whole(scene: Scene) -> None:
-    scene.add("a")
-    scene.run("a")
-    scene.end("a")
-
-    scene.spans.of_workers.lost("w", time.monotonic() + UNSENT_S + 1)
-
-    assert scene.named(INCOMPLETE) == []

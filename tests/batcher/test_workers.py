@@ -29,7 +29,7 @@ async def traced(
     nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[WorkerDouble]:
     """A worker with a batcher that traces: the first batch has a stream of its own, the others have none."""
-    monkeypatch.setattr("batcher.workers.worker.OWN_STREAMS_PER_S", 1e-3)
+    monkeypatch.setattr("batcher.workers.connection.OWN_STREAMS_PER_S", 1e-3)
     async with WorkerDouble.running() as double:
         settings = settings_of(nats_url, double.address, ECHO)
         async with running_batcher(settings, TracerProvider().get_tracer("test")):
@@ -129,7 +129,7 @@ async def test_a_worker_without_rows_may_be_silent_for_longer(
         if asks:
             await gateway.ask()
         await gateway.until(lambda: not gateway.reports[-1].models[0].workers)
-        lost = next(one.getMessage() for one in caplog.records if "is lost" in one.getMessage())
+        lost = next(one.getMessage() for one in caplog.records if "lost worker" in one.getMessage())
         assert lost.endswith(f"silent for {silent_s:g} s")
         worker.silent = False
 
@@ -205,7 +205,7 @@ async def test_a_batch_that_triton_refuses_is_sent_again(
     assert again.attempt == 1
 
 
-async def test_a_traced_batch_has_a_stream_of_its_own_and_is_sent_again_without_a_receipt(
+async def test_traced_batch_has_its_own_stream_and_needs_a_receipt(
     nats_url: str, gateway: GatewayDouble
 ) -> None:
     async with WorkerDouble.running() as worker:
@@ -231,7 +231,7 @@ async def test_traced_batches_beyond_a_rate_go_over_the_channel(
     assert sum("traceparent" in metadata for metadata in traced.streams) == 1
 
 
-async def test_a_cancel_waits_until_a_batch_on_a_stream_of_its_own_is_queued(
+async def test_cancel_waits_for_a_batch_on_its_own_stream(
     traced: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     traced.receipts.clear()
@@ -259,7 +259,7 @@ async def test_a_cancel_waits_for_no_batch_of_a_channel_that_is_lost(
     traced.receipts.set()
 
 
-async def test_a_row_that_the_worker_returns_is_sent_again_with_its_tokens(
+async def test_returned_request_is_sent_again_with_its_tokens(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     task = await gateway.ask()

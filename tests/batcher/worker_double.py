@@ -181,10 +181,7 @@ def frame(
 ) -> frame_pb2.Frame:
     """A frame of ``row``."""
     made = frame_pb2.Frame(
-        request_id=row.task.request_id,
-        attempt=row.attempt,
-        start_index=start,
-        token_ids=token_ids,
+        request_id=row.task.request_id, attempt=row.attempt, start_index=start, token_ids=token_ids
     )
     if end:
         made.final.end = frame_pb2.TaskEnd.ValueType(end)

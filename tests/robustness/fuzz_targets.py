@@ -58,36 +58,33 @@ class FuzzedBatcher:
         settings = parse({"triton": {"url": URL}, "nats": {"url": "nats://127.0.0.1:1"}}, "fuzz")
         self.nats: Any = MemoryNats()
         self._batcher = Batcher(self.nats, settings, BATCHER, NoOpTracer(), Instruments())
-        self._loop = self._batcher._loops["small"]
+        self._loop = self._batcher.loops["small"]
         self._worker = f"{URL}/small"
         self._sequence = 0
         self._sent: list[worker_pb2.Batch] = []
         worker: Any = SimpleNamespace(
             send=lambda batch, _: self._sent.append(batch),
             cancel=list,
-            demand=lambda *_: None,
+            announce_demand=lambda *_: None,
         )
-        self._loop._workers = {self._worker: worker}
+        self._loop.workers = {self._worker: worker}
 
     async def start(self) -> None:
         """Subscribes to everything."""
-        await self._batcher._gateways.listen(self._batcher)
+        await self._batcher.listen()
 
     async def message(self, draw: Mutator) -> str:
         """A message of a gateway or the worker, and all that follows from it."""
-        live = tuple(self._loop._requests._rows)
+        live = tuple(self._loop.table.requests)
         draw = Mutator(draw.random, (*live[-8:], "gw1", "small"))
         kind = draw.random.choice((self._task, self._control, self._step))
         outcome = await kind(draw)
-        now = time.monotonic()
-        self._loop._requests.advance(now)
-        await self._loop._carry_out(self._loop._requests.take())
+        await self._loop.advance()
         for batch in self._sent:
             batch.SerializeToString()
         self._sent = self._sent[-4:]
         await asyncio.sleep(0)
-        if self._loop._fault is not None:
-            raise self._loop._fault
+        await self._loop.advance()
         return outcome
 
     async def _task(self, draw: Mutator) -> str:
@@ -117,7 +114,7 @@ class FuzzedBatcher:
         report.worker, report.ready, report.sequence = "w", True, self._sequence
         if draw.chance(0.8):
             report.load.slots, report.load.running, report.load.waiting = 8, 0, 0
-        rows = list(self._loop._requests._rows.values())[-4:]
+        rows = list(self._loop.table.requests.values())[-4:]
         for row in rows if draw.chance(0.7) else ():
             frame = report.frames.add(request_id=row.request_id, attempt=row.attempt)
             frame.start_index = (len(row.produced) + draw.random.choice((0, 0, -1, 9))) % 2**32
@@ -127,7 +124,7 @@ class FuzzedBatcher:
         try:
             found = step_report(_streamed(draw.packed(report)))
             if found is not None:
-                self._loop.on_step(self._worker, found)
+                self._loop.on_report(self._worker, found)
             self._sequence += 1
         except (ChannelBroken, MalformedMessage, WorkerRefused) as error:  # as `Worker` takes it
             self._loop.on_lost(self._worker)

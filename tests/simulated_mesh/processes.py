@@ -62,15 +62,15 @@ class BatcherProcess:
 
     def waits_for(self, url: str) -> int | None:
         """Rows that it has sent to the worker at ``url`` while others wait for it here; None: none could go there."""
-        if not self.process.running or self.draining or not (self.batcher and self.batcher._loops):
+        if not self.process.running or self.draining or not (self.batcher and self.batcher.loops):
             return None
-        (model,) = self.batcher._loops.values()
-        (name,) = (one for one in model._workers if one.startswith(url))
-        workers = model._requests.workers
-        state, breaker = workers.active().get(name), workers._breakers.get(name)
-        if state is None or (breaker is not None and breaker.open_until):
+        (model,) = self.batcher.loops.values()
+        workers = model.table.workers
+        active = {name: state for name, state in workers.active().items() if name.startswith(url)}
+        if not active or any(map(workers.is_failing, active)):
             return None
-        return state._sent_rows if model._requests.queue.order.waiting else None
+        (state,) = active.values()
+        return state.sent_requests if model.table.queue.order.waiting else None
 
     async def _run(self) -> None:
         await prepare(self.connection, self._settings)

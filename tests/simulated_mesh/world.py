@@ -254,7 +254,7 @@ class World:
         self.settings = self.settings.model_copy(update={"batcher": batcher})
         for one in self.batchers:
             if one.process.alive and one.batcher is not None:
-                for model in one.batcher._loops.values():
+                for model in one.batcher.loops.values():
                     one.process.soon(model.change, self.settings)
 
     def _reload(self, triton: TritonServer) -> None:
@@ -394,9 +394,9 @@ class World:
             left += [f"{gateway.process.name}: {kept}"] * any(kept)
         for batcher in self.batchers:
             left += [f"{batcher.process.name}: it starts"] * (batcher.batcher is None)
-            for model in batcher.batcher._loops.values() if batcher.batcher else ():
-                kept_rows = model._requests._rows
-                left += [f"{batcher.process.name}: {sorted(kept_rows)}"] * bool(kept_rows)
+            for model in batcher.batcher.loops.values() if batcher.batcher else ():
+                requests = model.table.requests
+                left += [f"{batcher.process.name}: {sorted(requests)}"] * bool(requests)
         for url, triton in self.tritons.items():
             left += [f"{url}: rows"] * (
                 triton.worker is None or triton.worker.engine.has_sequences()

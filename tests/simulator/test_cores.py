@@ -62,7 +62,7 @@ def played(sharing: Sharing) -> History:
     return simulate(trace(*MIXED, seconds=6.0), setup(sharing=sharing))
 
 
-def test_every_request_ends_and_the_same_input_gives_the_same_numbers() -> None:
+def test_every_request_ends_and_runs_are_reproducible() -> None:
     first, second = played(SHARING), played(SHARING)
     assert first == second
     assert {outcome.ending for outcome in first.outcomes} <= {Ending.FINISHED, Ending.EXPIRED}
@@ -79,7 +79,7 @@ def test_steps_take_longer_beside_the_other_processes() -> None:
     assert alone < free < slow
 
 
-def test_steps_that_end_while_a_report_is_on_its_way_share_the_next() -> None:
+def test_steps_during_a_report_share_the_next_one() -> None:
     sharing = replace(SHARING, report_s=20 * COST(0, 1, 100), token_s=0.0)
     request = arrival(0.0, answer=100, priority_class="interactive")
     (outcome,) = simulate([request], setup(sharing=sharing)).outcomes

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.cost import StepCost
-from simulator.engines import ContinuousEngine, Engine, EngineLimits, EngineRow, GenerateEngine
+from simulator.engines import (
+    ContinuousEngine,
+    EngineLimits,
+    SimulatedEngine,
+    SimulatedGenerateEngine,
+    SimulatedSequence,
+)
 
 COST = StepCost(1.0, 0.01, 0.1, 0.001)
 LONGEST = 128
@@ -17,18 +23,18 @@ def continuous(limits: EngineLimits) -> ContinuousEngine:
     return ContinuousEngine(COST, limits, LONGEST)
 
 
-def whole(limits: EngineLimits) -> GenerateEngine:
-    return GenerateEngine(COST, limits, LONGEST)
+def whole(limits: EngineLimits) -> SimulatedGenerateEngine:
+    return SimulatedGenerateEngine(COST, limits, LONGEST)
 
 
-def row(name: str, prompt: int, answer: int, rank: int = 0) -> EngineRow:
-    return EngineRow(name, rank, prompt, answer)
+def row(name: str, prompt: int, answer: int, rank: int = 0) -> SimulatedSequence:
+    return SimulatedSequence(name, rank, prompt, answer)
 
 
 class Played:
     """An engine played to its end."""
 
-    def __init__(self, engine: Engine, chance: Random | None = None) -> None:
+    def __init__(self, engine: SimulatedEngine, chance: Random | None = None) -> None:
         self.seconds = 0.0
         self.tokens = 0
         self.steps = 0
@@ -57,10 +63,10 @@ limits = st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", [ContinuousEngine, GenerateEngine])
+@pytest.mark.parametrize("kind", [ContinuousEngine, SimulatedGenerateEngine])
 @given(specs=specs, limits=limits, seed=st.integers(0, 3))
 def test_every_row_gets_its_tokens_once(
-    kind: type[ContinuousEngine] | type[GenerateEngine],
+    kind: type[ContinuousEngine] | type[SimulatedGenerateEngine],
     specs: list[tuple[int, int, int]],
     limits: EngineLimits,
     seed: int,
@@ -130,7 +136,7 @@ def test_prompts_are_computed_in_chunks_beside_rows_that_decode() -> None:
     assert first == [[], [], ["b"]], "20 prompt tokens, 8 a step"
 
 
-def test_an_urgent_row_takes_the_slot_of_the_youngest_of_the_least_urgent() -> None:
+def test_urgent_sequence_preempts_the_youngest_least_urgent() -> None:
     engine = continuous(EngineLimits(slots=2))
     engine.admit([row("old", 5, 30, rank=2), row("young", 5, 30, rank=2)])
     for _ in range(3):
@@ -165,8 +171,10 @@ def test_what_is_full_refuses() -> None:
     assert full.admit([row("d", 1, 1)]) == ["d"]
 
 
-@pytest.mark.parametrize("kind", [ContinuousEngine, GenerateEngine])
-def test_a_cancelled_row_does_not_end(kind: type[ContinuousEngine] | type[GenerateEngine]) -> None:
+@pytest.mark.parametrize("kind", [ContinuousEngine, SimulatedGenerateEngine])
+def test_a_cancelled_row_does_not_end(
+    kind: type[ContinuousEngine] | type[SimulatedGenerateEngine],
+) -> None:
     engine = kind(COST, EngineLimits(slots=2), LONGEST)
     engine.admit([row("a", 5, 9), row("b", 5, 9)])
     engine.admit([row("c", 5, 9)])

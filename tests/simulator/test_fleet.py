@@ -35,9 +35,7 @@ def test_the_error_widens_the_count() -> None:
 
 
 @pytest.mark.parametrize(("zones", "servers"), [(1, 1), (2, 2), (3, 2), (5, 2)])
-def test_a_message_passes_the_servers_of_its_sender_and_its_reader(
-    zones: int, servers: int
-) -> None:
+def test_message_passes_servers_of_sender_and_reader(zones: int, servers: int) -> None:
     sizing = Sizing(0.3, zones)
     gateway, nats = (fleets(1.0, 1.0, sizing, {name: COST})[0] for name in ("gateway", "nats"))
 

@@ -52,7 +52,7 @@ def test_a_request_is_recorded_at_its_end() -> None:
     assert parse_trace([format_line(arrival)]) == [arrival]
 
 
-def test_what_a_request_waited_for_admission_is_part_of_its_times() -> None:
+def test_admission_wait_is_part_of_recorded_times() -> None:
     recording = Recording(began=100.0)
     recording.task(task(waited_us=500_000), 101.5)
     recording.task(task("b", waited_us=2_000_000), 101.5)

@@ -6,7 +6,7 @@ from simulator.results import (
     DEFAULT_SLOS,
     Ending,
     History,
-    Outcome,
+    RequestOutcome,
     Slo,
     parse_slos,
     percentiles,
@@ -16,18 +16,18 @@ from simulator.trace import SimulationError
 from tests.simulator.kit import arrival
 
 
-def finished(at_s: float, ttft_s: float, latency_s: float, wait_s: float = 0.0) -> Outcome:
+def finished(at_s: float, ttft_s: float, latency_s: float, wait_s: float = 0.0) -> RequestOutcome:
     request = arrival(at_s, answer=10, priority_class="interactive")
-    return Outcome(request, Ending.FINISHED, wait_s, at_s + ttft_s, at_s + latency_s)
+    return RequestOutcome(request, Ending.FINISHED, wait_s, at_s + ttft_s, at_s + latency_s)
 
 
 def history() -> History:
     outcomes = [finished(n, 0.1 * n, 1.0 + n, wait_s=0.05 * n) for n in range(1, 11)]
     bulk = arrival(0.0, priority_class="bulk")
     outcomes += [
-        Outcome(bulk, Ending.OPEN, 20.0),
-        Outcome(bulk, Ending.EXPIRED, 1.0),
-        Outcome(bulk, Ending.REFUSED),
+        RequestOutcome(bulk, Ending.OPEN, 20.0),
+        RequestOutcome(bulk, Ending.EXPIRED, 1.0),
+        RequestOutcome(bulk, Ending.REFUSED),
     ]
     return History(
         outcomes,
@@ -35,9 +35,9 @@ def history() -> History:
         slots=4,
         seconds=20.0,
         busy_s=30.0,
-        row_s=80.0,
+        slot_s=80.0,
         batches=5,
-        rows_sent=10,
+        requests_sent=10,
         cells=200,
         filled=150,
     )
@@ -71,7 +71,7 @@ def test_an_objective_covers_first_token_and_end() -> None:
     assert Slo(0.2, 2.0).met(outcome)
     assert not Slo(ttft_s=0.1).met(outcome)
     assert not Slo(latency_s=1.9).met(outcome)
-    assert not Slo().met(Outcome(arrival(0.0), Ending.EXPIRED, 0.0, 0.1, 0.2))
+    assert not Slo().met(RequestOutcome(arrival(0.0), Ending.EXPIRED, 0.0, 0.1, 0.2))
 
 
 def test_percentiles_are_values_that_occurred() -> None:

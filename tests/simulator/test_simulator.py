@@ -33,9 +33,7 @@ def test_the_time_of_one_request_is_the_sum_of_its_ways() -> None:
 
 
 @pytest.mark.parametrize(("answer", "gather_s"), [(200, 0.25), (3, 0.25), (200, 3.0)])
-def test_tokens_of_bulk_requests_are_gathered_in_the_worker_but_the_first_that_is_read(
-    answer: int, gather_s: float
-) -> None:
+def test_bulk_tokens_are_coalesced_after_the_first_read(answer: int, gather_s: float) -> None:
     policy = Policy(classes=ClassPolicies(bulk=ClassPolicy(gather_s=gather_s)))
     asked = [arrival(1.0, answer=answer, priority_class="bulk")]
     history = simulate(asked, replace(setup(), policy=policy))
@@ -65,7 +63,7 @@ def test_every_request_ends_and_no_token_is_lost(policy: str, engine: str) -> No
         assert 0 < outcome.ttft_s <= outcome.latency_s
         assert 0 <= outcome.wait_s < outcome.ttft_s
     assert 0 < history.busy_s <= 2 * history.seconds
-    assert history.rows_sent >= len(finished)
+    assert history.requests_sent >= len(finished)
     assert 0 < history.filled <= history.cells
 
 
@@ -120,7 +118,7 @@ def test_a_run_is_over_when_everything_has_ended() -> None:
     assert simulate(requests, setup()).seconds < 2.0
 
 
-def test_the_gateway_refuses_what_would_be_late_and_the_rest_is_in_time() -> None:
+def test_gateway_refuses_late_requests_only() -> None:
     load = ["poisson:rate=200,class=interactive,lengths=desk,timeout_s=2"]
     requests = trace(*load, seconds=8.0)
     histories = [simulate(requests, setup(admission=given)) for given in (False, True)]

@@ -1,16 +1,18 @@
-"""The scheduler of one model: tasks in, batches out.
+"""Scheduler of one model: requests in, batches out.
 
-    add -> waiting -> next_batch -> out -> finish
+    add -> waiting -> next_batch -> in a worker -> finish
 
-`Queue.next_batch` asks the batch policy (`policy`, `static`) whether a batch is formed now. It begins with the first
-task in order (`order`, `class_order`), goes to a worker with room for it (`placement`, `capacity`), and has what
-follows while there is room. A static policy may wait for more tasks (`windows`), and groups them by length. The lengths
-of answers and the rate of tasks handed out are learned (`estimates`).
+`Queue.next_batch` asks the batch policy (`policy`, `static`) whether to form a batch now. The batch
+starts with the first request in order (`order`, `class_order`), goes to a worker with free capacity
+(`placement`, `capacity`) and takes the following requests while they fit. A static policy may wait
+for more requests (`windows`) and groups them by length. Answer lengths and service rates are
+learned from traffic (`estimates`, `speed`); `waits` predicts from them how long a new request will
+wait.
 
-Cost: with n tasks that wait, t tenants and w workers `add`, `cancel` and `finish` take O(log n), and move O(t)
-entries of a short list; `next_batch` takes O(w), and as much as `add` for every row.
+With n waiting requests, t tenants and w workers, `add`, `cancel` and `finish` take O(log n) and
+move O(t) entries of a short list. `next_batch` takes O(w), plus the cost of one `add` per request.
 """
 
 from batcher.core.scheduler.capacity import Capacity as Capacity
+from batcher.core.scheduler.entry import QueueEntry as QueueEntry
 from batcher.core.scheduler.queue import Queue as Queue
-from batcher.core.scheduler.task import QueuedTask as QueuedTask

@@ -1,42 +1,43 @@
-"""The free capacity of a worker, as the scheduler sees it."""
+"""Free capacity of a worker, as the scheduler sees it."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Room(NamedTuple):
-    """What rows of one class may take of a worker, those of less urgent rows included."""
+class UsableCapacity(NamedTuple):
+    """Capacity of a worker that requests of one class may use, including what less urgent requests occupy."""
 
-    free_rows: float
+    free_slots: float
     free_tokens: float = math.inf
     waiting_tokens: int = 0
 
 
 class Capacity(NamedTuple):
-    """What a live worker grants, less what was sent."""
+    """Capacity that a live worker grants, less what was sent to it since."""
 
     worker: str
-    free_rows: float
+    free_slots: float
     free_tokens: float = math.inf
-    """Room in its KV cache, tokens; infinite when only rows limit it."""
+    """Free tokens of the worker's KV cache; infinite if only slots limit it."""
     waiting_tokens: int = 0
-    """Prompt tokens that it computes before those of a new row, or with them, those of rows on their way too."""
-    running_rows: int = 0
-    """Rows in it, of all batchers."""
+    """Prompt tokens that are computed before, or together with, a new request. Includes requests in
+    flight."""
+    running: int = 0
+    """Requests in the worker, from all batchers."""
     batches_in_flight: int = 0
-    """Batches of this batcher that it has not answered."""
+    """Batches of this batcher that the worker has not acknowledged."""
     batches_running: int = 0
-    """Batches of which it still computes a sequence, those of all batchers, and those in flight to it."""
-    urgent: Sequence[Room] = ()
-    """If its engine preempts less urgent rows: the room of each class but the last, most urgent first."""
+    """Batches with at least one unfinished sequence, from all batchers, plus those in flight."""
+    urgent: Sequence[UsableCapacity] = ()
+    """Capacity of each class but the last, most urgent first; empty if the engine does not preempt."""
 
     @property
     def idle(self) -> bool:
-        """Whether it has no rows, and none are on their way."""
-        return not (self.running_rows or self.batches_in_flight or self.waiting_tokens)
+        """Whether the worker has no requests and none are in flight."""
+        return not (self.running or self.batches_in_flight or self.waiting_tokens)
 
 
-def room_of(capacity: Capacity, rank: int) -> Room | Capacity:
-    """Return what rows of the class with ``rank`` may take of a worker, without what a policy keeps free."""
+def capacity_of(capacity: Capacity, rank: int) -> UsableCapacity | Capacity:
+    """Return what requests of the class with this rank may use, before the policy reserves any of it."""
     return capacity.urgent[rank] if rank < len(capacity.urgent) else capacity

@@ -1,4 +1,4 @@
-"""The waiting tasks of one class and the shares of its tenants; `batcher.core.scheduler.order` has the rules."""
+"""Waiting requests of one class and their tenants' shares; `batcher.core.scheduler.order` has the rules."""
 
 import math
 from bisect import bisect_left, insort
@@ -6,54 +6,55 @@ from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, nlargest
 from typing import Final
 
-from batcher.core.scheduler.task import Entry, QueuedTask, Tenant
+from batcher.core.scheduler.entry import HeapItem, QueueEntry, TenantShare
 from sluice.settings.batching import ClassPolicy, Policy
 
 SERVICE_SHARE: Final = 0.1
-"""Weight of the newest answer in the mean service time."""
+"""Weight of the newest answer in the moving mean of service times."""
 IDLE_MIN: Final = 1024
-"""So many tenants without anything waiting are no reason to clean up."""
+"""Tenants that may be remembered without waiting requests before idle ones are dropped."""
 STALE_MIN: Final = 64
-"""So many entries of tasks that wait no more are no reason to clean up a heap."""
+"""Stale entries that a heap may hold before it is rebuilt."""
 
 
 class ClassOrder:
-    """The waiting tasks of one class.
+    """Waiting requests of one class, in order.
 
     Attributes:
-        policy: its objectives.
-        waiting: how many.
-        tokens: of them, prompt and expected answer.
-        prefill_tokens: of them, to compute before their next tokens.
-        passed_since: when one of them was taken last, or since when some wait, their time elsewhere included.
-        seen_at: when the last one came.
-        service_s: mean service time of answers; 0: not known.
+        policy: the objectives of the class.
+        waiting: number of waiting requests.
+        tokens: prompt and expected answer tokens of the waiting requests.
+        prefill_tokens: tokens of the waiting requests to compute before their next token.
+        passed_since: when a request of the class was last taken, or since when one waits,
+            including its time before this batcher.
+        seen_at: when the last request arrived.
+        service_s: mean service time of an answer, in seconds; 0 while unknown.
     """
 
     policy: ClassPolicy
 
     def __init__(self, name: str, policy: Policy, weights: Mapping[str, float]) -> None:
-        """``weights`` of tenants that differ from 1."""
+        """Create an empty order; `weights` has the tenants whose weight is not 1."""
         self.waiting = self.tokens = self.prefill_tokens = 0
         self.passed_since = -math.inf
         self.seen_at = -math.inf
         self.service_s = 0.0
         self._name = name
         self._time = 0.0
-        """Virtual time of the tenant that was served last in turn."""
+        """Virtual time of the tenant that was last served in turn."""
         self._weight = 0.0
-        """Of all tenants with waiting tasks."""
-        self._tenants: dict[str, Tenant] = {}
-        self._common = Tenant(1.0)
-        """The share of all tasks where tenants make no difference; nothing is charged to it."""
+        """Total weight of the tenants with waiting requests."""
+        self._tenants: dict[str, TenantShare] = {}
+        self._common = TenantShare(1.0)
+        """Share of every request if the policy ignores tenants; nothing is charged to it."""
         self._clean_at = IDLE_MIN
-        self._returned: list[Entry] = []
-        self._turns: list[tuple[float, float, int, Tenant]] = []
-        """Tenants by virtual time and first task."""
-        self._late: list[tuple[float, int, Tenant]] = []
-        """Tenants by their earliest deadline, but for those that are too far ahead."""
-        self._ahead: list[tuple[float, int, Tenant]] = []
-        """These, by the virtual time at which they are not any more."""
+        self._returned: list[HeapItem] = []
+        self._turns: list[tuple[float, float, int, TenantShare]] = []
+        """Tenants by virtual time and first request."""
+        self._late: list[tuple[float, int, TenantShare]] = []
+        """Tenants by earliest deadline, without those too far ahead of their share."""
+        self._ahead: list[tuple[float, int, TenantShare]] = []
+        """Tenants too far ahead, by the virtual time at which they no longer are."""
         self._configure(policy, weights)
 
     def _configure(self, policy: Policy, weights: Mapping[str, float]) -> None:
@@ -65,43 +66,43 @@ class ClassOrder:
 
     # Changes.
 
-    def add(self, task: QueuedTask, now: float) -> None:
-        """``task``, with a new number, begins to wait."""
+    def add(self, entry: QueueEntry, now: float) -> None:
+        """Add a request that was just given its number."""
         if not self.waiting:
-            self.passed_since = max(self.passed_since, now - task.age_s)
+            self.passed_since = max(self.passed_since, now - entry.age_s)
         self.seen_at = now
-        tenant = self._share_of(task)
+        tenant = self._share_of(entry)
         if not tenant.waiting:
             self._level(tenant)
-        self._enter(task, tenant)
+        self._enter(entry, tenant)
 
     def change(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Continue under another policy or other weights; each tenant keeps the tokens it is ahead or behind."""
-        tasks, was_fair = self._waiting_tasks(), self._is_fair
+        """Continue under another policy or other weights; tenants keep the tokens they are ahead or behind."""
+        entries, was_fair = self._waiting_entries(), self._is_fair
         self._configure(policy, weights)
         for name, tenant in self._tenants.items():
             weight = weights.get(name, 1.0)
             tenant.time = self._time + (tenant.time - self._time) * tenant.weight / weight
             tenant.weight = weight
         self._clear()
-        for task in tasks:
-            tenant = self._share_of(task)
+        for entry in entries:
+            tenant = self._share_of(entry)
             if not was_fair and not tenant.waiting:
                 self._level(tenant)
-            self._enter(task, tenant)
+            self._enter(entry, tenant)
 
-    def _waiting_tasks(self) -> list[QueuedTask]:
-        """Return the tasks that wait, in order of arrival."""
+    def _waiting_entries(self) -> list[QueueEntry]:
+        """Return the waiting requests in order of arrival."""
         heaps = [self._returned, *(tenant.in_turn for tenant in self._shares())]
-        tasks = [task for heap in heaps for _, number, task in heap if number == task.number]
-        return sorted(tasks, key=lambda task: task.number)
+        entries = [entry for heap in heaps for _, number, entry in heap if number == entry.number]
+        return sorted(entries, key=lambda entry: entry.number)
 
-    def _shares(self) -> Iterator[Tenant]:
+    def _shares(self) -> Iterator[TenantShare]:
         yield self._common
         yield from self._tenants.values()
 
     def _clear(self) -> None:
-        """Empty all lists of waiting tasks."""
+        """Empty all lists of waiting requests."""
         self.waiting = self.tokens = self.prefill_tokens = 0
         self._weight = 0.0
         for entries in (self._returned, self._turns, self._late, self._ahead):
@@ -112,61 +113,64 @@ class ClassOrder:
             tenant.by_deadline.clear()
             tenant.turn = tenant.late = tenant.ahead = None
 
-    def _level(self, tenant: Tenant) -> None:
-        """Take from a tenant that begins to wait the credit of the time in which it did not."""
+    def _level(self, tenant: TenantShare) -> None:
+        """Raise the virtual time of a tenant that starts to wait: idle time earns no credit."""
         if tenant is not self._common:
             tenant.time = max(tenant.time, self._time)
 
-    def _share_of(self, task: QueuedTask) -> Tenant:
+    def _share_of(self, entry: QueueEntry) -> TenantShare:
         if not self._is_fair:
             return self._common
-        return self._tenants.get(task.tenant) or self._open(task.tenant)
+        return self._tenants.get(entry.tenant) or self._open(entry.tenant)
 
-    def _enter(self, task: QueuedTask, tenant: Tenant) -> None:
-        """Put a task into the lists of its share."""
-        task.share = tenant
+    def _enter(self, entry: QueueEntry, tenant: TenantShare) -> None:
+        """Put a request into the lists of its tenant's share."""
+        entry.share = tenant
         if not tenant.waiting:
             self._weight += tenant.weight
-        self._count(tenant, task, 1)
-        began = task.waiting_since - task.age_s
-        task.due = min(task.deadline, began + self._horizon_s) if self._is_fair else 0.0
-        if task.returned:
-            push(self._returned, (task.deadline, task.number, task), self.waiting)
+        self._count(tenant, entry, 1)
+        began = entry.waiting_since - entry.age_s
+        entry.due = min(entry.deadline, began + self._horizon_s) if self._is_fair else 0.0
+        if entry.returned:
+            push_item(self._returned, (entry.deadline, entry.number, entry), self.waiting)
             return
-        push(tenant.in_turn, (task.due, task.number, task), tenant.waiting)
-        if self._is_fair and task.deadline != math.inf:
-            push(tenant.by_deadline, (task.deadline, task.number, task), tenant.waiting)
+        push_item(tenant.in_turn, (entry.due, entry.number, entry), tenant.waiting)
+        if self._is_fair and entry.deadline != math.inf:
+            push_item(tenant.by_deadline, (entry.deadline, entry.number, entry), tenant.waiting)
         self._place(tenant)
 
-    def cancel(self, task: QueuedTask) -> None:
-        """``task`` waits no more."""
-        self._remove(task)
-        self._place(task.share)
+    def cancel(self, entry: QueueEntry) -> None:
+        """Remove a waiting request."""
+        self._remove(entry)
+        self._place(entry.share)
 
-    def take(self, task: QueuedTask, now: float) -> None:
-        """`first` goes. Out of turn virtual time does not move on; the caller charges its tenant."""
-        if not task.returned and self._turns and self._turns[0][-1].in_turn[0][2] is task:
-            self._time = max(self._time, task.share.time)
+    def take(self, entry: QueueEntry, now: float) -> None:
+        """Remove the first request because a worker gets it; the caller charges its tenant.
+
+        Virtual time only advances for a request that is taken in turn.
+        """
+        if not entry.returned and self._turns and self._turns[0][-1].in_turn[0][2] is entry:
+            self._time = max(self._time, entry.share.time)
         self.passed_since = now
-        self._remove(task)
+        self._remove(entry)
 
-    def charge(self, task: QueuedTask, tokens: int) -> None:
-        """Set the charge of ``task`` to ``tokens``, whatever it was before; without shares nothing is charged."""
-        share = task.share
+    def charge(self, entry: QueueEntry, tokens: int) -> None:
+        """Set the charge of a request to `tokens`, whatever it was before."""
+        share = entry.share
         if share is not self._common:
-            share.time += (tokens - task.charged) / share.weight
-            task.charged = tokens
+            share.time += (tokens - entry.charged) / share.weight
+            entry.charged = tokens
         self._place(share)
 
     def served(self, service_s: float) -> None:
-        """Add the service time of an answer."""
-        known = self.service_s
-        self.service_s = known + (service_s - known) * (SERVICE_SHARE if known else 1.0)
+        """Learn the service time of an answer, in seconds."""
+        mean = self.service_s
+        self.service_s = mean + (service_s - mean) * (SERVICE_SHARE if mean else 1.0)
 
     # Questions.
 
-    def first(self, now: float) -> QueuedTask:
-        """The task with the smallest key; some wait."""
+    def first(self, now: float) -> QueueEntry:
+        """Return the request with the smallest key; at least one must wait."""
         if self._returned:
             return self._returned[0][2]
         ahead, late = self._ahead, self._late
@@ -176,56 +180,56 @@ class ClassOrder:
             return late[0][-1].by_deadline[0][2]
         return self._turns[0][-1].in_turn[0][2]
 
-    def first_returned(self) -> QueuedTask | None:
-        """Return the first of the tasks that a batcher had before."""
+    def first_returned(self) -> QueueEntry | None:
+        """Return the first request that a batcher had before, if any."""
         return self._returned[0][2] if self._returned else None
 
-    def key(self, task: QueuedTask, now: float) -> tuple[float, float, float, int]:
+    def key(self, entry: QueueEntry, now: float) -> tuple[float, float, float, int]:
         """Return parts 2 to 6 of the order's key."""
-        share = task.share
-        if task.returned:
-            return 0, task.deadline, 0.0, task.number
-        is_near = self._is_fair and task.deadline <= now + self._urgency * self.service_s
+        share = entry.share
+        if entry.returned:
+            return 0, entry.deadline, 0.0, entry.number
+        is_near = self._is_fair and entry.deadline <= now + self._urgency * self.service_s
         if is_near and share.time - self._lead_max / share.weight <= self._time:
-            return 1, task.deadline, 0.0, task.number
-        return 2, share.time, task.due, task.number
+            return 1, entry.deadline, 0.0, entry.number
+        return 2, share.time, entry.due, entry.number
 
     @property
     def overdue_at(self) -> float:
-        """When the class will have waited too long for one of its tasks to be taken."""
+        """Time from which the class counts as overdue."""
         return self.passed_since + self.policy.aging_s
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether the class has waited too long for one of its tasks to be taken."""
+        """Return whether no request of the class was taken for longer than `aging_s`."""
         return self.overdue_at <= now
 
-    def pressing_at(self, task: QueuedTask) -> float:
-        """Return from when on ``task`` must not wait for others."""
-        if task.returned:
+    def pressing_at(self, entry: QueueEntry) -> float:
+        """Return the time from which a request must not wait for others."""
+        if entry.returned:
             return -math.inf
         if not self._is_fair:
             return self.overdue_at
-        return min(self.overdue_at, task.deadline - self._urgency * self.service_s)
+        return min(self.overdue_at, entry.deadline - self._urgency * self.service_s)
 
-    def is_pressing(self, task: QueuedTask, now: float) -> bool:
-        """Return whether ``task`` must not wait for others."""
-        return self.pressing_at(task) <= now
+    def is_pressing(self, entry: QueueEntry, now: float) -> bool:
+        """Return whether a request must not wait for others."""
+        return self.pressing_at(entry) <= now
 
     def share_before(self, tenant: str) -> float:
-        """Return the share of the waiting tokens that goes before a new task of the tenant.
+        """Return the share of the waiting tokens that goes before a new request of the tenant.
 
-        It follows from the tenant's own that wait, and from the weights of the others.
+        It follows from the tenant's own waiting tokens and the weights of the other tenants.
         """
         if not self._is_fair:
             return 1.0
-        known = self._tenants.get(tenant)
-        if known is None or not known.tokens:
+        share = self._tenants.get(tenant)
+        if share is None or not share.tokens:
             return 0.0
         weight = self._weights.get(tenant, 1.0)
-        return min(1.0, known.tokens * self._weight / weight / self.tokens)
+        return min(1.0, share.tokens * self._weight / weight / self.tokens)
 
     def busiest(self, most: int) -> list[str]:
-        """The tenants with the most waiting tokens; none where tenants make no difference."""
+        """Return up to `most` tenants with the most waiting tokens; none if the policy ignores tenants."""
         if not self._is_fair:
             return []
         waiting = (name for name, tenant in self._tenants.items() if tenant.waiting)
@@ -233,19 +237,19 @@ class ClassOrder:
 
     # Inside.
 
-    def _remove(self, task: QueuedTask) -> None:
-        tenant = task.share
-        self._count(tenant, task, -1)
+    def _remove(self, entry: QueueEntry) -> None:
+        tenant = entry.share
+        self._count(tenant, entry, -1)
         if not tenant.waiting:
             self._weight -= tenant.weight
             tenant.in_turn.clear()
             tenant.by_deadline.clear()
-        task.number = 0  # What is in the heaps of it is stale.
+        entry.number = 0  # What is in the heaps of it is stale.
         if self._returned:
             drop_stale(self._returned)
 
-    def _place(self, tenant: Tenant) -> None:
-        """Puts a tenant where its time and its tasks put it."""
+    def _place(self, tenant: TenantShare) -> None:
+        """Update a tenant's position in the lists after its time or its requests changed."""
         in_turn, by_deadline = tenant.in_turn, tenant.by_deadline
         if not in_turn and tenant.turn is None:
             return  # Nothing of it waits, or only what was lost before.
@@ -276,32 +280,32 @@ class ClassOrder:
                 tenant.ahead = (until, number, tenant)
                 insort(self._ahead, tenant.ahead)
 
-    def _count(self, tenant: Tenant, task: QueuedTask, tasks: int) -> None:
-        tokens = tasks * task.cost_tokens
-        self.waiting += tasks
+    def _count(self, tenant: TenantShare, entry: QueueEntry, entries: int) -> None:
+        tokens = entries * entry.cost_tokens
+        self.waiting += entries
         self.tokens += tokens
-        self.prefill_tokens += tasks * task.prefill_tokens
-        tenant.waiting += tasks
+        self.prefill_tokens += entries * entry.prefill_tokens
+        tenant.waiting += entries
         tenant.tokens += tokens
 
-    def _open(self, name: str) -> Tenant:
+    def _open(self, name: str) -> TenantShare:
         if len(self._tenants) >= self._clean_at:
             # Idle tenants that are behind the others would start where these are anyway.
             kept = {k: t for k, t in self._tenants.items() if t.waiting or t.time > self._time}
             self._tenants, self._clean_at = kept, 2 * len(kept) + IDLE_MIN
-        tenant = self._tenants[name] = Tenant(self._weights.get(name, 1.0))
+        tenant = self._tenants[name] = TenantShare(self._weights.get(name, 1.0))
         return tenant
 
 
-def push(heap: list[Entry], entry: Entry, waiting: int) -> None:
-    """Add an entry to a heap, of which at most ``waiting`` are not stale."""
+def push_item(heap: list[HeapItem], item: HeapItem, waiting: int) -> None:
+    """Add an item to a heap of which at most `waiting` items are not stale."""
     if len(heap) > 4 * waiting + STALE_MIN:
-        heap[:] = [one for one in heap if one[1] == one[2].number]
+        heap[:] = [item for item in heap if item[1] == item[2].number]
         heapify(heap)
-    heappush(heap, entry)
+    heappush(heap, item)
 
 
-def drop_stale(heap: list[Entry]) -> None:
-    """Remove entries of tasks that do not wait any more, or again, until the first is none of them."""
+def drop_stale(heap: list[HeapItem]) -> None:
+    """Remove stale items from the front: their requests were taken, cancelled or queued again."""
     while heap and heap[0][1] != heap[0][2].number:
         heappop(heap)

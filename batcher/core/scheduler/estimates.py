@@ -1,32 +1,34 @@
-"""Lengths of answers, learned from traffic.
+"""Estimates of answer lengths, learned from traffic.
 
-An answer has at most `max_tokens` and is about as long as others of its tenant's workload were. Two numbers are
-learned, each in constant time and memory: the mean, which a tenant is charged until the actual length is known, and a
-high quantile, for which room in a worker's cache is reserved. The quantile moves up by a step when an answer is longer
-and down when it is not, in such a ratio that it settles where the wanted share is longer. Steps are relative to the
-length and shrink to a floor, so that the estimate follows when answers change.
+An answer has at most `max_tokens` and is usually about as long as others of its tenant's workload.
+Two numbers are learned, each in constant time and memory: the mean, which a tenant is charged until
+the actual length is known, and a high quantile, for which KV cache is reserved. The quantile is
+tracked by stochastic approximation: it steps up when an answer is longer and down when it is not,
+in the ratio at which it settles at the wanted quantile. Steps are relative to the length and shrink
+to a floor, so that the estimate follows when answers change.
 """
 
 from typing import Final
 
-from batcher.core.scheduler.task import QueuedTask
+from batcher.core.scheduler.entry import QueueEntry
 
 TRUSTED_FROM: Final = 8
-"""Answers that must have been seen."""
+"""Answers that must have been seen before an estimate is used."""
 KEYS_MAX: Final = 4096
-"""Tenants and workloads that are remembered; the oldest is forgotten first."""
+"""Tenant and workload pairs that are remembered; the oldest is forgotten first."""
 GUESS_TOKENS: Final = 128
-"""Expected of an answer of which nothing is known, at most. To charge max_tokens for what ends much earlier would move
-all virtual times, and a tenant that begins to wait then would start too late."""
+"""Answer tokens charged at most while nothing is known. Charging `max_tokens` for answers that end
+much earlier would advance all virtual times and disadvantage tenants that start to wait later."""
 STEP_MIN: Final = 0.05
+"""Smallest relative step, so that estimates keep adapting."""
 
 
 class _Seen:
     """Lengths of one kind of answers.
 
     Attributes:
-        expected: the mean, tokens.
-        reserved: the high quantile, tokens.
+        expected: mean length in tokens.
+        reserved: high quantile in tokens.
     """
 
     __slots__ = ("_high", "_mean", "answers", "expected", "reserved")
@@ -37,7 +39,7 @@ class _Seen:
         self._mean = self._high = float(self.expected)
 
     def observe(self, tokens: int, quantile: float) -> None:
-        """Adds the length of an answer."""
+        """Learn the length of an answer."""
         self.answers = answers = self.answers + 1
         self._mean += (tokens - self._mean) * (1 / answers if answers < 1 / STEP_MIN else STEP_MIN)
         step = answers**-0.5 if answers < 1 / STEP_MIN**2 else STEP_MIN
@@ -47,10 +49,10 @@ class _Seen:
 
 
 class OutputLengths:
-    """Observed lengths, by tenant and workload, and by workload alone for tenants that are new to it.
+    """Observed lengths by tenant and workload, and by workload alone for tenants new to it.
 
     Attributes:
-        quantile: of lengths, that room is reserved for.
+        quantile: quantile of lengths for which cache is reserved, 0 to 1.
     """
 
     def __init__(self, quantile: float) -> None:
@@ -58,36 +60,37 @@ class OutputLengths:
         self._seen: dict[tuple[str | None, str], _Seen] = {}
 
     def __len__(self) -> int:
-        """Kinds of answers with a stored estimate."""
+        """Return the number of stored estimates."""
         return len(self._seen)
 
-    def estimate(self, task: QueuedTask) -> None:
-        """Sets the expected cost of ``task``, and the cache room it may need.
+    def estimate(self, entry: QueueEntry) -> None:
+        """Set the expected cost and KV cache need of a request.
 
-        An answer that is already longer than expected is assumed to grow by as much again. None is shorter than
-        `QueuedTask.min_tokens`.
+        An answer that is already longer than expected is assumed to grow by as much again. None is
+        shorter than `QueueEntry.min_tokens`.
         """
-        prompt, most, least = task.prompt_tokens, task.max_tokens, task.min_tokens
-        seen = self._known(task.tenant, task.workload) or self._known(None, task.workload)
-        task.guessed = seen is None
+        prompt, most, least = entry.prompt_tokens, entry.max_tokens, entry.min_tokens
+        seen = self._known(entry.tenant, entry.workload) or self._known(None, entry.workload)
+        entry.guessed = seen is None
         if seen is None:
-            task.cost_tokens = prompt + max(least, min(most, GUESS_TOKENS))
-            task.cache_tokens = prompt + most
+            entry.cost_tokens = prompt + max(least, min(most, GUESS_TOKENS))
+            entry.cache_tokens = prompt + most
             return
         expected, reserved = seen.expected, seen.reserved
-        produced = task.prefill_tokens - prompt
+        produced = entry.prefill_tokens - prompt
         if produced:
             expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
-        task.cost_tokens = prompt + max(least, min(expected, most))
-        task.cache_tokens = prompt + max(least, min(reserved, most))
+        entry.cost_tokens = prompt + max(least, min(expected, most))
+        entry.cache_tokens = prompt + max(least, min(reserved, most))
 
-    def observe(self, task: QueuedTask, tokens: int) -> None:
-        """An answer of ``tokens`` has ended by itself.
+    def observe(self, entry: QueueEntry, tokens: int) -> None:
+        """Learn from an answer that ended by itself after `tokens`.
 
-        One that reached its ``max_tokens`` below the mean says nothing: it may be a short one or a long one.
+        One that was cut off by `max_tokens` below the mean is ignored: its natural length is
+        unknown.
         """
-        is_cut = tokens >= task.max_tokens
-        for key in ((task.tenant, task.workload), (None, task.workload)):
+        is_cut = tokens >= entry.max_tokens
+        for key in ((entry.tenant, entry.workload), (None, entry.workload)):
             seen = self._seen.get(key)
             if seen is not None:
                 if not is_cut or tokens >= seen.expected:

@@ -1,62 +1,69 @@
-"""The order of waiting tasks of one model: `Order.first` is the one with the smallest key. Parts of the key:
+"""Order of the waiting requests of one model: `Order.first` has the smallest key.
 
-1. The class. Overdue classes come first, the longest overdue before the others: tasks of it wait, and none was taken
-   for its `aging_s`. Then interactive, standard, bulk.
-2. Tasks that a batcher had before, and lost or gave back, by deadline.
-3. Urgent tasks, by deadline: the time left is below `urgency` times the service time of the class, and the tenant is at
-   most `urgent_lead_tokens` ahead of its fair share.
-4. The tenant's virtual time: first the tenant that was given the fewest tokens for its weight.
-5. The deadline, at most `horizon_s` after the task came to its gateway, so that none waits behind all that came much
-   later.
+Parts of the key:
+
+1. The class. Overdue classes come first, the longest overdue before the others: a class is overdue
+   if it has waiting requests and none was taken for its `aging_s`. Then interactive, standard, bulk.
+2. Requests that a batcher already had and lost or returned, by deadline.
+3. Urgent requests, by deadline: the time left is below `urgency` times the service time of the
+   class, and the tenant is at most `urgent_lead_tokens` ahead of its fair share.
+4. The tenant's virtual time: the tenant that got the fewest tokens for its weight comes first.
+5. The deadline, at most `horizon_s` after the request reached its gateway, so that a distant
+   deadline does not wait behind everything that arrives much later.
 6. The order of arrival.
 
-With `order: class` 3 to 5 are left out, with `order: arrival` 1 as well.
+`order: class` leaves out 3 to 5, `order: arrival` leaves out 1 as well.
 
-Fair shares are start-time fair queueing, in tokens. Every tenant has a virtual time: tokens it was given, divided by
-its weight. A tenant without waiting tasks accumulates no credit: when it returns it starts where the others are. A
-task's cost is estimated when it is taken, and corrected when its answer has ended (P. Goyal, H. Vin, H. Cheng,
-"Start-time Fair Queueing", 1996; for tokens of language models: Y. Sheng et al., "Fairness in Serving Large Language
-Models", 2024).
+Fair shares are start-time fair queueing, in tokens. Every tenant has a virtual time: the tokens it
+was given, divided by its weight. A tenant without waiting requests earns no credit: when it
+returns, it starts where the others are. The cost of a request is estimated when it is taken, and
+corrected when its answer has ended (P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996;
+for tokens of language models: Y. Sheng et al., "Fairness in Serving Large Language Models", 2024).
 
-With n tasks of t tenants `add`, `take`, `cancel` and `first` take O(log n), and move O(t) entries of a short list;
-amortized, because entries of tasks that wait no more stay in heaps until they are first, or most of what is there.
+With n requests of t tenants, `add`, `take`, `cancel` and `first` take O(log n) and move O(t)
+entries of a short list, amortized: entries of requests that no longer wait stay in the heaps until
+they reach the front or fill most of a heap.
 """
 
 import math
 from collections.abc import Callable, Mapping
 
 from batcher.core.scheduler.class_order import ClassOrder
-from batcher.core.scheduler.task import QueuedTask
+from batcher.core.scheduler.entry import QueueEntry
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS, URGENT_CLASS
 
 
-def is_unlimited(task: QueuedTask) -> bool:
-    """Return whether no limit on running batches holds the task back: interactive and returned ones.
+def is_unlimited(entry: QueueEntry) -> bool:
+    """Return whether a request ignores limits on running batches: interactive and returned ones do.
 
-    A request that is tried for the last time is a returned one.
+    A request that is tried for the last time counts as returned.
     """
-    return task.returned or task.priority_class == URGENT_CLASS
+    return entry.returned or entry.priority_class == URGENT_CLASS
 
 
 class Order:
-    """All waiting tasks of a model, class by class. Time is an argument, monotonic seconds.
+    """All waiting requests of a model, class by class. Times are monotonic seconds.
 
     Attributes:
-        classes: by name, the most urgent first.
-        waiting: how many tasks wait.
+        classes: by name, most urgent first.
+        waiting: number of waiting requests.
         by_class: whether classes make a difference.
     """
 
     by_class: bool
 
     def __init__(
-        self,
-        policy: Policy,
-        weights: Mapping[str, float],
-        estimate: Callable[[QueuedTask], None],
+        self, policy: Policy, weights: Mapping[str, float], estimate: Callable[[QueueEntry], None]
     ) -> None:
-        """``estimate`` sets the costs of a task, when it begins to wait and, where they were guesses, when it goes."""
+        """Create an empty order.
+
+        Args:
+            policy: the policy of the model.
+            weights: the tenants whose weight is not 1.
+            estimate: sets the costs of a request when it starts to wait and, if they were guesses, again
+                when it is taken.
+        """
         self.classes = {name: ClassOrder(name, policy, weights) for name in CLASSES}
         self.waiting = 0
         self._estimate = estimate
@@ -73,21 +80,21 @@ class Order:
         for members in self.classes.values():
             members.change(policy, weights)
 
-    def add(self, task: QueuedTask, now: float) -> None:
-        """``task`` begins to wait."""
-        task.waiting_since = now  # Before the number: other threads look at tasks that have one.
-        self._numbers = task.number = self._numbers + 1
+    def add(self, entry: QueueEntry, now: float) -> None:
+        """Add a request."""
+        entry.waiting_since = now  # Before the number: other threads look at tasks that have one.
+        self._numbers = entry.number = self._numbers + 1
         self.waiting += 1
-        self._estimate(task)
-        self.classes[task.priority_class].add(task, now)
+        self._estimate(entry)
+        self.classes[entry.priority_class].add(entry, now)
 
-    def cancel(self, task: QueuedTask) -> None:
-        """``task`` waits no more."""
+    def cancel(self, entry: QueueEntry) -> None:
+        """Remove a waiting request."""
         self.waiting -= 1
-        self.classes[task.priority_class].cancel(task)
+        self.classes[entry.priority_class].cancel(entry)
 
-    def first(self, now: float) -> QueuedTask | None:
-        """The task with the smallest key; None: none waits."""
+    def first(self, now: float) -> QueueEntry | None:
+        """Return the request with the smallest key, or None if none waits."""
         if not self.by_class:
             return self._first_to_arrive(now)
         chosen: ClassOrder | None = None
@@ -101,34 +108,34 @@ class Order:
                     chosen = members
         return None if chosen is None else chosen.first(now)
 
-    def first_unlimited(self, now: float) -> QueuedTask | None:
-        """Return the first task that no limit on running batches holds back; see `is_unlimited`."""
+    def first_unlimited(self, now: float) -> QueueEntry | None:
+        """Return the first request that ignores limits on running batches; see `is_unlimited`."""
         first = self.first(now)
         if first is None or is_unlimited(first):
             return first
         for name, members in self.classes.items():
             if members.waiting and name == URGENT_CLASS:
                 return members.first(now)
-            if (task := members.first_returned()) is not None:
-                return task
+            if (entry := members.first_returned()) is not None:
+                return entry
         return None
 
-    def take(self, task: QueuedTask, now: float) -> None:
-        """``task``, of a worker now, is charged to its tenant."""
+    def take(self, entry: QueueEntry, now: float) -> None:
+        """Remove a request that goes to a worker, and charge it to its tenant."""
         self.waiting -= 1
-        members = self.classes[task.priority_class]
-        members.take(task, now)
-        if task.guessed:
-            self._estimate(task)
-        members.charge(task, task.cost_tokens)
-        task.sent_at, task.waited_s = now, now - task.waiting_since
+        members = self.classes[entry.priority_class]
+        members.take(entry, now)
+        if entry.guessed:
+            self._estimate(entry)
+        members.charge(entry, entry.cost_tokens)
+        entry.sent_at, entry.waited_s = now, now - entry.waiting_since
 
-    def key(self, task: QueuedTask, now: float) -> tuple[float, ...]:
-        """Return the sort key of a task, without part 1 where all are of one class."""
-        return self.classes[task.priority_class].key(task, now)
+    def key(self, entry: QueueEntry, now: float) -> tuple[float, ...]:
+        """Return the sort key of a request, without part 1 (all of one class share it)."""
+        return self.classes[entry.priority_class].key(entry, now)
 
-    def modest_until(self, priority_class: str) -> float:
-        """Until when the class leaves room to more urgent ones, if no more tasks of these come."""
+    def reserve_until(self, priority_class: str) -> float:
+        """Return until when the class leaves capacity free for more urgent requests, if no more of them arrive."""
         if not self.by_class:
             return -math.inf
         more_urgent = CLASSES[: RANKS[priority_class]]
@@ -136,13 +143,13 @@ class Order:
         return seen_at + self._spare_s
 
     def before(self, priority_class: str, tenant: str) -> dict[str, float]:
-        """Return the share of each class's waiting tasks that goes before a new task of the class and tenant."""
+        """Return, by class, the share of waiting requests that goes before a new request of this class and tenant."""
         if not self.by_class:
             return dict.fromkeys(CLASSES, 1.0)
         shares = dict.fromkeys(CLASSES[: RANKS[priority_class]], 1.0)
         shares[priority_class] = self.classes[priority_class].share_before(tenant)
         return shares
 
-    def _first_to_arrive(self, now: float) -> QueuedTask | None:
+    def _first_to_arrive(self, now: float) -> QueueEntry | None:
         waiting = [members.first(now) for members in self.classes.values() if members.waiting]
-        return min(waiting, key=lambda task: self.key(task, now), default=None)
+        return min(waiting, key=lambda entry: self.key(entry, now), default=None)

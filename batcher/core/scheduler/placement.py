@@ -1,28 +1,28 @@
-"""The worker of a request, and how many more fit there."""
+"""Placement: the worker of a request, and what else fits there."""
 
 import math
 from collections.abc import Sequence
 from typing import Final
 
-from batcher.core.scheduler.capacity import Capacity, Room
+from batcher.core.scheduler.capacity import Capacity, UsableCapacity, capacity_of
+from batcher.core.scheduler.entry import Batch, BatchLimit, QueueEntry
 from batcher.core.scheduler.order import Order
-from batcher.core.scheduler.task import Batch, BatchLimit, QueuedTask
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS, URGENT_CLASS
 
 BATCHES_IN_FLIGHT_MAX: Final = 4
-"""Batches of one batcher that a worker has not answered: what it grants changes meanwhile, where there are others. Rows
-of the most urgent class do not wait for that."""
+"""Unacknowledged batches of one batcher per worker. Grants change meanwhile if other batchers send
+too, so more of them would be refused. Requests of the most urgent class are exempt."""
 PREFIXES_MAX: Final = 8192
-"""Prompt beginnings that are remembered; the oldest is forgotten first."""
+"""Prompt prefixes that are remembered; the oldest is forgotten first."""
 
 
 class Placement:
-    """Chooses workers, of those with room for a request.
+    """Chooses among the workers with capacity for a request.
 
-    First those where no other request gives way to it, then the one with the fewest prompt tokens before it, then the
-    emptiest one. A worker that was sent a prompt with the same beginning is preferred while no more tokens than those
-    of the prompt, which its prefix cache may save, are before it.
+    Preferred are workers where nothing has to be preempted, then the one with the fewest prompt
+    tokens to compute first, then the emptiest. A worker that got a prompt with the same prefix is
+    preferred as long as it has at most as many more tokens to compute as its prefix cache may save.
     """
 
     def __init__(self, policy: Policy, order: Order) -> None:
@@ -31,90 +31,92 @@ class Placement:
         self._workers: dict[int, str] = {}
 
     def change(self, policy: Policy) -> None:
-        """Continue under another policy; prompt beginnings keep their workers."""
+        """Continue under another policy; prefixes keep their workers."""
         self._policy = policy
 
     def choose(
-        self, task: QueuedTask, capacities: Sequence[Capacity], now: float
+        self, entry: QueueEntry, capacities: Sequence[Capacity], now: float
     ) -> Capacity | None:
-        """Return the worker for ``task``; None: none has room."""
-        able = [capacity for capacity in capacities if self._fits(capacity, task, now)]
-        if len(able) < 2:
-            return able[0] if able else None
-        soonest = min(able, key=lambda capacity: _wait(capacity, task))
-        known = self._workers.get(task.prefix)
-        for capacity in able:
-            more_tokens = capacity.waiting_tokens - soonest.waiting_tokens
-            if capacity.worker == known and more_tokens <= task.prefill_tokens:
-                return capacity
+        """Return the worker for a request, or None if it fits none."""
+        fitting = [worker for worker in capacities if self._fits(worker, entry, now)]
+        if len(fitting) < 2:
+            return fitting[0] if fitting else None
+        soonest = min(fitting, key=lambda worker: _wait_key(worker, entry))
+        cached_by = self._workers.get(entry.prefix)
+        for worker in fitting:
+            # The prefix cache may save the whole prompt, so waiting that much longer still pays.
+            longer_tokens = worker.waiting_tokens - soonest.waiting_tokens
+            if worker.worker == cached_by and longer_tokens <= entry.prefill_tokens:
+                return worker
         return soonest
 
-    def room(self, capacity: Capacity, task: QueuedTask, now: float) -> Room | Capacity:
-        """Return what the task's class may take of the worker.
+    def usable(self, worker: Capacity, entry: QueueEntry, now: float) -> UsableCapacity | Capacity:
+        """Return what the class of a request may use of a worker.
 
-        Where its sequences do not give way to more urgent ones it leaves some slots free while such are seen, at most
-        a quarter of the worker, so that small workers are not blocked.
+        If the engine does not preempt, some slots stay free while more urgent requests arrive: at
+        most a quarter of the worker, so that small workers are not blocked.
         """
-        urgent, name = capacity.urgent, task.priority_class
+        urgent, name = worker.urgent, entry.priority_class
         if self._policy.takes_slots and urgent:
-            rank = RANKS[name] if self._order.by_class else len(urgent)
-            return urgent[rank] if rank < len(urgent) else capacity
+            return capacity_of(worker, RANKS[name] if self._order.by_class else len(urgent))
         members = self._order.classes[name]
         spare = members.policy.spare_rows
-        if not spare or self._order.modest_until(name) <= now or members.is_overdue(now):
-            return capacity
-        free = capacity.free_rows
-        free -= min(spare, (free + capacity.running_rows) // 4)
-        return Room(free, capacity.free_tokens, capacity.waiting_tokens)
+        if not spare or self._order.reserve_until(name) <= now or members.is_overdue(now):
+            return worker
+        free = worker.free_slots
+        free -= min(spare, (free + worker.running) // 4)
+        return UsableCapacity(free, worker.free_tokens, worker.waiting_tokens)
 
-    def send(self, task: QueuedTask, batch: Batch[QueuedTask], now: float) -> None:
-        """Move ``task`` from the order into ``batch``, and remember the worker of its prompt."""
-        self._order.take(task, now)
-        batch.add(task)
-        if task.prefix:
-            self._workers.pop(task.prefix, None)
-            self._workers[task.prefix] = batch.worker
+    def send(self, entry: QueueEntry, batch: Batch[QueueEntry], now: float) -> None:
+        """Move a request from the order into a batch, and remember the worker of its prefix."""
+        self._order.take(entry, now)
+        batch.add(entry)
+        if entry.prefix:
+            self._workers.pop(entry.prefix, None)
+            self._workers[entry.prefix] = batch.worker
             if len(self._workers) > PREFIXES_MAX:
                 del self._workers[next(iter(self._workers))]
 
     def limit(
         self,
-        batch: Batch[QueuedTask],
-        task: QueuedTask,
-        capacity: Capacity,
-        rows_max: int,
+        batch: Batch[QueueEntry],
+        entry: QueueEntry,
+        worker: Capacity,
+        size_max: int,
         now: float,
     ) -> BatchLimit | None:
-        """Return why ``task`` may not go with ``batch``: what the worker grants, or ``rows_max``."""
-        room = self.room(capacity, task, now)
-        rows, tokens = len(batch.rows), batch.tokens + task.prefill_tokens
-        if rows >= room.free_rows:
+        """Return why a request may not join a batch: a limit of the worker, or `size_max`; None if it may."""
+        free = self.usable(worker, entry, now)
+        size = len(batch.entries)
+        if size >= free.free_slots:
             return BatchLimit.WORKER_ROWS
-        if rows >= rows_max:
+        if size >= size_max:
             return BatchLimit.ROWS
-        if room.waiting_tokens + tokens > self._policy.waiting_tokens_max:
+        waiting = free.waiting_tokens + batch.tokens + entry.prefill_tokens
+        if waiting > self._policy.waiting_tokens_max:
             return BatchLimit.WORKER_PREFILL
-        if batch.cache_tokens + task.cache_tokens > room.free_tokens:
+        if batch.cache_tokens + entry.cache_tokens > free.free_tokens:
             return BatchLimit.WORKER_CACHE
         return None
 
-    def _fits(self, capacity: Capacity, task: QueuedTask, now: float) -> bool:
-        room, policy = self.room(capacity, task, now), self._policy
-        if room.free_rows <= 0 or (
-            task.priority_class != URGENT_CLASS
-            and capacity.batches_in_flight >= BATCHES_IN_FLIGHT_MAX
-        ):
+    def _fits(self, worker: Capacity, entry: QueueEntry, now: float) -> bool:
+        free = self.usable(worker, entry, now)
+        if free.free_slots <= 0:
             return False
-        if capacity.idle:
+        is_urgent = entry.priority_class == URGENT_CLASS
+        if not is_urgent and worker.batches_in_flight >= BATCHES_IN_FLIGHT_MAX:
+            return False
+        if worker.idle:
             return True  # The worker itself refuses a request that can never fit.
-        waiting = room.waiting_tokens
-        if waiting and waiting + task.prefill_tokens > policy.waiting_tokens_max:
+        waiting = free.waiting_tokens
+        if waiting and waiting + entry.prefill_tokens > self._policy.waiting_tokens_max:
             return False
-        return task.cache_tokens <= room.free_tokens
+        return entry.cache_tokens <= free.free_tokens
 
 
-def _wait(capacity: Capacity, task: QueuedTask) -> tuple[bool, int, float]:
-    free = capacity.free_rows
-    gives_way = free <= 0 or task.cache_tokens > capacity.free_tokens
-    share = capacity.running_rows / (capacity.running_rows + free) if free > 0 else math.inf
-    return gives_way, capacity.waiting_tokens, share
+def _wait_key(worker: Capacity, entry: QueueEntry) -> tuple[bool, int, float]:
+    """Return the sort key of workers: preemption last, then the shortest wait, then the emptiest."""
+    free = worker.free_slots
+    preempts = free <= 0 or entry.cache_tokens > worker.free_tokens
+    share = worker.running / (worker.running + free) if free > 0 else math.inf
+    return preempts, worker.waiting_tokens, share

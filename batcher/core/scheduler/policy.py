@@ -1,45 +1,45 @@
-"""Batch policies: when a batch is formed, and which requests go along. Who is next is `Order`'s alone."""
+"""Batch policies: when a batch is formed, and which requests join it. `Order` alone decides who is next."""
 
 from collections.abc import Sequence
 
 from typing_extensions import override
 
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.entry import Batch, BatchCause, Decision, QueueEntry
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.placement import Placement
-from batcher.core.scheduler.task import Batch, BatchCause, Decision, QueuedTask
 from sluice.settings.batching import Policy
 
 
 class BatchPolicy:
-    """Forms batches of the tasks in an order. The queue calls it for each event of a task."""
+    """Forms batches from an order. The queue reports every event of a request to it."""
 
     def __init__(self, policy: Policy, order: Order, placement: Placement) -> None:
         self._policy, self._order, self._placement = policy, order, placement
 
-    def on_wait(self, task: QueuedTask) -> None:
-        """Take a task that has begun to wait."""
+    def on_wait(self, entry: QueueEntry) -> None:
+        """Handle a request that starts to wait."""
 
-    def on_cancel(self, task: QueuedTask) -> None:
-        """Forget a task that waits, and leaves the order."""
+    def on_cancel(self, entry: QueueEntry) -> None:
+        """Handle a waiting request that leaves the order."""
 
-    def on_answered(self, batch: Batch[QueuedTask], now: float) -> None:
-        """Learn that each request of a batch has its first token, or has ended."""
+    def on_answered(self, batch: Batch[QueueEntry], now: float) -> None:
+        """Handle a batch of which every request has its first token, or has ended."""
 
     def form(self, now: float, capacities: Sequence[Capacity]) -> Decision:
-        """Form a batch for one worker, or decide when to look again."""
+        """Form a batch for one worker, or decide when to try again."""
         raise NotImplementedError
 
     def window_s(self, priority_class: str, now: float) -> float:
-        """Return how long a new request of the class waits for others before its batch may go, at most."""
+        """Return how long, at most, a new request of the class waits for others, in seconds."""
         return 0.0
 
 
 class ContinuousPolicy(BatchPolicy):
-    """Sends the first task in order as soon as a worker has room for it.
+    """Sends the first request in order as soon as a worker has capacity for it.
 
-    No task is skipped: while the first one fits no worker, nothing is sent, or small tasks would starve a large one.
-    Tasks that go to a worker at one time travel in one batch.
+    No request is skipped: while the first one fits no worker nothing is sent, or small requests
+    would starve a large one. Requests that go to a worker at the same time travel in one batch.
     """
 
     @override
@@ -48,20 +48,20 @@ class ContinuousPolicy(BatchPolicy):
         worker = None if first is None else self._placement.choose(first, capacities, now)
         if first is None or worker is None:
             return Decision(None)
-        batch: Batch[QueuedTask] = Batch(worker.worker, self._cause(first, worker, now))
-        task: QueuedTask | None = first
-        while task is not None:
-            self._placement.send(task, batch, now)
-            task = self._order.first(now)
-            if task is None:
+        batch: Batch[QueueEntry] = Batch(worker.worker, self._cause(first, worker, now))
+        entry: QueueEntry | None = first
+        while entry is not None:
+            self._placement.send(entry, batch, now)
+            entry = self._order.first(now)
+            if entry is None:
                 break
-            limit = self._placement.limit(batch, task, worker, self._policy.max_rows, now)
+            limit = self._placement.limit(batch, entry, worker, self._policy.max_rows, now)
             if limit is not None:
                 batch.limit = limit
                 break
         return Decision(batch)
 
-    def _cause(self, first: QueuedTask, worker: Capacity, now: float) -> BatchCause:
+    def _cause(self, first: QueueEntry, worker: Capacity, now: float) -> BatchCause:
         if self._order.classes[first.priority_class].is_pressing(first, now):
             return BatchCause.URGENT
         if worker.idle:

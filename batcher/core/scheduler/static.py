@@ -1,15 +1,16 @@
-"""Static batches: requests wait for others until a batch is full or a window closes, and may be grouped by length.
+"""Static batches: requests wait for others until a batch is full or a window closes, grouped by length.
 
-1. A batch begins with the first task in order. It goes at once when that task presses: it was returned, is close to its
-   deadline, or its class is overdue.
-2. It goes when a window has closed (`windows`), when as many tasks wait as fill a batch by the policy's own size, or
-   when the worker would idle and the policy says so.
-3. It has what the worker grants, never more. Where that is less than the batch that was due, the rest goes with the
-   next grants, without another window.
-4. Where padding is limited, tasks are grouped in buckets of similar length: a batch is filled from the bucket of its
-   first task, then from the neighbouring ones. While the first task in order may still wait, a full bucket of the same
-   class goes before it.
-5. ``batches_running_max`` holds back all but interactive and returned tasks. These go alone past the others.
+1. A batch starts with the first request in order. It goes at once if that request presses: it was
+   returned, is close to its deadline, or its class is overdue.
+2. It goes when a window has closed (`windows`), when enough requests wait to fill a batch of the
+   policy's own size, or when the worker would idle and the policy sends to idle workers.
+3. It never exceeds what the worker grants. If that is less than the batch that was due, the rest
+   goes with the next grants, without another window.
+4. If padding is limited, requests are grouped in buckets of similar length: a batch is filled from
+   the bucket of its first request, then from neighbouring ones. While the first request in order
+   may still wait, a full bucket of the same class goes before it.
+5. `batches_running_max` holds back all but interactive and returned requests, which go alone past
+   the others.
 """
 
 import math
@@ -20,84 +21,80 @@ from typing import Final, NamedTuple
 from typing_extensions import override
 
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.entry import Batch, BatchCause, BatchLimit, Decision, QueueEntry
 from batcher.core.scheduler.order import Order, is_unlimited
 from batcher.core.scheduler.placement import Placement
 from batcher.core.scheduler.policy import BatchPolicy
-from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, Decision, QueuedTask
-from batcher.core.scheduler.windows import Windows
+from batcher.core.scheduler.windows import BatchWindows
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
 WELL_WITHIN: Final = 0.8
 """Batches grow while their first tokens come within this share of the latency target."""
 BEYOND: Final = 1.2
-"""Batches shrink while their first tokens take longer than this share of it."""
+"""Batches shrink while their first tokens take longer than this multiple of the latency target."""
 CUT_BY_WORKER: Final = frozenset(
     {BatchLimit.WORKER_ROWS, BatchLimit.WORKER_CACHE, BatchLimit.WORKER_PREFILL}
 )
-"""Limits that are the worker's: the rest of a batch goes with its next grant."""
+"""Limits set by the worker: the rest of a batch goes with its next grant."""
 COMPLETE: Final = frozenset({BatchCause.FULL, BatchCause.WINDOW_OVER})
-"""Causes that make a batch of all the tasks that it has room for by the policy."""
+"""Causes that fill a batch up to the policy's own size."""
 
 Bucket = tuple[str, int]
-"""A class and a number of a length; one bucket for all where lengths or classes make no difference."""
+"""Class and number of a length range; a single bucket if lengths or classes make no difference."""
 
 
 class Rest(NamedTuple):
-    """Tasks of a batch that its worker had no room for."""
+    """Part of a due batch that the worker had no capacity for."""
 
-    tasks: int
+    entries: int
     cause: BatchCause
 
 
 class StaticBatchPolicy(BatchPolicy):
-    """See the module; `sluice.settings.batching.PRESETS` configures it.
+    """Implements the module's rules; `sluice.settings.batching.PRESETS` configures it.
 
     Attributes:
-        size: most requests of a batch now; it moves with ``latency_target_s``.
+        size: current maximum size of a batch; adapts to `latency_target_s`.
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        order: Order,
-        placement: Placement,
-        before: BatchPolicy | None = None,
+        self, policy: Policy, order: Order, placement: Placement, before: BatchPolicy | None = None
     ) -> None:
-        """``before``: the policy that this one replaces."""
+        """Create the policy; `before` is the one that it replaces, whose adapted size it keeps."""
         super().__init__(policy, order, placement)
         self.size = policy.max_rows if policy.latency_target_s is None else 1
         if isinstance(before, StaticBatchPolicy) and policy.latency_target_s is not None:
             self.size = min(before.size, policy.max_rows)
         self._width = math.log(policy.bucket_ratio)
-        self._buckets: dict[Bucket, dict[str, QueuedTask]] = {}
-        """Where padding is limited: tasks in order of arrival; none is empty."""
-        self._windows = Windows(policy, order)
+        self._buckets: dict[Bucket, dict[str, QueueEntry]] = {}
+        """Waiting requests in order of arrival, if padding is limited; no bucket is empty."""
+        self._windows = BatchWindows(policy, order)
         self._rests: dict[Bucket, Rest] = {}
 
     # Events.
 
     @override
-    def on_wait(self, task: QueuedTask) -> None:
-        self._windows.open(task)
+    def on_wait(self, entry: QueueEntry) -> None:
+        self._windows.open(entry)
         self._cap_rests(joined=0 if self._policy.pads else 1)
         if self._policy.pads:
-            self._buckets.setdefault(self._bucket_of(task), {})[task.request_id] = task
+            self._buckets.setdefault(self._bucket_of(entry), {})[entry.request_id] = entry
 
     @override
-    def on_cancel(self, task: QueuedTask) -> None:
-        bucket = self._bucket_of(task)
+    def on_cancel(self, entry: QueueEntry) -> None:
+        bucket = self._bucket_of(entry)
         if self._policy.pads:
-            del self._buckets[bucket][task.request_id]
+            del self._buckets[bucket][entry.request_id]
             if not self._buckets[bucket]:
                 del self._buckets[bucket]
 
     @override
-    def on_answered(self, batch: Batch[QueuedTask], now: float) -> None:
+    def on_answered(self, batch: Batch[QueueEntry], now: float) -> None:
         target_s = self._policy.latency_target_s
         if target_s is None:
             return
-        took_s = now - batch.rows[0].sent_at
+        took_s = now - batch.entries[0].sent_at
         if took_s < WELL_WITHIN * target_s:
             self.size = min(self.size + 1, self._policy.max_rows)
         elif took_s > BEYOND * target_s:
@@ -126,17 +123,17 @@ class StaticBatchPolicy(BatchPolicy):
         return self._form_unlimited(capacities, now)
 
     def _below_limit(self, capacities: Sequence[Capacity]) -> Sequence[Capacity]:
-        """Return the workers that ``batches_running_max`` lets have another batch."""
+        """Return the workers to which `batches_running_max` allows another batch."""
         most = self._policy.batches_running_max
         if most is None:
             return capacities
         return [capacity for capacity in capacities if capacity.batches_running < most]
 
-    def _form_in_order(self, first: QueuedTask, worker: Capacity, now: float) -> Decision:
+    def _form_in_order(self, first: QueueEntry, worker: Capacity, now: float) -> Decision:
         cause, first = self._cause(first, worker, now)
         if cause is None:
             return Decision(None, self._wake_at(first))
-        batch: Batch[QueuedTask] = Batch(worker.worker, cause)
+        batch: Batch[QueueEntry] = Batch(worker.worker, cause)
         bucket = self._bucket_of(first)
         self._send(first, batch, now)
         self._fill(batch, self._companions(first, now), worker, now)
@@ -144,20 +141,20 @@ class StaticBatchPolicy(BatchPolicy):
         return Decision(batch)
 
     def _form_unlimited(self, capacities: Sequence[Capacity], now: float) -> Decision:
-        """Form a batch of tasks that ``batches_running_max`` does not hold back."""
+        """Form a batch of requests that ignore `batches_running_max`."""
         first = self._order.first_unlimited(now)
         worker = None if first is None else self._placement.choose(first, capacities, now)
         if first is None or worker is None:
             return Decision(None)
         members = self._order.classes[first.priority_class]
-        closes_at = self._windows.task_closes_at(first)
+        closes_at = self._windows.entry_closes_at(first)
         if members.is_pressing(first, now):
             cause = BatchCause.URGENT
         elif closes_at <= now:
             cause = BatchCause.WINDOW_OVER
         else:
             return Decision(None, min(closes_at, members.pressing_at(first)))
-        batch: Batch[QueuedTask] = Batch(worker.worker, cause)
+        batch: Batch[QueueEntry] = Batch(worker.worker, cause)
         self._send(first, batch, now)
         others = filter(is_unlimited, self._companions(first, now, unlimited=True))
         self._fill(batch, others, worker, now)
@@ -168,9 +165,9 @@ class StaticBatchPolicy(BatchPolicy):
     # Why it goes.
 
     def _cause(
-        self, first: QueuedTask, worker: Capacity, now: float
-    ) -> tuple[BatchCause | None, QueuedTask]:
-        """Return why a batch goes now, None if it waits, and its first task."""
+        self, first: QueueEntry, worker: Capacity, now: float
+    ) -> tuple[BatchCause | None, QueueEntry]:
+        """Return why a batch goes now (None if it waits) and its first request."""
         if self._order.classes[first.priority_class].is_pressing(first, now):
             return BatchCause.URGENT, first
         if self._windows.closes_at() <= now:
@@ -183,37 +180,37 @@ class StaticBatchPolicy(BatchPolicy):
             return BatchCause.WORKER_IDLE, first
         return None, first
 
-    def _complete(self, first: QueuedTask) -> dict[Bucket, BatchCause]:
-        """Return the buckets of which a batch goes without a window, those of ``first`` first."""
+    def _complete(self, first: QueueEntry) -> dict[Bucket, BatchCause]:
+        """Return the buckets that need no window, the bucket of `first` first."""
         own = self._bucket_of(first)
-        found: dict[Bucket, BatchCause] = {}
+        causes: dict[Bucket, BatchCause] = {}
         for bucket in (own, *sorted(self._buckets.keys() - {own})):
             if bucket[0] != own[0]:
                 continue
             if rest := self._rests.get(bucket):
-                found[bucket] = rest.cause
+                causes[bucket] = rest.cause
             elif self._is_full(bucket):
-                found[bucket] = BatchCause.FULL
-        return found
+                causes[bucket] = BatchCause.FULL
+        return causes
 
     def _is_full(self, bucket: Bucket) -> bool:
-        """Return whether as many tasks or tokens wait as a batch may have."""
+        """Return whether enough requests or tokens wait to fill a batch."""
         tokens_max = self._policy.batch_tokens_max
         if not self._policy.pads:
             tokens = sum(members.prefill_tokens for members in self._order.classes.values())
             return self._order.waiting >= self.size or tokens >= tokens_max
-        tasks = self._buckets[bucket]
+        entries = self._buckets[bucket]
         shortest = math.exp(bucket[1] * self._width)
-        return len(tasks) >= self.size or len(tasks) * shortest >= tokens_max
+        return len(entries) >= self.size or len(entries) * shortest >= tokens_max
 
-    def _head(self, bucket: Bucket, first: QueuedTask, now: float) -> QueuedTask:
-        """Return the first task in order of a bucket."""
+    def _head(self, bucket: Bucket, first: QueueEntry, now: float) -> QueueEntry:
+        """Return the first request in order of a bucket."""
         if not self._policy.pads or bucket == self._bucket_of(first):
             return first
-        return min(self._buckets[bucket].values(), key=lambda task: self._order.key(task, now))
+        return min(self._buckets[bucket].values(), key=lambda entry: self._order.key(entry, now))
 
-    def _wake_at(self, first: QueuedTask) -> float:
-        """Return when a batch that waits goes at the latest."""
+    def _wake_at(self, first: QueueEntry) -> float:
+        """Return when a waiting batch goes at the latest."""
         classes = self._order.classes
         times = [self._windows.closes_at(), classes[first.priority_class].pressing_at(first)]
         if self._order.by_class:
@@ -224,82 +221,83 @@ class StaticBatchPolicy(BatchPolicy):
 
     def _fill(
         self,
-        batch: Batch[QueuedTask],
-        companions: Iterator[QueuedTask],
+        batch: Batch[QueueEntry],
+        companions: Iterator[QueueEntry],
         worker: Capacity,
         now: float,
     ) -> None:
-        """Add what may go along with the first task of a batch."""
-        first = batch.rows[0]
+        """Add what fits to the first request of a batch."""
+        first = batch.entries[0]
         closed = set[tuple[str, bool]]()
-        """By class the sides of ``first``, longer and shorter, on which others would be padded too much."""
-        for task in companions:
-            side = task.priority_class, task.prefill_tokens > first.prefill_tokens
+        """By class the sides of `first`, longer and shorter, on which others would be padded too much."""
+        for entry in companions:
+            side = entry.priority_class, entry.prefill_tokens > first.prefill_tokens
             if side in closed:
                 continue
-            limit = self._placement.limit(batch, task, worker, self.size, now)
-            limit = limit or self._own_limit(batch, task)
+            limit = self._placement.limit(batch, entry, worker, self.size, now)
+            limit = limit or self._own_limit(batch, entry)
             if limit is None:
-                self._send(task, batch, now)
+                self._send(entry, batch, now)
                 continue
             batch.limit = limit
-            closed.add(side)
             if limit is not BatchLimit.PADDING:
                 return
+            # Requests further on this side would be padded even more; those on the other may fit.
+            closed.add(side)
 
-    def _own_limit(self, batch: Batch[QueuedTask], task: QueuedTask) -> BatchLimit | None:
-        """Return which budget of the policy ``task`` exceeds."""
-        policy, tokens = self._policy, batch.tokens + task.prefill_tokens
-        longest = max(batch.longest, task.prefill_tokens)
-        cells = (len(batch.rows) + 1) * longest if policy.pads else tokens
+    def _own_limit(self, batch: Batch[QueueEntry], entry: QueueEntry) -> BatchLimit | None:
+        """Return which budget of the policy a request would exceed."""
+        policy, tokens = self._policy, batch.tokens + entry.prefill_tokens
+        longest = max(batch.longest, entry.prefill_tokens)
+        cells = (len(batch.entries) + 1) * longest if policy.pads else tokens
         if cells > policy.batch_tokens_max:
             return BatchLimit.TOKENS
         return BatchLimit.PADDING if cells - tokens > policy.padding_max * cells else None
 
     def _companions(
-        self, first: QueuedTask, now: float, *, unlimited: bool = False
-    ) -> Iterator[QueuedTask]:
-        """Yield tasks that may join ``first``, in order."""
+        self, first: QueueEntry, now: float, *, unlimited: bool = False
+    ) -> Iterator[QueueEntry]:
+        """Yield the requests that may join `first`, in order."""
         if not self._policy.pads:
-            next_task = self._order.first_unlimited if unlimited else self._order.first
-            while (task := next_task(now)) is not None:
-                yield task
+            next_entry = self._order.first_unlimited if unlimited else self._order.first
+            while (entry := next_entry(now)) is not None:
+                yield entry
             return
         own = self._bucket_of(first)[1]
         for name in CLASSES if self._order.by_class else ("",):
-            near = sorted((abs(n - own), n) for one, n in self._buckets if one == name)
+            near = sorted((abs(n - own), n) for other, n in self._buckets if other == name)
             for _, number in near:
                 bucket = self._buckets[name, number].values()
                 yield from nsmallest(self.size, bucket, key=lambda t: self._order.key(t, now))
 
-    def _send(self, task: QueuedTask, batch: Batch[QueuedTask], now: float) -> None:
-        self.on_cancel(task)
-        self._placement.send(task, batch, now)
+    def _send(self, entry: QueueEntry, batch: Batch[QueueEntry], now: float) -> None:
+        self.on_cancel(entry)
+        self._placement.send(entry, batch, now)
 
-    def _note_rest(self, batch: Batch[QueuedTask], bucket: Bucket) -> None:
-        """Note how much of a batch that was due its worker had no room for."""
+    def _note_rest(self, batch: Batch[QueueEntry], bucket: Bucket) -> None:
+        """Record how much of a due batch the worker had no capacity for."""
         before = self._rests.pop(bucket, None)
         is_cut = batch.cause in COMPLETE and batch.limit in CUT_BY_WORKER
         due = before or (Rest(self.size, batch.cause) if is_cut else None)
         if due is not None:
-            tasks = min(due.tasks - len(batch.rows), self._waiting(bucket))
-            if tasks > 0:
-                self._rests[bucket] = due._replace(tasks=tasks)
+            entries = min(due.entries - len(batch.entries), self._waiting(bucket))
+            if entries > 0:
+                self._rests[bucket] = due._replace(entries=entries)
 
     def _cap_rests(self, joined: int) -> None:
-        """Let rests have no more tasks than wait, but for those that have just ``joined``."""
+        """Limit rests to the requests that still wait, not counting the `joined` newest."""
         capped = {
-            bucket: rest._replace(tasks=min(rest.tasks, self._waiting(bucket) - joined))
+            bucket: rest._replace(entries=min(rest.entries, self._waiting(bucket) - joined))
             for bucket, rest in self._rests.items()
         }
-        self._rests = {bucket: rest for bucket, rest in capped.items() if rest.tasks > 0}
+        self._rests = {bucket: rest for bucket, rest in capped.items() if rest.entries > 0}
 
     def _waiting(self, bucket: Bucket) -> int:
-        """Return how many tasks of a bucket wait."""
+        """Return how many requests of a bucket wait."""
         return len(self._buckets.get(bucket, ())) if self._policy.pads else self._order.waiting
 
-    def _bucket_of(self, task: QueuedTask) -> Bucket:
+    def _bucket_of(self, entry: QueueEntry) -> Bucket:
         if not self._policy.pads:
             return "", 0
-        name = task.priority_class if self._order.by_class else ""
-        return name, int(math.log(max(task.prefill_tokens, 1)) / self._width)
+        name = entry.priority_class if self._order.by_class else ""
+        return name, int(math.log(max(entry.prefill_tokens, 1)) / self._width)

@@ -1,112 +1,117 @@
-"""What a new task would wait: free rows, the tasks before it, and the rows in workers whose slots it waits for.
+"""Expected waits of new requests, from free slots, the requests in front and those in workers.
 
-1. While a worker grants a row that no waiting task takes, a new task of the class waits for nothing.
-2. Else it waits for a slot. The rows in workers give theirs back one by one; waiting tasks that go before it take the
-   first ones. These are the tasks of more urgent classes, and of its own class the share that goes before its tenant.
-3. Where less urgent rows give way to the class, they hold no slots.
-4. More urgent tasks go on coming while it waits, as many as lately: they take their part of the slots.
-5. While nothing is measured (`batcher.core.scheduler.speed`) the wait is not known, and is said to be 0.
+1. While a worker grants a slot that no waiting request takes, a new request of the class does not wait.
+2. Otherwise it waits for a slot. Requests in workers free theirs one by one; waiting requests in
+   front of it take the first ones: those of more urgent classes, and of its own class the share
+   that goes before its tenant.
+3. Less urgent requests that can be preempted hold no slots.
+4. More urgent requests keep arriving at the recent rate, and take their part of the slots.
+5. While nothing is measured (`batcher.core.scheduler.speed`) the wait is unknown and reported as 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from batcher.core.scheduler.capacity import Capacity, room_of
+from batcher.core.scheduler.capacity import Capacity, capacity_of
+from batcher.core.scheduler.entry import Batch, Decision, QueueEntry
 from batcher.core.scheduler.order import Order
-from batcher.core.scheduler.speed import Occupancy, Peak, RowSpeed, Slots, Speeds
-from batcher.core.scheduler.task import Batch, Decision, QueuedTask
+from batcher.core.scheduler.speed import ClassSpeed, Occupancy, Peak, Slots, Speeds
 from sluice.internal.v1 import control_pb2
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS, URGENT_CLASS
 
-NOBODY: Final = ""
-"""A tenant that has nothing waiting: no task is of it."""
+NO_TENANT: Final = ""
+"""A tenant with nothing waiting; no request has this name."""
 BUSY_MAX: Final = 0.75
-"""Upper bound of the share of slots that more urgent classes are expected to take from a wait."""
+"""Upper bound of the share of slots that more urgent classes are expected to take."""
 TENANTS_REPORTED: Final = 64
-"""Tenants of a class whose expected wait is reported: those with the most waiting."""
+"""Tenants per class whose expected wait is reported: those with the most waiting."""
 
 
 class ExpectedWaits:
-    """Expected waits of one model's queue.
-
-    Attributes:
-        is_full: whether all that workers grant is used.
-    """
+    """Expected waits of one model's queue."""
 
     def __init__(
         self, order: Order, policy: Policy, window_s: Callable[[str, float], float]
     ) -> None:
-        """``window_s``: how long the policy lets a new task of a class wait for others."""
+        """Create it; `window_s` returns how long the policy lets a new request of a class wait for others."""
         self._order, self._policy, self._window_s = order, policy, window_s
         self._speeds = Speeds()
         self._peak = Peak()
         self._occupancy = Occupancy()
-        self._sent: dict[str, QueuedTask] = {}
-        """Tasks that workers have."""
+        self._sent: dict[str, QueueEntry] = {}
+        """Requests in workers."""
         self._is_blocked = False
-        """Whether tasks wait for capacity, as the last decision says."""
+        """Whether requests wait for capacity, as of the last decision."""
 
     def change(self, policy: Policy) -> None:
-        """Continue under another policy: what is measured stays."""
+        """Continue under another policy; measurements stay."""
         self._policy = policy
 
     @property
     def is_full(self) -> bool:
-        """Whether all that workers grant is used."""
+        """Whether all granted capacity is used."""
         return self._speeds.is_full
 
     # Events.
 
-    def decided(self, decision: Decision, now: float) -> None:
-        """Take a decision: a batch went to a worker, or none could."""
+    def on_decision(self, decision: Decision, now: float) -> None:
+        """Handle a decision: a batch went to a worker, or none could."""
         # A task that waits for a policy's window does not wait for capacity.
         self._is_blocked = decision.batch is None and decision.wake_at is None
         self._occupancy.watch(now)
-        for task in decision.batch.rows if decision.batch else ():
-            self._speeds.begin(task, now)
-            self._sent[task.request_id] = task
-            self._occupancy.add(task.priority_class, 1)
+        for entry in decision.batch.entries if decision.batch else ():
+            self._speeds.begin(entry, now)
+            self._sent[entry.request_id] = entry
+            self._occupancy.add(entry.priority_class, 1)
             self._peak.see(len(self._sent), now)
 
-    def watch(self, now: float, *, has_room: bool) -> None:
-        """Note, once nothing more can be sent, whether workers grant more rows."""
+    def watch(self, now: float, *, has_capacity: bool) -> None:
+        """Record whether workers grant more, once nothing more can be sent."""
         self._is_blocked = self._is_blocked and self._order.waiting > 0
-        self._speeds.watch(now, is_full=self._is_blocked or not has_room)
+        self._speeds.watch(now, is_full=self._is_blocked or not has_capacity)
         self._occupancy.watch(now)
 
-    def left(self, task: QueuedTask, now: float | None = None) -> None:
-        """Forget a task that has left its worker, ``now`` if that is known."""
+    def on_left(self, entry: QueueEntry, now: float | None = None) -> None:
+        """Handle a request that left its worker, at `now` if that is known."""
         if now is not None:
             self._occupancy.watch(now)
-        del self._sent[task.request_id]
-        self._occupancy.add(task.priority_class, -1)
+        del self._sent[entry.request_id]
+        self._occupancy.add(entry.priority_class, -1)
 
-    def measure(self, task: QueuedTask, tokens: int, decode_s: float, now: float) -> None:
-        """Measure a task that has ended by itself; see `Speeds.end`."""
-        self._speeds.end(task, tokens, decode_s, now)
+    def measure(self, entry: QueueEntry, tokens: int, decode_s: float, now: float) -> None:
+        """Measure a request that ended by itself; see `Speeds.end`."""
+        self._speeds.end(entry, tokens, decode_s, now)
 
     # Reports.
 
     def class_reports(
         self, now: float, capacities: Sequence[Capacity], closed_s: float = 0.0
     ) -> Iterator[control_pb2.ClassReport]:
-        """Yield the state of each class, most urgent first; ``closed_s``: how long all workers compute nothing."""
+        """Yield the state of each class, most urgent first.
+
+        Args:
+            now: monotonic seconds.
+            capacities: capacities of the live workers.
+            closed_s: how long no worker will compute, in seconds.
+        """
         for name, members in self._order.classes.items():
-            free, waits_s = self.free_rows(name, capacities), dict[str, float]()
+            free, waits_s = self.free_slots(name, capacities), dict[str, float]()
             if not free:
                 slots = self._slots(name, capacities, now)
-                for tenant in (NOBODY, *members.busiest(TENANTS_REPORTED)):
+                for tenant in (NO_TENANT, *members.busiest(TENANTS_REPORTED)):
                     waits_s[tenant] = self._wait_s(name, tenant, slots, now)
-            wait_s = waits_s.pop(NOBODY, 0.0)
-            speed = self._speeds.of_class(name, now) or RowSpeed()
+            wait_s = waits_s.pop(NO_TENANT, 0.0)
+            speed = self._speeds.of_class(name, now) or ClassSpeed()
             yield control_pb2.ClassReport(
                 priority_class=name,
                 queued=members.waiting,
                 queued_tokens=members.tokens,
                 expected_wait_ms=(closed_s + wait_s) * 1e3,
                 tenant_wait_ms={
-                    one: 1e3 * (closed_s + s) for one, s in waits_s.items() if s > wait_s
+                    tenant: 1e3 * (closed_s + tenant_s)
+                    for tenant, tenant_s in waits_s.items()
+                    if tenant_s > wait_s
                 },
                 free_rows=free,
                 first_token_ms=speed.base_s * 1e3,
@@ -115,16 +120,17 @@ class ExpectedWaits:
             )
 
     def tokens_per_s(self, now: float) -> float:
-        """Return the rate of the queue's rows while all granted capacity is used; 0: it is not, or not known."""
+        """Return the token rate while all granted capacity is used; 0 otherwise, or while unknown."""
         return self._speeds.tokens_per_s(len(self._sent), now) if self.is_full else 0.0
 
-    def free_rows(self, priority_class: str, capacities: Sequence[Capacity]) -> int:
-        """Return how many new tasks of the class could be sent at once."""
+    def free_slots(self, priority_class: str, capacities: Sequence[Capacity]) -> int:
+        """Return how many new requests of the class could be sent at once."""
         rank = RANKS[priority_class]
-        waiting = sum([one.waiting for one in self._order.classes.values()][: rank + 1])
+        classes = list(self._order.classes.values())[: rank + 1]
+        waiting = sum(members.waiting for members in classes)
         if waiting and self._is_blocked:
             return 0
-        free = sum(max(0, room_of(each, rank).free_rows) for each in capacities)
+        free = sum(max(0, capacity_of(worker, rank).free_slots) for worker in capacities)
         return max(0, int(free) - waiting)
 
     def expected_wait(
@@ -132,10 +138,10 @@ class ExpectedWaits:
         priority_class: str,
         now: float,
         capacities: Sequence[Capacity],
-        tenant: str = NOBODY,
+        tenant: str = NO_TENANT,
     ) -> float:
-        """Return the expected wait of a new task, seconds; 0 also when it is not known."""
-        if self.free_rows(priority_class, capacities):
+        """Return the expected wait of a new request in seconds; 0 while unknown."""
+        if self.free_slots(priority_class, capacities):
             return 0.0
         slots = self._slots(priority_class, capacities, now)
         return self._wait_s(priority_class, tenant, slots, now)
@@ -146,58 +152,59 @@ class ExpectedWaits:
         own = self._speeds.of_class(priority_class, now)
         if own is None:
             return 0.0
-        tasks = seconds = 0.0
+        entries = seconds = 0.0
         for name, share in self._order.before(priority_class, tenant).items():
             members, speed = self._order.classes[name], self._speeds.of_class(name, now) or own
             answers = max(0, members.tokens - members.prefill_tokens)
-            tasks += share * members.waiting
+            entries += share * members.waiting
             seconds += share * speed.time_s(members.waiting, members.prefill_tokens, answers)
-        wait_s = slots.wait_s(tasks, seconds / tasks if tasks else 0.0)
+        wait_s = slots.wait_s(entries, seconds / entries if entries else 0.0)
         if len(slots):
-            # Tasks of more urgent classes go on coming meanwhile, and go first.
+            # Requests of more urgent classes keep arriving meanwhile, and go first.
             busy = self._occupancy.before(priority_class) / len(slots)
             wait_s /= 1 - min(busy, BUSY_MAX)
         return max(wait_s, self._window_s(priority_class, now))
 
     def _slots(self, priority_class: str, capacities: Sequence[Capacity], now: float) -> Slots:
-        """Return the slots of live workers that a task of the class waits for."""
-        rank, workers = RANKS[priority_class], {each.worker for each in capacities}
-        gives_way = self._policy.takes_slots and any(each.urgent for each in capacities)
-        # The next batch of the class goes when one has ended.
+        """Return the slots of live workers that a request of the class waits for."""
+        rank, workers = RANKS[priority_class], {capacity.worker for capacity in capacities}
+        preempts = self._policy.takes_slots and any(capacity.urgent for capacity in capacities)
+        # With a limit on running batches, the next batch goes only when a whole one has ended.
         is_limited = self._policy.batches_running_max is not None and priority_class != URGENT_CLASS
         left_s = list[float]()
-        for batch, tasks in self._batches().items():
+        for batch, entries in self._batches().items():
             if batch.worker not in workers:
-                continue  # it is lost, or gets no more rows
-            mine = [t for t in tasks if not gives_way or RANKS[t.priority_class] <= rank]
-            own_s = [self._left_s(task, priority_class, now) for task in mine]
+                continue  # The worker was lost, or gets no more requests.
+            # Less urgent requests hold no slot where they can be preempted.
+            mine = [t for t in entries if not preempts or RANKS[t.priority_class] <= rank]
+            own_s = [self._left_s(entry, priority_class, now) for entry in mine]
             if own_s and is_limited:
                 own_s = [max(own_s)] * len(own_s)
             left_s += own_s
-        # Places that rows had a moment ago: a worker gives them back together, or just now.
-        more = 0 if gives_way else self._peak.most(now) - len(left_s)
+        # Slots that were taken a moment ago come back: a worker frees them together, or just now.
+        more = 0 if preempts else self._peak.most(now) - len(left_s)
         return Slots([*left_s, *[min(left_s, default=0.0)] * more])
 
-    def _left_s(self, task: QueuedTask, priority_class: str, now: float) -> float:
-        """Return how long ``task``, which a worker has, keeps its slot.
+    def _left_s(self, entry: QueueEntry, priority_class: str, now: float) -> float:
+        """Return how long a request in a worker keeps its slot, in seconds.
 
-        One that takes longer than expected is assumed to take as much again.
+        One that takes longer than expected is assumed to take as long again.
         """
         speeds = self._speeds
-        speed = speeds.of_class(task.priority_class, now) or speeds.of_class(priority_class, now)
+        speed = speeds.of_class(entry.priority_class, now) or speeds.of_class(priority_class, now)
         if speed is None:
             return 0.0
-        prompt, spent_s = task.prefill_tokens, now - task.sent_at
-        expected_s = speed.time_s(1, prompt, task.cost_tokens - prompt)
-        longest_s = speed.time_s(1, prompt, task.prompt_tokens + task.max_tokens - prompt)
+        prompt, spent_s = entry.prefill_tokens, now - entry.sent_at
+        expected_s = speed.time_s(1, prompt, entry.cost_tokens - prompt)
+        longest_s = speed.time_s(1, prompt, entry.prompt_tokens + entry.max_tokens - prompt)
         if spent_s < expected_s:
             return expected_s - spent_s
         return min(spent_s, max(0.0, longest_s - spent_s))
 
-    def _batches(self) -> dict[Batch[QueuedTask], list[QueuedTask]]:
-        """Return the tasks that workers have, by batch."""
-        batches: dict[Batch[QueuedTask], list[QueuedTask]] = {}
-        for task in self._sent.values():
-            assert task.batch is not None, "it was sent"
-            batches.setdefault(task.batch, []).append(task)
+    def _batches(self) -> dict[Batch[QueueEntry], list[QueueEntry]]:
+        """Return the requests in workers by batch."""
+        batches: dict[Batch[QueueEntry], list[QueueEntry]] = {}
+        for entry in self._sent.values():
+            assert entry.batch is not None, "it was sent"
+            batches.setdefault(entry.batch, []).append(entry)
         return batches

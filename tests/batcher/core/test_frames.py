@@ -3,17 +3,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batcher.core import frames
-from batcher.core.frames import BUNDLE_BYTES_MAX, bundles, merge, resend, without_final
-from batcher.core.row import Row
+from batcher.core.frames import BUNDLE_BYTES_MAX, merge, pack_bundles, resend, without_final
+from batcher.core.queued_request import QueuedRequest
 from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.wire.codec import BUNDLE_FRAMES_MAX, MAX_MESSAGE_BYTES, read_bundle
 
 
-def row_of(produced: int = 0, base: int = 0, logprobs: bool = False) -> Row:
+def row_of(produced: int = 0, base: int = 0, logprobs: bool = False) -> QueuedRequest:
     """A row with tokens 0, 1, 2, ...; the first ``base`` of them came with the task."""
     task = task_pb2.Task(request_id="r", gateway="g", produced_token_ids=range(base))
-    row = Row(task, now=0.0)
+    row = QueuedRequest(task, now=0.0)
     new = range(base, produced)
     row.produced.extend(new)
     row.logprobs += [frame_pb2.Logprobs(logprob=-float(n)) for n in new if logprobs]
@@ -48,7 +48,7 @@ def test_what_is_new_of_a_frame_for_a_row_of_five_tokens(
 
 
 @pytest.mark.parametrize("frame", [frame_of(6, 1), frame_of(6, 0, final=True)])
-def test_a_frame_behind_tokens_that_are_missing_breaks_the_channel(frame: frame_pb2.Frame) -> None:
+def test_frame_after_missing_tokens_breaks_the_channel(frame: frame_pb2.Frame) -> None:
     with pytest.raises(ChannelBroken):
         merge(row_of(5), frame)
 
@@ -115,9 +115,9 @@ def test_a_long_resend_goes_in_pieces_with_the_end_behind_them(
     assert [p.HasField("final") for p in pieces] == [False, False, False, True]
 
 
-def test_rows_that_are_held_are_named_in_as_many_messages_as_they_need() -> None:
+def test_acknowledgements_fill_as_many_messages_as_needed() -> None:
     held = [frame_pb2.TaskRef(request_id=f"request-{n:032}") for n in range(40_000)]
-    packed = list(bundles("b", [frame_of(0, 1)], held))
+    packed = list(pack_bundles("b", [frame_of(0, 1)], held))
     assert sorted(ref.request_id for one in packed for ref in one.pending) == sorted(
         ref.request_id for ref in held
     )
@@ -132,7 +132,7 @@ def test_bundles_keep_all_frames_in_order_below_the_limit(counts: list[int]) -> 
         frame_pb2.Frame(request_id="r", start_index=n, token_ids=[2**31] * count)
         for n, count in enumerate(counts)
     ]
-    packed = list(bundles("b", sent, []))
+    packed = list(pack_bundles("b", sent, []))
     assert [frame for bundle in packed for frame in bundle.frames] == sent
     assert all(bundle.ByteSize() <= MAX_MESSAGE_BYTES for bundle in packed)
     size = sum(frame.ByteSize() for frame in sent)
@@ -142,6 +142,6 @@ def test_bundles_keep_all_frames_in_order_below_the_limit(counts: list[int]) -> 
 def test_bundles_have_no_more_frames_than_a_gateway_takes() -> None:
     sent = [frame_pb2.Frame(start_index=number) for number in range(2 * BUNDLE_FRAMES_MAX + 1)]
     held = [frame_pb2.TaskRef(attempt=number) for number in range(BUNDLE_FRAMES_MAX + 1)]
-    packed = [read_bundle(one.SerializeToString()) for one in bundles("b", sent, held)]
+    packed = [read_bundle(one.SerializeToString()) for one in pack_bundles("b", sent, held)]
     assert [one.start_index for bundle in packed for one in bundle.frames] == [*range(len(sent))]
     assert [one.attempt for bundle in packed for one in bundle.pending] == [*range(len(held))]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, Effects, Requests
-from batcher.core.row import Row, RowState, batch_message
+from batcher.core.queued_request import QueuedRequest, RequestState, batch_message
+from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, Actions, RequestTable
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.workers import BREAK_S, BREAK_S_MAX, FAILURES_MAX, ChannelBroken, Workers
+from batcher.core.workers import BREAK_S, BREAK_S_MAX, FAILURES_MAX, ChannelBroken, WorkerTable
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from tests.batcher.core.room import grant
@@ -19,7 +19,7 @@ class Desk:
     """A request table with one worker; ``room``: rows that may be sent to it."""
 
     def __init__(self) -> None:
-        self.requests = Requests("b", policy=Policy(max_rows=8))
+        self.table = RequestTable("b", policy=Policy(max_rows=8))
         self.now = 100.0
         self.wake_at = 0.0
 
@@ -40,23 +40,23 @@ class Desk:
         task.prompt_token_ids.extend((1, 2, 3))
         task.sampling.max_tokens = 10
         task.timeout_ms, task.attempt = int(timeout_s * 1e3), attempt
-        self.requests.add(Row(task, self.now, size=100), self.now)
+        self.table.add(QueuedRequest(task, self.now, size=100), self.now)
 
     def cancel(self, *names: str, attempt: int = 0) -> None:
         refs = [frame_pb2.TaskRef(request_id=name, attempt=attempt) for name in names]
-        self.requests.cancel(refs, self.now)
+        self.table.cancel(refs, self.now)
 
     def ask(self, name: str, next_index: int, attempt: int = 0) -> bool:
-        return self.requests.answer(
+        return self.table.answer_query(
             control_pb2.TaskProgress(request_id=name, attempt=attempt, next_index=next_index)
         )
 
-    def advance(self, *, room: int = 0, after_s: float = 0.0) -> Effects:
-        """Returns the effects since the last call."""
+    def advance(self, *, room: int = 0, after_s: float = 0.0) -> Actions:
+        """Returns the actions since the last call."""
         self.now += after_s
-        grant(self.requests, WORKER, room)
-        self.wake_at = self.requests.advance(self.now)
-        return self.requests.take()
+        grant(self.table, WORKER, room)
+        self.wake_at = self.table.advance(self.now)
+        return self.table.take()
 
     def send(self, room: int = 8) -> str:
         """Sends what waits; returns the batch's id."""
@@ -68,7 +68,7 @@ class Desk:
         for name in names:
             self.add(name)
         self.admit(self.send())
-        self.requests.take()
+        self.table.take()
 
     def admit(self, batch_id: str, *refused: worker_pb2.Refusal, worker: str = WORKER) -> None:
         """The worker's engine has taken a batch."""
@@ -92,17 +92,17 @@ class Desk:
         is_heartbeat: bool = False,
     ) -> None:
         """A report of the worker."""
-        state = self.requests.workers.of(worker)
-        self.requests.step(
+        state = self.table.workers.state_of(worker)
+        self.table.on_report(
             worker,
             worker_pb2.StepReport(
                 worker=state.worker_id or worker,
-                sequence=state._next_sequence,
+                sequence=state.next_sequence,
                 frames=frames,
                 admissions=admissions,
                 load=worker_pb2.WorkerLoad(slots=8),
                 ready=True,
-                task_grants=[state._sent_rows + 8 - len(state.rows)] * 3,
+                task_grants=[state.sent_requests + 8 - len(state.requests)] * 3,
                 counts=worker_pb2.WorkerCounts() if is_heartbeat else None,
             ),
             self.now,
@@ -133,48 +133,48 @@ def desk() -> Desk:
     return Desk()
 
 
-def ends(effects: Effects) -> list[int]:
-    return [frame.final.end for _, frame in frames(effects) if frame.HasField("final")]
+def ends(actions: Actions) -> list[int]:
+    return [frame.final.end for _, frame in frames(actions) if frame.HasField("final")]
 
 
-def frames(effects: Effects) -> list[tuple[str, frame_pb2.Frame]]:
+def frames(actions: Actions) -> list[tuple[str, frame_pb2.Frame]]:
     """Gateway and frame."""
-    return [(gateway, frame) for gateway, bundle in effects.bundles for frame in bundle.frames]
+    return [(gateway, frame) for gateway, bundle in actions.bundles for frame in bundle.frames]
 
 
-def cancelled(effects: Effects) -> list[tuple[str, str, int]]:
+def cancelled(actions: Actions) -> list[tuple[str, str, int]]:
     """Worker, row and attempt."""
     return [
         (worker, ref.request_id, ref.attempt)
-        for worker, refs in effects.cancels.items()
+        for worker, refs in actions.cancels.items()
         for ref in refs
     ]
 
 
-def held(effects: Effects) -> list[str]:
-    return [ref.request_id for _, bundle in effects.bundles for ref in bundle.pending]
+def held(actions: Actions) -> list[str]:
+    return [ref.request_id for _, bundle in actions.bundles for ref in bundle.pending]
 
 
-def returns(effects: Effects) -> list[tuple[str, int]]:
+def returns(actions: Actions) -> list[tuple[str, int]]:
     """Rows that were returned to their gateways, and why."""
     return [
         (frame.request_id, frame.final.return_cause)
-        for _, frame in frames(effects)
+        for _, frame in frames(actions)
         if frame.final.end == frame_pb2.TASK_END_RETURNED
     ]
 
 
-LOST, NOT_TAKEN = frame_pb2.RETURN_CAUSE_WORKER_LOST, frame_pb2.RETURN_CAUSE_NOT_ACCEPTED
+LOST, NOT_ACCEPTED = frame_pb2.RETURN_CAUSE_WORKER_LOST, frame_pb2.RETURN_CAUSE_NOT_ACCEPTED
 
 
-def demands(effects: Effects) -> list[tuple[str, tuple[int, ...]]]:
-    return [(worker, tuple(waiting)) for worker, waiting in effects.demands]
+def demands(actions: Actions) -> list[tuple[str, tuple[int, ...]]]:
+    return [(worker, tuple(waiting)) for worker, waiting in actions.demands]
 
 
 def test_adaptive_policy_learns_from_first_tokens() -> None:
     desk = Desk()
     policy = Policy(name="adaptive", latency_target_s=1.0, wait_s=5.0, sends_to_idle=False)
-    desk.requests.change_policy(policy, {})
+    desk.table.change_policy(policy, {})
     desk.run("a")
     desk.add("b")
     assert len(desk.advance(room=8).batches) == 1, "its size is 1"
@@ -182,17 +182,17 @@ def test_adaptive_policy_learns_from_first_tokens() -> None:
     for name in "cd":
         desk.add(name)
         (*batches,) = desk.advance(room=8).batches
-    assert [len(batch.rows) for batch in batches] == [2], "before the end of the answer"
+    assert [len(batch.entries) for batch in batches] == [2], "before the end of the answer"
 
 
 def test_a_last_try_is_a_returned_request() -> None:
     desk = Desk()
     desk.add("r", attempt=0, last_try=True)
     (batch,) = desk.advance(room=8).batches
-    assert batch.rows[0].returned
+    assert batch.entries[0].returned
 
 
-def test_a_worker_hears_when_rows_begin_and_cease_to_wait_for_it() -> None:
+def test_demand_is_announced_when_it_begins_and_ends() -> None:
     desk = Desk()
     desk.report(WORKER)
     desk.add("r")
@@ -203,7 +203,7 @@ def test_a_worker_hears_when_rows_begin_and_cease_to_wait_for_it() -> None:
     assert demands(desk.advance()) == [(WORKER, (0, 0, 0))]
 
 
-def test_a_worker_hears_with_each_heartbeat_that_rows_wait_for_it() -> None:
+def test_demand_is_announced_again_after_each_heartbeat() -> None:
     desk = Desk()
     desk.report(WORKER)
     desk.add("r")
@@ -221,7 +221,7 @@ def test_a_worker_hears_with_each_heartbeat_that_rows_wait_for_it() -> None:
     assert demands(desk.advance(room=1)) == []
 
 
-def test_no_row_waits_for_a_worker_that_gets_none_because_it_failed() -> None:
+def test_failing_worker_gets_no_demand() -> None:
     desk = Desk()
     desk.report(WORKER)
     for attempt in range(FAILURES_MAX):
@@ -231,57 +231,57 @@ def test_no_row_waits_for_a_worker_that_gets_none_because_it_failed() -> None:
     desk.add("s")
     desk.add("t")
     assert demands(desk.advance(room=8)) == []
-    effects = desk.advance(room=8, after_s=BREAK_S)
-    assert [len(batch.rows) for batch in effects.batches] == [1]
-    assert demands(effects) == [(WORKER, (0, 0, 0))], "one row is tried, and none waits beside it"
+    actions = desk.advance(room=8, after_s=BREAK_S)
+    assert [len(batch.entries) for batch in actions.batches] == [1]
+    assert demands(actions) == [(WORKER, (0, 0, 0))], "one row is tried, and none waits beside it"
     assert demands(desk.advance(room=7)) == []
 
 
-def test_what_a_batch_says_of_waiting_rows_is_not_said_again() -> None:
+def test_demand_in_a_batch_is_not_announced_again() -> None:
     desk = Desk()
     desk.report(WORKER)
     desk.add("r")
     desk.add("s")
-    effects = desk.advance(room=1)
-    assert (list(effects.waiting), demands(effects)) == ([0, 1, 0], [])
+    actions = desk.advance(room=1)
+    assert (list(actions.waiting), demands(actions)) == ([0, 1, 0], [])
     assert demands(desk.advance()) == []
 
 
-def test_rows_do_not_wait_for_a_worker_that_is_drained() -> None:
+def test_drained_worker_gets_no_demand() -> None:
     desk = Desk()
     desk.report(WORKER)
     desk.add("r")
     desk.advance()
-    desk.requests.workers.drained = frozenset({WORKER})
+    desk.table.workers.drained = frozenset({WORKER})
     assert demands(desk.advance()) == [(WORKER, (0, 0, 0))]
 
 
-def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) -> None:
+def test_request_is_forgotten_a_moment_after_its_end(desk: Desk) -> None:
     desk.add("r")
     assert held(desk.advance()) == ["r"]  # it waits
     desk.admit(desk.send())
-    assert held(desk.requests.take()) == []  # its gateway knows
-    assert (desk.requests.active, desk.requests.size) == (1, 100)
+    assert held(desk.table.take()) == []  # its gateway knows
+    assert (desk.table.active, desk.table.size) == (1, 100)
     assert desk.step("r", 0, 4)
     assert desk.step("r", 4, 6, end=frame_pb2.TASK_END_LENGTH)
-    effects = desk.advance()
-    assert [(gateway, frame.start_index) for gateway, frame in frames(effects)] == [
+    actions = desk.advance()
+    assert [(gateway, frame.start_index) for gateway, frame in frames(actions)] == [
         ("g", 0),
         ("g", 4),
     ]
-    assert (desk.requests.active, desk.requests.size) == (0, 0)
+    assert (desk.table.active, desk.table.size) == (0, 0)
     assert desk.wake_at == desk.now + ENDED_S + ENDED_LATE_S
     desk.advance(after_s=ENDED_S - 0.1)
-    assert "r" in desk.requests._rows
+    assert "r" in desk.table.requests
     desk.advance(after_s=0.2)
-    assert "r" not in desk.requests._rows
+    assert "r" not in desk.table.requests
 
 
 @pytest.mark.parametrize(
     ("priority_class", "asked", "sent"),
     [("interactive", None, 0), ("bulk", None, 250), ("bulk", 0, 0), ("interactive", 7, 7)],
 )
-def test_the_worker_is_told_how_long_to_gather_by_the_request_or_by_its_class(
+def test_coalescing_delay_is_of_the_request_or_its_class(
     desk: Desk, priority_class: str, asked: int | None, sent: int
 ) -> None:
     desk.add(priority_class=priority_class, coalesce_ms=asked)
@@ -290,7 +290,7 @@ def test_the_worker_is_told_how_long_to_gather_by_the_request_or_by_its_class(
     assert row.task.coalesce_ms == sent
 
 
-def test_frames_of_urgent_rows_leave_before_others_of_the_same_step(desk: Desk) -> None:
+def test_urgent_frames_of_a_step_leave_first(desk: Desk) -> None:
     desk.add("other")
     desk.add("urgent", priority_class="interactive")
     desk.send()
@@ -302,7 +302,7 @@ def test_frames_of_urgent_rows_leave_before_others_of_the_same_step(desk: Desk) 
     for token, frame in enumerate(step):
         frame.start_index = token // 2
     desk.report(WORKER, step)
-    left = [(frame.request_id, frame.start_index) for _, frame in frames(desk.requests.take())]
+    left = [(frame.request_id, frame.start_index) for _, frame in frames(desk.table.take())]
     assert left == [("urgent", 0), ("urgent", 1), ("other", 0), ("other", 1)]
 
 
@@ -311,13 +311,13 @@ def test_only_so_many_ended_rows_are_kept(desk: Desk) -> None:
         desk.add(f"r{number}", timeout_s=0.001)
     desk.advance(after_s=1.0)
     desk.advance()
-    assert len(desk.requests._rows) == ENDED_MAX
-    assert "r0" not in desk.requests._rows
+    assert len(desk.table.requests) == ENDED_MAX
+    assert "r0" not in desk.table.requests
 
 
 def test_no_collection_is_needed_to_free_rows_that_are_forgotten(desk: Desk) -> None:
     desk.run("a", "b")
-    rows = [weakref.ref(row) for row in desk.requests._rows.values()]
+    rows = [weakref.ref(row) for row in desk.table.requests.values()]
     gc.disable()
     try:
         desk.step("a", 0, 1, end=frame_pb2.TASK_END_STOP)
@@ -346,11 +346,11 @@ def test_a_worker_whose_rows_have_ended_is_idle(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 1)
     desk.step("r", 1, 1, end=frame_pb2.TASK_END_STOP)
-    effects = desk.requests.take()
-    assert ends(effects) == [frame_pb2.TASK_END_STOP]
-    assert effects.cancels == {}
-    (capacity,) = capacities(desk.requests, desk.now)
-    assert (capacity.idle, capacity.free_rows) == (True, 7)
+    actions = desk.table.take()
+    assert ends(actions) == [frame_pb2.TASK_END_STOP]
+    assert actions.cancels == {}
+    (capacity,) = capacities(desk.table, desk.now)
+    assert (capacity.idle, capacity.free_slots) == (True, 7)
 
 
 def test_a_gap_asks_for_a_new_channel(desk: Desk) -> None:
@@ -358,24 +358,24 @@ def test_a_gap_asks_for_a_new_channel(desk: Desk) -> None:
     assert not desk.step("r", 1, 1)
 
 
-def test_rows_of_a_lost_worker_return_to_their_gateways_and_are_forgotten(desk: Desk) -> None:
+def test_requests_of_a_lost_worker_return_to_gateways(desk: Desk) -> None:
     desk.run("r", "s")
     desk.step("r", 0, 4)
     desk.add("waits")
-    desk.requests.lost(WORKER, desk.now)
-    effects = desk.advance()
-    assert returns(effects) == [("r", LOST), ("s", LOST)]
-    ends = {frame.request_id: frame for _, frame in frames(effects) if frame.HasField("final")}
+    desk.table.on_lost(WORKER, desk.now)
+    actions = desk.advance()
+    assert returns(actions) == [("r", LOST), ("s", LOST)]
+    ends = {frame.request_id: frame for _, frame in frames(actions) if frame.HasField("final")}
     assert (ends["r"].start_index, ends["r"].attempt) == (4, 0)
     assert ends["r"].final.error.message == "the worker was lost"
-    assert "r" not in desk.requests._rows
-    assert effects.cancels == {}
+    assert "r" not in desk.table.requests
+    assert actions.cancels == {}
     assert sent(desk.advance(room=8)) == [["waits"]]
 
 
 def test_rows_that_come_again_go_first_in_their_order(desk: Desk) -> None:
     desk.run(*(f"r{number}" for number in range(8)))
-    desk.requests.lost(WORKER, desk.now)
+    desk.table.on_lost(WORKER, desk.now)
     desk.add("new")
     lost = [name for name, _ in returns(desk.advance())]
     for name in lost:
@@ -383,103 +383,99 @@ def test_rows_that_come_again_go_first_in_their_order(desk: Desk) -> None:
     assert sent(desk.advance(room=9)) == [lost, ["new"]]
 
 
-def test_a_row_whose_batch_no_engine_has_taken_is_lost_too_but_for_a_last_try(desk: Desk) -> None:
+def test_last_try_counts_as_lost_only_once_admitted(desk: Desk) -> None:
     """Nobody knows that it was alone before the worker has said so."""
     desk.add("r")
     desk.send()
-    desk.requests.lost(WORKER, desk.now)
+    desk.table.on_lost(WORKER, desk.now)
     assert returns(desk.advance()) == [("r", LOST)]
-    for number, cause in enumerate((NOT_TAKEN, LOST), 1):
+    for number, cause in enumerate((NOT_ACCEPTED, LOST), 1):
         desk.now += BREAK_S_MAX
         desk.add("r", attempt=number, last_try=True)
         batch = desk.send()
         if cause == LOST:
             desk.admit(batch)
-        desk.requests.lost(WORKER, desk.now)
+        desk.table.on_lost(WORKER, desk.now)
         assert returns(desk.advance()) == [("r", cause)]
 
 
-def test_a_row_that_its_worker_gives_back_returns_with_the_reason_and_what_it_brought(
-    desk: Desk,
-) -> None:
+def test_returned_request_has_reason_and_new_tokens(desk: Desk) -> None:
     desk.run("r", "made way")
     last = returned("r", attempt=0)
     last.token_ids.append(7)
     other = returned("made way", attempt=0)
-    other.final.return_cause = NOT_TAKEN
+    other.final.return_cause = NOT_ACCEPTED
     desk.report(WORKER, [last, other])
-    effects = desk.advance()
-    assert returns(effects) == [("r", LOST), ("made way", NOT_TAKEN)]
-    tokens, end, _ = [frame for _, frame in frames(effects)]
+    actions = desk.advance()
+    assert returns(actions) == [("r", LOST), ("made way", NOT_ACCEPTED)]
+    tokens, end, _ = [frame for _, frame in frames(actions)]
     assert (list(tokens.token_ids), tokens.HasField("final")) == ([7], False)
     assert (end.start_index, end.final.error.message) == (1, "not enough memory")
-    assert effects.cancels == {}
+    assert actions.cancels == {}
 
 
-def test_a_row_that_a_worker_does_not_take_returns_and_is_not_to_blame(desk: Desk) -> None:
+def test_refused_request_returns_without_blame(desk: Desk) -> None:
     desk.add("r")
     refusal = worker_pb2.Refusal(request_id="r", retryable=True)
     desk.admit(desk.send(), refusal)
-    assert returns(desk.advance()) == [("r", NOT_TAKEN)]
+    assert returns(desk.advance()) == [("r", NOT_ACCEPTED)]
 
 
 @pytest.mark.parametrize(("retryable", "rows"), [(True, []), (False, [["next"]])])
-def test_after_a_refusal_for_room_nothing_is_sent_until_the_next_report(
+def test_after_a_refusal_nothing_is_sent_until_a_report(
     desk: Desk, retryable: bool, rows: list[list[str]]
 ) -> None:
     desk.add("r")
     desk.admit(desk.send(), worker_pb2.Refusal(request_id="r", retryable=retryable))
     desk.add("next")
-    desk.requests.advance(desk.now)
-    assert sent(desk.requests.take()) == rows
+    desk.table.advance(desk.now)
+    assert sent(desk.table.take()) == rows
     desk.report(WORKER)
-    desk.requests.advance(desk.now)
-    assert sent(desk.requests.take()) == ([] if rows else [["next"]])
+    desk.table.advance(desk.now)
+    assert sent(desk.table.take()) == ([] if rows else [["next"]])
 
 
-def sent(effects: Effects) -> list[list[str]]:
-    return [[row.request_id for row in batch.rows] for batch in effects.batches]
+def sent(actions: Actions) -> list[list[str]]:
+    return [[row.request_id for row in batch.entries] for batch in actions.batches]
 
 
-def capacities(requests: Requests, now: float) -> list[Capacity]:
+def capacities(requests: RequestTable, now: float) -> list[Capacity]:
     return requests.workers.capacities(requests.workers.active(), now)
 
 
-def test_a_worker_that_returns_rows_at_once_does_not_draw_the_queue(desk: Desk) -> None:
+def test_worker_that_fails_fast_does_not_attract_the_queue(desk: Desk) -> None:
     """It looks idle. After a pause it is tried with one row, and gets the rest when that brings a token."""
 
     def given(attempt: int) -> list[str]:
         for number in range(8):
             desk.add(f"r{number}", attempt=attempt)
-        desk.requests.advance(desk.now)
-        return [row.request_id for batch in desk.requests.take().batches for row in batch.rows]
+        desk.table.advance(desk.now)
+        return [row.request_id for batch in desk.table.take().batches for row in batch.entries]
 
     desk.report(WORKER)
     assert len(given(0)) == 8
-    desk.requests.lost(WORKER, desk.now)
+    desk.table.on_lost(WORKER, desk.now)
     desk.report(WORKER)
     assert len(given(1)) == 8
     frames = [returned(f"r{number}", attempt=1) for number in range(8)]
     desk.report(WORKER, frames, [worker_pb2.Admission(batch_id="b-2")])
     desk.report(WORKER)
     assert given(2) == []
-    desk.now = desk.requests.advance(desk.now)
+    desk.now = desk.table.advance(desk.now)
     (probe,) = given(2)
     assert given(2) == []
     desk.step(probe, 0, 1, attempt=2)
     assert len(given(2)) == 7
 
 
-def test_a_worker_that_gives_rows_up_for_one_that_it_computes_alone_has_not_failed(
-    desk: Desk,
-) -> None:
+def test_worker_that_preempts_for_a_last_try_has_not_failed(desk: Desk) -> None:
     desk.report(WORKER)
     for attempt in range(3):
         desk.add("r", attempt=attempt)
-        desk.requests.advance(desk.now)
-        assert sent(desk.requests.take()) == [["r"]]
+        desk.table.advance(desk.now)
+        assert sent(desk.table.take()) == [["r"]]
         frame = returned("r", attempt=attempt)
-        frame.final.return_cause = NOT_TAKEN
+        frame.final.return_cause = NOT_ACCEPTED
         desk.report(WORKER, [frame], [worker_pb2.Admission(batch_id=f"b-{attempt + 1}")])
 
 
@@ -496,16 +492,16 @@ def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None
 def test_cancel_of_a_waiting_row_never_reaches_a_worker(desk: Desk) -> None:
     desk.add()
     desk.cancel("r", "unknown")
-    effects = desk.advance(room=8)
-    assert (frames(effects), effects.batches, effects.cancels) == ([], [], {})
-    assert len(desk.requests._rows) == 0
+    actions = desk.advance(room=8)
+    assert (frames(actions), actions.batches, actions.cancels) == ([], [], {})
+    assert len(desk.table.requests) == 0
 
 
 def test_a_cancel_that_names_a_row_twice_cancels_it_once(desk: Desk) -> None:
     desk.run("r")
     desk.cancel("r", "r")
     assert cancelled(desk.advance()) == [(WORKER, "r", 0)]
-    assert "r" not in desk.requests._rows
+    assert "r" not in desk.table.requests
 
 
 def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
@@ -513,8 +509,8 @@ def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
     desk.step("r", 0, 3)
     desk.advance()
     desk.cancel("r")
-    effects = desk.advance()
-    assert cancelled(effects) == [(WORKER, "r", 0)]
+    actions = desk.advance()
+    assert cancelled(actions) == [(WORKER, "r", 0)]
     assert desk.step("r", 3, 1)
     assert frames(desk.advance()) == []
 
@@ -531,169 +527,169 @@ def test_a_cancel_of_an_earlier_task_leaves_the_later_one(desk: Desk) -> None:
     desk.cancel("r", attempt=1)
     assert len(desk.advance(room=8).batches) == 1
     desk.cancel("r", attempt=3)
-    assert "r" not in desk.requests._rows
+    assert "r" not in desk.table.requests
 
 
-def test_a_later_task_replaces_a_row_with_its_tokens_and_an_equal_one_does_not(desk: Desk) -> None:
+def test_later_attempt_replaces_a_request_and_equal_one_does_not(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 3)
     desk.add("r")
     assert held(desk.advance()) == ["r"]
-    assert desk.requests.active == 1
+    assert desk.table.active == 1
     desk.add("r", attempt=1000)
-    effects = desk.advance(room=8)
-    assert held(effects) == []
-    assert [(row.attempt, row.produced) for row in effects.batches[0].rows] == [(1000, [])]
-    assert cancelled(effects) == [(WORKER, "r", 0)]
+    actions = desk.advance(room=8)
+    assert held(actions) == []
+    assert [(row.attempt, row.produced) for row in actions.batches[0].entries] == [(1000, [])]
+    assert cancelled(actions) == [(WORKER, "r", 0)]
     desk.step("r", 3, 1)  # of the earlier attempt
     desk.step("r", 0, 1, attempt=1000)
     assert [frame.attempt for _, frame in frames(desk.advance())] == [1000]
-    assert desk.requests.active == 1
+    assert desk.table.active == 1
 
 
-def test_a_row_that_ends_before_its_gateway_heard_of_it_is_not_named(desk: Desk) -> None:
+def test_request_that_ends_first_is_not_acknowledged(desk: Desk) -> None:
     desk.add("short")
     desk.add("long")
     batch_id = desk.send()
-    assert held(desk.requests.take()) == []
+    assert held(desk.table.take()) == []
     desk.admit(batch_id)
     desk.step("short", 0, 1, end=frame_pb2.TASK_END_LENGTH)
-    effects = desk.advance()
-    assert (held(effects), ends(effects)) == (["long"], [frame_pb2.TASK_END_LENGTH])
+    actions = desk.advance()
+    assert (held(actions), ends(actions)) == (["long"], [frame_pb2.TASK_END_LENGTH])
 
 
 def test_rows_of_a_gateway_that_is_gone_are_dropped(desk: Desk) -> None:
     desk.run("runs")
     desk.add("waits")
-    desk.requests.drop_gateway("other", desk.now)
-    assert desk.requests.active == 2
-    desk.requests.drop_gateway("g", desk.now)
+    desk.table.drop_gateway("other", desk.now)
+    assert desk.table.active == 2
+    desk.table.drop_gateway("g", desk.now)
     assert cancelled(desk.advance(room=8)) == [(WORKER, "runs", 0)]
-    assert len(desk.requests._rows) == 0
+    assert len(desk.table.requests) == 0
 
 
-def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> None:
+def test_overdue_waiting_request_ends_without_a_worker(desk: Desk) -> None:
     desk.add(timeout_s=5.0)
     desk.advance()
     assert desk.wake_at == desk.now + 5.0
-    effects = desk.advance(room=8, after_s=5.0)
-    assert ends(effects) == [frame_pb2.TASK_END_DEADLINE]
-    assert effects.batches == []
+    actions = desk.advance(room=8, after_s=5.0)
+    assert ends(actions) == [frame_pb2.TASK_END_DEADLINE]
+    assert actions.batches == []
 
 
-def test_a_running_row_that_is_too_late_ends_and_leaves_its_worker(desk: Desk) -> None:
+def test_overdue_running_request_ends_and_leaves_its_worker(desk: Desk) -> None:
     desk.add(timeout_s=5.0)
     desk.admit(desk.send())
-    effects = desk.advance(after_s=5.0)
-    assert ends(effects) == [frame_pb2.TASK_END_DEADLINE]
-    assert cancelled(effects) == [(WORKER, "r", 0)]
+    actions = desk.advance(after_s=5.0)
+    assert ends(actions) == [frame_pb2.TASK_END_DEADLINE]
+    assert cancelled(actions) == [(WORKER, "r", 0)]
 
 
-def test_a_question_is_answered_with_what_there_is(desk: Desk) -> None:
+def test_query_returns_missing_tokens(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 5)
     desk.advance()
     assert all(desk.ask("r", index) for index in (4, 2, 3))
     assert not desk.ask("unknown", 0)
     assert not desk.ask("r", 2, attempt=1000)
-    effects = desk.advance()
-    ((gateway, frame),) = frames(effects)
+    actions = desk.advance()
+    ((gateway, frame),) = frames(actions)
     assert (gateway, frame.start_index, len(frame.token_ids)) == ("g", 2, 3)
-    assert held(effects) == ["r"] * 3
+    assert held(actions) == ["r"] * 3
 
 
-def test_a_question_about_a_row_that_has_ended_is_answered_with_its_end(desk: Desk) -> None:
+def test_query_about_an_ended_request_returns_its_end(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 2, end=frame_pb2.TASK_END_STOP)
     desk.advance()
     assert desk.ask("r", 1)
-    effects = desk.advance()
-    assert ends(effects) == [frame_pb2.TASK_END_STOP]
-    assert held(effects) == []
+    actions = desk.advance()
+    assert ends(actions) == [frame_pb2.TASK_END_STOP]
+    assert held(actions) == []
 
 
 def test_drain_returns_what_waits_and_what_comes_back(desk: Desk) -> None:
     desk.run("runs", "lost")
     desk.add("waits")
-    desk.requests.drain(desk.now)
+    desk.table.drain(desk.now)
     assert returns(desk.advance(room=8)) == [("waits", 0)]
     desk.add("new")
     desk.step("runs", 0, 1, end=frame_pb2.TASK_END_STOP)
-    desk.requests.lost(WORKER, desk.now)
+    desk.table.on_lost(WORKER, desk.now)
     assert returns(desk.advance(room=8)) == [("new", 0), ("lost", LOST)]
-    assert desk.requests.active == 0
+    assert desk.table.active == 0
 
 
-def test_a_drain_that_is_over_returns_everything_and_stops_the_worker(desk: Desk) -> None:
+def test_drain_with_running_returns_everything(desk: Desk) -> None:
     desk.run("runs", "ended")
     desk.step("ended", 0, 1, end=frame_pb2.TASK_END_STOP)
     desk.advance()
-    desk.requests.drain(desk.now, running=True)
-    effects = desk.advance()
-    assert returns(effects) == [("runs", 0)]
-    assert cancelled(effects) == [(WORKER, "runs", 0)]
-    assert desk.requests.active == 0
+    desk.table.drain(desk.now, running=True)
+    actions = desk.advance()
+    assert returns(actions) == [("runs", 0)]
+    assert cancelled(actions) == [(WORKER, "runs", 0)]
+    assert desk.table.active == 0
 
 
 def test_a_row_that_is_refused_is_returned_with_the_reason(desk: Desk) -> None:
-    row = Row(task_pb2.Task(request_id="r", gateway="g", attempt=1000), desk.now)
-    desk.requests.refuse(row, frame_pb2.TaskError(reason="OVERLOADED"))
-    effects = desk.advance()
-    ((_, frame),) = frames(effects)
+    row = QueuedRequest(task_pb2.Task(request_id="r", gateway="g", attempt=1000), desk.now)
+    desk.table.refuse(row, frame_pb2.TaskError(reason="OVERLOADED"))
+    actions = desk.advance()
+    ((_, frame),) = frames(actions)
     assert (frame.attempt, frame.final.error.reason) == (1000, "OVERLOADED")
-    assert returns(effects) == [("r", 0)]
-    assert (effects.added, effects.ended) == ([], [])
+    assert returns(actions) == [("r", 0)]
+    assert (actions.added, actions.ended) == ([], [])
 
 
 def test_batches_never_exceed_the_room(desk: Desk) -> None:
     for number in range(30):
         desk.add(f"r{number}")
-    effects = desk.advance(room=11)
-    assert [len(batch.rows) for batch in effects.batches] == [8, 3]
-    assert (len(desk.requests.queue), len(desk.requests.workers.of(WORKER).rows)) == (19, 11)
+    actions = desk.advance(room=11)
+    assert [len(batch.entries) for batch in actions.batches] == [8, 3]
+    assert (len(desk.table.queue), len(desk.table.workers.state_of(WORKER).requests)) == (19, 11)
 
 
 def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     desk.add("first")
     desk.add("second")
-    grant(desk.requests, "one", 1)
-    grant(desk.requests, "two", 1)
-    desk.requests.advance(desk.now)
-    batches = {batch.worker: batch for batch in desk.requests.take().batches}
-    (lost,), (kept,) = batches["one"].rows, batches["two"].rows
-    desk.requests.lost("one", desk.now)
-    assert returns(desk.requests.take()) == [(lost.request_id, LOST)]
-    assert kept.state is RowState.SENT
+    grant(desk.table, "one", 1)
+    grant(desk.table, "two", 1)
+    desk.table.advance(desk.now)
+    batches = {batch.worker: batch for batch in desk.table.take().batches}
+    (lost,), (kept,) = batches["one"].entries, batches["two"].entries
+    desk.table.on_lost("one", desk.now)
+    assert returns(desk.table.take()) == [(lost.request_id, LOST)]
+    assert kept.state is RequestState.SENT
     # The other worker takes it over; what the first may still say of it is nothing to us.
     desk.add(lost.request_id, attempt=1)
-    grant(desk.requests, "two", 1)
-    desk.requests.advance(desk.now)
-    assert sent(desk.requests.take()) == [[lost.request_id]]
+    grant(desk.table, "two", 1)
+    desk.table.advance(desk.now)
+    assert sent(desk.table.take()) == [[lost.request_id]]
     frame = frame_pb2.Frame(request_id=lost.request_id, attempt=1, token_ids=[1])
     assert desk.take("one", frame)
-    assert frames(desk.requests.take()) == []
+    assert frames(desk.table.take()) == []
 
 
-def test_a_standby_gets_rows_in_place_of_a_lost_worker_until_it_is_back() -> None:
-    workers = Workers(("first", "standby"), 1)
-    workers.of("standby").live = True
+def test_standby_replaces_a_lost_worker_until_it_is_back() -> None:
+    workers = WorkerTable(("first", "standby"), 1)
+    workers.state_of("standby").live = True
     assert list(workers.active()) == ["standby"]
-    workers.of("first").live = True
+    workers.state_of("first").live = True
     assert list(workers.active()) == ["first"]
-    workers.lost("first")
+    workers.remove("first")
     assert list(workers.active()) == ["standby"]
-    workers.of("first").live = True
+    workers.state_of("first").live = True
     assert list(workers.active()) == ["first"]
     for _ in range(2):
-        workers.tried("first", 0.0, succeeded=False, failed=True)
+        workers.record_outcome("first", 0.0, succeeded=False, failed=True)
     assert list(workers.active()) == ["standby", "first"], "it is tried beside the standby"
-    workers.tried("first", 0.0, succeeded=True, failed=False)
+    workers.record_outcome("first", 0.0, succeeded=True, failed=False)
     assert list(workers.active()) == ["first"]
 
 
 def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
     first = worker_pb2.StepReport(worker="w-1234")
-    desk.requests.step(WORKER, first, desk.now)
+    desk.table.on_report(WORKER, first, desk.now)
     desk.add("short")
     desk.now += 1.0
     desk.run("r")
@@ -717,20 +713,20 @@ def test_a_row_that_never_was_in_a_batch_tells_of_none(desk: Desk) -> None:
 def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
     desk.run("runs", "lost")
     desk.add("waits", timeout_s=5.0)
-    desk.requests.change_policy(Policy(max_rows=1), {"a": 2.0})
+    desk.table.change_policy(Policy(max_rows=1), {"a": 2.0})
     desk.step("runs", 0, 1, end=frame_pb2.TASK_END_STOP)
-    desk.requests.lost(WORKER, desk.now)
+    desk.table.on_lost(WORKER, desk.now)
     desk.add("lost", attempt=1)
     assert sent(desk.advance(room=8)) == [["lost"], ["waits"]]
     desk.cancel("lost", "waits", "runs", attempt=1)
-    assert len(desk.requests._rows) == 0
-    assert len(desk.requests.queue) == 0
+    assert len(desk.table.requests) == 0
+    assert len(desk.table.queue) == 0
 
 
-def test_a_drained_worker_gets_no_rows_and_a_standby_takes_its_place() -> None:
-    workers = Workers(("first", "standby"), 1)
+def test_standby_replaces_a_drained_worker() -> None:
+    workers = WorkerTable(("first", "standby"), 1)
     for name in ("first", "standby"):
-        workers.of(name).live = True
+        workers.state_of(name).live = True
     workers.drained = frozenset({"first"})
     assert list(workers.active()) == ["standby"]
     workers.drained = frozenset()

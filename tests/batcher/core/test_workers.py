@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.core.row import Row
+from batcher.core.queued_request import QueuedRequest
 from batcher.core.workers import (
     BREAK_S,
     BREAK_S_MAX,
-    Breaker,
     ChannelBroken,
+    WorkerBreaker,
     WorkerState,
     without_standby,
 )
@@ -25,19 +25,21 @@ def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.Ste
     )
 
 
-def free_rows(state: WorkerState) -> float:
-    return state.capacity("name").free_rows
+def free_slots(state: WorkerState) -> float:
+    return state.capacity("name").free_slots
 
 
-def row(name: str, priority_class: str = "interactive", prefill: int = 1, cache: int = 1) -> Row:
+def row(
+    name: str, priority_class: str = "interactive", prefill: int = 1, cache: int = 1
+) -> QueuedRequest:
     task = task_pb2.Task(request_id=name, priority_class=priority_class)
-    made = Row(task, now=0.0)
+    made = QueuedRequest(task, now=0.0)
     made.prefill_tokens, made.cache_tokens = prefill, cache
     return made
 
 
-def send(state: WorkerState, batch_id: str, *rows: Row) -> None:
-    state.sent(batch_id, rows)
+def send(state: WorkerState, batch_id: str, *rows: QueuedRequest) -> None:
+    state.add_batch(batch_id, rows)
 
 
 @given(st.sets(st.integers(0, 5)), st.integers(1, 6), st.data())
@@ -58,76 +60,76 @@ def test_standbys_get_rows_only_in_place_of_lost_workers(
 def test_a_worker_that_has_not_spoken_has_no_room() -> None:
     state = WorkerState()
     assert not state.worker_id
-    assert free_rows(state) == 0
+    assert free_slots(state) == 0
 
 
 def test_the_first_report_makes_it_live() -> None:
     state = WorkerState()
-    state.take(report(0, running=3))
+    state.on_report(report(0, running=3))
     assert (state.worker_id, state.load.slots, state.load.running) == ("w", 8, 3)
 
 
 @pytest.mark.parametrize("sequence", [0, 2, 7])
 def test_a_jump_in_the_sequence_breaks_it(sequence: int) -> None:
     state = WorkerState()
-    state.take(report(0))
+    state.on_report(report(0))
     with pytest.raises(ChannelBroken, match=f"response {sequence} instead of 1"):
-        state.take(report(sequence))
+        state.on_report(report(sequence))
 
 
 def test_another_worker_breaks_it() -> None:
     state = WorkerState()
-    state.take(report(0))
+    state.on_report(report(0))
     with pytest.raises(ChannelBroken, match="worker other instead of w"):
-        state.take(report(1, worker="other"))
+        state.on_report(report(1, worker="other"))
 
 
 def test_a_batch_is_in_flight_until_a_report_counts_it() -> None:
     state = WorkerState()
-    state.take(report(0))
+    state.on_report(report(0))
     members = row("one"), row("two")
     send(state, "b", *members)
-    state.take(report(1))
+    state.on_report(report(1))
     assert state.capacity("name").waiting_tokens == 2
-    state.take(report(2, running=2))
-    assert state.admitted("b") == members
+    state.on_report(report(2, running=2))
+    assert state.admit("b") == members
     capacity = state.capacity("name")
-    assert (capacity.waiting_tokens, capacity.free_rows) == (0, 6)
-    assert state.admitted("b") == ()
-    state.take(report(3))
+    assert (capacity.waiting_tokens, capacity.free_slots) == (0, 6)
+    assert state.admit("b") == ()
+    state.on_report(report(3))
     assert state.capacity("name").idle
 
 
-def test_a_worker_that_fails_again_and_again_gets_single_rows_after_pauses() -> None:
-    breaker = Breaker()
+def test_failing_worker_is_probed_with_single_requests() -> None:
+    breaker = WorkerBreaker()
     breaker.failed(10.0)
-    assert breaker.rows_max(10.0) == math.inf
+    assert breaker.requests_max(10.0) == math.inf
     for pause_s in (BREAK_S, 2 * BREAK_S, 4 * BREAK_S):
         breaker.failed(20.0)
         assert breaker.open_until == 20.0 + pause_s
-        assert breaker.rows_max(20.0) == 0
-        assert breaker.rows_max(breaker.open_until) == 1
+        assert breaker.requests_max(20.0) == 0
+        assert breaker.requests_max(breaker.open_until) == 1
     for _ in range(9):
         breaker.failed(20.0)
     assert breaker.open_until == 20.0 + BREAK_S_MAX
     breaker.succeeded()
-    assert (breaker.open_until, breaker.rows_max(20.0)) == (0, math.inf)
+    assert (breaker.open_until, breaker.requests_max(20.0)) == (0, math.inf)
 
 
 def test_a_worker_on_trial_has_room_for_one_row() -> None:
     state = WorkerState()
     load = worker_pb2.WorkerLoad(slots=8, max_tasks=12, classes=[worker_pb2.ClassLoad()] * 3)
-    state.take(worker_pb2.StepReport(worker="w", load=load, task_grants=[8] * 3))
-    assert state.capacity("name", 0).free_rows == 0
+    state.on_report(worker_pb2.StepReport(worker="w", load=load, task_grants=[8] * 3))
+    assert state.capacity("name", 0).free_slots == 0
     trial = state.capacity("name", 1)
-    assert (trial.free_rows, [room.free_rows for room in trial.urgent]) == (1, [1, 1])
+    assert (trial.free_slots, [room.free_slots for room in trial.urgent]) == (1, [1, 1])
     send(state, "b", row("probe"))
-    assert state.capacity("name", 1).free_rows == 0
+    assert state.capacity("name", 1).free_slots == 0
 
 
 def test_without_a_paged_cache_only_rows_limit_it() -> None:
     state = WorkerState()
-    state.take(report(0))
+    state.on_report(report(0))
     assert state.capacity("name").free_tokens == math.inf
 
 
@@ -146,39 +148,39 @@ def granting(rows: list[int], tokens: list[int], sequence: int = 0) -> worker_pb
 
 def test_a_class_has_what_is_granted_less_what_was_sent() -> None:
     state = WorkerState()
-    state.take(granting([6, 5, 3], [600, 500, 300]))
+    state.on_report(granting([6, 5, 3], [600, 500, 300]))
     send(state, "b", row("a", prefill=7, cache=20), row("b", prefill=3, cache=30))
     capacity = state.capacity("name")
-    assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (1, 250, 125)
+    assert (capacity.free_slots, capacity.free_tokens, capacity.waiting_tokens) == (1, 250, 125)
     assert capacity.urgent == [(4, 550, 15), (3, 450, 25)]
 
 
 def test_a_grant_that_comes_late_or_twice_makes_no_room() -> None:
     state = WorkerState()
-    state.take(granting([2, 2, 2], []))
+    state.on_report(granting([2, 2, 2], []))
     send(state, "b", row("a"), row("b"), row("c"))
     for sequence in (1, 2):
-        state.take(granting([2, 2, 2], [], sequence))
-        assert (free_rows(state), state.capacity("name").free_tokens) == (-1, math.inf)
-    state.take(granting([4, 4, 4], [], 3))
-    assert free_rows(state) == 1
+        state.on_report(granting([2, 2, 2], [], sequence))
+        assert (free_slots(state), state.capacity("name").free_tokens) == (-1, math.inf)
+    state.on_report(granting([4, 4, 4], [], 3))
+    assert free_slots(state) == 1
 
 
 def test_a_grant_that_does_not_tell_the_classes_apart_is_none() -> None:
     state = WorkerState()
-    state.take(granting([9, 9], [1]))
-    assert (free_rows(state), state.capacity("name").free_tokens) == (0, math.inf)
-    state.take(granting([9, 9, 9, 9], [], 1))
-    assert free_rows(state) == 0
+    state.on_report(granting([9, 9], [1]))
+    assert (free_slots(state), state.capacity("name").free_tokens) == (0, math.inf)
+    state.on_report(granting([9, 9, 9, 9], [], 1))
+    assert free_slots(state) == 0
 
 
 def test_batches_of_all_batchers_run_in_a_worker() -> None:
     state = WorkerState()
-    state.take(report(0))
+    state.on_report(report(0))
     send(state, "b-1", row("a"))
     assert state.capacity("name").batches_running == 1, "on its way"
     later = report(1)
     later.load.batches = 3
-    state.take(later)
-    state.admitted("b-1")
+    state.on_report(later)
+    state.admit("b-1")
     assert state.capacity("name").batches_running == 3

@@ -18,11 +18,11 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from batcher.core.scheduler.capacity import Capacity, Room
+from batcher.core.scheduler.capacity import Capacity, UsableCapacity
+from batcher.core.scheduler.entry import Batch, BatchCause, QueueEntry
 from batcher.core.scheduler.order import is_unlimited
 from batcher.core.scheduler.placement import BATCHES_IN_FLIGHT_MAX
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import Batch, BatchCause, QueuedTask
 from model_workers.grants import class_capacities
 from sluice.internal.v1 import worker_pb2
 from sluice.settings.batching import PRESETS, Policy
@@ -39,11 +39,11 @@ TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 class Known:
     """A task as the harness knows it."""
 
-    task: QueuedTask
+    task: QueueEntry
     answer: int
     since: float
     produced: int
-    worker: "Worker | None" = None
+    worker: "WorkerConnection | None" = None
 
     @property
     def waits(self) -> bool:
@@ -55,13 +55,13 @@ class Known:
 
 
 @dataclass
-class Worker:
+class WorkerConnection:
     """Rows it computes, with their reservations, and batches it has not answered."""
 
     name: str
     alive: bool = True
     stalled_until: float = 0.0
-    rows: dict[str, QueuedTask] = field(default_factory=dict)
+    rows: dict[str, QueueEntry] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
     preempts: bool = True
     unanswered: list[int] = field(default_factory=list)
@@ -80,11 +80,13 @@ class Worker:
             classes=map(self.load_of, range(len(CLASSES))) if self.preempts else (),
         )
         waiting = sum(row.prefill_tokens for row in fresh)
-        *urgent, last = (Room(room.tasks, room.tokens, waiting) for room in class_capacities(load))
+        *urgent, last = (
+            UsableCapacity(free.tasks, free.tokens, waiting) for free in class_capacities(load)
+        )
         return Capacity(
             self.name,
             *last,
-            running_rows=len(self.rows),
+            running=len(self.rows),
             batches_in_flight=len(self.unanswered),
             batches_running=sum(map(bool, self.batches.values())),
             urgent=urgent if self.preempts else (),
@@ -114,7 +116,7 @@ class QueueFuzz:
         self.served_at = dict.fromkeys(CLASSES, 0.0)
         preempts = self.chance.random() < 0.7
         self.workers = [
-            Worker(f"w{n}", preempts=preempts) for n in range(self.chance.randrange(1, 4))
+            WorkerConnection(f"w{n}", preempts=preempts) for n in range(self.chance.randrange(1, 4))
         ]
         self.plan()
 
@@ -151,7 +153,7 @@ class QueueFuzz:
         chance = self.chance
         answer = chance.randrange(1, 120)
         produced = chance.choice([0, 0, 0, chance.randrange(answer)])
-        task = QueuedTask(
+        task = QueueEntry(
             f"t{self.numbers}",
             chance.choice(CLASSES),
             chance.choice([math.inf, self.now + chance.random() * 30]),
@@ -169,7 +171,7 @@ class QueueFuzz:
         if chance.random() < 0.1:
             self.at(chance.random() * 5, lambda: self.cancel(task.request_id))
 
-    def begins_to_wait(self, task: QueuedTask) -> None:
+    def begins_to_wait(self, task: QueueEntry) -> None:
         if not self.count(task.priority_class):
             self.served_at[task.priority_class] = self.now
 
@@ -181,14 +183,14 @@ class QueueFuzz:
         if known.worker is not None:
             self.lands(known.worker, request_id)
 
-    def lands(self, worker: Worker, request_id: str) -> None:
+    def lands(self, worker: WorkerConnection, request_id: str) -> None:
         del worker.rows[request_id]
         for number in [n for n, members in worker.batches.items() if request_id in members]:
             worker.batches[number].discard(request_id)
             if not worker.batches[number] and number not in worker.unanswered:
                 del worker.batches[number]
 
-    def finish(self, worker: Worker, life: int, request_id: str) -> None:
+    def finish(self, worker: WorkerConnection, life: int, request_id: str) -> None:
         if life != worker.life or request_id not in worker.rows:
             return
         if worker.stalled_until > self.now:
@@ -198,7 +200,7 @@ class QueueFuzz:
         self.queue.finish(request_id, known.answer, self.now, whole=self.chance.random() < 0.9)
         self.lands(worker, request_id)
 
-    def answer(self, worker: Worker, life: int, number: int) -> None:
+    def answer(self, worker: WorkerConnection, life: int, number: int) -> None:
         if life == worker.life:
             worker.unanswered.remove(number)
             if not worker.batches[number]:
@@ -218,7 +220,7 @@ class QueueFuzz:
             known.task = come_back(self.queue, known.task, known.produced, self.now)
         self.at(self.chance.random() * 5, lambda: self.revive(worker))
 
-    def revive(self, worker: Worker) -> None:
+    def revive(self, worker: WorkerConnection) -> None:
         worker.alive = True
 
     def stall(self) -> None:
@@ -246,14 +248,14 @@ class QueueFuzz:
             self.check_first(decision.batch, capacity, wanted)
             self.send(decision.batch)
             self.check_books()
-        has_room = any(capacity.free_rows > 0 for capacity in capacities)
-        self.queue.waits.watch(self.now, has_room=has_room)
+        has_capacity = any(capacity.free_slots > 0 for capacity in capacities)
+        self.queue.waits.watch(self.now, has_capacity=has_capacity)
         self.check_books()
         self.check_alive(decision.wake_at, capacities)
         if decision.wake_at is not None:
             self.at(max(0.0, decision.wake_at - self.now), lambda: None)
 
-    def first_in_order(self) -> QueuedTask | None:
+    def first_in_order(self) -> QueueEntry | None:
         """The task with the smallest key."""
         waiting = [known.task for known in self.tasks.values() if known.waits]
         key = partial(order_key, self.queue.order, self.policy, now=self.now)
@@ -265,14 +267,14 @@ class QueueFuzz:
         return most is not None and capacity.batches_running >= most
 
     def check_first(
-        self, batch: Batch[QueuedTask], capacity: Capacity, wanted: QueuedTask | None
+        self, batch: Batch[QueueEntry], capacity: Capacity, wanted: QueueEntry | None
     ) -> None:
         """Under every policy a batch begins with the first task in order.
 
         There are two exceptions: what a limit on running batches does not hold back, and a full bucket of the class.
         """
         assert wanted is not None
-        first = batch.rows[0]
+        first = batch.entries[0]
         if first is wanted or self.is_limited(capacity):
             return
         assert self.policy.pads
@@ -280,7 +282,7 @@ class QueueFuzz:
         assert self.policy.order == "arrival" or first.priority_class == wanted.priority_class
         assert not wanted.returned
 
-    def room(self, capacity: Capacity, members: list[Known]) -> Room | Capacity:
+    def room(self, capacity: Capacity, members: list[Known]) -> UsableCapacity | Capacity:
         """What the class of the most urgent row may take of a worker."""
         policy, rank = self.policy, min(RANKS[known.task.priority_class] for known in members)
         by_class = policy.takes_slots and policy.order != "arrival"
@@ -291,8 +293,8 @@ class QueueFuzz:
             del self.tasks[name]
             self.queue.cancel(name)
 
-    def check_batch(self, batch: Batch[QueuedTask], capacity: Capacity) -> None:
-        policy, rows = self.policy, batch.rows
+    def check_batch(self, batch: Batch[QueueEntry], capacity: Capacity) -> None:
+        policy, rows = self.policy, batch.entries
         members = [self.tasks[row.request_id] for row in rows]
         assert len({row.request_id for row in rows}) == len(rows) > 0
         for row, known in zip(rows, members, strict=True):
@@ -311,7 +313,7 @@ class QueueFuzz:
         assert math.isclose(batch.padding_share, 1 - tokens / cells, abs_tol=1e-9)
         assert batch.longest_wait.waited_s == max(row.waited_s for row in rows)
         room = self.room(capacity, members)
-        assert len(rows) <= min(policy.max_rows, room.free_rows)
+        assert len(rows) <= min(policy.max_rows, room.free_slots)
         if rows[0].priority_class != URGENT_CLASS:
             assert capacity.batches_in_flight < BATCHES_IN_FLIGHT_MAX
         if self.is_limited(capacity):
@@ -345,14 +347,14 @@ class QueueFuzz:
         if not self.policy.pads:
             assert overdue <= sent or sent <= overdue, (overdue, sent)
 
-    def send(self, batch: Batch[QueuedTask]) -> None:
+    def send(self, batch: Batch[QueueEntry]) -> None:
         worker = next(w for w in self.workers if w.name == batch.worker)
         self.batches += 1
         number, life = self.batches, worker.life
         worker.unanswered.append(number)
-        worker.batches[number] = {row.request_id for row in batch.rows}
+        worker.batches[number] = {row.request_id for row in batch.entries}
         self.at(self.chance.random() * 0.2, lambda: self.answer(worker, life, number))
-        for row in batch.rows:
+        for row in batch.entries:
             known = self.tasks[row.request_id]
             worker.ranks[row.request_id] = RANKS[known.task.priority_class]
             known.worker = worker
@@ -374,11 +376,13 @@ class QueueFuzz:
             capacities = [worker.capacity() for worker in self.workers if worker.alive]
             wait_s = self.queue.waits.expected_wait(name, self.now, capacities, "a")
             assert 0 <= wait_s < math.inf
-            assert not (wait_s and self.queue.waits.free_rows(name, capacities))
+            assert not (wait_s and self.queue.waits.free_slots(name, capacities))
 
     def check_alive(self, wake_at: float | None, capacities: list[Capacity]) -> None:
         """With a worker that has nothing to do, what waits goes, or it is known when."""
-        if len(self.queue) and any(capacity.idle and capacity.free_rows for capacity in capacities):
+        if len(self.queue) and any(
+            capacity.idle and capacity.free_slots for capacity in capacities
+        ):
             assert wake_at is not None
 
     def count(self, priority_class: str) -> int:

@@ -5,9 +5,9 @@ from itertools import count
 from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.entry import Batch, BatchLimit, QueueEntry
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import Batch, BatchLimit, QueuedTask
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS
 
@@ -18,7 +18,7 @@ BULK_AGING_S: Final = 0.3
 """After this time a bulk task of `press` is overdue, seconds."""
 
 
-def order_key(order: Order, policy: Policy, task: QueuedTask, now: float) -> tuple[float, ...]:
+def order_key(order: Order, policy: Policy, task: QueueEntry, now: float) -> tuple[float, ...]:
     """Return the key of the docstring of `batcher.core.scheduler.order`."""
     members, tenant = order.classes[task.priority_class], task.share
     overdue_at = members.passed_since + members.policy.aging_s
@@ -49,14 +49,14 @@ def fill(
     names = [f"t{next(NUMBERS)}" for _ in prompts]
     for name, prompt in zip(names, prompts, strict=True):
         known = {"prompt_tokens": prompt, "max_tokens": 10, **values}
-        queue.add(QueuedTask(name, priority_class, **known), now)  # type: ignore[arg-type]
+        queue.add(QueueEntry(name, priority_class, **known), now)  # type: ignore[arg-type]
     return names
 
 
-def come_back(queue: Queue, row: QueuedTask, produced: int, now: float) -> QueuedTask:
+def come_back(queue: Queue, row: QueueEntry, produced: int, now: float) -> QueueEntry:
     """A row that was handed out was lost, and its gateway sends it again."""
     queue.finish(row.request_id, produced, now, whole=False)
-    again = QueuedTask(
+    again = QueueEntry(
         row.request_id,
         row.priority_class,
         row.deadline,
@@ -73,10 +73,10 @@ def come_back(queue: Queue, row: QueuedTask, produced: int, now: float) -> Queue
     return again
 
 
-def return_bulk(queue: Queue, now: float) -> QueuedTask:
+def return_bulk(queue: Queue, now: float) -> QueueEntry:
     """Hand out a bulk task, and let it come back."""
     fill(queue, 5, priority_class="bulk")
-    (row,) = batch_of(queue, now, Capacity("w", 8)).rows
+    (row,) = batch_of(queue, now, Capacity("w", 8)).entries
     return come_back(queue, row, 1, now)
 
 
@@ -94,7 +94,7 @@ def press(queue: Queue, why: str) -> float:
 def learn(queue: Queue, priority_class: str, service_s: float) -> None:
     """Let an answer of the class take so long."""
     fill(queue, 5, priority_class=priority_class, now=-100.0)
-    (row,) = batch_of(queue, -90.0, Capacity("w", 8)).rows
+    (row,) = batch_of(queue, -90.0, Capacity("w", 8)).entries
     queue.finish(row.request_id, 5, service_s - 90.0)
 
 
@@ -103,18 +103,18 @@ def limited_batch(policy: Policy, worker: Capacity) -> tuple[int, BatchLimit]:
     queue = Queue(policy)
     fill(queue, *[10] * 5)
     batch = batch_of(queue, 1.0, worker)
-    return len(batch.rows), batch.limit
+    return len(batch.entries), batch.limit
 
 
 def policy(name: str = "window", **values: object) -> Policy:
     return Policy.model_validate({"name": name, **values})
 
 
-def busy(free_rows: int = 8, **values: object) -> Capacity:
-    return Capacity("w", free_rows, **{"running_rows": 8, **values})  # type: ignore[arg-type]
+def busy(free_slots: int = 8, **values: object) -> Capacity:
+    return Capacity("w", free_slots, **{"running": 8, **values})  # type: ignore[arg-type]
 
 
-def batch_of(queue: Queue, now: float, replica: Capacity) -> Batch[QueuedTask]:
+def batch_of(queue: Queue, now: float, replica: Capacity) -> Batch[QueueEntry]:
     batch = queue.next_batch(now, [replica]).batch
     assert batch is not None
     return batch

@@ -2,9 +2,9 @@
 
 import pytest
 
-from batcher.core.scheduler.capacity import Capacity, Room
+from batcher.core.scheduler.capacity import Capacity, UsableCapacity
+from batcher.core.scheduler.entry import BatchCause, BatchLimit
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import BatchCause, BatchLimit
 from sluice.settings.batching import ClassPolicies, ClassPolicy, Policy
 from tests.batcher.core.scheduler.kit import (
     BULK_AGING_S,
@@ -22,20 +22,20 @@ def test_a_free_slot_is_enough() -> None:
     queue = Queue(Policy())
     fill(queue, 5)
     batch = batch_of(queue, 0.0, busy())
-    assert (batch.cause, len(batch.rows)) == (BatchCause.SLOT_FREE, 1)
+    assert (batch.cause, len(batch.entries)) == (BatchCause.SLOT_FREE, 1)
 
 
 @pytest.mark.parametrize(("waiting", "cause"), [(4, BatchCause.FULL), (3, BatchCause.SLOT_FREE)])
 def test_continuous_full_is_its_own_size(waiting: int, cause: BatchCause) -> None:
     queue = Queue(Policy(max_rows=4))
     fill(queue, *[5] * waiting)
-    batch = batch_of(queue, 0.0, busy(free_rows=3))
-    assert (batch.cause, len(batch.rows)) == (cause, 3)
+    batch = batch_of(queue, 0.0, busy(free_slots=3))
+    assert (batch.cause, len(batch.entries)) == (cause, 3)
 
 
 def full_of_bulk(urgent_rows: int = 3) -> Capacity:
     """No slot is free, but bulk rows would give theirs."""
-    return busy(free_rows=0, running_rows=16, urgent=[Room(urgent_rows)] * 2)
+    return busy(free_slots=0, running=16, urgent=[UsableCapacity(urgent_rows)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -45,22 +45,22 @@ def test_less_urgent_rows_give_way(priority_class: str, rows: int | None) -> Non
     queue = Queue(Policy())
     fill(queue, *[5] * 4, priority_class=priority_class)
     batch = queue.next_batch(0.0, [full_of_bulk()]).batch
-    assert (batch and len(batch.rows)) == rows
+    assert (batch and len(batch.entries)) == rows
 
 
-def test_what_goes_along_with_rows_that_others_give_way_to_has_room_of_its_own_class() -> None:
+def test_companion_uses_the_capacity_of_its_own_class() -> None:
     queue = Queue(Policy())
     for name in ("interactive", "standard", "bulk"):
         fill(queue, 5, 5, priority_class=name)
-    worker = busy(free_rows=0, running_rows=16, urgent=[Room(9), Room(3)])
-    assert len(batch_of(queue, 0.0, worker).rows) == 3
+    worker = busy(free_slots=0, running=16, urgent=[UsableCapacity(9), UsableCapacity(3)])
+    assert len(batch_of(queue, 0.0, worker).entries) == 3
     assert [queue.order.classes[name].waiting for name in ("standard", "bulk")] == [1, 2]
 
 
 def test_a_free_slot_is_better_than_a_taken_one() -> None:
     queue = Queue(Policy())
     fill(queue, 5, priority_class="interactive")
-    free = busy(free_rows=1, running_rows=15)._replace(worker="free")
+    free = busy(free_slots=1, running=15)._replace(worker="free")
     assert queue.next_batch(0.0, [full_of_bulk(), free]).batch.worker == "free"  # type: ignore[union-attr]
 
 
@@ -71,13 +71,13 @@ def test_without_the_switch_nobody_gives_way() -> None:
 
 
 def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
-    for urgent, rows in (((), 4), ([Room(8)] * 2, 8)):
+    for urgent, rows in (((), 4), ([UsableCapacity(8)] * 2, 8)):
         queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=8))))
         fill(queue, 5, priority_class="interactive")
         batch_of(queue, 0.0, Capacity("w", 1))
         fill(queue, *[5] * 20, priority_class="bulk")
-        batch = batch_of(queue, 0.1, busy(free_rows=8, running_rows=8, urgent=urgent))
-        assert len(batch.rows) == rows
+        batch = batch_of(queue, 0.1, busy(free_slots=8, running=8, urgent=urgent))
+        assert len(batch.entries) == rows
 
 
 def test_nothing_goes_before_what_fits_nowhere() -> None:
@@ -85,17 +85,17 @@ def test_nothing_goes_before_what_fits_nowhere() -> None:
     fill(queue, 500)
     fill(queue, 5, priority_class="bulk")
     assert queue.next_batch(0.0, [busy(free_tokens=100)]).batch is None
-    assert len(batch_of(queue, 0.0, Capacity("w", 8, free_tokens=100)).rows) == 1
+    assert len(batch_of(queue, 0.0, Capacity("w", 8, free_tokens=100)).entries) == 1
 
 
 def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
     queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=2)), spare_s=5.0))
     fill(queue, *[5] * 20, priority_class="bulk")
-    assert len(batch_of(queue, 0.0, busy(free_rows=12)).rows) == 12
+    assert len(batch_of(queue, 0.0, busy(free_slots=12)).entries) == 12
     fill(queue, 5, now=1.0)
-    assert len(batch_of(queue, 1.0, busy(free_rows=6, running_rows=26)).rows) == 4
-    assert queue.next_batch(1.0, [busy(free_rows=2, running_rows=30)]).batch is None
-    assert len(batch_of(queue, 6.0, busy(free_rows=2, running_rows=30)).rows) == 2
+    assert len(batch_of(queue, 1.0, busy(free_slots=6, running=26)).entries) == 4
+    assert queue.next_batch(1.0, [busy(free_slots=2, running=30)]).batch is None
+    assert len(batch_of(queue, 6.0, busy(free_slots=2, running=30)).entries) == 2
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
     [
         ({}, busy(), 5, BatchLimit.ALL_WAITING),
         ({"max_rows": 3}, busy(), 3, BatchLimit.ROWS),
-        ({}, busy(free_rows=2), 2, BatchLimit.WORKER_ROWS),
+        ({}, busy(free_slots=2), 2, BatchLimit.WORKER_ROWS),
         ({"waiting_tokens_max": 59}, busy(waiting_tokens=10), 4, BatchLimit.WORKER_PREFILL),
         ({}, busy(free_tokens=50), 2, BatchLimit.WORKER_CACHE),
     ],
@@ -135,22 +135,19 @@ def chosen(
 
 
 def working(worker: str, **values: float) -> Capacity:
-    return Capacity(worker, **{"free_rows": 4, "running_rows": 4, **values})  # type: ignore[arg-type]
+    return Capacity(worker, **{"free_slots": 4, "running": 4, **values})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("worker", "room"),
     [
         (working("w"), True),
-        (working("w", free_rows=0), False),
+        (working("w", free_slots=0), False),
         (working("w", free_tokens=199), False),
         (working("w", free_tokens=200), True),
         (working("w", waiting_tokens=900), True),
         (working("w", waiting_tokens=901), False),
-        (
-            working("w", running_rows=0, free_tokens=5),
-            True,
-        ),  # Idle: it says itself what does not fit.
+        (working("w", running=0, free_tokens=5), True),  # Idle: it says itself what does not fit.
     ],
 )
 def test_a_worker_without_room_gets_nothing(worker: Capacity, room: bool) -> None:
@@ -160,7 +157,7 @@ def test_a_worker_without_room_gets_nothing(worker: Capacity, room: bool) -> Non
 @pytest.mark.parametrize(
     ("priority_class", "goes"), [("interactive", True), ("standard", False), ("bulk", False)]
 )
-def test_only_the_most_urgent_class_does_not_wait_for_answers_to_batches(
+def test_only_the_urgent_class_ignores_unacknowledged_batches(
     priority_class: str, goes: bool
 ) -> None:
     queue = Queue(Policy())
@@ -169,26 +166,24 @@ def test_only_the_most_urgent_class_does_not_wait_for_answers_to_batches(
     assert (batch is not None) == goes
 
 
-def test_a_prompt_longer_than_may_wait_goes_to_a_worker_with_nothing_waiting() -> None:
+def test_overlong_prompt_goes_to_a_worker_without_waiting_ones() -> None:
     assert chosen(working("w"), prompt=5000) == "w"
     assert chosen(working("w", waiting_tokens=1), prompt=5000) is None
 
 
-def test_the_worker_with_the_fewest_prompt_tokens_before_the_row_is_taken() -> None:
-    behind = working("behind", waiting_tokens=500, running_rows=1)
+def test_placement_prefers_the_fewest_prompt_tokens_in_front() -> None:
+    behind = working("behind", waiting_tokens=500, running=1)
     assert chosen(behind, working("soon")) == "soon"
 
 
 def test_of_equal_ones_the_emptier_one_is_taken() -> None:
-    full = Capacity("full", 1, running_rows=7)
-    empty = Capacity("empty", 7, running_rows=1)
+    full = Capacity("full", 1, running=7)
+    empty = Capacity("empty", 7, running=1)
     assert chosen(full, empty) == "empty"
 
 
 @pytest.mark.parametrize(("waiting", "worker"), [(90, "knows"), (150, "soon")])
-def test_a_worker_that_knows_the_prompt_may_be_slower_by_what_the_prompt_takes(
-    waiting: int, worker: str
-) -> None:
+def test_placement_prefers_a_cached_prefix_within_its_saving(waiting: int, worker: str) -> None:
     queue = Queue(Policy(waiting_tokens_max=1000))
     assert chosen(working("knows"), queue=queue, prefix=1) == "knows"
     knows, soon = working("knows", waiting_tokens=waiting), working("soon")
@@ -201,5 +196,5 @@ def test_rows_are_left_free_but_never_more_than_a_quarter() -> None:
     fill(queue, 5)
     batch_of(queue, 0.0, Capacity("w", 1))
     fill(queue, *[5] * 4, priority_class="bulk")
-    assert queue.next_batch(0.1, [Capacity("large", 2, running_rows=30)]).batch is None
-    assert len(batch_of(queue, 0.1, Capacity("small", 2, running_rows=1)).rows) == 2
+    assert queue.next_batch(0.1, [Capacity("large", 2, running=30)]).batch is None
+    assert len(batch_of(queue, 0.1, Capacity("small", 2, running=1)).entries) == 2

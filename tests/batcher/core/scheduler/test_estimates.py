@@ -2,29 +2,29 @@ import random
 
 import pytest
 
+from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.estimates import GUESS_TOKENS, KEYS_MAX, TRUSTED_FROM, OutputLengths
-from batcher.core.scheduler.task import QueuedTask
 
 
-def task(tenant: str = "a", workload: str = "w", max_tokens: int = 1000) -> QueuedTask:
-    return QueuedTask(
+def task(tenant: str = "a", workload: str = "w", max_tokens: int = 1000) -> QueueEntry:
+    return QueueEntry(
         "r", "bulk", tenant=tenant, workload=workload, prompt_tokens=10, max_tokens=max_tokens
     )
 
 
-def expected(lengths: OutputLengths, of: QueuedTask, produced: int = 0) -> tuple[int, int]:
+def expected(lengths: OutputLengths, of: QueueEntry, produced: int = 0) -> tuple[int, int]:
     """Tokens of the answer that are charged, and that room is kept for."""
     of.prefill_tokens = of.prompt_tokens + produced
     lengths.estimate(of)
     return of.cost_tokens - of.prompt_tokens, of.cache_tokens - of.prompt_tokens
 
 
-def learn(lengths: OutputLengths, of: QueuedTask, answers: int, tokens: int) -> None:
+def learn(lengths: OutputLengths, of: QueueEntry, answers: int, tokens: int) -> None:
     for _ in range(answers):
         lengths.observe(of, tokens)
 
 
-def test_of_an_unknown_answer_little_is_charged_and_all_room_is_kept() -> None:
+def test_unknown_answer_is_charged_little_and_reserves_all() -> None:
     assert expected(OutputLengths(0.9), task()) == (GUESS_TOKENS, 1000)
     assert expected(OutputLengths(0.9), task(max_tokens=5)) == (5, 5)
 
@@ -39,7 +39,7 @@ def test_few_answers_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.95])
-def test_mean_and_quantile_are_found_and_followed_when_answers_change(quantile: float) -> None:
+def test_mean_and_quantile_follow_changing_answers(quantile: float) -> None:
     chance, lengths = random.Random(1), OutputLengths(quantile)
     for median in (200, 30):
         drawn = [int(chance.lognormvariate(0, 0.7) * median) + 1 for _ in range(3000)]

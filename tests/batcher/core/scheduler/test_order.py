@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import Policy
 from tests.batcher.core.scheduler.kit import come_back
 
@@ -18,13 +18,13 @@ def policy(**values: object) -> Policy:
     return Policy.model_validate({"waiting_tokens_max": math.inf, **values})
 
 
-def task(name: str, priority_class: str = "standard", **values: object) -> QueuedTask:
-    return QueuedTask(name, priority_class, **values)  # type: ignore[arg-type]
+def task(name: str, priority_class: str = "standard", **values: object) -> QueueEntry:
+    return QueueEntry(name, priority_class, **values)  # type: ignore[arg-type]
 
 
 def taken(queue: Queue, now: float, count: int) -> list[str]:
     batch = queue.next_batch(now, [Capacity("w", count)]).batch
-    return [row.request_id for row in batch.rows] if batch else []
+    return [row.request_id for row in batch.entries] if batch else []
 
 
 def learn_service(queue: Queue, service_s: float, priority_class: str = "standard") -> None:
@@ -43,7 +43,7 @@ def test_an_urgent_task_goes_before_its_tenants_turn() -> None:
     assert taken(queue, 1.0, 2) == ["urgent", "first"]
 
 
-def test_what_came_back_from_a_lost_worker_goes_before_all_others_by_deadline() -> None:
+def test_returned_requests_go_first_by_deadline() -> None:
     queue = Queue(policy(urgency=2.0))
     learn_service(queue, 1.0)
     back = {
@@ -130,7 +130,7 @@ def test_nobody_waits_behind_all_who_came_much_later() -> None:
     standard_s=st.floats(0.5, 3.0),
     bulk_s=st.floats(0.5, 6.0),
 )
-def test_a_class_is_passed_over_no_longer_than_its_aging_and_the_turns_of_others_overdue(
+def test_class_waits_at_most_its_aging_and_other_overdue_turns(
     rows: int, step_s: float, standard_s: float, bulk_s: float
 ) -> None:
     """The bound of docs/concepts/batching.md, under a flood of interactive tasks."""
@@ -158,12 +158,9 @@ def test_an_overdue_class_sends_one_row_before_more_urgent_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "names"),
-    [("arrival", ["bulk", "late", "soon"]), ("class", ["late", "soon", "bulk"])],
+    ("order", "names"), [("arrival", ["bulk", "late", "soon"]), ("class", ["late", "soon", "bulk"])]
 )
-def test_deadlines_and_classes_make_no_difference_where_the_policy_says_so(
-    order: str, names: list[str]
-) -> None:
+def test_policy_may_ignore_deadlines_and_classes(order: str, names: list[str]) -> None:
     queue = Queue(policy(order=order))
     queue.add(task("bulk", "bulk", tenant="a"), 0.0)
     queue.add(task("late", "interactive", tenant="b", deadline=9.0), 0.0)

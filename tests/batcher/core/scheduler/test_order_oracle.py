@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.order import Order
-from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES
 from tests.batcher.core.scheduler.kit import order_key
@@ -21,12 +21,12 @@ class History:
         self.policies = policies
         self.policy = policies[0]
         self.order = Order(self.policy, WEIGHTS, self.estimate)
-        self.waiting: dict[str, QueuedTask] = {}
-        self.taken: dict[str, QueuedTask] = {}
+        self.waiting: dict[str, QueueEntry] = {}
+        self.taken: dict[str, QueueEntry] = {}
         self.now = 0.0
         self.made = 0
 
-    def estimate(self, task: QueuedTask) -> None:
+    def estimate(self, task: QueueEntry) -> None:
         """A task costs more when it goes than when it came, where that was a guess."""
         task.guessed = task.max_tokens % 2 == 0
         task.cost_tokens = task.max_tokens + (9 if task.charged == 0 and task.number == 0 else 0)
@@ -36,7 +36,7 @@ class History:
         match act:
             case "add":
                 deadline = math.inf if number % 3 == 0 else self.now + number / 8
-                task = QueuedTask(f"{self.made:04}", name, deadline, tenant=tenant)
+                task = QueueEntry(f"{self.made:04}", name, deadline, tenant=tenant)
                 task.age_s = number / 4
                 self.made += 1
                 task.max_tokens = 1 + number % 50

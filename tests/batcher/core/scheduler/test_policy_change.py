@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES
 from tests.batcher.core.scheduler.kit import batch_of, busy, fill
@@ -34,13 +34,13 @@ class History:
             case "add":
                 self.added += 1
                 deadline = self.now + 500 if number % 3 else math.inf
-                task = QueuedTask(f"{self.added}", name, deadline, tenant=tenant)
+                task = QueueEntry(f"{self.added}", name, deadline, tenant=tenant)
                 task.prompt_tokens = task.prefill_tokens = 1 + number
                 task.max_tokens = 40
                 self.queue.add(task, self.now)
             case "send":
                 batch = self.queue.next_batch(self.now, [Capacity("w", 1)]).batch
-                names = [row.request_id for row in batch.rows] if batch else []
+                names = [row.request_id for row in batch.entries] if batch else []
                 self.sent += names
                 self.running += names
             case "finish" if self.running:
@@ -88,7 +88,7 @@ def test_policy_change_keeps_what_a_tenant_is_ahead() -> None:
     fill(queue, *[10] * 3, tenant="a")
     fill(queue, *[10] * 3, tenant="b")
     queue.reconfigure(Policy(name="window", max_rows=1), {})
-    tenants = [batch_of(queue, 1.0, busy()).rows[0].tenant for _ in range(7)]
+    tenants = [batch_of(queue, 1.0, busy()).entries[0].tenant for _ in range(7)]
     assert tenants == ["b", "b", "b", "b", "a", "a", "a"]
 
 
@@ -106,25 +106,25 @@ def test_policy_change_keeps_overdue_classes() -> None:
     batch_of(queue, 1.0, busy())
     queue.reconfigure(Policy(max_rows=1, order="class"), {})
     fill(queue, 5, now=10.0)
-    assert batch_of(queue, 10.9, busy()).rows[0].priority_class == "interactive"
+    assert batch_of(queue, 10.9, busy()).entries[0].priority_class == "interactive"
     fill(queue, 5, now=11.0)
-    assert batch_of(queue, 11.0, busy()).rows[0].priority_class == "bulk", "sent 10 s after"
+    assert batch_of(queue, 11.0, busy()).entries[0].priority_class == "bulk", "sent 10 s after"
 
 
 def test_policy_change_keeps_the_adaptive_size() -> None:
     queue = Queue(Policy(name="adaptive", latency_target_s=1.0, wait_s=0.0))
     for _ in range(3):
-        for row in (fill(queue, *[5] * 4), batch_of(queue, 0.0, Capacity("w", 9)))[1].rows:
+        for row in (fill(queue, *[5] * 4), batch_of(queue, 0.0, Capacity("w", 9)))[1].entries:
             queue.finish(row.request_id, 5, 0.1)
     queue.reconfigure(Policy(name="adaptive", latency_target_s=1.0, wait_s=0.1, max_rows=3), {})
     fill(queue, *[5] * 9)
-    assert len(batch_of(queue, 1.0, Capacity("w", 9)).rows) == 3
+    assert len(batch_of(queue, 1.0, Capacity("w", 9)).entries) == 3
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_policy_change_keeps_workers_of_prompts(name: str) -> None:
     queue = Queue(Policy())
-    workers = [Capacity(worker, 4, running_rows=1) for worker in ("w1", "w2")]
+    workers = [Capacity(worker, 4, running=1) for worker in ("w1", "w2")]
     fill(queue, 100, prefix=7)
     known = queue.next_batch(0.0, workers).batch
     assert known is not None

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.entry import BatchLimit, QueueEntry
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import BatchLimit, QueuedTask
 from sluice.settings.batching import ClassPolicies, Policy
 from sluice.wire.subjects import CLASSES
 from tests.batcher.core.scheduler.kit import come_back
@@ -18,7 +18,7 @@ from tests.batcher.core.scheduler.kit import come_back
 
 def taken(queue: Queue, now: float = 0.0, capacity: int = 100) -> list[str]:
     batch = queue.next_batch(now, [Capacity("w", capacity)]).batch
-    return [row.request_id for row in batch.rows] if batch else []
+    return [row.request_id for row in batch.entries] if batch else []
 
 
 def test_an_empty_queue_has_nothing_to_do_and_never_wakes() -> None:
@@ -26,7 +26,7 @@ def test_an_empty_queue_has_nothing_to_do_and_never_wakes() -> None:
     assert decision == (None, None)
 
 
-def test_urgent_classes_go_first_then_early_deadlines_then_first_come() -> None:
+def test_order_is_class_then_deadline_then_arrival() -> None:
     queue = Queue(Policy(max_rows=8))
     for name, priority_class, deadline in (
         ("bulk", "bulk", 1.0),
@@ -36,28 +36,28 @@ def test_urgent_classes_go_first_then_early_deadlines_then_first_come() -> None:
         ("never too", "interactive", math.inf),
         ("standard", "standard", 2.0),
     ):
-        queue.add(QueuedTask(name, priority_class, deadline), 0.0)
+        queue.add(QueueEntry(name, priority_class, deadline), 0.0)
     assert taken(queue) == ["soon", "later", "never", "never too", "standard", "bulk"]
 
 
 def test_what_comes_back_goes_before_what_is_new_in_its_class() -> None:
     queue = Queue(Policy(max_rows=8))
-    queue.add(lost := QueuedTask("lost", "standard", 50.0), 0.0)
+    queue.add(lost := QueueEntry("lost", "standard", 50.0), 0.0)
     assert taken(queue) == ["lost"]
-    queue.add(QueuedTask("new", "standard", 5.0), 1.0)
-    queue.add(QueuedTask("urgent", "interactive"), 1.0)
+    queue.add(QueueEntry("new", "standard", 5.0), 1.0)
+    queue.add(QueueEntry("urgent", "interactive"), 1.0)
     come_back(queue, lost, 3, 2.0)
     assert taken(queue, 2.5) == ["urgent", "lost", "new"]
 
 
-def test_what_was_guessed_of_a_task_is_estimated_again_when_it_goes_and_nothing_else() -> None:
+def test_only_guessed_costs_are_estimated_again_on_take() -> None:
     queue = Queue(Policy())
 
     def add(name: str, answers: int, tokens: int) -> None:
-        queue.add(QueuedTask(name, "bulk", prompt_tokens=10, max_tokens=100), 0.0)
+        queue.add(QueueEntry(name, "bulk", prompt_tokens=10, max_tokens=100), 0.0)
         for number in range(answers):
             request_id = f"{name} {number}"
-            queue.add(QueuedTask(request_id, "interactive", max_tokens=100), 0.0)
+            queue.add(QueueEntry(request_id, "interactive", max_tokens=100), 0.0)
             assert taken(queue, capacity=1) == [request_id]
             queue.finish(request_id, tokens, 0.0)
 
@@ -65,19 +65,19 @@ def test_what_was_guessed_of_a_task_is_estimated_again_when_it_goes_and_nothing_
     add("known", 50, 70)
     batch = queue.next_batch(0.0, [Capacity("w", 2)]).batch
     assert batch is not None
-    guessed, known = (row.cache_tokens for row in batch.rows)
+    guessed, known = (row.cache_tokens for row in batch.entries)
     assert known < 50 < guessed < 110
 
 
-def test_a_batch_says_how_long_each_row_waited_since_it_came_or_came_back() -> None:
+def test_batch_has_the_wait_of_each_request() -> None:
     queue = Queue(Policy(max_rows=8))
-    queue.add(a := QueuedTask("a", "bulk"), 1.0)
+    queue.add(a := QueueEntry("a", "bulk"), 1.0)
     queue.next_batch(2.0, [Capacity("w", 1)])
-    queue.add(QueuedTask("b", "bulk"), 3.0)
+    queue.add(QueueEntry("b", "bulk"), 3.0)
     come_back(queue, a, 0, 5.0)
     batch = queue.next_batch(6.0, [Capacity("w", 2)]).batch
     assert batch is not None
-    assert [(row.request_id, row.waited_s) for row in batch.rows] == [("a", 1.0), ("b", 3.0)]
+    assert [(row.request_id, row.waited_s) for row in batch.entries] == [("a", 1.0), ("b", 3.0)]
 
 
 @pytest.mark.parametrize(
@@ -95,23 +95,23 @@ def test_a_batch_says_why_it_is_not_larger(
 ) -> None:
     queue = Queue(Policy(max_rows=4))
     for number in range(waiting):
-        queue.add(QueuedTask(str(number), "bulk"), 0.0)
+        queue.add(QueueEntry(str(number), "bulk"), 0.0)
     batch = queue.next_batch(0.0, [Capacity("w", capacity)]).batch
     assert batch is not None
-    assert (len(batch.rows), batch.limit) == (rows, limit)
+    assert (len(batch.entries), batch.limit) == (rows, limit)
 
 
 def test_cancelled_tasks_are_gone_wherever_they_were() -> None:
     queue = Queue(Policy(max_rows=4))
     for name in ("waits", "out", "stays"):
-        queue.add(QueuedTask(name, "bulk"), 0.0)
+        queue.add(QueueEntry(name, "bulk"), 0.0)
     queue.next_batch(0.0, [Capacity("w", 0)])
     assert taken(queue, capacity=1) == ["waits"]
     queue.cancel("waits")
     queue.cancel("out")
     queue.cancel("unknown")
     assert queue.order.classes["bulk"].waiting == 1
-    queue.add(QueuedTask("out", "bulk"), 1.0)
+    queue.add(QueueEntry("out", "bulk"), 1.0)
     assert taken(queue) == ["stays", "out"]
 
 
@@ -131,7 +131,7 @@ def strict(max_rows: int) -> Policy:
 
 @dataclass
 class Known:
-    task: QueuedTask
+    task: QueueEntry
     number: int
     since: float
     returned: bool = False
@@ -174,7 +174,7 @@ def test_any_history_takes_tasks_in_the_order_of_the_rules(
             case "add":
                 model.numbers += 1
                 due = now + chance.choice([1.0, 3.0, 3.0, math.inf])
-                task = QueuedTask(str(model.numbers), chance.choice(CLASSES), due)
+                task = QueueEntry(str(model.numbers), chance.choice(CLASSES), due)
                 queue.add(task, now)
                 model.waiting.append(Known(task, model.numbers, now))
             case "next":
@@ -182,7 +182,7 @@ def test_any_history_takes_tasks_in_the_order_of_the_rules(
                 for late in model.expire(now):
                     queue.cancel(late)
                 decision = queue.next_batch(now, [Capacity("w", capacity)])
-                rows = decision.batch.rows if decision.batch else ()
+                rows = decision.batch.entries if decision.batch else ()
                 assert [row.request_id for row in rows] == model.take(min(capacity, max_rows))
                 assert decision.wake_at is None
             case "requeue" if model.out:

@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 import pytest
 
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import Policy
 
 SLOTS = 16
@@ -22,10 +22,10 @@ class Mill:
     def __init__(self, policy: Policy, weights: dict[str, float], seed: int) -> None:
         self.chance = random.Random(seed)
         self.queue = Queue(policy, weights)
-        self.arrivals: list[tuple[float, str, QueuedTask]] = []
+        self.arrivals: list[tuple[float, str, QueueEntry]] = []
         self.running: list[tuple[float, str]] = []
         self.answers: dict[str, int] = {}
-        self.tasks: dict[str, QueuedTask] = {}
+        self.tasks: dict[str, QueueEntry] = {}
         self.served: dict[str, int] = {}
         self.now = 0.0
 
@@ -45,7 +45,7 @@ class Mill:
             number += 1
             key = f"{name}{number}"
             self.answers[key] = min(max_tokens, self.lognormal(answer))
-            task = QueuedTask(
+            task = QueueEntry(
                 key,
                 priority_class,
                 at + 300,
@@ -71,7 +71,7 @@ class Mill:
             self.send()
         return self.served
 
-    def add(self, task: QueuedTask) -> None:
+    def add(self, task: QueueEntry) -> None:
         self.tasks[task.request_id] = task
         self.queue.add(task, self.now)
 
@@ -85,11 +85,11 @@ class Mill:
     def send(self) -> None:
         while True:
             used = len(self.running)
-            capacity = Capacity("w", SLOTS - used, running_rows=used)
+            capacity = Capacity("w", SLOTS - used, running=used)
             batch = self.queue.next_batch(self.now, [capacity]).batch
             if batch is None:
                 return
-            for row in batch.rows:
+            for row in batch.entries:
                 took_s = 0.001 * row.prefill_tokens + 0.01 * self.answers[row.request_id]
                 heappush(self.running, (self.now + took_s, row.request_id))
 
@@ -117,7 +117,7 @@ def test_without_shares_who_sends_more_gets_more() -> None:
     assert served["a"] > 5 * served["b"]
 
 
-def test_a_tenant_is_charged_what_its_answers_are_and_not_what_it_allows_them_to_be() -> None:
+def test_tenant_is_charged_for_actual_not_allowed_answers() -> None:
     mill = Mill(policy(), {}, seed=2)
     mill.tenant("careful", rate=30, answer=60, max_tokens=128)
     mill.tenant("careless", rate=30, answer=60, max_tokens=4096)

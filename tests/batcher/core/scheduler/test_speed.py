@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.speed import (
     MEMORY_S,
     PEAK_S,
-    ROWS_MIN,
+    REQUESTS_MIN,
     SLOTS_MAX,
     Peak,
     Slots,
     Speeds,
 )
-from batcher.core.scheduler.task import QueuedTask
 
 BASE_S, PROMPT_TOKEN_S, TOKEN_S = 0.1, 0.01, 0.05
 
@@ -24,7 +24,7 @@ def run(
     speeds: Speeds, prompt: int, tokens: int, at: float, *, slow: float = 1.0, name: str = "bulk"
 ) -> float:
     """A row from its hand-over until its end; returns when that is."""
-    row = QueuedTask("r", name, prompt_tokens=prompt, max_tokens=tokens)
+    row = QueueEntry("r", name, prompt_tokens=prompt, max_tokens=tokens)
     row.sent_at = at
     speeds.begin(row, at)
     rest_s = slow * TOKEN_S * (tokens - 1)
@@ -54,7 +54,7 @@ def test_prompts_and_answers_have_a_speed_each() -> None:
 def test_few_rows_say_nothing() -> None:
     speeds, now = Speeds(), 0.0
     speeds.watch(now, is_full=True)
-    for _ in range(ROWS_MIN - 1):
+    for _ in range(REQUESTS_MIN - 1):
         now = run(speeds, 10, 5, now)
         assert speeds.of_class("bulk", now) is None
         assert speeds.tokens_per_s(8, now) == 0.0
@@ -71,8 +71,8 @@ def test_rows_beside_free_slots_say_nothing() -> None:
 def test_a_row_counts_that_was_mostly_beside_full_slots() -> None:
     for full_s, counts in ((0.4, False), (0.6, True)):
         speeds, now = Speeds(), 0.0
-        for _ in range(ROWS_MIN):
-            row = QueuedTask("r", "bulk")
+        for _ in range(REQUESTS_MIN):
+            row = QueueEntry("r", "bulk")
             row.sent_at = now
             speeds.watch(now, is_full=True)
             speeds.begin(row, now)
@@ -95,7 +95,7 @@ def test_an_old_measurement_is_not_known_any_more() -> None:
     assert speeds.of_class("bulk", now + MEMORY_S) is None
     assert speeds.tokens_per_s(8, now + MEMORY_S) == 0.0
     later = now + MEMORY_S
-    for _ in range(ROWS_MIN):
+    for _ in range(REQUESTS_MIN):
         later = run(speeds, 10, 5, later, slow=3.0)
     speed = speeds.of_class("bulk", later)
     assert speed is not None

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from batcher.core.scheduler.capacity import Capacity, Room
+from batcher.core.scheduler.capacity import Capacity, UsableCapacity
+from batcher.core.scheduler.entry import BatchCause, BatchLimit
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.task import BatchCause, BatchLimit
 from sluice.settings.batching import PRESETS, Policy
 from tests.batcher.core.scheduler.kit import (
     BULK_AGING_S,
@@ -66,25 +66,25 @@ def test_running_batches_let_urgent_requests_go_alone() -> None:
     fill(queue, 5, 5, priority_class="standard")
     fill(queue, 5)
     batch = batch_of(queue, 1.0, busy(batches_running=2))
-    assert (len(batch.rows), batch.limit) == (1, BatchLimit.WORKER_BATCHES)
+    assert (len(batch.entries), batch.limit) == (1, BatchLimit.WORKER_BATCHES)
     assert queue.next_batch(1.0, [busy(batches_running=2)]).batch is None
-    assert len(batch_of(queue, 1.0, busy(batches_running=1)).rows) == 2
+    assert len(batch_of(queue, 1.0, busy(batches_running=1)).entries) == 2
 
 
 def test_running_batches_let_returned_ones_pass_standard() -> None:
     queue = Queue(policy(batches_running_max=1))
     fill(queue, 5, priority_class="bulk")
-    (row,) = batch_of(queue, 1.0, busy()).rows
+    (row,) = batch_of(queue, 1.0, busy()).entries
     fill(queue, 5, priority_class="standard", now=1.0)
     again = come_back(queue, row, 1, 1.0)
-    assert batch_of(queue, 1.01, busy(batches_running=1)).rows == [again]
+    assert batch_of(queue, 1.01, busy(batches_running=1)).entries == [again]
 
 
 def test_running_batches_leave_the_order_of_unlimited_ones() -> None:
     queue = Queue(policy(batches_running_max=1, classes={"bulk": {"aging_s": 2.0}}))
     again = return_bulk(queue, 1.0)
     fill(queue, 5, now=1.0)
-    rows = batch_of(queue, 3.0, busy(batches_running=1)).rows
+    rows = batch_of(queue, 3.0, busy(batches_running=1)).entries
     assert [r.priority_class for r in rows] == ["bulk", "interactive"], "bulk is overdue"
     assert rows[0] is again
 
@@ -95,7 +95,7 @@ def test_interactive_window_holds_under_the_limit_too() -> None:
     fill(queue, 5, now=1.0)
     full = busy(batches_running=1)
     assert queue.next_batch(1.0, [full]) == (None, 1.4)
-    assert len(batch_of(queue, 1.4, full).rows) == 1
+    assert len(batch_of(queue, 1.4, full).entries) == 1
 
 
 # Full, and what a worker has no room for.
@@ -104,10 +104,10 @@ def test_interactive_window_holds_under_the_limit_too() -> None:
 def test_full_is_the_size_of_the_policy() -> None:
     queue = Queue(policy("window", max_rows=4))
     fill(queue, 5, 5, 5)
-    assert queue.next_batch(0.0, [busy(free_rows=2)]).batch is None, "two rows are free, not full"
+    assert queue.next_batch(0.0, [busy(free_slots=2)]).batch is None, "two rows are free, not full"
     fill(queue, 5)
-    batch = batch_of(queue, 0.0, busy(free_rows=2))
-    assert (batch.cause, len(batch.rows)) == (BatchCause.FULL, 2)
+    batch = batch_of(queue, 0.0, busy(free_slots=2))
+    assert (batch.cause, len(batch.entries)) == (BatchCause.FULL, 2)
 
 
 def test_full_counts_the_adaptive_size_and_tokens() -> None:
@@ -129,9 +129,9 @@ def test_rest_of_a_due_batch_needs_no_window(name: str, waiting: int, at: float)
     causes = []
     for sent in range(waiting):
         (late,) = fill(queue, 5, now=at, priority_class="bulk")
-        assert queue.next_batch(at, [busy(free_rows=0)]).batch is None
-        batch = batch_of(queue, at + sent / 1000, busy(free_rows=1))
-        assert len(batch.rows) == 1, "never more than the grant"
+        assert queue.next_batch(at, [busy(free_slots=0)]).batch is None
+        batch = batch_of(queue, at + sent / 1000, busy(free_slots=1))
+        assert len(batch.entries) == 1, "never more than the grant"
         causes.append(batch.cause)
         queue.cancel(late)
     assert set(causes) == {BatchCause.WINDOW_OVER if at else BatchCause.FULL}
@@ -142,7 +142,7 @@ def test_rest_of_a_due_batch_needs_no_window(name: str, waiting: int, at: float)
 def test_rest_of_a_batch_ends_with_its_tasks() -> None:
     queue = Queue(policy("window", wait_s=0.05, max_rows=8))
     _, other = fill(queue, 5, 5)
-    batch_of(queue, 0.05, busy(free_rows=1))
+    batch_of(queue, 0.05, busy(free_slots=1))
     queue.cancel(other)
     fill(queue, 5, now=0.06)
     assert queue.next_batch(0.06, [busy()]) == (None, pytest.approx(0.11))
@@ -160,14 +160,14 @@ def test_window_closes_before_a_deadline(name: str, order: str) -> None:
     fill(queue, 5, now=0.5, deadline=6.0)
     decision = queue.next_batch(0.5, [busy()])
     assert decision == (None, 4.5), "not of the first in order alone"
-    assert len(batch_of(queue, 4.5, busy()).rows) == 2
+    assert len(batch_of(queue, 4.5, busy()).entries) == 2
 
 
 def test_window_halves_the_time_to_a_deadline_at_first() -> None:
     queue = Queue(policy("window", wait_s=10.0))
     fill(queue, 5, now=1.0, deadline=3.0)
     assert queue.next_batch(1.0, [busy()]).wake_at == 2.0
-    assert len(batch_of(queue, 2.0, busy()).rows) == 1
+    assert len(batch_of(queue, 2.0, busy()).entries) == 1
 
 
 def test_window_wakes_when_a_class_is_overdue() -> None:
@@ -186,7 +186,7 @@ def test_windows_differ_by_class() -> None:
         fill(queue, 5, priority_class=name)
         wakes.append(queue.next_batch(0.0, [busy()]).wake_at)
     assert wakes == [4.0, 0.5, 0.005]
-    assert len(batch_of(queue, 0.005, busy()).rows) == 3, "those that wait go along"
+    assert len(batch_of(queue, 0.005, busy()).entries) == 3, "those that wait go along"
 
 
 def test_window_of_the_oldest_counts_not_of_the_first() -> None:
@@ -194,7 +194,7 @@ def test_window_of_the_oldest_counts_not_of_the_first() -> None:
     fill(queue, 5, priority_class="standard", now=0.0)
     fill(queue, 5, priority_class="interactive", now=0.4)
     batch = batch_of(queue, 0.5, busy())
-    assert [row.priority_class for row in batch.rows] == ["interactive", "standard"]
+    assert [row.priority_class for row in batch.entries] == ["interactive", "standard"]
 
 
 def test_window_s_says_what_a_new_request_waits() -> None:
@@ -222,7 +222,7 @@ def test_fixed_waits_for_its_size_even_if_the_worker_idles() -> None:
     assert queue.next_batch(0.0, [idle]).wake_at == 0.1
     fill(queue, 5, 5)
     batch = batch_of(queue, 0.05, idle)
-    assert (batch.cause, len(batch.rows)) == (BatchCause.FULL, 3)
+    assert (batch.cause, len(batch.entries)) == (BatchCause.FULL, 3)
     assert queue.next_batch(0.05, [idle]).batch is None, "a batch still runs"
 
 
@@ -232,7 +232,7 @@ def test_window_sends_what_has_come_when_it_is_over() -> None:
     fill(queue, 5, 5, now=1.03)
     assert queue.next_batch(1.04, [Capacity("w", 8)]).wake_at == 1.05
     batch = batch_of(queue, 1.05, Capacity("w", 8))
-    assert (batch.cause, len(batch.rows)) == (BatchCause.WINDOW_OVER, 3)
+    assert (batch.cause, len(batch.entries)) == (BatchCause.WINDOW_OVER, 3)
 
 
 def test_priority_has_windows_by_class() -> None:
@@ -249,7 +249,7 @@ def test_every_policy_takes_deadlines_before_arrival(name: str) -> None:
     fill(queue, 5, priority_class="bulk", tenant="a")
     fill(queue, 5, deadline=9.0)
     fill(queue, 5, deadline=8.0)
-    rows = [batch_of(queue, 1.0, busy()).rows[0] for _ in range(3)]
+    rows = [batch_of(queue, 1.0, busy()).entries[0] for _ in range(3)]
     assert [row.deadline for row in rows] == [8.0, 9.0, math.inf]
 
 
@@ -257,8 +257,8 @@ def test_every_policy_takes_deadlines_before_arrival(name: str) -> None:
 def test_every_policy_counts_on_preemption(name: str) -> None:
     queue = Queue(policy(name))
     fill(queue, 5)
-    worker = busy(free_rows=0, urgent=[Room(3), Room(3)])
-    assert len(batch_of(queue, 1.0, worker).rows) == 1
+    worker = busy(free_slots=0, urgent=[UsableCapacity(3), UsableCapacity(3)])
+    assert len(batch_of(queue, 1.0, worker).entries) == 1
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -267,11 +267,11 @@ def test_adaptive_size_follows_the_first_tokens(streams: bool) -> None:
     sizes, now = [], 0.0
     for took_s in (0.1, 0.1, 0.1, 0.1, 1.0, 2.0, 2.0, 0.1):
         fill(queue, *[5] * 4, now=now)
-        rows = batch_of(queue, now, Capacity("w", 8)).rows
+        rows = batch_of(queue, now, Capacity("w", 8)).entries
         sizes.append(len(rows))
         for row in rows:
             if streams:  # The answer goes on for long.
-                queue.first_token(row.request_id, now + took_s)
+                queue.on_first_token(row.request_id, now + took_s)
             queue.finish(row.request_id, 5, now + took_s + 30 * streams)
         now += took_s
     assert sizes == [1, 2, 3, 4, 4, 4, 3, 2]
@@ -281,9 +281,9 @@ def test_adaptive_size_ignores_what_was_cancelled() -> None:
     queue = Queue(policy("adaptive", latency_target_s=1.0, wait_s=0.0))
     for _ in range(4):
         fill(queue, 5)
-        queue.cancel(batch_of(queue, 0.0, busy()).rows[0].request_id)
+        queue.cancel(batch_of(queue, 0.0, busy()).entries[0].request_id)
     fill(queue, 5, 5)
-    assert len(batch_of(queue, 0.0, busy()).rows) == 1
+    assert len(batch_of(queue, 0.0, busy()).entries) == 1
 
 
 # With which rows.
@@ -294,7 +294,7 @@ def test_adaptive_size_ignores_what_was_cancelled() -> None:
     [
         ({}, busy(), 5, BatchLimit.ALL_WAITING),
         ({"max_rows": 3}, busy(), 3, BatchLimit.ROWS),
-        ({}, busy(free_rows=2), 2, BatchLimit.WORKER_ROWS),
+        ({}, busy(free_slots=2), 2, BatchLimit.WORKER_ROWS),
         ({"batch_tokens_max": 39}, busy(), 3, BatchLimit.TOKENS),
         ({"waiting_tokens_max": 59}, busy(waiting_tokens=10), 4, BatchLimit.WORKER_PREFILL),
         ({}, busy(free_tokens=50), 2, BatchLimit.WORKER_CACHE),
@@ -309,28 +309,26 @@ def test_a_batch_says_why_it_is_not_larger(
 def test_a_row_beyond_the_budget_goes_alone() -> None:
     queue = Queue(policy(batch_tokens_max=50))
     fill(queue, 200, 10)
-    assert [row.prefill_tokens for row in batch_of(queue, 1.0, busy()).rows] == [200]
+    assert [row.prefill_tokens for row in batch_of(queue, 1.0, busy()).entries] == [200]
 
 
 def test_rows_of_about_one_length_go_together() -> None:
     queue = Queue(policy("length", padding_max=0.1, batches_running_max=None))
     fill(queue, 100, 1000, 105, 20, 95, 990)
     first, second, third = (batch_of(queue, 1.0, Capacity("w", 8)) for _ in range(3))
-    assert sorted(row.prefill_tokens for row in first.rows) == [95, 100, 105]
-    assert sorted(row.prefill_tokens for row in second.rows) == [990, 1000]
-    assert [row.prefill_tokens for row in third.rows] == [20]
+    assert sorted(row.prefill_tokens for row in first.entries) == [95, 100, 105]
+    assert sorted(row.prefill_tokens for row in second.entries) == [990, 1000]
+    assert [row.prefill_tokens for row in third.entries] == [20]
     assert first.limit is BatchLimit.PADDING
     assert first.padding_share == pytest.approx(1 - 300 / 315)
 
 
-def test_less_urgent_rows_of_the_length_of_the_first_go_along_although_more_urgent_ones_do_not_fit() -> (
-    None
-):
+def test_less_urgent_requests_join_if_more_urgent_do_not_fit() -> None:
     queue = Queue(policy("length", padding_max=0.1))
     fill(queue, 100, 1000, 20)
     fill(queue, 105, 98, 30, priority_class="bulk")
     batch = batch_of(queue, 1.0, busy())
-    assert sorted(row.prefill_tokens for row in batch.rows) == [98, 100, 105]
+    assert sorted(row.prefill_tokens for row in batch.entries) == [98, 100, 105]
     assert batch.limit is BatchLimit.PADDING
 
 
@@ -341,7 +339,7 @@ def test_full_bucket_of_a_less_urgent_class_waits() -> None:
     fill(queue, 1000, 1000, priority_class="bulk", now=1.0)
     fill(queue, 100, now=1.0)
     assert queue.next_batch(1.0, [busy()]) == (None, 1.1)
-    assert batch_of(queue, 1.1, busy()).rows[0].prefill_tokens == 100
+    assert batch_of(queue, 1.1, busy()).entries[0].prefill_tokens == 100
 
 
 def test_full_bucket_goes_before_a_row_that_may_wait() -> None:
@@ -359,7 +357,7 @@ def test_length_companions_are_in_order() -> None:
     fill(queue, 100, tenant="b", now=0.0)
     fill(queue, 100, tenant="a", now=0.0, deadline=0.6)
     fill(queue, 100, tenant="a", now=0.0, deadline=0.5)
-    rows = batch_of(queue, 0.0, Capacity("w", 8)).rows
+    rows = batch_of(queue, 0.0, Capacity("w", 8)).entries
     assert [row.deadline for row in rows] == [0.5, 0.6]
 
 
@@ -367,7 +365,7 @@ def test_the_token_budget_counts_padding() -> None:
     queue = Queue(policy("length", padding_max=0.5, batch_tokens_max=300))
     fill(queue, 100, 80, 80, 80)
     batch = batch_of(queue, 1.0, busy())
-    assert (len(batch.rows), batch.limit) == (3, BatchLimit.TOKENS)
+    assert (len(batch.entries), batch.limit) == (3, BatchLimit.TOKENS)
 
 
 def padding_efficiency(name: str) -> tuple[float, float]:
@@ -382,10 +380,10 @@ def padding_efficiency(name: str) -> tuple[float, float]:
     for number in range(150):
         now = 1.0 + number
         batch = batch_of(queue, now, Capacity("w", 32))
-        lengths = [row.prefill_tokens for row in batch.rows]
+        lengths = [row.prefill_tokens for row in batch.entries]
         tokens, rows = tokens + sum(lengths), rows + len(lengths)
         cells += len(lengths) * max(lengths)
-        for row in batch.rows:
+        for row in batch.entries:
             queue.finish(row.request_id, 5, now)
         fill(queue, *[draw() for _ in lengths], now=now)
     return tokens / cells, rows / 150
@@ -405,14 +403,14 @@ def test_by_length_hardly_anything_is_padding() -> None:
 def test_a_queue_goes_on_under_another_policy(name: str) -> None:
     queue = Queue(policy())
     fill(queue, *[10] * 6, priority_class="standard")
-    first, second = batch_of(queue, 1.0, busy(free_rows=2)).rows
+    first, second = batch_of(queue, 1.0, busy(free_slots=2)).entries
     queue.reconfigure(policy(name), {"default": 2.0})
     assert (len(queue), queue.order.classes["standard"].waiting) == (4, 4)
     come_back(queue, first, 1, 1.0)
     queue.finish(second.request_id, 3, 1.0)
     waited_s = []
     while len(queue):
-        for row in batch_of(queue, 60.0, Capacity("w", 8)).rows:
+        for row in batch_of(queue, 60.0, Capacity("w", 8)).entries:
             waited_s.append(row.waited_s)
             queue.finish(row.request_id, 3, 60.0)
     assert sorted(waited_s) == [59.0, 60.0, 60.0, 60.0, 60.0]

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.core.scheduler.capacity import Capacity, Room
+from batcher.core.scheduler.capacity import Capacity, UsableCapacity
+from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.queue import Queue
-from batcher.core.scheduler.speed import ROWS_MIN
+from batcher.core.scheduler.speed import REQUESTS_MIN
 from sluice.internal.v1.control_pb2 import ClassReport
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
@@ -27,12 +28,13 @@ class Mill:
         self.waits = self.queue.waits
         self.now = 0.0
         self.rows: dict[str, float] = {}
-        """When each row of the worker ends."""
+        """When each request in the worker ends."""
+        self.entries: dict[str, QueueEntry] = {}
 
     @property
     def capacities(self) -> list[Capacity]:
-        free = Room(SLOTS - len(self.rows))
-        return [Capacity("w", *free, running_rows=len(self.rows))]
+        free = UsableCapacity(SLOTS - len(self.rows))
+        return [Capacity("w", *free, running=len(self.rows))]
 
     def add(self, *answers: int, name: str = "standard", tenant: str = "a") -> None:
         """Tasks whose answers have so many tokens, each as long as it may be."""
@@ -53,9 +55,10 @@ class Mill:
             decision = self.queue.next_batch(self.now, self.capacities)
             if decision.batch is None:
                 break
-            for row in decision.batch.rows:
+            for row in decision.batch.entries:
                 self.rows[row.request_id] = self.now + TOKEN_S * row.max_tokens
-        self.waits.watch(self.now, has_room=self.capacities[0].free_rows > 0)
+                self.entries[row.request_id] = row
+        self.waits.watch(self.now, has_capacity=self.capacities[0].free_slots > 0)
 
     def finish(self) -> None:
         """Computes all rows."""
@@ -68,7 +71,7 @@ class Mill:
         while self.rows and min(self.rows.values()) <= until:
             request_id = min(self.rows, key=self.rows.__getitem__)
             self.now = self.rows.pop(request_id)
-            task = self.queue._tasks[request_id]
+            task = self.entries.pop(request_id)
             rest_s = TOKEN_S * (task.max_tokens - 1)
             self.queue.finish(request_id, task.max_tokens, self.now, decode_s=rest_s)
             self.send()
@@ -86,7 +89,7 @@ def learned(policy: Policy | None = None, weights: dict[str, float] | None = Non
     """One whose workers were full of long answers of another tenant, of each class, a minute ago."""
     mill = Mill(policy, weights)
     for name in CLASSES:
-        mill.add(*[50] * (ROWS_MIN + SLOTS), name=name, tenant="other")
+        mill.add(*[50] * (REQUESTS_MIN + SLOTS), name=name, tenant="other")
         mill.finish()
     mill.run(mill.now + IDLE_S)
     mill.send()
@@ -112,7 +115,7 @@ def test_without_a_measurement_no_wait_is_known() -> None:
     assert (mill.report().free_rows, mill.wait_s(), mill.waits.tokens_per_s(0.0)) == (0, 0.0, 0.0)
 
 
-def test_a_short_task_behind_full_slots_leaves_the_rate_as_it_was() -> None:
+def test_short_request_behind_full_slots_keeps_the_rate() -> None:
     mill = learned()
     for _ in range(3):
         mill.add(*[900] * SLOTS)
@@ -193,11 +196,14 @@ def test_a_burst_of_urgent_work_is_no_steady_load() -> None:
 def test_rows_that_give_way_hold_no_slots() -> None:
     mill = learned()
     mill.add(*[900] * SLOTS, name="bulk")
-    full, preempts = Capacity("w", 0), Capacity("w", 0, urgent=[Room(SLOTS), Room(SLOTS)])
+    full, preempts = (
+        Capacity("w", 0),
+        Capacity("w", 0, urgent=[UsableCapacity(SLOTS), UsableCapacity(SLOTS)]),
+    )
     waits, now = mill.waits, mill.now
     assert waits.expected_wait("interactive", now, [full]) == pytest.approx(90.0)
     assert waits.expected_wait("interactive", now, [preempts]) == 0.0
-    assert waits.free_rows("interactive", [preempts]) == SLOTS
+    assert waits.free_slots("interactive", [preempts]) == SLOTS
     assert waits.expected_wait("bulk", now, [preempts]) == pytest.approx(90.0, rel=0.03)
 
 
@@ -208,7 +214,7 @@ def test_slots_of_a_worker_that_is_gone_count_no_more() -> None:
     assert mill.waits.expected_wait("standard", mill.now, []) == 0.0
 
 
-def test_a_row_that_outlives_its_expectation_keeps_its_slot_as_long_again() -> None:
+def test_request_beyond_its_expectation_keeps_its_slot_longer() -> None:
     mill = learned()
     fill(mill.queue, *[1] * SLOTS, priority_class="standard", now=mill.now, max_tokens=300)
     mill.send()

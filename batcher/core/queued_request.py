@@ -1,9 +1,9 @@
-"""The life cycle of a row: a task from its arrival in the batcher until no frames of it can be requested any more.
+"""Life cycle of a queued request: from its arrival until its frames can no longer be requested.
 
     WAITING --> SENT --> ENDED --> CLOSED
 
-A row may end in every state before ENDED (deadline, failure), and may be closed in every state (cancelled, returned to
-its gateway).
+A request may end in every state before ENDED (deadline, failure), and may be closed in every state
+(cancelled, returned to its gateway).
 """
 
 import math
@@ -11,45 +11,47 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Final
 
-from batcher.core.scheduler.task import Batch, QueuedTask
+from batcher.core.scheduler.entry import Batch, QueueEntry
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings.models import PrefixCache
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, unpack_to_keep
 
 PREFIX_TOKENS: Final = 64
-"""Prompts that begin with the same this many tokens go to the same worker if nothing speaks against it."""
+"""Prompts that share this many first tokens prefer the same worker."""
 TIMEOUT_MS_MAX: Final = 2**32 - 1
+"""Largest timeout that fits the field, in milliseconds; later deadlines are sent as none."""
 REQUEST_ID_CHARACTERS_MAX: Final = 128
+"""Longest request id that is accepted."""
 
 
-class RowState(IntEnum):
-    """The state of a row; a row only moves on."""
+class RequestState(IntEnum):
+    """State of a request; it only moves forward."""
 
     WAITING = 0
     """In the queue."""
     SENT = 1
-    """Its worker has it, or will."""
+    """In a worker, or on its way to one."""
     ENDED = 2
-    """Its final frame went out; it is kept for a moment, in case the gateway asks for it again."""
+    """Its final frame was sent; it is kept for a moment in case the gateway asks for it again."""
     CLOSED = 3
     """Forgotten."""
 
 
-class Row(QueuedTask):
-    """One task with its answer so far. The fields that the scheduler orders by are in its base class.
+class QueuedRequest(QueueEntry):
+    """A task in the batcher with its answer so far. The base class has what the scheduler orders by.
 
     Attributes:
         task: as received.
-        attempt: goes into every frame of the row, and fences out earlier owners.
-        headers: of its message, with the trace context.
-        size: of its message, bytes.
-        produced: the answer so far, from index 0.
-        base: how many of `produced` the gateway had when the task came.
-        final: the end, once there is one.
-        worker: the worker it was sent to; empty: it was not sent.
-        told: whether its gateway was told that it waits.
-        taken: whether the worker's engine has said that it has the batch.
+        attempt: is in every frame, so that the gateway can drop frames of earlier attempts.
+        headers: of the message that brought it, with the trace context.
+        size: of that message, in bytes.
+        produced: answer tokens so far, from index 0.
+        base: how many of `produced` came with the task.
+        final: how it ended, once it has.
+        worker: the worker that it was sent to; empty if it was not sent.
+        is_acknowledged: whether its gateway was told that it waits here.
+        is_admitted: whether the worker's engine has admitted its batch.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Row(QueuedTask):
         size: int = 0,
         prefix_cache: PrefixCache = "tenant",
     ) -> None:
-        """Make a row whose deadline counts from ``now``, monotonic seconds."""
+        """Create a request whose deadline counts from `now`, in monotonic seconds."""
         prompt, self.produced = task.prompt_token_ids, list(task.produced_token_ids)
         self.base = len(self.produced)
         super().__init__(
@@ -85,16 +87,16 @@ class Row(QueuedTask):
         self.logprobs: list[frame_pb2.Logprobs] = []
         self.final: frame_pb2.Final | None = None
         self.worker = ""
-        self.told = self.taken = False
-        self.state = RowState.WAITING
+        self.is_acknowledged = self.is_admitted = False
+        self.state = RequestState.WAITING
 
     @property
     def ref(self) -> frame_pb2.TaskRef:
-        """Its name in messages."""
+        """Reference to it in messages."""
         return frame_pb2.TaskRef(request_id=self.request_id, attempt=self.attempt)
 
     def end(self, final: frame_pb2.Final, now: float) -> None:
-        """``final`` is its end, with the timings of its worker, if one ended it: adds what the batcher knows."""
+        """Set how the request ended, and add the times that only the batcher knows."""
         self.final, timings = final, final.timings
         batch = self.batch
         if batch is None:
@@ -103,14 +105,14 @@ class Row(QueuedTask):
         timings.queue_ms = self.waited_s * 1e3
         timings.batch_ms = (now - self.sent_at) * 1e3 - timings.prefill_ms - timings.decode_ms
         sent = final.batch
-        sent.batch_id, sent.cause, sent.tasks = batch.batch_id, batch.cause, len(batch.rows)
+        sent.batch_id, sent.cause, sent.tasks = batch.batch_id, batch.cause, len(batch.entries)
         sent.padding_share, sent.waited_ms = batch.padding_share, timings.queue_ms
         sent.longest_waited_ms = batch.longest_wait.waited_s * 1e3
         sent.worker = batch.worker_id
 
 
 def _prefix_key(task: task_pb2.Task, prefix_cache: PrefixCache) -> int:
-    """Return what prompts have in common whose cached blocks the workers would share; 0: nothing."""
+    """Return a hash that prompts with shareable cache blocks have in common; 0 if there is none."""
     prompt = task.prompt_token_ids
     if prefix_cache == "off" or len(prompt) < PREFIX_TOKENS:
         return 0
@@ -119,32 +121,40 @@ def _prefix_key(task: task_pb2.Task, prefix_cache: PrefixCache) -> int:
 
 
 def batch_message(
-    batch: Batch[Row],
+    batch: Batch[QueuedRequest],
     batcher: str,
     traceparents: Sequence[str],
     now: float,
     waiting: Sequence[int] = (),
 ) -> worker_pb2.Batch:
-    """The message to the worker; ``traceparents`` are those of the rows, ``waiting`` what still waits by class."""
+    """Return the message to the worker.
+
+    Args:
+        batch: the batch to send.
+        batcher: id of this batcher.
+        traceparents: trace contexts of the requests, in order.
+        now: monotonic seconds.
+        waiting: requests that still wait, by class.
+    """
     message = worker_pb2.Batch(batch_id=batch.batch_id, batcher=batcher, queued=waiting)
-    for row, traceparent in zip(batch.rows, traceparents, strict=True):
-        left_ms = (row.deadline - now) * 1e3
+    for request, traceparent in zip(batch.entries, traceparents, strict=True):
+        left_ms = (request.deadline - now) * 1e3
         message.tasks.add(
-            task=row.task,
-            attempt=row.attempt,
+            task=request.task,
+            attempt=request.attempt,
             traceparent=traceparent,
             timeout_ms=max(1, math.ceil(left_ms)) if left_ms < TIMEOUT_MS_MAX else 0,
-            origin=row.headers.get("traceparent", ""),
-            cache_tokens=row.cache_tokens,
+            origin=request.headers.get("traceparent", ""),
+            cache_tokens=request.cache_tokens,
         )
     return message
 
 
 def checked_task(payload: bytes) -> task_pb2.Task:
-    """The task in ``payload``.
+    """Return the task in a message.
 
     Raises:
-        MalformedMessage: it is not a task, or not one that can be answered; says which field is wrong.
+        MalformedMessage: it is not a task or cannot be answered; the message names the field.
     """
     task = unpack_to_keep(task_pb2.Task, payload)
     problem = _problem(task)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batcher.policy_in_force import PolicyInForce
+from batcher.active_policy import ActivePolicy
 from sluice.settings import BatcherSettings, Settings, TenantSettings
 from tests.batcher.batchers import ECHO, settings_of
 
@@ -26,26 +26,26 @@ def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_policy_follows_its_schedule(caplog: pytest.LogCaptureFixture) -> None:
-    policy = PolicyInForce(ECHO, settings(NIGHTLY), DAY)
+    policy = ActivePolicy(ECHO, settings(NIGHTLY), DAY)
     assert policy.policy.max_rows == 32
     assert not policy.follow(DAY)
     assert policy.follow(NIGHT)
     assert (policy.policy.max_rows, policy.policy.schedule) == (64, ())
-    assert "policy window in force for model echo: its schedule (" in caplog.text
+    assert "activated scheduled policy window for model echo (" in caplog.text
     assert "max_rows 64" in caplog.text
     assert policy.follow(DAY)
     assert policy.policy.max_rows == 32
 
 
 def test_policy_of_a_reload_is_the_one_of_the_moment() -> None:
-    policy = PolicyInForce(ECHO, settings("continuous"), NIGHT)
+    policy = ActivePolicy(ECHO, settings("continuous"), NIGHT)
     policy.change(settings(NIGHTLY, tenants={"a": TenantSettings(weight=3.0)}), NIGHT)
     assert (policy.policy.max_rows, policy.weights) == (64, {"a": 3.0})
 
 
 def test_policy_that_gains_nothing_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     note = "policy length for model echo: no gain, engine echo pads nothing"
-    policy = PolicyInForce(ECHO, settings("length"), DAY)
+    policy = ActivePolicy(ECHO, settings("length"), DAY)
     assert not caplog.messages
     policy.log_notes()
     policy.change(settings("length"), DAY)

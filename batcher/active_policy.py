@@ -1,4 +1,4 @@
-"""The batching policy of a model: as the configuration says, and as its schedule makes it at a moment."""
+"""The active batching policy of a model: as configured, and as its schedule changes it over time."""
 
 import logging
 from collections.abc import Mapping
@@ -7,15 +7,15 @@ from datetime import datetime
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.batching import Policy, policy_notes
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class PolicyInForce:
+class ActivePolicy:
     """Resolves the schedule of a model's policy, outside of the scheduler, which has no clock.
 
     Attributes:
-        policy: in force.
-        weights: shares of the tenants that differ from 1.
+        policy: the policy that is active now.
+        weights: shares of the tenants whose weight is not 1.
     """
 
     def __init__(self, model: ModelSettings, settings: Settings, moment: datetime) -> None:
@@ -25,7 +25,7 @@ class PolicyInForce:
         self.weights: Mapping[str, float] = settings.weights
 
     def change(self, settings: Settings, moment: datetime) -> None:
-        """Take another configuration."""
+        """Apply another configuration."""
         before, self._scheduled = self._scheduled, settings.policy_of(self._model)
         self.policy = self._scheduled.at(moment)
         self.weights = settings.weights
@@ -33,25 +33,20 @@ class PolicyInForce:
             self.log_notes()
 
     def follow(self, moment: datetime) -> bool:
-        """Take the policy that the schedule puts in force at ``moment``; return whether it is another one."""
+        """Activate the policy that is scheduled for this moment; return whether it is another one."""
         policy = self._scheduled.at(moment)
         if policy == self.policy:
             return False
         self.policy = policy
         values = policy.model_dump(exclude={"name", "classes"}).items()
-        described = ", ".join(f"{key} {value}" for key, value in values)
-        log.info(
-            "policy %s in force for model %s: its schedule (%s)",
-            policy.name,
-            self._model.name,
-            described,
+        text = ", ".join(f"{key} {value}" for key, value in values)
+        logger.info(
+            "activated scheduled policy %s for model %s (%s)", policy.name, self._model.name, text
         )
         return True
 
     def log_notes(self) -> None:
-        """Log in which respect the policy makes no difference to the model's engine."""
-        model = self._model
-        for note in policy_notes(
-            self._scheduled, model.name, model.engine, streams=not model.computes_whole
-        ):
-            log.info("%s", note)
+        """Log which parts of the policy have no effect on the model's engine."""
+        model, streams = self._model, not self._model.computes_whole
+        for note in policy_notes(self._scheduled, model.name, model.engine, streams=streams):
+            logger.info("%s", note)
