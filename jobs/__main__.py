@@ -1,4 +1,4 @@
-"""``python -m jobs --config FILE [--id ID]``: runs jobs until SIGTERM or SIGINT, then leaves them to others."""
+"""`python -m jobs --config FILE [--id ID]`: run jobs until SIGTERM or SIGINT, then leave them to other processes."""
 
 import sluice.quick_start  # noqa: F401
 

@@ -1,7 +1,8 @@
 """Answers by the hash of their input, so that identical inputs are computed once.
 
-They are in a file on disk: memory does not grow with the job. SQLite deletes its name at once, so a kill leaves
-nothing. The file is a cache of what JetStream has: whoever takes the job over fills a new one from the results.
+They are in a file on disk: memory does not grow with the job. SQLite deletes its name at once, so a
+killed process leaves nothing behind. The file caches what JetStream has: whoever takes over the job
+fills a new one from the results.
 """
 
 import hashlib
@@ -15,7 +16,10 @@ _CACHE_KIB: Final = 2048
 
 
 def temporary_table(columns: str) -> sqlite3.Connection:
-    """A database with one table, ``kept``, whose file goes with the connection. Threads may use it in turn."""
+    """Open a database with one table, `kept`, whose file is deleted with the connection.
+
+    Threads may use it in turn.
+    """
     database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
     pragmas = (
         "temp_store=FILE",
@@ -29,21 +33,21 @@ def temporary_table(columns: str) -> sqlite3.Connection:
     return database
 
 
-class AnswerCache:
-    """Use it as a context manager: the file goes with it."""
+class DedupeCache:
+    """Cache of answers by input hash; a context manager that deletes its file."""
 
     def __init__(self) -> None:
         self._database = temporary_table("hash BLOB PRIMARY KEY, answer BLOB")
 
     def get(self, input_hash: bytes) -> JobAnswer | None:
-        """The answer for that input, if there is one."""
+        """Return the answer for an input, or None."""
         row = self._database.execute(
             "SELECT answer FROM kept WHERE hash = ?", (input_hash,)
         ).fetchone()
         return None if row is None else JobAnswer.FromString(row[0])
 
     def put(self, input_hash: bytes, answer: JobAnswer) -> None:
-        """Keeps an answer."""
+        """Store an answer."""
         self._database.execute(
             "INSERT OR IGNORE INTO kept VALUES (?, ?)", (input_hash, answer.SerializeToString())
         )
@@ -56,7 +60,10 @@ class AnswerCache:
 
 
 def input_hash(request: GenerateRequest | EmbedRequest) -> bytes:
-    """16 bytes that name what is computed; empty where the draws are not fixed, so that equal inputs may differ."""
+    """Return 16 bytes that identify what is computed.
+
+    Empty if sampling is not seeded: then answers to equal inputs may differ.
+    """
     if isinstance(request, EmbedRequest):
         named_texts = b"embed" + request.SerializeToString(deterministic=True)
         return hashlib.blake2b(named_texts, digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""The process `jobs`: start-up, and drain in the reverse order."""
+"""The jobs process: start, serve, drain."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
-from jobs.gateways import Gateways
+from jobs.gateways import GatewayClient
 from jobs.process import JobProcess
-from jobs.scheduler import Scheduler
+from jobs.scheduler import JobScheduler
 from jobs.service import JobService
 from jobs.store import JobStore
 from sluice.client.channel import LOOKUP_S, error_of
@@ -49,11 +49,11 @@ from sluice.wire.job_calls import is_signed
 from sluice.wire.patience import patiently
 from sluice.wire.stream_keeper import StreamKeeper
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _CLOSE_S: Final = 1.0
 _RETRY_S: Final = 0.25
-_OURS: Final = "/sluice."
+_SERVICE_PREFIX: Final = "/sluice."
 _HEALTH: Final = "/grpc.health.v1.Health/"
 
 
@@ -64,11 +64,11 @@ async def serve(
     stop: asyncio.Event,
     instruments: Instruments | None = None,
 ) -> None:
-    """Runs jobs and answers calls until ``stop``.
+    """Run jobs and answer calls until `stop`.
 
     Raises:
         SettingsError: an address is missing.
-        SetupError: the port is taken, or JetStream does not take the streams.
+        SetupError: the port is taken, or JetStream refuses the streams.
         NatsUnreachable: NATS did not answer in time.
     """
     if settings.nats.url is None:
@@ -77,15 +77,15 @@ async def serve(
     store = JobStore(settings.jobs, settings.nats.replicas)
     streams = StreamKeeper(store.restore)
     client = await connect(settings.nats, permissions.JOBS, process, streams.check_soon, tls)
-    gateways: Gateways | None = None
+    gateways: GatewayClient | None = None
     try:
         key = await _mesh_key(settings, client)
         addresses = settings.jobs.gateways or reachable(settings.gateway.address)
-        gateways = Gateways(addresses, key, tls)
+        gateways = GatewayClient(addresses, key, tls)
         await _start_store(store, client)
         instruments = instruments or Instruments()
         of_all = JobProcess(process, settings.jobs, store, gateways, tracer, instruments)
-        scheduler = Scheduler(of_all)
+        scheduler = JobScheduler(of_all)
         await MetricsExchange(SERVICE_JOBS, process, instruments).start(client)
         await scheduler.start(client)
         service = JobService(of_all, partial(_read_models, gateways))
@@ -100,10 +100,10 @@ async def serve(
         if gateways is not None:
             await gateways.close()
         await disconnect(client)
-    _log.info("%s has ended", process)
+    logger.info("jobs process %s stopped", process)
 
 
-async def _read_models(gateways: Gateways) -> set[str]:
+async def _read_models(gateways: GatewayClient) -> set[str]:
     try:
         models = await gateways.models.ListModels(
             ListModelsRequest(), timeout=LOOKUP_S, metadata=gateways.metadata
@@ -114,7 +114,10 @@ async def _read_models(gateways: Gateways) -> set[str]:
 
 
 async def _mesh_key(settings: Settings, client: Client) -> str | None:
-    """A gateway makes the bucket; where `jobs` have an account of their own it never is there."""
+    """Return the key of the mesh.
+
+    A gateway creates its bucket; with a NATS account of their own, `jobs` never see it.
+    """
     secrets_bucket = Bucket(jetstream.SECRETS, settings.nats.replicas)
     secrets_bucket.open(client)
     try:
@@ -126,18 +129,18 @@ async def _mesh_key(settings: Settings, client: Client) -> str | None:
         )
     except TransportUnavailable as error:
         raise SetupError(
-            "identity.mesh_key: is not set, and JetStream does not say it; set that of the gateways: "
+            "identity.mesh_key: not set, and not in JetStream; set the gateways' key in "
             "SLUICE_IDENTITY__MESH_KEY"
         ) from error
 
 
 class _Guard(grpc.aio.ServerInterceptor):
-    """Answers gateways alone: whose jobs a call may see is what they say. Health is for everybody.
+    """Only accepts calls of gateways, which decide whose jobs a call may see; health is for everybody.
 
-    Bytes that are no message, and what a method raises, end a call with a status.
+    A malformed message, or what a method raises, ends a call with a status.
 
     Args:
-        mesh_key: with which gateways sign calls; None: nobody does.
+        mesh_key: key with which gateways sign calls; None: calls are unsigned.
     """
 
     def __init__(self, mesh_key: str | None) -> None:
@@ -148,14 +151,14 @@ class _Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The method, guarded; a refusal of a call that no gateway of the mesh has signed."""
+        """Return the guarded method, or a refusal of a call that no gateway of the mesh has signed."""
         details = handler_call_details
         if not str(details.method).startswith(_HEALTH) and not self._is_ours(details):
             return grpc.stream_stream_rpc_method_handler(_refuse)
         handler: Any = await continuation(details)
         if handler is not None and str(details.method).startswith(_HEALTH):
             return _timed(handler)
-        if handler is None or not str(details.method).startswith(_OURS):
+        if handler is None or not str(details.method).startswith(_SERVICE_PREFIX):
             return handler
         reading = request_reader(handler.request_deserializer)
         method = "stream_unary" if handler.stream_unary else "unary_stream"
@@ -164,44 +167,46 @@ class _Guard(grpc.aio.ServerInterceptor):
         return handler._replace(request_deserializer=reading, **behaviour)
 
     def _is_ours(self, details: grpc.HandlerCallDetails) -> bool:
-        given = dict(details.invocation_metadata or ())
-        return self._mesh_key is None or is_signed(given, self._mesh_key)
+        request = dict(details.invocation_metadata or ())
+        return self._mesh_key is None or is_signed(request, self._mesh_key)
 
 
-async def guarded(behaviour: Callable[[Any, Any], Awaitable[Any]], given: Any, context: Any) -> Any:
-    """Makes a call; ``given``: the request, its messages, or what was wrong with it."""
+async def guarded(
+    behaviour: Callable[[Any, Any], Awaitable[Any]], request: Any, context: Any
+) -> Any:
+    """Call a method; `given` is the request, an iterator of requests, or the error of reading it."""
     try:
-        if isinstance(given, SluiceError):
-            raise given
-        return await behaviour(given, context)
+        if isinstance(request, SluiceError):
+            raise request
+        return await behaviour(request, context)
     except SluiceError as error:
         failed = error
     except (grpc.aio.AbortError, grpc.aio.UsageError):
         raise
     except Exception:
-        _log.exception("a call failed")
-        failed = InternalError("the service of jobs failed; its log has the reason")
+        logger.exception("a call to the jobs service failed")
+        failed = InternalError("the jobs service failed; its log has the reason")
     return await context.abort(*failed.as_abort())
 
 
 def _timed(handler: Any) -> Any:
-    """Return the handler of a health method with `HEALTH_S` for its request, and for the answer to a check."""
+    """Return a health method that bounds its request, and the answer to a check, by `HEALTH_S`."""
     behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
-    async def answer(given: Any, context: Any) -> None:
-        if given is grpc.aio.EOF:
+    async def answer(request: Any, context: Any) -> None:
+        if request is grpc.aio.EOF:
             raise InvalidRequest("request: is missing; send a HealthCheckRequest")
-        response = await behaviour(given, context)
+        response = await behaviour(request, context)
         if response is not None:
             await context.write(response)
 
     async def handle(_: Any, context: Any) -> None:
         try:
             async with asyncio.timeout(HEALTH_S) as limit:
-                given = await context.read()
+                request = await context.read()
                 if handler.response_streaming:
                     limit.reschedule(None)
-                await guarded(answer, given, context)
+                await guarded(answer, request, context)
         except TimeoutError:
             late = DeadlinePassed(f"request: did not arrive within {HEALTH_S:g} s; send it at once")
             await context.abort(*late.as_abort())
@@ -211,7 +216,7 @@ def _timed(handler: Any) -> Any:
 
 
 async def _refuse(_: Any, context: Any) -> None:
-    error = PermissionDenied("the service of jobs answers gateways alone: call a gateway")
+    error = PermissionDenied("the jobs service only accepts calls of gateways; call a gateway")
     await context.abort(*error.as_abort())
 
 
@@ -220,8 +225,8 @@ async def _start_store(store: JobStore, client: Client) -> None:
         await store.start(client)
     except (TimeoutError, NatsError, TransportUnavailable) as error:
         raise SetupError(
-            f"JetStream does not take the streams of jobs: {explained(error)}; where its disk is too small, lower "
-            "jobs.inputs_max_bytes and jobs.results_max_bytes"
+            f"JetStream did not create the streams of jobs: {explained(error)}; if its disk is too small, "
+            "lower jobs.inputs_max_bytes and jobs.results_max_bytes"
         ) from error
 
 
@@ -239,7 +244,7 @@ async def _serving(
     else:
         bound = server.add_secure_port(address, server_credentials(tls, (tls / AUTHORITIES,)))
     await server.start()
-    _log.info("jobs are served on %s:%d", host, bound)
+    logger.info("jobs service listens on %s:%d", host, bound)
     try:
         yield
     finally:

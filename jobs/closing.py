@@ -1,9 +1,11 @@
-"""Closes jobs that were cancelled, expired or failed: the items without an outcome get one, and the counts are final.
+"""Closing of jobs that were cancelled, expired or failed: unfinished items get an outcome, counts become final.
 
-1. The process that ran the job writes what has come back and leaves it; one that was lost is not waited for long.
-2. One process claims the job in its record and keeps whoever ran it from writing on.
-3. It walks the input again and counts the items that have no outcome. The last segment of the log says why they have
-   none; the items themselves are not stored, they are read from the input whenever somebody reads the dead letters.
+1. The process that ran the job writes what has come back and leaves it; a lost process is not
+   waited for long.
+2. One process claims the job in its record, and keeps the former owner from writing on.
+3. It reads the input again and counts the items without an outcome. The last segment of the log says
+   why they have none; the items themselves are not stored but read from the input whenever somebody
+   lists the dead letters.
 
 Closing twice gives the same counts, so a claim that is too old is ignored.
 """
@@ -14,16 +16,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Final
 
-from jobs.core.leases import PROCESSES_LOST, is_still, unfinished_error_of
-from jobs.core.retry import Failure, failure_of
-from jobs.core.window import Entry
-from jobs.pass_log import LeftItems, PassLog
-from jobs.process import JobProcess, JobStops
-from jobs.results import Lookup, failed, last_checkpoint, merged
+from jobs.core.leases import PROCESSES_LOST, is_idle, unfinished_error_of
+from jobs.core.retry import FailureKind, failure_kind
+from jobs.items import Item
+from jobs.process import JobProcess, JobStopped
+from jobs.results import OutcomeReader, failed, last_checkpoint, merge_attempts
 from jobs.sources import index_of, result_of
+from jobs.stage_log import StageLog, UnfinishedItems
 from jobs.stages import open_stage
 from jobs.store import Fenced
 from jobs.totals import Totals, note_stages, reached_stage, totals_of
+from sluice.background import BackgroundTasks
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord
@@ -31,15 +34,16 @@ from sluice.v1.jobs_pb2 import JobItemError, JobResult
 from sluice.wire.clock import unix_ms
 
 CLAIM_MS: Final = 120_000
-"""How long one process has a job to itself while it counts, milliseconds."""
+"""How long one process may count before another one claims the job, in milliseconds."""
 LEAVE_S: Final = 6.0
-"""How long the process that runs a job may take to leave it once it is over, seconds; then it is taken for lost."""
+"""How long the owner of an ended job may take to leave it before it counts as lost, in seconds."""
 RETRY_S: Final = 5.0
+"""Pause before closing is tried again, in seconds."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class _Claimed(Exception):
+class _ClaimedElsewhere(Exception):
     """Another process closes the job, or it is closed."""
 
 
@@ -48,50 +52,52 @@ class Closer:
 
     def __init__(self, process: JobProcess) -> None:
         self._process = process
-        self._left: dict[str, asyncio.Event] = {}
-        """By job that is being closed: whether the process that ran it has left it."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._owner_left: dict[str, asyncio.Event] = {}
+        """By job that is being closed: set once the process that ran it has left it."""
+        self._tasks = BackgroundTasks()
 
-    def look(self, record: JobRecord) -> None:
-        """Begin to close the job of ``record`` if it has to be closed."""
+    def on_record(self, record: JobRecord) -> None:
+        """Start to close the job of a record if it has to be closed."""
         job = record.job
         if not job.closing:
             return
-        if job.id not in self._left:
-            self._left[job.id] = asyncio.Event()
-            task = asyncio.create_task(self._close(job.id), name=f"close {job.id}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(lambda _: self._left.pop(job.id, None))
+        if job.id not in self._owner_left:
+            self._owner_left[job.id] = asyncio.Event()
+            self._tasks.spawn(self._close(job.id))
         if not job.runner:
-            self._left[job.id].set()
+            self._owner_left[job.id].set()
 
     async def close(self) -> None:
         """Leave the jobs to other processes."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _close(self, job: str) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
-                await self._left[job].wait()
-        trouble = ""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self._owner_left[job].wait()
+            await self._close_claimed(job)
+        finally:
+            del self._owner_left[job]
+
+    async def _close_claimed(self, job: str) -> None:
+        wait_reason = ""
         while True:
             try:
                 record = await self._process.store.change(job, _claim)
                 await close_job(self._process, record)
                 return
-            except (_Claimed, JobUnknown):
+            except (_ClaimedElsewhere, JobUnknown):
                 return
             except (SluiceError, Fenced) as error:
-                if trouble != str(error):
-                    trouble = str(error)
-                    _log.warning("closing of job %s waits: %s", job, error)
+                if wait_reason != str(error):
+                    wait_reason = str(error)
+                    logger.warning("closing job %s was delayed: %s", job, error)
             except Exception:
-                _log.exception("closing of job %s failed", job)
+                logger.exception("closing job %s failed", job)
                 return
             await asyncio.sleep(RETRY_S)
+            # Give up the claim, so that the next try, of any process, need not wait for its end.
             with suppress(SluiceError):
                 await self._process.store.change(job, _release)
 
@@ -99,7 +105,7 @@ class Closer:
 def _claim(record: JobRecord) -> None:
     now_ms = unix_ms()
     if not record.job.closing or now_ms < record.closing_until_unix_ms:
-        raise _Claimed
+        raise _ClaimedElsewhere
     record.closing_until_unix_ms = now_ms + CLAIM_MS
 
 
@@ -108,46 +114,48 @@ def _release(record: JobRecord) -> None:
 
 
 async def close_job(process: JobProcess, record: JobRecord) -> None:
-    """Give the items of a job that ended early their outcome, and write the final counts into its record.
+    """Give the unfinished items of an ended job their outcome, and write the final counts into its record.
 
     Raises:
         Fenced: another process closes it.
-        SluiceError: JetStream, or a gateway that splits texts, does not answer.
+        SluiceError: JetStream, or a gateway that splits texts, does not respond.
     """
     stage = reached_stage(record)
-    log = PassLog(process, record, stage)
+    log = StageLog(process, record, stage)
     await log.load()
-    if not (record.round or log.complete):
-        await _count_left(process, record, stage, log)
+    if not (record.attempt or log.complete):
+        await _count_unfinished(process, record, stage, log)
     totals = await totals_of(process.store, record, stage)
 
     def note(fresh: JobRecord) -> None:
         if not fresh.job.closing:
-            raise _Claimed
+            raise _ClaimedElsewhere
         fresh.job.closing, fresh.job.runner, fresh.closing_until_unix_ms = False, "", 0
         _note_counts(fresh, totals, log)
 
     process.quotas.job(record.job.id, await process.store.change(record.job.id, note))
 
 
-async def _count_left(process: JobProcess, record: JobRecord, stage: int, log: PassLog) -> None:
+async def _count_unfinished(
+    process: JobProcess, record: JobRecord, stage: int, log: StageLog
+) -> None:
     """Count the items without an outcome, and close the log."""
-    job, left = record.job, LeftItems()
+    job, unfinished = record.job, UnfinishedItems()
     if job.reason_code == PROCESSES_LOST:
-        # Reading its input may have ended those processes, and would end this one.
-        await log.close(left, None)
+        # Reading the input may be what ended those processes, and could end this one.
+        await log.close(unfinished, None)
         return
     error, first = unfinished_error_of(job), log.done.low_water
     async with aclosing(_items(process, record, stage, first)) as items:
-        async for one in items:
-            if index_of(one) not in log.done:
-                left.add(job.id, _left(one, error))
-    await log.close(left, error)
+        async for line in items:
+            if index_of(line) not in log.done:
+                unfinished.add(job.id, _unfinished_result(line, error))
+    await log.close(unfinished, error)
 
 
-def _note_counts(record: JobRecord, totals: Totals, log: PassLog) -> None:
-    progress, counts = record.job.progress, totals.progress(log.counts, record.round)
-    counts.total, counts.total_final = totals.total if record.round else log.counts.total, True
+def _note_counts(record: JobRecord, totals: Totals, log: StageLog) -> None:
+    progress, counts = record.job.progress, totals.progress(log.counts, record.attempt)
+    counts.total, counts.total_final = totals.total if record.attempt else log.counts.total, True
     progress.CopyFrom(counts)
     note_stages(progress, totals, record)
     report, reasons = record.job.report, totals.reasons + log.reasons
@@ -158,34 +166,37 @@ def _note_counts(record: JobRecord, totals: Totals, log: PassLog) -> None:
 
 async def _items(
     process: JobProcess, record: JobRecord, stage: int, first: int = 0
-) -> AsyncGenerator[Entry | ItemOutcome]:
-    """Read the items of a stage again, as far as the input can be read.
+) -> AsyncGenerator[Item | ItemOutcome]:
+    """Yield the items of a stage again, as far as the input can be read.
 
     Args:
-        first: those before this index may be left out.
+        process: the process of the job.
+        record: the job.
+        stage: the stage.
+        first: items before this index may be left out.
     """
     if not record.upload_id:
-        return  # it was never read
+        return  # The job ended before its input was read.
     metadata = ((TENANT_METADATA, record.job.tenant),)
     skipped = 0 if record.job.spec.stages else first
     try:
         _, blocks = await open_stage(process, record, stage, metadata, skipped)
         async with aclosing(blocks):  # type: ignore[type-var]
             async for block in blocks:
-                for one in block:
-                    yield one
-    except (SluiceError, JobStops) as error:
-        if isinstance(error, SluiceError) and failure_of(error) is not Failure.PERMANENT:
+                for line in block:
+                    yield line
+    except (SluiceError, JobStopped) as error:
+        if isinstance(error, SluiceError) and failure_kind(error) is not FailureKind.PERMANENT:
             raise
-        _log.info("input of job %s ended early: %s", record.job.id, error)
+        logger.info("input of job %s cannot be read to its end: %s", record.job.id, error)
 
 
-def _left(one: Entry | ItemOutcome, error: JobItemError) -> JobResult:
+def _unfinished_result(line: Item | ItemOutcome, error: JobItemError) -> JobResult:
     """Return the outcome of an item that has none in the log."""
-    if isinstance(one, Entry):
-        return result_of(one, JobResult(error=error))
+    if isinstance(line, Item):
+        return result_of(line, JobResult(error=error))
     result = JobResult()
-    result.CopyFrom(one.result)
+    result.CopyFrom(line.result)
     if result.HasField("answer"):  # of the stage before
         result.error.CopyFrom(error)
     return result
@@ -194,38 +205,41 @@ def _left(one: Entry | ItemOutcome, error: JobItemError) -> JobResult:
 async def dead_letters(
     process: JobProcess, record: JobRecord, first: int = 0
 ) -> AsyncIterator[ItemOutcome]:
-    """Yield the dead letters of a job by index, from ``first`` on.
+    """Yield the dead letters of a job by index, from `first` on.
 
-    Of a job that ended early these are all items without an answer: its input is read again for them.
+    For a job that ended early these are all items without an answer: its input is read again for
+    them.
     """
     job, stage = record.job, reached_stage(record)
-    outcomes = merged(process.store, job.id, stage, record.round, first, past_gaps=is_still(job))
+    outcomes = merge_attempts(
+        process.store, job.id, stage, record.attempt, first, past_gaps=is_idle(job)
+    )
     checkpoint = await last_checkpoint(process.store, job.id, stage)
     if checkpoint.HasField("unfinished"):
-        outcomes = _with_left(process, record, outcomes, checkpoint, first)
+        outcomes = _with_unfinished(process, record, outcomes, checkpoint, first)
     async for outcome in failed(outcomes):
         yield outcome
 
 
-async def _with_left(
+async def _with_unfinished(
     process: JobProcess,
     record: JobRecord,
     outcomes: AsyncIterator[ItemOutcome],
     checkpoint: JobCheckpoint,
     first: int,
 ) -> AsyncIterator[ItemOutcome]:
-    """Yield ``outcomes``, and those of the items that have none. The input is read behind what is all in the log."""
-    known, begin, index = Lookup(outcomes), max(first, checkpoint.low_water), first
-    while (head := await known.skip_to(index)) is not None and head.result.index < begin:
+    """Yield the outcomes, and those of items that have none; reads the input behind the finished part of the log."""
+    reader, begin, index = OutcomeReader(outcomes), max(first, checkpoint.low_water), first
+    while (head := await reader.skip_to(index)) is not None and head.result.index < begin:
         index = head.result.index + 1
         yield head
     async with aclosing(_items(process, record, reached_stage(record), begin)) as items:
-        async for one in items:
-            if index_of(one) < begin:
+        async for line in items:
+            if index_of(line) < begin:
                 continue
-            index = index_of(one) + 1
-            left = ItemOutcome(result=_left(one, checkpoint.unfinished))
-            yield await known.at(index - 1) or left
-    while (head := await known.skip_to(index)) is not None:  # its upload was deleted
+            index = index_of(line) + 1
+            unfinished = ItemOutcome(result=_unfinished_result(line, checkpoint.unfinished))
+            yield await reader.at(index - 1) or unfinished
+    while (head := await reader.skip_to(index)) is not None:  # its upload was deleted
         index = head.result.index + 1
         yield head

@@ -1,9 +1,9 @@
-"""Reads what is behind a URL whole, over several connections where one breaks.
+"""Downloads of whole files over several connections, if one breaks.
 
-1. A connection that ends before the length that its server named, or in the middle of its chunks, is broken.
-2. What is missing is asked for with ``Range`` and ``If-Range``: the rest of the same version, or all of another one.
-3. Without a validator (a strong ETag, or a Last-Modified that is old enough) nobody can tell two versions apart, so
-   the download fails, and whoever wants the bytes begins again.
+1. A connection that ends before the announced length, or within a chunk, is broken.
+2. The rest is requested with `Range` and `If-Range`: the rest of the same version, or all of another one.
+3. Without a validator (a strong ETag, or a Last-Modified that is old enough) two versions cannot be
+   told apart, so the download fails, and the caller starts again.
 """
 
 import http.client
@@ -17,34 +17,36 @@ from typing import Final
 from sluice.errors import InvalidRequest, TransportUnavailable
 
 PIECE_BYTES: Final = 256 * 1024
+"""Bytes that are yielded at a time."""
 FAILURES_MAX: Final = 4
-"""Connections in succession that may bring nothing."""
+"""Connections in a row that may bring nothing."""
 RESUMES_MAX: Final = 100
 """Connections that may break in a whole download."""
 FIRST_WAIT_S: Final = 0.5
-"""The wait before the download continues; it doubles with each connection that brings nothing."""
+"""Wait before the download continues, in seconds; doubles with each connection that brings nothing."""
 _RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 _PASSING: Final = frozenset({408, 425, 429})
 
-Open = Callable[[Mapping[str, str]], AbstractContextManager[http.client.HTTPResponse]]
+OpenUrl = Callable[[Mapping[str, str]], AbstractContextManager[http.client.HTTPResponse]]
 
 
 class _Changed(TransportUnavailable):
-    """Another version is behind the URL by now."""
+    """The URL leads to another version by now."""
 
 
 class Download:
     """One download.
 
     Args:
-        open: sends a GET with these headers. Raises TransportUnavailable when the connection breaks, in its block too.
-        name: of the server, for messages.
-        field: that names the URL, for messages.
-        wait: waits for so many seconds.
+        open: sends a GET with these headers; raises TransportUnavailable when the connection breaks, also
+            within its block.
+        name: name of the server, for messages.
+        field: field that has the URL, for messages.
+        wait: waits for this many seconds.
     """
 
     def __init__(
-        self, open: Open, name: str, field: str, wait: Callable[[float], None] = time.sleep
+        self, open: OpenUrl, name: str, field: str, wait: Callable[[float], None] = time.sleep
     ) -> None:
         self._open = open
         self._name, self._field = name, field
@@ -57,7 +59,7 @@ class Download:
         """Yield all bytes.
 
         Raises:
-            InvalidRequest: the server does not give them.
+            InvalidRequest: the server refuses them.
             TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
         """
         failures = resumes = 0
@@ -66,6 +68,7 @@ class Download:
             try:
                 yield from self._connection()
             except TransportUnavailable as error:
+                # A connection that brought bytes starts the count of failures anew.
                 failures = 1 if self._position > before else failures + 1
                 resumes += 1
                 worn_out = failures > FAILURES_MAX or resumes > RESUMES_MAX
@@ -94,7 +97,7 @@ class Download:
             raise self._broken(f"ended after {self._position} of {self._size} bytes")
 
     def _begun(self, response: http.client.HTTPResponse) -> int:
-        """Note what the first answer says; return how many of its bytes are known: none."""
+        """Store what the first response says; return how many of its bytes are known: none."""
         if response.status != 200:
             raise self._refused(response.status)
         self._size = _size(response)
@@ -102,7 +105,7 @@ class Download:
         return 0
 
     def _resumed(self, response: http.client.HTTPResponse) -> int:
-        """Return how many bytes of an answer about the rest are known: none, or all so far where it has the whole."""
+        """Return how many bytes of a later response are known: none, or all so far if it has the whole."""
         if response.status == 206:
             match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             begin, size = match.groups() if match else ("", "")
@@ -126,7 +129,7 @@ class Download:
 
 
 def _pieces(response: http.client.HTTPResponse) -> Generator[bytes]:
-    """Yield what comes of a body; what came before a connection broke is not lost."""
+    """Yield the pieces of a body; what came before a connection broke is not lost."""
     pending = bytearray()
     broken: Exception | None = None
     try:
@@ -149,7 +152,7 @@ def _size(response: http.client.HTTPResponse) -> int | None:
 
 
 def _validator(response: http.client.HTTPResponse) -> str:
-    """Return what names the version of an answer; empty: nothing does."""
+    """Return what identifies the version of a response; empty: nothing does."""
     headers = response.headers
     tag = headers.get("ETag", "")
     if tag:
@@ -159,5 +162,5 @@ def _validator(response: http.client.HTTPResponse) -> str:
         age = parsedate_to_datetime(headers.get("Date", "")) - parsedate_to_datetime(modified)
     except (TypeError, ValueError):
         return ""
-    # Within a second a file may be written twice.
+    # Last-Modified has a resolution of a second, in which a file may be written twice.
     return modified if age.total_seconds() > 1 else ""

@@ -1,4 +1,4 @@
-"""The calls that carry a job's items to the gateways and their answers back: many items a call."""
+"""Calls that carry a job's items to gateways and their answers back: many items per call."""
 
 import asyncio
 import logging
@@ -10,13 +10,8 @@ from typing import Any, Final
 import grpc
 from google.rpc import status_pb2
 
-from jobs.core.window import Entry
-from sluice.client.channel import (
-    RECONNECT_IN_MESH_MS_MAX,
-    bearer_metadata,
-    error_of,
-    open_aio,
-)
+from jobs.items import Item
+from sluice.client.channel import RECONNECT_IN_MESH_MS_MAX, bearer_metadata, error_of, open_aio
 from sluice.errors import SluiceError, TransportUnavailable, from_status
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
@@ -26,23 +21,24 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.wire.clock import duration
 from sluice.wire.groups import next_group
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RECONNECT_S: Final = 0.25
+"""Pause before a call that broke is opened again, in seconds."""
 
-OnAnswer = Callable[[Entry, RunResponse], None]
-OnReturned = Callable[[Entry], None]
+OnAnswer = Callable[[Item, RunResponse], None]
+OnReturned = Callable[[Item], None]
 
 
-class Gateways:
+class GatewayClient:
     """The gateways of the mesh, behind one channel that spreads calls over them.
 
     Attributes:
-        metadata: of every call: what processes of the mesh show each other.
+        metadata: of every call: proves that it comes from a process of the mesh.
     """
 
     def __init__(self, address: str, mesh_key: str | None = None, tls: Path | None = None) -> None:
-        """``tls``: folder of this process's certificate for calls between processes."""
+        """Create the channel; `tls` is the folder of this process's certificate for calls between processes."""
         self.metadata = bearer_metadata(mesh_key)
         self._channel = open_aio(
             address, channel_credentials(tls), reconnect_ms_max=RECONNECT_IN_MESH_MS_MAX
@@ -52,16 +48,16 @@ class Gateways:
         self.count = max(1, len(address.split(",")))
 
     async def close(self) -> None:
-        """Ends every call."""
+        """End every call."""
         await self._channel.close()
 
 
 class ItemCalls:
-    """The calls of one pass, one a gateway; of a call that breaks the items come back by ``on_returned``."""
+    """Calls of one attempt, one per gateway; items of a call that breaks come back by `on_returned`."""
 
     def __init__(
         self,
-        gateways: Gateways,
+        gateways: GatewayClient,
         metadata: tuple[tuple[str, str], ...],
         on_answer: OnAnswer,
         on_returned: OnReturned,
@@ -69,27 +65,27 @@ class ItemCalls:
         self.stub = gateways.stub
         self.metadata = (*metadata, *gateways.metadata)
         self.on_answer, self.on_returned = on_answer, on_returned
-        self._calls = [_Call(self) for _ in range(gateways.count)]
+        self._calls = [_ItemStream(self) for _ in range(gateways.count)]
 
     async def run(self) -> None:
-        """Keeps the calls open until it is cancelled."""
+        """Keep the calls open until cancelled."""
         async with asyncio.TaskGroup() as group:
             for call in self._calls:
                 group.create_task(call.run())
 
-    def send(self, entry: Entry, timeout_s: float | None) -> bool:
-        """Sends an item on the call with the fewest; False while no gateway is connected."""
+    def send(self, item: Item, timeout_s: float | None) -> bool:
+        """Send an item on the call with the fewest; return False while no gateway is connected."""
         calls = [call for call in self._calls if call.connected]
         if not calls:
             return False
-        min(calls, key=lambda call: call.in_flight).send(entry, timeout_s)
+        min(calls, key=lambda call: call.in_flight).send(item, timeout_s)
         return True
 
 
-class _Call:
+class _ItemStream:
     def __init__(self, of: ItemCalls) -> None:
         self._of = of
-        self._sent: dict[int, Entry] = {}
+        self._sent: dict[int, Item] = {}
         self._outgoing: deque[RunRequest] = deque()
         self._filled = asyncio.Event()
         self.connected = True
@@ -99,15 +95,15 @@ class _Call:
     def in_flight(self) -> int:
         return len(self._sent)
 
-    def send(self, entry: Entry, timeout_s: float | None) -> None:
-        request = RunRequest(id=entry.place, takes_more=True)
-        if isinstance(entry.request, EmbedRequest):
-            request.embed.CopyFrom(entry.request)
+    def send(self, item: Item, timeout_s: float | None) -> None:
+        request = RunRequest(id=item.position, takes_more=True)
+        if isinstance(item.request, EmbedRequest):
+            request.embed.CopyFrom(item.request)
         else:
-            request.request.CopyFrom(entry.request)
+            request.request.CopyFrom(item.request)
         if timeout_s is not None:
             request.timeout.CopyFrom(duration(timeout_s * 1e3))
-        self._sent[entry.place] = entry
+        self._sent[item.position] = item
         self._outgoing.append(request)
         self._filled.set()
 
@@ -120,8 +116,10 @@ class _Call:
             except grpc.aio.AioRpcError as failed:
                 error = error_of(failed)
             self.connected = False
-            _log.warning("%d items are sent again: %s", len(self._sent), error.message)
-            self._give_back()
+            logger.warning(
+                "lost a call to a gateway, resending %d items: %s", len(self._sent), error.message
+            )
+            self._release_tokens()
             await asyncio.sleep(RECONNECT_S)
             self.connected = True
 
@@ -131,9 +129,9 @@ class _Call:
         try:
             async for message in call:
                 for response in (message, *message.more):
-                    entry = self._sent.pop(response.id, None)
-                    if entry is not None:
-                        self._of.on_answer(entry, response)
+                    item = self._sent.pop(response.id, None)
+                    if item is not None:
+                        self._of.on_answer(item, response)
         finally:
             sending.cancel()
             call.cancel()
@@ -152,13 +150,13 @@ class _Call:
             await self._filled.wait()
         return next_group(self._outgoing)
 
-    def _give_back(self) -> None:
+    def _release_tokens(self) -> None:
         lost, self._sent, self._outgoing = self._sent, {}, deque()
-        for entry in lost.values():
-            self._of.on_returned(entry)
+        for item in lost.values():
+            self._of.on_returned(item)
 
 
 def error_in(response: RunResponse) -> SluiceError:
-    """The error of an item that has no answer."""
+    """Return the error of an item that has no answer."""
     error = from_status(status_pb2.Status.FromString(response.error))
     return error or TransportUnavailable("the gateway's answer cannot be read")

@@ -1,9 +1,10 @@
-"""What each tenant has in the store, and how much it may have: jobs, uploads, bytes of inputs, bytes of results.
+"""Quotas: what each tenant has in the store, and how much it may have.
 
-It is an index of the records too: a call about jobs of one tenant reads those of no other.
+Counted are jobs, uploads, bytes of inputs and bytes of results. It is also an index of the records,
+so that a call about the jobs of one tenant reads no others.
 
-Every process counts for itself, by the records that it hears of as they change; all of them are read now and then. So a
-tenant may be a moment over its share, by what several processes take at the same time.
+Every process counts for itself, from the records that it sees change, and scans all of them now and
+then. So a tenant may briefly exceed its share by what several processes accept at the same time.
 """
 
 import asyncio
@@ -19,15 +20,18 @@ from sluice.settings import JobsSettings
 from sluice.v1.jobs_pb2 import JobState
 
 COUNTED_S: Final = 10.0
+"""How long a call waits for the first scan, in seconds."""
 RETRY_AFTER_S: Final = 30.0
+"""Retry delay in the error of a tenant at its limit, in seconds."""
 
 
 @dataclass(slots=True)
-class KnownJob:
-    """What is known of a job.
+class JobUsage:
+    """A job, as far as quotas and scheduling need it.
 
     Attributes:
-        urgency: deadline, or what is later than any, and creation, Unix milliseconds: the smallest is taken first.
+        urgency: deadline (or a time later than any) and creation, in Unix milliseconds; the smallest is
+            claimed first.
         suspect: whether the next process that ends with it is the last one.
     """
 
@@ -40,8 +44,8 @@ class KnownJob:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownUpload:
-    """What is known of an upload; ``complete_unix_ms`` is 0 while it is not complete."""
+class UploadUsage:
+    """An upload, as far as quotas need it; `complete_unix_ms` is 0 while it is incomplete."""
 
     tenant: str
     size_bytes: int
@@ -49,25 +53,29 @@ class KnownUpload:
 
 
 class Quotas:
-    """The use of all tenants, as one process knows it.
+    """Usage of all tenants, as one process knows it.
 
     Attributes:
         jobs: by id.
-        live: those of them that wait, run or are paused.
+        live: jobs that wait, run or are paused.
         uploads: by id.
-        counted: set when all records were read once.
+        counted: set once all records were scanned.
+        jobs_by_tenant: number of jobs.
+        uploads_by_tenant: number of uploads.
+        input_bytes: bytes of inputs by tenant.
+        result_bytes: bytes of results by tenant.
     """
 
     def __init__(self, settings: JobsSettings) -> None:
         self._settings = settings
-        self.jobs: dict[str, KnownJob] = {}
-        self.live: dict[str, KnownJob] = {}
-        self.uploads: dict[str, KnownUpload] = {}
+        self.jobs: dict[str, JobUsage] = {}
+        self.live: dict[str, JobUsage] = {}
+        self.uploads: dict[str, UploadUsage] = {}
         self.counted = asyncio.Event()
-        self._jobs_of: Counter[str] = Counter()
-        self._uploads_of: Counter[str] = Counter()
-        self._inputs: Counter[str] = Counter()
-        self._results: Counter[str] = Counter()
+        self.jobs_by_tenant: Counter[str] = Counter()
+        self.uploads_by_tenant: Counter[str] = Counter()
+        self.input_bytes: Counter[str] = Counter()
+        self.result_bytes: Counter[str] = Counter()
 
     @property
     def places_max(self) -> int:
@@ -76,91 +84,93 @@ class Quotas:
         return max(1, int(settings.running_max * settings.tenant_share))
 
     async def ready(self) -> None:
-        """Returns when all is counted.
+        """Wait until all records were scanned.
 
         Raises:
-            TransportUnavailable: it takes too long.
+            TransportUnavailable: that takes too long.
         """
         try:
             async with asyncio.timeout(COUNTED_S):
                 await self.counted.wait()
         except TimeoutError:
-            message = "this process of jobs has not read the records yet"
+            message = "this jobs process has not read the job records yet"
             raise TransportUnavailable(message, retry_after_s=1.0) from None
 
     def job(self, job: str, record: JobRecord | None) -> None:
-        """The job as it is now; None: it is gone."""
-        known = self.jobs.pop(job, None)
+        """Update a job; None: it is gone."""
+        usage = self.jobs.pop(job, None)
         self.live.pop(job, None)
-        if known is not None:
-            _add(self._jobs_of, known.tenant, -1)
-            _add(self._results, known.tenant, -known.results_bytes)
+        if usage is not None:
+            _add(self.jobs_by_tenant, usage.tenant, -1)
+            _add(self.result_bytes, usage.tenant, -usage.results_bytes)
         if record is not None:
-            shown = record.job
-            known = self.jobs[job] = KnownJob(
-                *(shown.tenant, record.results_bytes, shown.state),
-                *(urgency(record), record.upload_id, is_suspect(record, waits=True)),
+            usage = self.jobs[job] = JobUsage(
+                tenant=record.job.tenant,
+                results_bytes=record.results_bytes,
+                state=record.job.state,
+                urgency=urgency(record),
+                upload=record.upload_id,
+                suspect=is_suspect(record, waits=True),
             )
-            if shown.state in LIVE:
-                self.live[job] = known
-            _add(self._jobs_of, shown.tenant, 1)
-            _add(self._results, shown.tenant, record.results_bytes)
+            if usage.state in LIVE:
+                self.live[job] = usage
+            _add(self.jobs_by_tenant, usage.tenant, 1)
+            _add(self.result_bytes, usage.tenant, usage.results_bytes)
 
     def stored(self, job: str, size: int) -> None:
-        """So many bytes of results more; the record tells it later."""
-        known = self.jobs.get(job)
-        if known is not None:
-            known.results_bytes += size
-            _add(self._results, known.tenant, size)
+        """Add bytes of results, which the record has later."""
+        usage = self.jobs.get(job)
+        if usage is not None:
+            usage.results_bytes += size
+            _add(self.result_bytes, usage.tenant, size)
 
     def upload(self, upload: str, record: UploadRecord | None) -> None:
-        """The upload as it is now, complete or not; None: it is gone."""
-        known = self.uploads.pop(upload, None)
-        if known is not None:
-            _add(self._uploads_of, known.tenant, -1)
-            _add(self._inputs, known.tenant, -known.size_bytes)
+        """Update an upload, complete or not; None: it is gone."""
+        usage = self.uploads.pop(upload, None)
+        if usage is not None:
+            _add(self.uploads_by_tenant, usage.tenant, -1)
+            _add(self.input_bytes, usage.tenant, -usage.size_bytes)
         if record is not None:
-            self.uploads[upload] = KnownUpload(
+            self.uploads[upload] = UploadUsage(
                 record.tenant, record.size_bytes, record.complete_unix_ms
             )
-            _add(self._uploads_of, record.tenant, 1)
-            _add(self._inputs, record.tenant, record.size_bytes)
+            _add(self.uploads_by_tenant, record.tenant, 1)
+            _add(self.input_bytes, record.tenant, record.size_bytes)
 
     def totals(self, tenant: str | None = None) -> Counter["JobState.ValueType"]:
-        """Return how many jobs are in each state, of ``tenant`` or of all."""
-        known = list(self.jobs.values())  # metrics are read on other threads
-        return Counter(job.state for job in known if tenant in (None, job.tenant))
+        """Return how many jobs are in each state, of one tenant or of all."""
+        jobs = list(self.jobs.values())  # metrics are read on other threads
+        return Counter(job.state for job in jobs if tenant in (None, job.tenant))
 
-    def users_of(self, upload: str) -> list[str]:
-        """Jobs whose input is ``upload``."""
-        return [job for job, known in self.jobs.items() if known.upload == upload] if upload else []
+    def jobs_using(self, upload: str) -> list[str]:
+        """Return the jobs whose input is an upload."""
+        return [job for job, usage in self.jobs.items() if usage.upload == upload] if upload else []
 
-    def known(self) -> tuple[set[str], set[str]]:
-        """Jobs and uploads that were heard of."""
+    def known_ids(self) -> tuple[set[str], set[str]]:
+        """Return the ids of all known jobs and uploads."""
         return set(self.jobs), set(self.uploads)
 
     def forget(self, jobs: Iterable[str], uploads: Iterable[str]) -> None:
-        """These are gone."""
+        """Remove jobs and uploads that are gone."""
         for job in jobs:
             self.job(job, None)
         for upload in uploads:
             self.upload(upload, None)
 
     def check_job(self, tenant: str) -> None:
-        """Raises LimitReached when ``tenant`` has as many jobs as it may have."""
+        """Raise LimitReached if a tenant has as many jobs as it may have."""
         most = self._settings.tenant_jobs_max
-        self._check_count(tenant, self._jobs_of[tenant], most, "jobs", "those that are over")
+        self._check_count(tenant, self.jobs_by_tenant[tenant], most, "jobs", "ended ones")
 
     def check_upload(self, tenant: str) -> None:
-        """Raises LimitReached when ``tenant`` has as many uploads as it may have."""
+        """Raise LimitReached if a tenant has as many uploads as it may have."""
         most = 2 * self._settings.tenant_jobs_max
-        which = "those that no job needs"
-        self._check_count(tenant, self._uploads_of[tenant], most, "uploads", which)
+        self._check_count(tenant, self.uploads_by_tenant[tenant], most, "uploads", "unused ones")
 
     def _check_count(self, tenant: str, count: int, most: int, what: str, which: str) -> None:
         if count >= most:
             raise LimitReached(
-                f"the tenant has {most} {what}: delete {which}, or raise jobs.tenant_jobs_max",
+                f"the tenant has {most} {what}; delete {which}, or raise jobs.tenant_jobs_max",
                 retry_after_s=RETRY_AFTER_S,
                 metadata={
                     "subject": f"tenant {tenant}",
@@ -170,19 +180,19 @@ class Quotas:
             )
 
     def check_inputs(self, tenant: str) -> None:
-        """Raises StorageFull when ``tenant`` has its share of the inputs."""
-        self._check(self._inputs[tenant], self._settings.inputs_max_bytes, "inputs")
+        """Raise StorageFull if a tenant has used its share of the inputs."""
+        self._check(self.input_bytes[tenant], self._settings.inputs_max_bytes, "inputs")
 
     def check_results(self, tenant: str) -> None:
-        """Raises StorageFull when ``tenant`` has its share of the results."""
-        self._check(self._results[tenant], self._settings.results_max_bytes, "results")
+        """Raise StorageFull if a tenant has used its share of the results."""
+        self._check(self.result_bytes[tenant], self._settings.results_max_bytes, "results")
 
     def _check(self, size: int, whole: int, what: str) -> None:
         share = self._settings.tenant_share
         if size >= share * whole:
             raise StorageFull(
-                f"the {what} of your tenant have {size} bytes, its share of the store of jobs: delete jobs that are "
-                f"over, or raise jobs.{what}_max_bytes or jobs.tenant_share"
+                f"the {what} of the tenant have {size} bytes, its share of the jobs store; delete "
+                f"ended jobs, or raise jobs.{what}_max_bytes or jobs.tenant_share"
             )
 
 

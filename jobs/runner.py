@@ -1,7 +1,8 @@
-"""One job in the hands of this process: its passes one after the other, its record written once a second.
+"""Runs one claimed job: its stages one after the other, its record written once a second.
 
-Every write of the record names the revision that it replaces. When it has another one, somebody has paused, cancelled
-or taken the job: the record is read again, and the job ends here or goes on with what it says now.
+Every write of the record names the revision that it replaces. If the record has another one,
+somebody has paused, cancelled or claimed the job: the record is read again, and the job ends here
+or continues accordingly.
 """
 
 import asyncio
@@ -15,19 +16,19 @@ from typing import Final
 
 from opentelemetry.trace import SpanKind
 
-from jobs.answers import AnswerCache
-from jobs.core.leases import BEAT_S, OVER, is_suspect, set_state, stand_still
-from jobs.core.pace import Speed
-from jobs.core.retry import RetryPolicy
+from jobs.answers import DedupeCache
+from jobs.core.leases import HEARTBEAT_S, OVER, clear_progress, is_suspect, set_state
+from jobs.core.pace import Throughput
+from jobs.core.retry import ItemRetryPolicy
 from jobs.core.work import JobWork
 from jobs.messages import MessageSource
-from jobs.process import JobProcess, JobStops, input_unreadable
-from jobs.sources import retried
-from jobs.stage_pass import StagePass
+from jobs.process import JobProcess, JobStopped, input_unreadable
+from jobs.sources import retry_dead_letters
+from jobs.stage_attempt import StageAttempt
 from jobs.stages import Source, open_stage
 from jobs.store import RETRY_AFTER_S, Fenced
 from jobs.totals import Totals, note_stages, stages_of, totals_of
-from jobs.uploads import SourceUnreachable, begin_messages, fetched
+from jobs.uploads import SourceUnreachable, begin_messages, fetch_with_retries
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
 from sluice.errors import (
     InvalidRequest,
@@ -39,41 +40,33 @@ from sluice.errors import (
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
-from sluice.v1.jobs_pb2 import (
-    JOB_STATE_COMPLETED,
-    JOB_STATE_EXPIRED,
-    JOB_STATE_FAILED,
-    JOB_STATE_PAUSED,
-    JOB_STATE_RUNNING,
-    JobProgress,
-    JobReport,
-)
+from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import duration, ms_of, unix_ms
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 3.0
-"""How long a job that is stopped may take to write what has come back."""
+"""How long a stopped job may take to write what has come back, in seconds."""
 
-FETCHING: Final = RetryPolicy(retries=5)
-"""How an input at a URL is tried again that cannot be reached; then the job is paused."""
+FETCH_RETRIES: Final = ItemRetryPolicy(retries=5)
+"""Retries of an input URL that cannot be reached; then the job is paused."""
 
 Edit = Callable[[JobRecord], None]
 
 
 class JobLost(Exception):
-    """The job is another process's by now, or it was deleted."""
+    """Another process owns the job by now, or it was deleted."""
 
 
 class JobRunner:
-    """One job.
+    """One job in this process.
 
     Attributes:
         job: its id.
         tenant: its owner.
-        record: as this process wrote it last.
+        record: as this process last wrote it.
         concurrency: items that it may have in flight.
-        beat_at: when its record was written last, monotonic seconds.
+        heartbeat_at: when its record was last written, in monotonic seconds.
     """
 
     def __init__(self, process: JobProcess, record: JobRecord, revision: int) -> None:
@@ -84,43 +77,44 @@ class JobRunner:
         self.tenant = record.job.tenant
         self._epoch = record.epoch
         self.concurrency = 1
-        self._pass: StagePass | None = None
+        self._attempt: StageAttempt | None = None
         self._source: Source | None = None
         self._earlier = Totals()
         self._stored_bytes = record.results_bytes
-        self._speed = Speed()
-        self._begun_at = self.beat_at = time.monotonic()
-        self._ran_ms = record.running_ms
-        self._work_done, self._used = JobWork(), record.use
-        self._trouble = ""
+        self._throughput = Throughput()
+        self._started_at = self.heartbeat_at = time.monotonic()
+        self._earlier_ms = record.running_ms
+        self._work_used, self._earlier_use = JobWork(), record.use
+        self._wait_reason = ""
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
 
     @property
     def in_flight(self) -> int:
-        """Items that were sent and not answered yet."""
-        return 0 if self._pass is None else self._pass.window.in_flight
+        """Number of items that were sent and not answered yet."""
+        return 0 if self._attempt is None else self._attempt.window.in_flight
 
     @property
     def suspected(self) -> bool:
-        """Whether processes ended while they had it, and it has no item more since."""
+        """Whether processes ended while they had it, without another finished item."""
         return is_suspect(self.record)
 
     def stop(self) -> None:
-        """Leaves the job to another process."""
+        """Leave the job to another process."""
         self._stopped.set()
 
     def share(self, concurrency: int) -> None:
-        """How many items it may have in flight."""
+        """Set how many items it may have in flight."""
         most = self.record.job.spec.limits.concurrency
         self.concurrency = min(concurrency, most) if most else concurrency
-        if self._pass is not None:
-            self._pass.set_concurrency(self.concurrency)
+        if self._attempt is not None:
+            self._attempt.set_concurrency(self.concurrency)
 
     async def run(self) -> None:
-        """Runs the job until it ends, is paused, is lost, or `stop`."""
+        """Run the job until it ends, is paused, is lost, or `stop` is called."""
+        # Whichever ends first ends the run: the work, a failed heartbeat, or `stop`.
         working = asyncio.ensure_future(self._work())
-        beating = asyncio.ensure_future(self._beat())
+        beating = asyncio.ensure_future(self._heartbeat())
         stopping = asyncio.ensure_future(self._stopped.wait())
         tasks = (working, beating, stopping)
         try:
@@ -132,44 +126,44 @@ class JobRunner:
         ended = [task for task in (beating, working) if not task.cancelled()]
         error = next((task.exception() for task in ended if task.exception()), None)
         if isinstance(error, JobLost | Fenced):
-            _log.info("job %s goes on elsewhere", self.job)
+            logger.info("lost the lease on job %s: another process owns it", self.job)
             return
         await self._leave(error)
 
     async def _leave(self, error: BaseException | None) -> None:
-        """Writes what has come back, and why the job stops here."""
+        """Write what has come back, and why the job stops here."""
         try:
             async with asyncio.timeout(FLUSH_S):
-                with suppress(StorageFull):  # what is not stored is computed again
-                    if self._pass is not None:
-                        await self._pass.flush()
+                with suppress(StorageFull):  # outcomes that are not stored are computed again
+                    if self._attempt is not None:
+                        await self._attempt.flush()
                 await self._edit(lambda record: self._note_end(record, error))
         except (TimeoutError, SluiceError, Fenced, JobLost) as problem:
-            _log.warning("job %s: its end was not written: %s", self.job, problem)
+            logger.warning("writing the end of job %s failed: %s", self.job, problem)
 
     def _note_end(self, record: JobRecord, error: BaseException | None) -> None:
         job = record.job
         job.runner = ""
-        if job.state == JOB_STATE_RUNNING:
+        if job.state == pb.JOB_STATE_RUNNING:
             self._note_state(record, error)
-        stand_still(job.progress)
+        clear_progress(job.progress)
         if job.state in OVER:
             job.report.CopyFrom(self._report(record))
 
     def _note_state(self, record: JobRecord, error: BaseException | None) -> None:
         match error:
-            case JobStops():
+            case JobStopped():
                 end = error.state, error.code, str(error)
             case StorageFull() | LimitReached():
-                end = JOB_STATE_PAUSED, error.reason, f"{error.message}; then resume the job"
+                end = pb.JOB_STATE_PAUSED, error.reason, f"{error.message}; then resume the job"
             case SluiceError():
-                end = JOB_STATE_FAILED, error.reason, error.message
+                end = pb.JOB_STATE_FAILED, error.reason, error.message
             case Exception():
-                _log.error("job %s failed", self.job, exc_info=error)
-                message = "the service of jobs failed; its log has the reason"
-                end = JOB_STATE_FAILED, "INTERNAL", message
+                logger.error("job %s failed", self.job, exc_info=error)
+                message = "the jobs service failed; its log has the reason"
+                end = pb.JOB_STATE_FAILED, "INTERNAL", message
             case _ if record.stage >= stages_of(record):
-                end = JOB_STATE_COMPLETED, "", ""
+                end = pb.JOB_STATE_COMPLETED, "", ""
             case _:
                 return
         set_state(record.job, *end, unix_ms())
@@ -195,31 +189,31 @@ class JobRunner:
                     await asyncio.sleep(RETRY_AFTER_S)
 
     def _wait_for(self, cause: str) -> None:
-        """Note why the job waits, and log it when it is another cause than before."""
-        if cause != self._trouble:
-            self._trouble = cause
-            _log.warning("job %s waits: %s", self.job, cause)
+        """Set why the job waits, and log a new reason."""
+        if cause != self._wait_reason:
+            self._wait_reason = cause
+            logger.warning("job %s is waiting: %s", self.job, cause)
 
     async def _fetch(self) -> None:
-        """Reads the input at a URL into the store, once; names the place of messages."""
-        process, given = self._process, self.record.job.spec.input
+        """Copy the input at a URL into the store, once, or create the upload for messages."""
+        process, source = self._process, self.record.job.spec.input
         if self.record.upload_id:
             return
         try:
-            if given.nats_subject:
+            if source.nats_subject:
                 upload = await begin_messages(process.store, self.tenant, process.quotas)
             else:
                 fetch = partial(
-                    process.outside.fetch, process.store, self.tenant, given.url, process.quotas
+                    process.outside.fetch, process.store, self.tenant, source.url, process.quotas
                 )
-                upload = await fetched(fetch, FETCHING, self._wait_for)
+                upload = await fetch_with_retries(fetch, FETCH_RETRIES, self._wait_for)
         except InvalidRequest as error:
             raise input_unreadable(error) from error
         except SourceUnreachable as error:
             message = (
-                f"its input cannot be read: {error}; make the URL reachable, then resume the job"
+                f"the input cannot be read: {error}; make the URL reachable, then resume the job"
             )
-            raise JobStops("INPUT_UNREACHABLE", message) from error
+            raise JobStopped("INPUT_UNREACHABLE", message) from error
 
         def note(record: JobRecord) -> None:
             record.upload_id = upload
@@ -227,40 +221,42 @@ class JobRunner:
         await self._edit(note)
 
     async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> bool:
-        """Whether documents are left with more than one answer."""
+        """Run an attempt at the current stage; return whether documents have more than one answer left."""
         record, stage = self.record, self.record.stage
         self._earlier = await totals_of(self._process.store, record, stage)
         spent = self._earlier.counts.cost
-        with AnswerCache() as cache:
-            running = StagePass(
-                self._process, record, stage, metadata, cache, spent, self._work_done
+        with DedupeCache() as cache:
+            attempt = StageAttempt(
+                self._process, record, stage, metadata, cache, spent, self._work_used
             )
-            running.set_concurrency(self.concurrency)
-            await running.load()
-            self._trouble = ""
-            self._stored_bytes += 0 if self._pass is None else self._pass.log.written_bytes
-            self._pass, self._speed = running, Speed()
-            self._told(running)
-            skipped = 0 if record.round or record.job.spec.stages else running.log.done.low_water
+            attempt.set_concurrency(self.concurrency)
+            await attempt.load()
+            self._wait_reason = ""
+            if self._attempt is not None:  # the attempt before, of another stage
+                self._stored_bytes += self._attempt.log.written_bytes
+            self._attempt, self._throughput = attempt, Throughput()
+            self._sample(attempt)
+            # Items that all have an outcome need not be parsed again, where indexes are lines.
+            skipped = 0 if record.attempt or record.job.spec.stages else attempt.log.done.low_water
             self._source, blocks = await open_stage(self._process, record, stage, metadata, skipped)
-            if record.round:
-                blocks = retried(blocks, self._process.store, record, stage)
-            await running.run(blocks, skipped)
-            return running.log.split_documents > 0
+            if record.attempt:
+                blocks = retry_dead_letters(blocks, self._process.store, record, stage)
+            await attempt.run(blocks, skipped)
+            return attempt.log.split_documents > 0
 
     # The record.
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             with suppress(TransportUnavailable):
                 await self._edit(lambda record: None)
                 self._check_limits(self.record)
-                if self._pass is not None:
-                    self._pass.set_max_cost(self.record.job.spec.limits.max_cost)
-            await asyncio.sleep(BEAT_S)
+                if self._attempt is not None:
+                    self._attempt.set_max_cost(self.record.job.spec.limits.max_cost)
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def _edit(self, edit: Edit) -> None:
-        """Writes the record with the progress and what ``edit`` changes.
+        """Write the record with the progress and what `edit` changes.
 
         Raises:
             JobLost: another process has the job, or it is gone.
@@ -272,92 +268,96 @@ class JobRunner:
                 self._note_progress(record)
                 edit(record)
                 revision = await self._process.store.write(record, self._revision)
+                # None: somebody else wrote the record meanwhile; edit their version instead.
                 if revision is not None:
                     self.record, self._revision = record, revision
                     return
-                await self._read_again()
+                await self._reload()
 
-    async def _read_again(self) -> None:
+    async def _reload(self) -> None:
         try:
             fresh, self._revision = await self._process.store.read(self.job)
         except SluiceError as error:
             if isinstance(error, TransportUnavailable):
                 raise
             raise JobLost from error
-        ours = fresh.epoch == self._epoch
-        if not ours:
+        if fresh.epoch != self._epoch:
             raise JobLost
-        # Of the owner's fields ours are newer.
+        # Only the owner writes the stage, so ours is newer.
         fresh.stage = self.record.stage
         self.record = fresh
-        if fresh.job.state != JOB_STATE_RUNNING:
+        if fresh.job.state != pb.JOB_STATE_RUNNING:
             self._stopped.set()
 
     def _note_progress(self, record: JobRecord) -> None:
         now = time.monotonic()
-        record.running_ms = self._ran_ms + round((now - self._begun_at) * 1e3)
-        record.use.CopyFrom(self._work_done.use(self._used))
-        self.beat_at = now
+        record.running_ms = self._earlier_ms + round((now - self._started_at) * 1e3)
+        record.use.CopyFrom(self._work_used.use(self._earlier_use))
+        self.heartbeat_at = now
         if isinstance(self._source, MessageSource) and self._source.sequence:
             record.job.nats_last_sequence = self._source.sequence
         progress = self._progress(record, now)
         record.job.progress.CopyFrom(progress)
-        if self._pass is not None:
-            record.models[:] = sorted(self._pass.models)
-        if record.job.state == JOB_STATE_RUNNING:
-            trouble = self._trouble or (self._pass.trouble if self._pass is not None else "")
-            record.job.reason = f"waiting: {trouble}" if trouble else ""
+        if self._attempt is not None:
+            record.models[:] = sorted(self._attempt.models)
+        if record.job.state == pb.JOB_STATE_RUNNING:
+            wait_reason = self._wait_reason or (
+                self._attempt.wait_reason if self._attempt is not None else ""
+            )
+            record.job.reason = f"waiting: {wait_reason}" if wait_reason else ""
 
-    def _progress(self, record: JobRecord, now: float) -> JobProgress:
-        running = self._pass
-        if running is None:
+    def _progress(self, record: JobRecord, now: float) -> pb.JobProgress:
+        attempt = self._attempt
+        if attempt is None:
             return record.job.progress
-        record.results_bytes = self._stored_bytes + running.log.written_bytes
-        progress = self._earlier.progress(running.log.written, record.round)
-        progress.in_flight = running.window.in_flight
-        if record.round:
+        record.results_bytes = self._stored_bytes + attempt.log.written_bytes
+        progress = self._earlier.progress(attempt.log.written, record.attempt)
+        progress.in_flight = attempt.window.in_flight
+        if record.attempt:
             progress.total_final = True
             progress.total = self._earlier.total
         else:
-            progress.total_final = running.read_all
-            progress.total = max(running.log.written.total, running.read)
-            if not running.read_all and self._source is not None and self._source.share_read:
-                progress.total = max(progress.total, round(running.read / self._source.share_read))
-        settled = running.log.written.total
-        self._told(running)
-        progress.items_per_second = self._speed.items_per_s
-        progress.tokens_per_second = self._speed.tokens_per_s
-        of_all = self._earlier.counts.dead if record.round else progress.total
-        left_s = self._speed.remaining_s(max(0, of_all - settled))
+            progress.total_final = attempt.is_input_read
+            progress.total = max(attempt.log.written.total, attempt.items_read)
+            # While the input is being read, extrapolate the total from the share that was read.
+            if not attempt.is_input_read and self._source is not None and self._source.share_read:
+                progress.total = max(
+                    progress.total, round(attempt.items_read / self._source.share_read)
+                )
+        settled = attempt.log.written.total
+        self._sample(attempt)
+        progress.items_per_second = self._throughput.items_per_s
+        progress.tokens_per_second = self._throughput.tokens_per_s
+        of_all = self._earlier.counts.dead if record.attempt else progress.total
+        left_s = self._throughput.remaining_s(max(0, of_all - settled))
         if left_s is not None:
             progress.remaining.CopyFrom(duration(left_s * 1e3))
         note_stages(progress, self._earlier, record)
         return progress
 
-    def _told(self, running: StagePass) -> None:
-        counts = running.log.counts
-        self._speed.told(time.monotonic(), counts.total, counts.completion_tokens)
+    def _sample(self, attempt: StageAttempt) -> None:
+        counts = attempt.log.counts
+        self._throughput.sample(time.monotonic(), counts.total, counts.completion_tokens)
 
     def _check_limits(self, record: JobRecord) -> None:
-        """Raises JobStops when the job has cost enough, or is too late."""
+        """Raise JobStopped if the job has reached its cost limit or its deadline."""
         job, limits = record.job, record.job.spec.limits
         if 0 < ms_of(limits.deadline_time) <= unix_ms():
-            message = "its deadline passed; what has an answer can be read"
-            raise JobStops("DEADLINE_EXCEEDED", message, JOB_STATE_EXPIRED)
+            message = "the deadline passed; read the answers that it has"
+            raise JobStopped("DEADLINE_EXCEEDED", message, pb.JOB_STATE_EXPIRED)
         if 0 < limits.max_cost <= job.progress.cost:
-            raise JobStops(
-                "MAX_COST_REACHED",
-                f"it has cost {job.progress.cost:g} of at most {limits.max_cost:g}; resume it with a higher --max-cost",
-            )
+            cost = f"{job.progress.cost:g} of at most {limits.max_cost:g}"
+            message = f"it has cost {cost}; resume the job with a higher --max-cost"
+            raise JobStopped("MAX_COST_REACHED", message)
 
-    def _report(self, record: JobRecord) -> JobReport:
+    def _report(self, record: JobRecord) -> pb.JobReport:
         progress, running_s = record.job.progress, max(1e-3, record.running_ms / 1e3)
         reasons = Counter(self._earlier.reasons)
-        if self._pass is not None:
-            reasons.update(self._pass.log.reasons)
+        if self._attempt is not None:
+            reasons.update(self._attempt.log.reasons)
         use = record.use
         cells = use.batch_tokens + use.padding_tokens
-        return JobReport(
+        return pb.JobReport(
             progress=progress,
             running_time=duration(record.running_ms),
             items_per_second=(progress.succeeded + progress.dead) / running_s,

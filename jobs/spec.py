@@ -1,4 +1,4 @@
-"""What a job may ask for: the bounds of its fields. What an item says is checked by the gateway that answers it."""
+"""Bounds of the fields of a job. The gateway that answers an item checks its content."""
 
 import math
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ SUBJECT_CHARS_MAX: Final = 256
 SECRET_CHARS_MAX: Final = 256
 RETRIES_MAX: Final = 100
 REUSED_JOBS_MAX: Final = 100
-"""All results of each are read."""
+"""Jobs whose answers one job may reuse; all results of each are read."""
 STAGES_MAX: Final = 16
 WAIT_S_MAX: Final = 24 * 3600.0
 DEADLINE_S_MAX: Final = 366 * 24 * 3600.0
@@ -34,18 +34,18 @@ PAGE_TOKEN_CHARS_MAX: Final = 128
 
 
 def check_spec(spec: pb.JobSpec) -> None:
-    """Raises InvalidRequest, which names the field, where one is out of bounds."""
-    given, webhook = spec.input, spec.webhook
+    """Raise InvalidRequest, naming the field, if a field is out of bounds."""
+    source, webhook = spec.input, spec.webhook
     for field, text, most in (
         ("spec.name", spec.name, NAME_CHARS_MAX),
-        ("spec.input.url", given.url, URL_CHARS_MAX),
-        ("spec.input.nats_subject", given.nats_subject, SUBJECT_CHARS_MAX),
-        ("spec.input.id_field", given.id_field, NAME_CHARS_MAX),
+        ("spec.input.url", source.url, URL_CHARS_MAX),
+        ("spec.input.nats_subject", source.nats_subject, SUBJECT_CHARS_MAX),
+        ("spec.input.id_field", source.id_field, NAME_CHARS_MAX),
         ("spec.webhook.url", webhook.url, URL_CHARS_MAX),
         ("spec.webhook.secret", webhook.secret, SECRET_CHARS_MAX),
         *(
-            (f"spec.stages[{i}].name", one.name, NAME_CHARS_MAX)
-            for i, one in enumerate(spec.stages)
+            (f"spec.stages[{i}].name", stage.name, NAME_CHARS_MAX)
+            for i, stage in enumerate(spec.stages)
         ),
     ):
         check_length(field, text, most)
@@ -60,13 +60,13 @@ def check_spec(spec: pb.JobSpec) -> None:
         message = f"have {size} bytes; send at most {LABELS_BYTES_MAX} in keys and values together"
         raise InvalidRequest.of("spec.labels", message)
     if spec.priority not in Priority.values():
-        raise InvalidRequest.of("spec.priority", "is none of the known priorities")
-    if given.format not in pb.JobInputFormat.values():
-        raise InvalidRequest.of("spec.input.format", "is none of the known formats")
+        raise InvalidRequest.of("spec.priority", "is not a known priority")
+    if source.format not in pb.JobInputFormat.values():
+        raise InvalidRequest.of("spec.input.format", "is not a known format")
     if spec.retries.max_retries > RETRIES_MAX:
         raise InvalidRequest.of("spec.retries.max_retries", f"must be at most {RETRIES_MAX}")
     for field, wait in (
-        ("spec.input.nats_idle", given.nats_idle),
+        ("spec.input.nats_idle", source.nats_idle),
         ("spec.retries.initial_backoff", spec.retries.initial_backoff),
         ("spec.retries.max_backoff", spec.retries.max_backoff),
     ):
@@ -75,13 +75,13 @@ def check_spec(spec: pb.JobSpec) -> None:
 
 
 def check_expiry(field: str, after: Duration) -> None:
-    """Raise InvalidRequest unless ``after``, where it is set, lies in the coming year."""
+    """Raise InvalidRequest unless `after`, if set, lies within the coming year."""
     if not 0 <= ms_of(after) <= EXPIRY_S_MAX * 1000:
         raise InvalidRequest.of(field, f"must be 0 to {EXPIRY_S_MAX:g} s")
 
 
 def check_limits(limits: pb.JobLimits) -> None:
-    """Checks the limits of a job; raises as `check_spec` does."""
+    """Raise InvalidRequest, naming the field, if a limit is out of bounds."""
     if limits.HasField("max_bad_line_share") and not 0 <= limits.max_bad_line_share <= 1:
         raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
     if not 0 <= limits.max_cost < math.inf:  # NaN too
@@ -92,20 +92,20 @@ def check_limits(limits: pb.JobLimits) -> None:
 
 
 def check_not_late(limits: pb.JobLimits) -> None:
-    """Raises InvalidRequest when the deadline has passed."""
+    """Raise InvalidRequest if the deadline has passed."""
     if limits.HasField("deadline_time") and ms_of(limits.deadline_time) <= unix_ms():
         message = "has passed; leave it out, or name a time to come"
         raise InvalidRequest.of("limits.deadline_time", message)
 
 
 def check_length(field: str, text: str, most: int) -> None:
-    """Raises InvalidRequest for a longer text."""
+    """Raise InvalidRequest for a text of more than `most` characters."""
     if len(text) > most:
         raise InvalidRequest.of(field, f"is over {most} characters")
 
 
 def check_count(field: str, values: Iterable[object], most: int) -> None:
-    """Raises InvalidRequest for more values."""
+    """Raise InvalidRequest for more than `most` values."""
     if len(list(values)) > most:
         raise InvalidRequest.of(field, f"has over {most} entries")
 

@@ -1,8 +1,8 @@
 """Jobs with stages: long texts in parts, and the answers of a stage as the texts of the next one.
 
-An item of the first stage is a part of a document; an item of a later one has the answers of a document, or a part of
-them where they are longer than there is room for. The last stage is repeated until each document has one answer. Where
-a part is a dead letter, so is its document.
+An item of the first stage is a part of a document; an item of a later one has the answers of a
+document, or a part of them if they are too long. The last stage is repeated until each document has
+one answer. If a part is a dead letter, so is its document.
 """
 
 from collections.abc import AsyncIterator
@@ -11,20 +11,21 @@ from typing import Any, Final
 import grpc
 
 from jobs.answers import input_hash
-from jobs.core.retry import Failure, failure_of
+from jobs.core.retry import FailureKind, failure_kind
 from jobs.core.split import split
-from jobs.core.window import BLOCK, BLOCK_BYTES, Entry
+from jobs.core.window import BLOCK, BLOCK_BYTES
 from jobs.input import Template
+from jobs.items import Item
 from jobs.messages import MessageSource
 from jobs.process import JobProcess, model_removed
-from jobs.results import merged
+from jobs.results import merge_attempts
 from jobs.sources import (
     REASON_CHARS_MAX,
     Block,
     InputSource,
-    ask_whole,
     defaults_of,
-    name_request,
+    request_whole_answer,
+    set_idempotency_key,
 )
 from jobs.store import RETRY_AFTER_S
 from sluice.client.channel import LOOKUP_S, error_of
@@ -38,21 +39,22 @@ from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec, JobStage
 from sluice.wire.patience import patiently
 
 COLUMNS: Final = frozenset({"text", "part", "parts"})
-"""What a template of a stage may name."""
+"""Columns that a template of a stage may use."""
 TEXT_ONLY: Final = "{text}"
+"""Template of a stage that has none."""
 BETWEEN: Final = "\n\n"
-"""Stands between two answers that are put together."""
+"""Separator between answers that are joined."""
 ANSWER_SHARE: Final = 4
-"""A part of the context that is left to an answer without max_tokens: one in so many."""
+"""Part of the context that is left for an answer without max_tokens: one in this many."""
 GATEWAY_S: Final = 60.0
-"""How long a gateway is waited for, seconds."""
+"""How long a gateway is waited for, in seconds."""
 
 
 def check_stages(spec: JobSpec) -> None:
-    """Raises InvalidRequest when stages do not fit together."""
+    """Raise InvalidRequest if the stages of a job do not fit together."""
     if len(spec.stages) == 1:
         raise InvalidRequest.of(
-            "spec.stages", "name two or more: one for the parts, one for answers"
+            "spec.stages", "has one stage; name two or more: one for the parts, one for answers"
         )
     for number, stage in enumerate(spec.stages):
         field = f"spec.stages[{number}]"
@@ -66,18 +68,18 @@ def check_stages(spec: JobSpec) -> None:
 
 
 def stage_of(spec: JobSpec, number: int) -> JobStage:
-    """The specification of a stage; the last one's of its repetitions."""
+    """Return the specification of a stage; the last one also for its repetitions."""
     return spec.stages[min(number, len(spec.stages) - 1)]
 
 
 def _rendered(stage: JobStage, text: str, part: int, parts: int) -> str:
-    """The prompt of a part, from 0."""
+    """Return the prompt of a part, counted from 0."""
     values = {"text": text, "part": part + 1, "parts": parts}
     return Template(stage.template or TEXT_ONLY).render(values)
 
 
 Source = InputSource | MessageSource
-"""What reads the input itself."""
+"""Reader of the input itself."""
 
 
 async def open_stage(
@@ -87,11 +89,14 @@ async def open_stage(
     metadata: tuple[tuple[str, str], ...],
     skipped: int = 0,
 ) -> tuple[Source | None, AsyncIterator[Block]]:
-    """Open the items of a stage, and what reads the input for them; None where that are the answers of a stage.
+    """Return the items of a stage, and what reads the input for them; None if they come from a stage.
 
     Args:
+        process: the process of the job.
+        record: the job.
+        stage: number of the stage.
         metadata: of calls to gateways, which split texts.
-        skipped: items at the begin that are left out, of a job without stages.
+        skipped: items at the start to leave out, for a job without stages.
     """
     parts = StageSource(process, record, stage, metadata) if record.job.spec.stages else None
     if parts is not None and stage:
@@ -106,7 +111,7 @@ async def open_stage(
 
 
 class StageSource:
-    """The items of one stage of a job, in blocks. Texts are split by the tokens that a gateway finds in them."""
+    """Items of one stage of a job, in blocks. Texts are split by the tokens that a gateway finds in them."""
 
     def __init__(
         self,
@@ -116,11 +121,11 @@ class StageSource:
         metadata: tuple[tuple[str, str], ...],
     ) -> None:
         self._store, self._gateways = process.store, process.gateways
-        self._call: dict[str, Any] = {
+        self._call_options: dict[str, Any] = {
             "metadata": (*metadata, *process.gateways.metadata),
             "timeout": LOOKUP_S,
         }
-        self._job, self._spec, self._round = record.job, record.job.spec, record.round
+        self._job, self._spec, self._attempt = record.job, record.job.spec, record.attempt
         self._number = stage
         self._stage = stage_of(self._spec, stage)
         self._model = self._stage.model or self._spec.model or AUTO
@@ -128,40 +133,42 @@ class StageSource:
         self._size = 0
 
     async def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
-        """The entries of the first stage: parts of ``documents``."""
-        parts = (await self._of_line(one) async for block in documents for one in block)
+        """Yield the items of the first stage: parts of `documents`."""
+        parts = (await self._of_line(line) async for block in documents for line in block)
         async for block in _blocks(parts):
             yield block
 
     async def later(self) -> AsyncIterator[Block]:
-        """The entries of a later stage, out of the outcomes of the stage before."""
-        parts = (await self._of_document(one) async for one in self._documents())
+        """Yield the items of a later stage, from the outcomes of the stage before."""
+        parts = (await self._of_document(document) async for document in self._documents())
         async for block in _blocks(parts):
             yield block
 
-    async def _of_line(self, one: Entry | ItemOutcome) -> Block:
-        if isinstance(one, ItemOutcome):
-            return [self._placed(one, one.result.index, carried=False)]
-        result = JobResult(line=one.line, custom_id=one.custom_id, url=one.url)
-        if isinstance(one.request, EmbedRequest) or not one.request.HasField("prompt"):
-            reason = "a job with stages splits prompts: the line has none"
-            return [self._dead(result, one.index, "BAD_LINE", reason)]
-        return await self._split(result, one.index, one.request, one.request.prompt, 0)
+    async def _of_line(self, line: Item | ItemOutcome) -> Block:
+        if isinstance(line, ItemOutcome):
+            return [self._placed(line, line.result.index, carried=False)]
+        result = JobResult(line=line.line, custom_id=line.custom_id, url=line.url)
+        if isinstance(line.request, EmbedRequest) or not line.request.HasField("prompt"):
+            reason = "prompt: missing; a job with stages splits prompts"
+            return [self._dead(result, line.index, "BAD_LINE", reason)]
+        return await self._split(result, line.index, line.request, line.request.prompt, 0)
 
     async def _documents(self) -> AsyncIterator[list[ItemOutcome]]:
-        """The outcomes of each document in the stage before."""
-        held: list[ItemOutcome] = []
-        async for outcome in merged(self._store, self._job.id, self._number - 1, self._round):
-            if held and held[0].document != outcome.document:
-                yield held
-                held = []
-            held.append(outcome)
-        if held:
-            yield held
+        """Yield the outcomes of each document in the stage before."""
+        document: list[ItemOutcome] = []
+        async for outcome in merge_attempts(
+            self._store, self._job.id, self._number - 1, self._attempt
+        ):
+            if document and document[0].document != outcome.document:
+                yield document
+                document = []
+            document.append(outcome)
+        if document:
+            yield document
 
     async def _of_document(self, document: list[ItemOutcome]) -> Block:
         first = document[0]
-        failed = next((one for one in document if one.result.HasField("error")), None)
+        failed = next((part for part in document if part.result.HasField("error")), None)
         if failed is not None:
             if len(document) > 1:
                 where = f"part {failed.result.part + 1} of {len(document)}"
@@ -170,7 +177,7 @@ class StageSource:
         repeated = self._number >= len(self._spec.stages)
         if repeated and len(document) == 1:
             return [self._placed(first, first.document, carried=True)]
-        text = BETWEEN.join(one.result.answer.text for one in document)
+        text = BETWEEN.join(part.result.answer.text for part in document)
         base, result = defaults_of(self._spec), first.result
         return await self._split(
             result, first.document, base, text, len(document) if repeated else 0
@@ -179,7 +186,7 @@ class StageSource:
     async def _split(
         self, of: JobResult, document: int, base: GenerateRequest, text: str, before: int
     ) -> Block:
-        """The items of a text; ``before``: how many it had, when there have to be fewer now."""
+        """Return the items of a text; `before`: how many it had, if there have to be fewer now."""
         try:
             texts = await self._parts(text)
         except (InvalidRequest, TransportUnavailable):
@@ -189,19 +196,19 @@ class StageSource:
         except SluiceError as error:
             return [self._dead(of, document, error.reason, error.message, error.code.value[0])]
         if before and len(texts) >= before:
-            reason = f"its {before} answers do not get shorter: ask for shorter ones, or for longer parts"
+            reason = f"its {before} answers do not get shorter; ask for shorter ones, or for longer parts"
             return [self._dead(of, document, "ANSWERS_TOO_LONG", reason)]
         try:
             return [
-                self._entry(of, document, base, part, len(texts), one)
-                for part, one in enumerate(texts)
+                self._item(of, document, base, part, len(texts), part_text)
+                for part, part_text in enumerate(texts)
             ]
         except BadField as error:
             return [self._dead(of, document, "BAD_LINE", str(error))]
 
-    def _entry(
+    def _item(
         self, of: JobResult, document: int, base: GenerateRequest, part: int, parts: int, text: str
-    ) -> Entry:
+    ) -> Item:
         spec, stage = self._spec, self._stage
         request = GenerateRequest()
         request.CopyFrom(base)
@@ -209,12 +216,21 @@ class StageSource:
         request.model = stage.model or request.model
         if stage.HasField("sampling"):
             request.sampling.CopyFrom(stage.sampling)
-        ask_whole(request, spec)
+        request_whole_answer(request, spec)
         hashed = b"" if spec.dedupe.disabled else input_hash(request)
-        name_request(request, self._job, f"{of.custom_id}\0{self._number}\0{part}")
+        set_idempotency_key(request, self._job, f"{of.custom_id}\0{self._number}\0{part}")
         index = self._next_index()
-        return Entry(
-            index, index, of.line, of.custom_id, of.url, request, hashed, document, part, parts
+        return Item(
+            custom_id=of.custom_id,
+            line=of.line,
+            request=request,
+            url=of.url,
+            index=index,
+            position=index,
+            input_hash=hashed,
+            document=document,
+            part=part,
+            parts=parts,
         )
 
     def _dead(
@@ -227,55 +243,56 @@ class StageSource:
         return self._placed(ItemOutcome(result=result), document, carried=False)
 
     def _placed(self, outcome: ItemOutcome, document: int, *, carried: bool) -> ItemOutcome:
-        """``outcome`` as that of the next item."""
-        outcome.place = outcome.result.index = self._next_index()
+        """Return an outcome as that of the next item."""
+        outcome.position = outcome.result.index = self._next_index()
         outcome.result.part, outcome.result.parts = 0, 1
         outcome.document, outcome.carried = document, carried
         outcome.ClearField("input_hash")
         return outcome
 
     async def _parts(self, text: str) -> list[str]:
-        """The parts of ``text``, at least one.
+        """Return the parts of a text, at least one.
 
         Raises:
             InvalidRequest: template and answer leave no room in the model's context.
-            SluiceError: the gateway does not take the text, or does not answer.
+            SluiceError: the gateway refuses the text, or does not respond.
         """
         size = self._size = self._size or await self._part_tokens()
         request = FindTokenEndsRequest(model=self._model, text=text)
-        found = await self._ask(self._gateways.stub.FindTokenEnds, request)
+        ends = (await self._call_gateway(self._gateways.stub.FindTokenEnds, request)).ends
         overlap = min(self._stage.overlap_tokens, size - 1)
-        return [text[begin:end] for begin, end in split(text, found.ends, size, overlap)] or [text]
+        return [text[begin:end] for begin, end in split(text, ends, size, overlap)] or [text]
 
     async def _part_tokens(self) -> int:
         prompt = _rendered(self._stage, "", 0, 1)
         request = CountTokensRequest(model=self._model, prompt=prompt if prompt.strip() else "-")
-        counted = await self._ask(self._gateways.models.CountTokens, request)
+        counted = await self._call_gateway(self._gateways.models.CountTokens, request)
         context = int(counted.context_tokens)
-        own = self._stage.HasField("sampling")
-        asked = (self._stage if own else self._spec).sampling.max_tokens
-        room = context - counted.token_count - (asked or context // ANSWER_SHARE)
-        if room < 1:
+        has_own = self._stage.HasField("sampling")
+        max_tokens = (self._stage if has_own else self._spec).sampling.max_tokens
+        free = context - counted.token_count - (max_tokens or context // ANSWER_SHARE)
+        if free < 1:
             raise InvalidRequest.of(
                 "spec.stages",
-                f"template and max_tokens leave no room for a text in the {context} tokens of {counted.model}",
+                f"template and max_tokens leave no tokens for a text in the context of {context} "
+                f"tokens of {counted.model}; shorten the template, or lower max_tokens",
             )
-        return int(min(self._stage.split_tokens or room, room))
+        return int(min(self._stage.split_tokens or free, free))
 
-    async def _ask(self, method: Any, request: Any) -> Any:
-        """Asks again while no gateway answers, or while it has no room."""
+    async def _call_gateway(self, method: Any, request: Any) -> Any:
+        """Call a gateway; try again while none responds or has capacity, for `GATEWAY_S`."""
 
-        async def ask() -> Any:
+        async def call() -> Any:
             try:
-                return await method(request, **self._call)
+                return await method(request, **self._call_options)
             except grpc.aio.AioRpcError as failed:
                 error = error_of(failed)
-            if failure_of(error) is Failure.NO_ROOM:
+            if failure_kind(error) is FailureKind.NO_ROOM:
                 raise TransportUnavailable(error.message) from error
             raise error
 
         return await patiently(
-            ask, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
+            call, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
         )
 
     def _next_index(self) -> int:
@@ -284,15 +301,15 @@ class StageSource:
 
 
 async def _blocks(parts: AsyncIterator[Block]) -> AsyncIterator[Block]:
-    """Gives the entries `BLOCK` at a time, or fewer that have `BLOCK_BYTES`."""
-    made: Block = []
+    """Yield the entries `BLOCK` at a time, or fewer that have `BLOCK_BYTES`."""
+    block: Block = []
     size = 0
-    async for some in parts:
-        for one in some:
-            made.append(one)
-            size += one.request.ByteSize() if isinstance(one, Entry) else 0
-            if len(made) == BLOCK or size >= BLOCK_BYTES:
-                yield made
-                made, size = [], 0
-    if made:
-        yield made
+    async for document in parts:
+        for line in document:
+            block.append(line)
+            size += line.request.ByteSize() if isinstance(line, Item) else 0
+            if len(block) == BLOCK or size >= BLOCK_BYTES:
+                yield block
+                block, size = [], 0
+    if block:
+        yield block

@@ -1,4 +1,4 @@
-"""Sums over the passes of a job: what its progress and its report say."""
+"""Sums over the attempts and stages of a job, for its progress and report."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from sluice.v1.jobs_pb2 import JobProgress
 
 
 class Totals:
-    """Sums of the passes before the one at work."""
+    """Sums of the stages and attempts before the current one."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -20,22 +20,22 @@ class Totals:
         self.stages: list[JobProgress] = []
 
     def add_stage(self, counts: JobProgress) -> None:
-        """Add ``counts`` of an earlier stage: only what it used counts."""
+        """Add the counts of an earlier stage: only its usage counts."""
         self.stages.append(counts)
         _sum(self.counts, counts, _USED)
 
-    def add(self, counts: JobProgress, reasons: Counter[str], *, round_: int) -> None:
-        """Add ``counts`` and dead letters by reason of a round of the stage at work."""
-        self.total += 0 if round_ else counts.total
-        self.counts = self.progress(counts, round_)
+    def add(self, counts: JobProgress, reasons: Counter[str], *, attempt: int) -> None:
+        """Add counts and dead letters by reason of an attempt at the current stage."""
+        self.total += 0 if attempt else counts.total
+        self.counts = self.progress(counts, attempt)
         self.reasons.update(reasons)
 
-    def progress(self, counts: JobProgress, round_: int) -> JobProgress:
-        """Return the sums with ``counts`` of the next round: dead letters that succeed in it are dead no more."""
+    def progress(self, counts: JobProgress, attempt: int) -> JobProgress:
+        """Return the sums with the counts of an attempt: dead letters that succeed in a retry no longer count."""
         summed = JobProgress()
         summed.CopyFrom(self.counts)
         _sum(summed, counts, _OF_STAGE)
-        summed.dead += -counts.succeeded if round_ else counts.dead
+        summed.dead += -counts.succeeded if attempt else counts.dead
         return summed
 
 
@@ -56,35 +56,40 @@ def _sum(into: JobProgress, counts: JobProgress, fields: Iterable[str]) -> None:
 
 
 async def totals_of(store: JobStore, record: JobRecord, stage: int) -> Totals:
-    """Read the sums of the passes before the one at work from their logs."""
+    """Return the sums of the stages and attempts before the current one, from their logs."""
     totals = Totals()
     for before in range(stage):
         totals.add_stage((await store.last_segment(record.job.id, before, 0))[0].checkpoint.counts)
-    for round_ in range(record.round):
-        point = (await store.last_segment(record.job.id, stage, round_))[0].checkpoint
-        totals.add(point.counts, Counter(point.dead_by_reason), round_=round_)
+    for attempt in range(record.attempt):
+        point = (await store.last_segment(record.job.id, stage, attempt))[0].checkpoint
+        totals.add(point.counts, Counter(point.dead_by_reason), attempt=attempt)
     return totals
 
 
 def note_stages(progress: JobProgress, earlier: Totals, record: JobRecord) -> None:
-    """Say in ``progress``, that of the stage at work, how far each stage is."""
+    """Set in `progress`, that of the current stage, how far each stage is."""
     spec = record.job.spec
     progress.stage = reached_stage(record)
     if not spec.stages:
         return
     counts = [*earlier.stages, progress][: stages_of(record)]
     del progress.stages[:]
-    for number, one in enumerate(counts):
+    for number, counts_of_stage in enumerate(counts):
         name = stage_of(spec, number).name or f"stage {number + 1}"
         progress.stage_name = name
-        progress.stages.add(name=name, total=one.total, succeeded=one.succeeded, dead=one.dead)
+        progress.stages.add(
+            name=name,
+            total=counts_of_stage.total,
+            succeeded=counts_of_stage.succeeded,
+            dead=counts_of_stage.dead,
+        )
 
 
 def reached_stage(record: JobRecord) -> int:
-    """Return the stage at work, or the last one."""
+    """Return the current stage, or the last one."""
     return min(record.stage, stages_of(record) - 1)
 
 
 def stages_of(record: JobRecord) -> int:
-    """Return how many stages the job has, as far as it is known."""
+    """Return how many stages the job has, as far as that is known."""
     return max(1, len(record.job.spec.stages), record.stages)

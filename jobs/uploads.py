@@ -10,12 +10,12 @@ from typing import Final, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 from jobs import webhooks
-from jobs.core.retry import RetryPolicy
+from jobs.core.retry import ItemRetryPolicy
 from jobs.input.urls import check_url, read_url
 from jobs.outbound import Outbound
 from jobs.quotas import Quotas
 from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
-from jobs.threads import Threads
+from jobs.threads import JobThreads
 from sluice.errors import InvalidRequest, TransportUnavailable
 from sluice.internal.v1.job_pb2 import UploadRecord
 from sluice.settings import JobsSettings
@@ -25,10 +25,11 @@ from sluice.wire.clock import unix_ms
 from sluice.wire.subjects import covers, is_pattern
 
 TENANT: Final = "{tenant}"
-"""Stands for the tenant of the job in what the operator lists."""
+"""Placeholder for the tenant of the job in what the operator lists."""
 CALL_S: Final = 30.0
-"""A webhook or the resolution of its name, all of it, seconds."""
+"""Timeout of a webhook, or of the resolution of its name, in seconds."""
 RETRY_AFTER_S: Final = 5.0
+"""Retry delay in the error of such a timeout, in seconds."""
 SUBJECT: Final = "spec.input.nats_subject"
 _LINES: Final = (
     jobs_pb2.JOB_INPUT_FORMAT_UNSPECIFIED,
@@ -40,7 +41,7 @@ _T = TypeVar("_T")
 
 
 async def begin_messages(store: JobStore, tenant: str, quotas: Quotas) -> str:
-    """The id of an upload for messages, which is never complete: no other job can name it as its file.
+    """Create an upload for messages, which is never complete: no other job can use it as its file.
 
     Raises:
         LimitReached: the tenant has as many uploads as it may have.
@@ -52,13 +53,13 @@ async def begin_messages(store: JobStore, tenant: str, quotas: Quotas) -> str:
 
 
 class NewUpload:
-    """A file that is being stored, in chunks of one size; nothing is left of it when the block fails.
+    """A file that is being stored, in chunks of one size; nothing is left of it if the block fails.
 
-    Its methods raise LimitReached and StorageFull when the tenant has what it may have.
+    Its methods raise LimitReached and StorageFull if the tenant has used its quota.
 
     Attributes:
         id: its name.
-        record: what is known of it.
+        record: its record so far.
     """
 
     def __init__(self, store: JobStore, tenant: str, quotas: Quotas) -> None:
@@ -70,7 +71,7 @@ class NewUpload:
         self._digest = hashlib.sha256()
 
     async def add(self, data: bytes) -> None:
-        """Stores the next bytes."""
+        """Store the next bytes."""
         self._quotas.check_inputs(self.record.tenant)
         self._digest.update(data)
         self._held += data
@@ -78,7 +79,7 @@ class NewUpload:
             await self._write()
 
     async def complete(self) -> None:
-        """Says that there are no more."""
+        """Store the rest and mark the upload as complete."""
         while self._held:
             await self._write()
         self.record.sha256 = self._digest.digest()
@@ -110,63 +111,68 @@ class NewUpload:
             self._quotas.upload(self.id, None)
 
 
-class Outside:
+class ExternalAccess:
     """What jobs may reach outside of the mesh, as the operator lists it.
 
     Attributes:
-        reading: threads for inputs, those at URLs too.
+        reading: threads for inputs, including those at URLs.
     """
 
     def __init__(self, settings: JobsSettings) -> None:
         self._settings = settings
         self._outbound = Outbound(settings.private_hosts)
-        self.reading = Threads("inputs")
-        # Apart, so that a webhook that does not answer keeps no job from being created.
-        self._naming, self._calling = Threads("names"), Threads("webhooks")
+        self.reading = JobThreads("inputs")
+        # Separate pools, so that a webhook that does not respond blocks no job creation.
+        self._naming, self._calling = JobThreads("names"), JobThreads("webhooks")
 
     def prefixes_of(self, tenant: str) -> list[str]:
-        """Prefixes of URLs that are inputs of ``tenant``."""
+        """Return the prefixes of URLs that a tenant may read."""
         prefixes = self._settings.input_prefixes
-        return [one.replace(TENANT, tenant) for one in prefixes if self._may(tenant, one)]
+        return [
+            pattern.replace(TENANT, tenant) for pattern in prefixes if self._may(tenant, pattern)
+        ]
 
     def stream_of(self, tenant: str, given: JobInput) -> str:
-        """The stream of JetStream with ``given.nats_subject``, an input of ``tenant``.
+        """Return the JetStream stream that has the input of a tenant.
 
         Raises:
-            InvalidRequest: it may not be read, or not as ``given`` says.
+            InvalidRequest: it may not be read, or not in this way.
         """
         subject = given.nats_subject
         if not is_pattern(subject):
-            raise InvalidRequest.of(SUBJECT, f"{subject!r} is no subject of NATS")
+            raise InvalidRequest.of(SUBJECT, f"{subject!r} is not a NATS subject")
         if given.format not in _LINES:
-            raise InvalidRequest.of("spec.input.format", "messages of NATS are lines of JSON")
+            raise InvalidRequest.of(
+                "spec.input.format",
+                "not supported for NATS messages; leave it out or use a JSON format",
+            )
         listed = [
-            (stream, one.replace(TENANT, tenant))
+            (stream, pattern.replace(TENANT, tenant))
             for stream, subjects in self._settings.input_streams.items()
             if self._may(tenant, stream)
-            for one in subjects
+            for pattern in subjects
         ]
         for stream, pattern in listed:
             if covers(pattern, subject):
                 return stream
         raise InvalidRequest.of(
             SUBJECT,
-            "is none of the subjects that the operator lists (jobs.input_streams): "
+            "not among the subjects that the operator allows (jobs.input_streams): "
             f"{', '.join(one for _, one in listed) or 'none'}; upload a file instead",
         )
 
     def _may(self, tenant: str, name: str) -> bool:
-        """Whether ``tenant`` may use a prefix or a stream."""
+        """Return whether a tenant may use a prefix or a stream."""
         tenants = self._settings.input_tenants
         return name not in tenants or tenant in tenants[name]
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Start no more calls."""
         for threads in (self.reading, self._naming, self._calling):
             threads.close()
 
     async def send(self, tenant: str, webhook: JobWebhook, event: webhooks.Event) -> bool:
-        """Tells ``event``; see `webhooks.send`."""
+        """Send an event; see `webhooks.send`."""
 
         async def post(headers: Mapping[str, str]) -> int:
             post, url = self._outbound.post, webhook.url
@@ -177,11 +183,11 @@ class Outside:
         return await webhooks.send(webhook, event, post)
 
     async def check(self, store: JobStore, tenant: str, spec: JobSpec) -> None:
-        """Checks the URLs and the subject of a new job of ``tenant``.
+        """Check the URLs and the subject of a new job.
 
         Raises:
             InvalidRequest: one may not be opened; the message says what to do.
-            TransportUnavailable: the name of a webhook cannot be resolved now, or JetStream does not answer.
+            TransportUnavailable: the name of a webhook cannot be resolved now, or JetStream does not respond.
             Overloaded: too many calls of the tenant wait for names.
         """
         if spec.input.WhichOneof("source") == "nats_subject":
@@ -193,13 +199,14 @@ class Outside:
             await _within(self._naming, tenant, webhooks.check, spec.webhook, self._outbound)
 
     async def fetch(self, store: JobStore, tenant: str, url: str, quotas: Quotas) -> str:
-        """Copies what is behind ``url`` into the store; the id of the upload.
+        """Copy what is behind a URL into the store; return the id of the upload.
 
         Raises:
             InvalidRequest: it cannot be read.
-            LimitReached, StorageFull: see `NewUpload`.
+            LimitReached: see `NewUpload`.
+            StorageFull: see `NewUpload`.
             SourceUnreachable: it cannot be reached, or not be read to its end.
-            TransportUnavailable: JetStream does not answer.
+            TransportUnavailable: JetStream does not respond.
         """
         pieces = read_url(url, self.prefixes_of(tenant), self._outbound)
         try:
@@ -224,12 +231,14 @@ class SourceUnreachable(Exception):
     """An input at a URL cannot be reached, or not be read to its end; another try may succeed."""
 
 
-async def fetched(
-    fetch: Callable[[], Awaitable[str]], policy: RetryPolicy, on_wait: Callable[[str], None]
+async def fetch_with_retries(
+    fetch: Callable[[], Awaitable[str]], policy: ItemRetryPolicy, on_wait: Callable[[str], None]
 ) -> str:
-    """Return what ``fetch`` returns, which is tried again after waits that grow.
+    """Return what `fetch` returns; it is retried after growing waits.
 
     Args:
+        fetch: reads the input.
+        policy: number of retries and waits.
         on_wait: called with the reason before each wait.
 
     Raises:
@@ -248,11 +257,11 @@ async def fetched(
 
 
 async def _within(
-    threads: Threads, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    threads: JobThreads, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
     try:
         async with asyncio.timeout(CALL_S):
             return await threads.run(tenant, work, *args, **kwargs)
     except TimeoutError:
-        message = f"a call to the outside took over {CALL_S:g} s"
+        message = f"an external call took over {CALL_S:g} s"
         raise TransportUnavailable(message, retry_after_s=RETRY_AFTER_S) from None

@@ -1,7 +1,8 @@
-"""Tells an HTTP endpoint about the end of a job: signed as Standard Webhooks says, with OpenAI's event names.
+"""Webhooks about the end of a job: signed by the Standard Webhooks specification, with OpenAI's event names.
 
-The receiver checks ``webhook-signature`` with the secret of the job, ignores a ``webhook-timestamp`` that is old, and a
-``webhook-id`` that it has had. Any answer of 200 to 299 is a receipt; else the event is sent again.
+The receiver checks `webhook-signature` with the secret of the job, and ignores an old
+`webhook-timestamp` and a `webhook-id` that it has seen. A status from 200 to 299 acknowledges the
+event; otherwise it is sent again.
 """
 
 import asyncio
@@ -23,8 +24,9 @@ from sluice.wire.enums import word_of
 
 FIELD: Final = "spec.webhook.url"
 SECRET_CHARS_MIN: Final = 16
+"""Shortest secret."""
 WAITS_S: Final = (1.0, 5.0, 30.0, 120.0, 600.0)
-"""Before each further try; each is drawn from its upper half."""
+"""Waits before each retry in seconds, each drawn from its upper half."""
 
 EVENTS: Final[Mapping["pb.JobState.ValueType", str]] = {
     pb.JOB_STATE_COMPLETED: "batch.completed",
@@ -33,22 +35,22 @@ EVENTS: Final[Mapping["pb.JobState.ValueType", str]] = {
     pb.JOB_STATE_EXPIRED: "batch.expired",
     pb.JOB_STATE_PAUSED: "batch.paused",
 }
-"""OpenAI's names; it has no "batch.paused"."""
+"""Names of events by state. They are OpenAI's, except "batch.paused", which it does not have."""
 
 _GONE: Final = 410
 _PREFIX: Final = "whsec_"
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is sent. The same event has the same id however often it is sent."""
+    """An event to send. The same event has the same id however often it is sent."""
 
     id: str
     body: bytes
 
     def headers(self, secret: str, now_s: int) -> dict[str, str]:
-        """The headers of a try at ``now_s``, seconds since the Unix epoch."""
+        """Return the headers of a try at `now_s`, in seconds since the Unix epoch."""
         signed = b".".join((self.id.encode(), str(now_s).encode(), self.body))
         digest = hmac.new(key_of(secret), signed, hashlib.sha256).digest()
         return {
@@ -61,7 +63,7 @@ class Event:
 
 
 def key_of(secret: str) -> bytes:
-    """The key in a secret: base64 after "whsec_", else its bytes.
+    """Return the key in a secret: base64 after "whsec_", else its bytes.
 
     Raises:
         InvalidRequest: it is too short, or no base64.
@@ -75,14 +77,18 @@ def key_of(secret: str) -> bytes:
     try:
         return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     except ValueError as error:
-        raise InvalidRequest.of("spec.webhook.secret", "is no base64 after whsec_") from error
+        raise InvalidRequest.of(
+            "spec.webhook.secret",
+            "not base64 after whsec_; send whsec_ with base64, or another text",
+        ) from error
 
 
 def event_of(job: pb.Job, changes: int = 0) -> Event | None:
-    """The event of the state that ``job`` is in; None where nobody is told.
+    """Return the event of the state of a job; None if nobody is notified.
 
     Args:
-        changes: tells apart the times that a job came into one state, for example its pauses.
+        job: the job.
+        changes: distinguishes times that a job entered one state, for example its pauses.
     """
     name = EVENTS.get(job.state)
     if name is None:
@@ -112,10 +118,10 @@ def event_of(job: pb.Job, changes: int = 0) -> Event | None:
 
 
 def check(webhook: pb.JobWebhook, outbound: Outbound) -> None:
-    """Checks a webhook when its job is created. Blocks while its name is resolved.
+    """Check a webhook when its job is created. Blocks while its name is resolved.
 
     Raises:
-        InvalidRequest: it may not be called, or its secret is none.
+        InvalidRequest: it may not be called, or its secret is malformed.
     """
     key_of(webhook.secret)
     outbound.check(webhook.url, FIELD)
@@ -127,9 +133,15 @@ async def send(
     post: Callable[[Mapping[str, str]], Awaitable[int]],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> bool:
-    """Sends ``event`` until it is received, for about 10 minutes; whether it was. Logs what fails; raises nothing.
+    """Send an event until it is acknowledged, for about 10 minutes; return whether it was.
 
-    ``post``: sends it once with these headers; returns the status, raises SluiceError.
+    Logs failures and raises nothing.
+
+    Args:
+        webhook: has the secret.
+        event: the event.
+        post: sends it once with these headers; returns the status, raises SluiceError.
+        sleep: waits for this many seconds.
     """
     for wait_s in (*WAITS_S, None):
         try:
@@ -144,7 +156,7 @@ async def send(
             failed = str(error)
         if wait_s is None:
             break
-        _log.info("webhook %s was not received, and is sent again: %s", event.id, failed)
+        logger.info("webhook event %s was not delivered, retrying: %s", event.id, failed)
         await sleep(wait_s * (0.5 + random.random() / 2))
-    _log.warning("webhook %s was not received: %s", event.id, failed)
+    logger.warning("webhook event %s was not delivered, giving up: %s", event.id, failed)
     return False

@@ -1,1 +1,1 @@
-"""What a job does next, decided without I/O and without a clock: time is the argument ``now``, monotonic seconds."""
+"""Decisions of a job, without I/O and without a clock: time is the argument `now`, in monotonic seconds."""

@@ -1,15 +1,16 @@
-"""How fast a job may go, and how fast it goes."""
+"""Limits of a job's rate and cost, and its measured throughput."""
 
 from collections import deque
 from typing import Final
 
 BURST_S: Final = 1.0
-"""A limit a minute lets so many seconds' worth of it through at once."""
+"""Burst that a limit per minute allows, in seconds' worth of it."""
 WINDOW_S: Final = 60.0
+"""Time over which throughput is measured, in seconds."""
 
 
-class Rate:
-    """A limit of so many a minute; 0: none. What is counted may only be known afterwards: then the next ones wait."""
+class RateLimit:
+    """Limit per minute; 0: none. Counts may be known only afterwards: then later ones wait."""
 
     def __init__(self, per_minute: float, now: float) -> None:
         self._per_s = per_minute / 60
@@ -18,23 +19,23 @@ class Rate:
         self._at = now
 
     def wait_s(self, now: float) -> float:
-        """How long until something may go; 0: now."""
+        """Return how long until something may be sent, in seconds; 0: now."""
         if not self._per_s:
             return 0.0
         self._level = min(self._most, self._level + (now - self._at) * self._per_s)
         self._at = now
         return max(0.0, (1.0 - self._level) / self._per_s) if self._level < 1.0 else 0.0
 
-    def took(self, count: float) -> None:
-        """So many went."""
+    def consume(self, count: float) -> None:
+        """Record that this many were sent."""
         self._level -= count
 
 
-class Budget:
-    """What items may cost together; 0: anything. What one costs is known when it is answered.
+class CostBudget:
+    """Budget for the cost of items; 0: unlimited. The cost of an item is known when it is answered.
 
-    So for each that is in flight as much is set aside as the dearest one has cost; before the first is known one goes
-    alone. More than the budget is spent by what one item costs beyond that.
+    For each item in flight as much is set aside as the most expensive one has cost; until one is
+    known, items go alone. The budget is exceeded at most by what one item costs beyond that.
     """
 
     def __init__(self, most: float) -> None:
@@ -43,43 +44,43 @@ class Budget:
         self._dearest: float | None = None
 
     def allows(self, in_flight: int) -> bool:
-        """Whether another item may go beside so many."""
+        """Return whether another item may be sent beside this many."""
         left = self.most - self._spent
         if not self.most or (left > 0 and not in_flight):
             return True
         return self._dearest is not None and (in_flight + 1) * self._dearest <= left
 
-    def took(self, cost: float, items: int = 1) -> None:
-        """So many items have cost this."""
+    def consume(self, cost: float, items: int = 1) -> None:
+        """Record the cost of finished items."""
         self._spent += cost
         if items:
             self._dearest = max(self._dearest or 0.0, cost / items)
 
 
-class Speed:
-    """Items and tokens a second over the last minute, from totals that are told about once a second."""
+class Throughput:
+    """Items and tokens per second over the last minute, from totals sampled about once a second."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def told(self, now: float, items: int, tokens: int) -> None:
-        """The totals at ``now``."""
+    def sample(self, now: float, items: int, tokens: int) -> None:
+        """Record the totals at a time."""
         self._samples.append((now, items, tokens))
         while len(self._samples) > 2 and now - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
 
     @property
     def items_per_s(self) -> float:
-        """0 before two samples."""
+        """Items per second; 0 before two samples."""
         return self._slope(1)
 
     @property
     def tokens_per_s(self) -> float:
-        """0 before two samples."""
+        """Tokens per second; 0 before two samples."""
         return self._slope(2)
 
     def remaining_s(self, items_left: float) -> float | None:
-        """The time for so many more items; None: not known."""
+        """Return the time for this many more items in seconds; None if unknown."""
         return items_left / self.items_per_s if self.items_per_s > 0 else None
 
     def _slope(self, column: int) -> float:

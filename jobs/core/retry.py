@@ -1,9 +1,9 @@
-"""What becomes of an item that failed: it waits for the mesh, is tried again, or is a dead letter.
+"""Retries: what becomes of an item that failed.
 
-| gRPC code | what |
+| gRPC code | consequence |
 |---|---|
-| UNAVAILABLE, ABORTED, and RESOURCE_EXHAUSTED with a time to retry | the mesh has no room now: not counted as a try |
-| INTERNAL, UNKNOWN, DEADLINE_EXCEEDED, CANCELLED, DATA_LOSS, other RESOURCE_EXHAUSTED | tried again, a few times |
+| UNAVAILABLE, ABORTED, and RESOURCE_EXHAUSTED with a retry delay | the mesh has no capacity: not counted as a try |
+| INTERNAL, UNKNOWN, DEADLINE_EXCEEDED, CANCELLED, DATA_LOSS, other RESOURCE_EXHAUSTED | retried a few times |
 | the others | the item itself is wrong: dead at once |
 """
 
@@ -16,36 +16,39 @@ from sluice.v1.jobs_pb2 import JobRetries
 from sluice.wire.clock import ms_of
 
 RETRIES: Final = 3
+"""Default number of retries of an item."""
 FIRST_WAIT_S: Final = 1.0
+"""Default wait before the first retry, in seconds."""
 WAIT_S_MAX: Final = 60.0
+"""Default upper bound of the wait before a retry, in seconds."""
 _NO_ROOM: Final = frozenset({"UNAVAILABLE", "ABORTED"})
 _PASSING: Final = frozenset(
     {"INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED", "CANCELLED", "DATA_LOSS", "RESOURCE_EXHAUSTED"}
 )
 
 
-class Failure(Enum):
+class FailureKind(Enum):
     """Kinds of errors of an item."""
 
     NO_ROOM = "no room"
-    """The mesh cannot take it now; says nothing of the item."""
+    """The mesh has no capacity for it now; says nothing about the item."""
     PASSING = "passing"
     """Another try may succeed."""
     PERMANENT = "permanent"
     """No try can succeed."""
 
 
-def failure_of(error: SluiceError) -> Failure:
-    """The kind of ``error``."""
+def failure_kind(error: SluiceError) -> FailureKind:
+    """Return the kind of an error."""
     code = error.code.name
     if code in _NO_ROOM or (code == "RESOURCE_EXHAUSTED" and error.retry_after_s is not None):
-        return Failure.NO_ROOM
-    return Failure.PASSING if code in _PASSING else Failure.PERMANENT
+        return FailureKind.NO_ROOM
+    return FailureKind.PASSING if code in _PASSING else FailureKind.PERMANENT
 
 
 @dataclass(frozen=True)
-class RetryPolicy:
-    """How items are tried again; seconds."""
+class ItemRetryPolicy:
+    """How items are retried."""
 
     retries: int = RETRIES
     first_wait_s: float = FIRST_WAIT_S
@@ -53,7 +56,7 @@ class RetryPolicy:
 
     @classmethod
     def of(cls, wire: JobRetries) -> Self:
-        """What a job says."""
+        """Return the policy of a job, with defaults for what it leaves out."""
         return cls(
             wire.max_retries if wire.HasField("max_retries") else RETRIES,
             ms_of(wire.initial_backoff) / 1e3 or FIRST_WAIT_S,
@@ -61,6 +64,9 @@ class RetryPolicy:
         )
 
     def wait_s(self, failures: int, dice: float) -> float:
-        """The wait after so many failures: it doubles with each, and is drawn from its upper half."""
+        """Return the wait after this many failures, in seconds.
+
+        It doubles with each failure; `dice`, from 0 to 1, draws it from its upper half.
+        """
         step = min(self.wait_s_max, self.first_wait_s * 2.0 ** min(failures - 1, 60))
         return step * (0.5 + dice / 2)

@@ -1,23 +1,24 @@
-"""Long texts in parts of at most so many tokens that overlap, cut where a reader would cut."""
+"""Splitting of long texts into overlapping parts of bounded token count, cut where a reader would cut."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 _CUTS: Final = (("\n\n", ""), ("\n", ""), (".", " "), (". ", ""), ("", " "), (" ", ""))
-"""What stands before and behind a cut, best first: paragraphs, lines, sentences, words."""
+"""Text before and after a cut, best first: paragraphs, lines, sentences, words."""
 _LOOK_BACK: Final = 4
-"""A cut is looked for in the last quarter of what a part adds."""
+"""A cut is searched in the last part of what a part adds: one in this many."""
 
 
 def split(text: str, ends: Sequence[int], size: int, overlap: int) -> Iterator[tuple[int, int]]:
-    """Where the parts of ``text`` begin and end, in characters.
+    """Yield where each part of a text begins and ends, in characters.
+
+    Every character is in a part; neighbouring parts share the tokens of their overlap.
 
     Args:
-        ends: where each token of the text ends, in characters; as tokenizers give them, rising.
-        size: tokens of a part at most, at least 1.
-        overlap: tokens of the end of a part that begin the next one; less than ``size``.
-
-    Every character is in a part, and what two neighbours share are their overlap's tokens.
+        text: the text.
+        ends: where each token of the text ends, in characters, ascending.
+        size: maximum tokens of a part, at least 1.
+        overlap: tokens at the end of a part that begin the next one; less than `size`.
     """
     assert 0 <= overlap < size, (size, overlap)
     first = 0
@@ -25,6 +26,7 @@ def split(text: str, ends: Sequence[int], size: int, overlap: int) -> Iterator[t
         last = min(first + size, len(ends))
         if last < len(ends):
             last = _cut(text, ends, first + overlap + 1, last)
+        # Token i begins where token i-1 ends, so that text between tokens is not lost.
         begin = ends[first - 1] if first else 0
         yield begin, (ends[last - 1] if last < len(ends) else len(text))
         if last == len(ends):
@@ -33,9 +35,10 @@ def split(text: str, ends: Sequence[int], size: int, overlap: int) -> Iterator[t
 
 
 def _cut(text: str, ends: Sequence[int], least: int, last: int) -> int:
-    """The number of the token that a part ends before: behind the best cut that is not far from ``last``, else that.
+    """Return the number of the token before which a part ends.
 
-    At ``least``, what the part before did not have is one token.
+    That is behind the best cut close to `last`, else `last`. With `least`, a part adds one token to
+    the one before.
     """
     lowest = last - (last - least) // _LOOK_BACK
     for before, behind in _CUTS:

@@ -1,240 +1,213 @@
-"""The items of a pass that are in memory: which is sent next, and which wait for a next try or for an identical item.
+"""Window of the items in memory: which is sent next, and which wait for a retry or an identical item.
 
-    add(items)  ->  next(now)  ->  answered(item) | failed(item, ...)
+    add(items)  ->  next_item(now)  ->  on_answer(item) | on_failure(item, ...)
 
-Rules:
-- Items are sent in blocks: those of one `add` are sorted, shared beginnings next to each other, then by length, so that
-  batches are dense and prefixes are found in the cache. The order between blocks is that of the input.
-- An item with a hash waits for the first one with the same hash and shares its end.
-- Everything in memory is bounded by the caller: it adds no more while `has_room` is False.
+- Items are sent in blocks. Those of one `add` are sorted: shared prefixes next to each other, then by
+  length, so that batches are dense and prefixes are found in the cache. Blocks keep the order of the
+  input.
+- An item with a hash waits for the first one with the same hash and shares its outcome.
+- The caller bounds memory: it adds no more while `has_room` is False.
 """
 
 import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
-from jobs.core.pace import Budget, Rate
-from jobs.core.retry import WAIT_S_MAX, Failure, RetryPolicy
-from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
+from jobs.core.pace import CostBudget, RateLimit
+from jobs.core.retry import WAIT_S_MAX, FailureKind, ItemRetryPolicy
+from jobs.items import Item
+from sluice.v1.inference_pb2 import EmbedRequest
 
 BLOCK: Final = 512
 """Items that are sorted together."""
 BLOCK_BYTES: Final = 4 * 1024 * 1024
-"""A block whose requests have so many bytes is whole with fewer items."""
+"""Bytes of requests at which a block is complete with fewer items."""
 SPAN_MAX: Final = 8192
 """Items between the oldest without an outcome and the newest in memory."""
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""The limit of the requests in memory, bytes."""
+"""Bytes of all requests in memory."""
 ITEM_BYTES: Final = 16 * 1024
-"""Bytes of requests in flight, on average over the items that may be; another one goes below it."""
+"""Mean bytes per item in flight that are allowed; another item is sent only below it."""
 NO_ROOM_WAIT_S_MAX: Final = 15.0
+"""Longest wait of an item for which the mesh has no capacity, in seconds."""
 _BEGINNING: Final = 64
-"""Characters of a prompt that tell which beginning it shares."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """An item in memory.
-
-    Attributes:
-        place: among the items of the pass, from 0.
-        index: its index in the stage; another one only where dead letters run again.
-        input_hash: of what is computed; empty: nothing else is taken for identical.
-        earlier_reason: why it was a dead letter before.
-        earlier_bytes: of the line of that dead letter in the output.
-        tries: times that it was sent and counted.
-        refusals: times in succession that the mesh had no room.
-        followers: later items with the same hash.
-    """
-
-    place: int
-    index: int
-    line: int
-    custom_id: str
-    url: str
-    request: GenerateRequest | EmbedRequest
-    input_hash: bytes = b""
-    document: int = 0
-    part: int = 0
-    parts: int = 0
-    earlier_reason: str = ""
-    earlier_bytes: int = 0
-    size: int = 0
-    tries: int = 0
-    refusals: int = 0
-    reserved_tokens: float = 0.0
-    followers: list["Entry"] = field(default_factory=list)
+"""Characters of a prompt that identify a shared prefix."""
 
 
 ANSWER_TOKENS: Final = 256
-"""Tokens expected of an answer without a limit, before the first one is known."""
+"""Tokens expected of an answer without a limit, until the first answer is known."""
 BYTES_A_TOKEN: Final = 4
+"""Bytes per token, for estimates before the first answer."""
 
 
-class Window:
-    """The items of one pass."""
+class ItemWindow:
+    """Items of one attempt at a stage."""
 
     def __init__(
         self,
         concurrency: int,
-        policy: RetryPolicy,
-        requests: Rate,
-        tokens: Rate,
-        budget: Budget | None = None,
+        policy: ItemRetryPolicy,
+        requests: RateLimit,
+        tokens: RateLimit,
+        budget: CostBudget | None = None,
     ) -> None:
-        """``concurrency``: items in flight, may be changed while it runs."""
+        """Create an empty window; `concurrency` bounds the items in flight and may change later."""
         self.concurrency = concurrency
-        self._budget = budget or Budget(0.0)
+        self._budget = budget or CostBudget(0.0)
         self._answers = self._answered_tokens = 0
         self._policy = policy
         self._requests = requests
         self._tokens = tokens
-        self._waiting: deque[Entry] = deque()
-        self._later: list[tuple[float, int, Entry]] = []
-        self._in_flight: dict[int, Entry] = {}
+        self._waiting: deque[Item] = deque()
+        self._later: list[tuple[float, int, Item]] = []
+        self._in_flight: dict[int, Item] = {}
         self._in_flight_bytes = 0
-        self._leaders: dict[bytes, Entry] = {}
+        self._leaders: dict[bytes, Item] = {}
         self._bytes = 0
         self._count = 0
 
     def __len__(self) -> int:
-        """Items without an outcome."""
+        """Return the number of items without an outcome."""
         return self._count
 
     @property
     def in_flight(self) -> int:
-        """Items that were sent and not answered yet."""
+        """Number of items that were sent and not answered yet."""
         return len(self._in_flight)
 
     def has_room(self, low_water: int, newest: int) -> bool:
-        """Whether another block may be added, with these bounds of the indexes that are not done."""
+        """Return whether another block may be added, given the oldest and newest unfinished index."""
         return (
             len(self._waiting) < BLOCK and newest - low_water < SPAN_MAX and self._bytes < BYTES_MAX
         )
 
-    def add(self, block: Sequence[Entry]) -> None:
-        """Adds items that were not seen before."""
+    def add(self, block: Sequence[Item]) -> None:
+        """Add new items."""
         leaders = []
-        for entry in block:
-            entry.size = entry.request.ByteSize()
-            self._bytes += entry.size
+        for item in block:
+            item.size = item.request.ByteSize()
+            self._bytes += item.size
             self._count += 1
-            leader = self._leaders.get(entry.input_hash) if entry.input_hash else None
+            leader = self._leaders.get(item.input_hash) if item.input_hash else None
             if leader is not None:
-                leader.followers.append(entry)
+                leader.followers.append(item)
                 continue
-            if entry.input_hash:
-                self._leaders[entry.input_hash] = entry
-            leaders.append(entry)
+            if item.input_hash:
+                self._leaders[item.input_hash] = item
+            leaders.append(item)
         shared = Counter(map(_beginning, leaders))
 
-        def order(entry: Entry) -> tuple[str, int, int]:
-            beginning = _beginning(entry)
-            return beginning if shared[beginning] > 1 else "", entry.size, entry.place
+        def order(item: Item) -> tuple[str, int, int]:
+            beginning = _beginning(item)
+            return beginning if shared[beginning] > 1 else "", item.size, item.position
 
         self._waiting.extend(sorted(leaders, key=order))
 
-    def next(self, now: float) -> Entry | None:
-        """The next item to send; it is in flight from now on. None: see `wait_s`."""
+    def next_item(self, now: float) -> Item | None:
+        """Return the next item to send, which is in flight from now on; None: see `wait_s`."""
         if self.wait_s(now) != 0.0:
             return None
         again = self._later and self._later[0][0] <= now
-        entry = heapq.heappop(self._later)[2] if again else self._waiting.popleft()
-        self._in_flight[entry.place] = entry
-        self._in_flight_bytes += entry.size
-        self._requests.took(1)
-        entry.reserved_tokens = self._expected_tokens(entry)
-        self._tokens.took(entry.reserved_tokens)
-        return entry
+        item = heapq.heappop(self._later)[2] if again else self._waiting.popleft()
+        self._in_flight[item.position] = item
+        self._in_flight_bytes += item.size
+        self._requests.consume(1)
+        item.reserved_tokens = self._expected_tokens(item)
+        self._tokens.consume(item.reserved_tokens)
+        return item
 
     def wait_s(self, now: float) -> float | None:
-        """How long until an item may be sent; None: not before something else happens."""
+        """Return how long until an item may be sent, in seconds; None: not before something else happens."""
         in_flight = len(self._in_flight)
         most = self.concurrency
         if in_flight >= most or self._in_flight_bytes >= most * ITEM_BYTES:
             return None
         if not self._budget.allows(in_flight):
             return None
-        due = 0.0 if self._waiting else self._later[0][0] - now if self._later else None
-        if due is None:
+        if self._waiting:
+            due_s = 0.0
+        elif self._later:
+            due_s = self._later[0][0] - now
+        else:
             return None
-        return max(0.0, due, self._requests.wait_s(now), self._tokens.wait_s(now))
+        return max(0.0, due_s, self._requests.wait_s(now), self._tokens.wait_s(now))
 
-    def answered(self, entry: Entry, tokens: int, cost: float = 0.0) -> list[Entry]:
-        """``entry`` has an answer, for ``tokens`` computed that cost this; returns the items that share it."""
-        self._give_back(entry)
-        self._tokens.took(tokens)
-        self._budget.took(cost)
+    def on_answer(self, item: Item, tokens: int, cost: float = 0.0) -> list[Item]:
+        """Record the answer of an item with its computed tokens and cost; return the items that share it."""
+        self._release_tokens(item)
+        self._tokens.consume(tokens)
+        self._budget.consume(cost)
         self._answers += 1
         self._answered_tokens += tokens
-        return self._remove(entry)
+        return self._remove(item)
 
-    def failed(self, entry: Entry, kind: Failure, wait_s: float, now: float, dice: float) -> bool:
-        """Whether ``entry`` is dead; else it is sent again later, not before ``wait_s`` seconds."""
-        self._give_back(entry)
-        if kind is Failure.NO_ROOM:
-            entry.refusals += 1
-            step = RetryPolicy(wait_s_max=NO_ROOM_WAIT_S_MAX).wait_s(entry.refusals, dice)
+    def on_failure(
+        self, item: Item, kind: FailureKind, wait_s: float, now: float, dice: float
+    ) -> bool:
+        """Return whether an item is dead; otherwise it is sent again, not before `wait_s` seconds."""
+        self._release_tokens(item)
+        if kind is FailureKind.NO_ROOM:
+            item.refusals += 1
+            step = ItemRetryPolicy(wait_s_max=NO_ROOM_WAIT_S_MAX).wait_s(item.refusals, dice)
         else:
-            entry.refusals = 0
-            entry.tries += 1
-            if kind is Failure.PERMANENT or entry.tries > self._policy.retries:
+            item.refusals = 0
+            item.tries += 1
+            if kind is FailureKind.PERMANENT or item.tries > self._policy.retries:
                 return True
-            step = self._policy.wait_s(entry.tries, dice)
-        # A cost of a day is refused until it ends, but an operator may change that sooner.
-        self._send_later(entry, now + max(step, min(wait_s, WAIT_S_MAX)))
+            step = self._policy.wait_s(item.tries, dice)
+        # A retry delay may be hours (a daily budget), but an operator may raise the limit sooner.
+        self._send_later(item, now + max(step, min(wait_s, WAIT_S_MAX)))
         return False
 
-    def returned(self, entry: Entry, now: float) -> None:
-        """The call that carried ``entry`` is gone: it is sent again at once."""
-        self._give_back(entry)
-        self._send_later(entry, now)
+    def on_returned(self, item: Item, now: float) -> None:
+        """Send an item again at once, because the call that carried it is gone."""
+        self._release_tokens(item)
+        self._send_later(item, now)
 
-    def died(self, entry: Entry) -> list[Entry]:
-        """``entry`` is a dead letter; returns the items that share that."""
-        return self._remove(entry)
+    def on_dead(self, item: Item) -> list[Item]:
+        """Record that an item is a dead letter; return the items that share that."""
+        return self._remove(item)
 
-    def _expected_tokens(self, entry: Entry) -> float:
-        """Set aside until its answer is there: the mean so far, at first what its request could take."""
+    def _expected_tokens(self, item: Item) -> float:
+        """Return the tokens to set aside: the mean so far, at first what the request could take."""
         if self._answers:
             return self._answered_tokens / self._answers
-        sampling = getattr(entry.request, "sampling", None)
+        sampling = getattr(item.request, "sampling", None)
         answer = 0 if sampling is None else sampling.max_tokens or ANSWER_TOKENS
-        return float(entry.size / BYTES_A_TOKEN + answer)
+        return float(item.size / BYTES_A_TOKEN + answer)
 
-    def _give_back(self, entry: Entry) -> None:
-        self._tokens.took(-entry.reserved_tokens)
-        entry.reserved_tokens = 0.0
+    def _release_tokens(self, item: Item) -> None:
+        self._tokens.consume(-item.reserved_tokens)
+        item.reserved_tokens = 0.0
 
-    def _send_later(self, entry: Entry, at: float) -> None:
-        self._land(entry)
-        heapq.heappush(self._later, (at, entry.place, entry))
+    def _send_later(self, item: Item, at: float) -> None:
+        self._leave_flight(item)
+        heapq.heappush(self._later, (at, item.position, item))
 
-    def _land(self, entry: Entry) -> None:
-        if self._in_flight.pop(entry.place, None) is not None:
-            self._in_flight_bytes -= entry.size
+    def _leave_flight(self, item: Item) -> None:
+        if self._in_flight.pop(item.position, None) is not None:
+            self._in_flight_bytes -= item.size
 
-    def _remove(self, entry: Entry) -> list[Entry]:
-        self._land(entry)
-        if entry.input_hash:
-            del self._leaders[entry.input_hash]
-        for one in (entry, *entry.followers):
-            self._bytes -= one.size
+    def _remove(self, item: Item) -> list[Item]:
+        self._leave_flight(item)
+        if item.input_hash:
+            del self._leaders[item.input_hash]
+        for ended in (item, *item.followers):
+            self._bytes -= ended.size
             self._count -= 1
-        return entry.followers
+        return item.followers
 
 
 class DoneIndexes:
-    """The indexes of a pass that have an outcome: all below a mark, and some above it.
+    """Positions with an outcome: all below a mark, and some above it.
 
     Attributes:
-        low_water: every index below it is in the set.
+        low_water: every position below it is in the set.
     """
 
     def __init__(self, low_water: int = 0, ranges: Sequence[int] = ()) -> None:
-        """``ranges``: begin and end of each range above the mark, as `ranges` gives them."""
+        """Create the set; `ranges` has begin and end of each range above the mark."""
         self.low_water = low_water
         self._above = {
             index
@@ -246,7 +219,7 @@ class DoneIndexes:
         return index < self.low_water or index in self._above
 
     def add(self, indexes: Iterable[int]) -> None:
-        """Adds ``indexes``; none of them is in the set."""
+        """Add positions, none of which is in the set."""
         for index in indexes:
             assert index not in self, f"item {index} has an outcome already"
             self._above.add(index)
@@ -256,7 +229,7 @@ class DoneIndexes:
 
     @property
     def ranges(self) -> list[int]:
-        """Begin and end of each range above the mark, in order, the ends excluded."""
+        """Begin and end of each range above the mark, in order; ends are excluded."""
         ranges: list[int] = []
         for index in sorted(self._above):
             if ranges and ranges[-1] == index:
@@ -271,8 +244,8 @@ class DoneIndexes:
         return not self._above
 
 
-def _beginning(entry: Entry) -> str:
-    request = entry.request
+def _beginning(item: Item) -> str:
+    request = item.request
     if isinstance(request, EmbedRequest):
         return ""  # texts share nothing in a worker
     if request.HasField("chat") and request.chat.messages:

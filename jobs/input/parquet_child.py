@@ -1,8 +1,9 @@
-"""A process that reads Parquet for `jobs`: its file is the standard input, the rows go to the standard output.
+"""Child process that reads Parquet: the file is its standard input, rows go to its standard output.
 
-What is in the file decides how much memory and time reading takes: a value of a dictionary may stand in any number of
-rows. So the process has a limit of memory, and may be killed. Its argument is a JSON list of columns. Each row is a
-line: a JSON object, or a string in place of a row that cannot be used; the last one is {"end": null} or {"error": why}.
+The content of the file decides how much memory and time reading takes: a dictionary value may occur
+in any number of rows. So the process has a memory limit and may be killed. Its argument is a JSON
+list of columns. Each row is a line: a JSON object, or a string in place of a row that cannot be
+used; the last one is {"end": null} or {"error": why}.
 """
 
 import json
@@ -13,19 +14,21 @@ import sys
 from typing import Any, Final
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
-"""The memory that a file may take, beside the process itself."""
+"""Memory that a file may take, beside the process itself."""
 ROW_BYTES_MAX: Final = 1 << 20
+"""Longest row, in bytes."""
 CPU_S: Final = 600
-"""Processor time of a whole file, seconds."""
+"""CPU time of a whole file, in seconds."""
 _ROWS: Final = 64
+"""Rows that are decoded at a time."""
 
 
 NICE: Final = 10
-"""Below the processes of the mesh, which answer callers."""
+"""Niceness below the processes of the mesh, which answer callers."""
 
 
 def main() -> None:
-    """Reads the file to its end."""
+    """Read the file to its end."""
     os.nice(NICE)
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -42,26 +45,26 @@ def main() -> None:
     try:
         source = pq.ParquetFile(sys.stdin.buffer)
         names = source.schema_arrow.names
-        _say({"columns": names})
+        _write({"columns": names})
         columns = [name for name in names if name in wanted]
         # Values that repeat stay in their dictionary until their row is taken; lists and structs have none.
         types = source.schema_arrow.field
         flat = [name for name in columns if not pa.types.is_nested(types(name).type)]
         source = pq.ParquetFile(sys.stdin.buffer, read_dictionary=flat)
         for batch in source.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
-            for place in range(batch.num_rows):
-                _say(_row(batch, place))
+            for position in range(batch.num_rows):
+                _write(_row(batch, position))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        _say({"error": "the input is no Parquet, or is damaged; write it again"})
+        _write({"error": "the input is no Parquet, or is damaged; write it again"})
     else:
-        _say({"end": None})
+        _write({"end": None})
     sys.stdout.flush()
 
 
-def _row(batch: Any, place: int) -> dict[str, Any] | str:
+def _row(batch: Any, position: int) -> dict[str, Any] | str:
     row, size = {}, 0
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        value = column[place]
+        value = column[position]
         value = getattr(value, "value", value) if hasattr(value, "dictionary") else value
         size += value.as_buffer().size if hasattr(value, "as_buffer") and value.is_valid else 0
         if size > ROW_BYTES_MAX:
@@ -74,19 +77,19 @@ def _row(batch: Any, place: int) -> dict[str, Any] | str:
 
 
 def _decoded(value: Any) -> Any:
-    """Return a value with text in the place of bytes: that is how some writers store it."""
+    """Return a value with text in place of bytes, because some writers store text as bytes."""
     match value:
         case bytes():
             return value.decode()
         case list() | tuple():
-            return [_decoded(one) for one in value]
+            return [_decoded(item) for item in value]
         case dict():
-            return {key: _decoded(one) for key, one in value.items()}
+            return {key: _decoded(item) for key, item in value.items()}
         case _:
             return value
 
 
-def _say(line: object) -> None:
+def _write(line: object) -> None:
     text = json.dumps(line, default=str)
     if len(text) > 8 * ROW_BYTES_MAX:
         text = json.dumps(f"is longer than {ROW_BYTES_MAX} bytes")

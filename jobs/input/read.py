@@ -1,7 +1,7 @@
-"""The items of an input: which format it has, and what each of its lines is.
+"""Items of an input: its format, and what each of its lines is.
 
-Memory holds one line, whatever the size of the input; the hashes of the ids (`SeenIds`) are in a temporary file.
-Parquet needs another one, and of that one row group of the columns in use.
+Memory holds one line, whatever the size of the input; hashes of ids (`SeenIds`) are in a temporary
+file. Parquet needs another file, and one row group of the columns in use.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,16 +13,18 @@ from jobs.answers import temporary_table
 from jobs.input import stream, tables
 from jobs.input.template import Template
 from jobs.items import BadLine, Item, Request
-from jobs.threads import Stop
+from jobs.threads import StopSignal
 from sluice.errors import InputInvalid
 from sluice.openai import embeddings, requests
 from sluice.openai.fields import BadField, BadJson, load_json
 from sluice.v1 import inference_pb2 as pb
 
 LINE_BYTES_MAX: Final = 1 << 20
-"""The size that a gateway takes of one request by default (`gateway.max_message_bytes`)."""
+"""Longest line, in bytes: the default message limit of a gateway (`gateway.max_message_bytes`)."""
 ID_CHARS_MAX: Final = 256
+"""Longest id of an item."""
 ID_FIELDS: Final = ("custom_id", "id")
+"""Fields that name an item, if the job names none."""
 DUPLICATE: Final = "DUPLICATE_ID"
 
 _SPACE: Final = b" \t\r\n\xef\xbb\xbf"
@@ -32,12 +34,13 @@ _OfLine = Callable[[int, bytes], Item | BadLine]
 
 
 class Format(StrEnum):
-    """How an input is written."""
+    """Format of an input."""
 
     AUTO = "auto"
-    """JSONL or Parquet, as its first bytes say."""
+    """JSONL or Parquet, by its first bytes."""
     JSONL = "jsonl"
-    """Objects, one a line: OpenAI's batch format, the plain form, or rows of a template; also mixed."""
+    """Objects, one per line: OpenAI's batch format, the plain form, or rows of a template; also
+    mixed."""
     CSV = "csv"
     """A header, then rows of a template."""
     PARQUET = "parquet"
@@ -47,7 +50,7 @@ class Format(StrEnum):
 
     @classmethod
     def of_name(cls, name: str) -> "Format":
-        """What the ending of a file's name says; AUTO where it says nothing."""
+        """Return the format of a file name's ending; AUTO if it is unknown."""
         for ending in _COMPRESSED:
             name = name.removesuffix(ending)
         endings = {"jsonl": cls.JSONL, "ndjson": cls.JSONL, "csv": cls.CSV, "txt": cls.TEXT}
@@ -63,60 +66,59 @@ def read_items(
     id_field: str = "",
     line_bytes_max: int = LINE_BYTES_MAX,
     skipped: int = 0,
-    stop: Stop | None = None,
+    stop: StopSignal | None = None,
 ) -> Iterator[Item | BadLine]:
-    """The items of an input and the lines that are none, in order, read as they are taken.
+    """Yield the items of an input and its bad lines, in order, read as they are consumed.
 
     Args:
-        chunks: the bytes of the input in pieces of any length, plain or compressed with gzip or zstd.
-        format: how it is written.
-        template: makes the prompts out of rows. Tables without one have a column "prompt".
-        defaults: what holds where a line does not say otherwise; a chat of one system message is put before each
-            conversation.
-        id_field: names an item; empty: "custom_id" or "id", without either the number of the line does.
+        chunks: bytes of the input in pieces of any length, plain or compressed with gzip or zstd.
+        format: format of the input.
+        template: makes prompts of rows. Tables without one have a column "prompt".
+        defaults: values for what a line leaves out; a chat of one system message goes before each conversation.
+        id_field: names an item; empty: "custom_id" or "id", or else the number of the line.
         line_bytes_max: a longer line is a bad one.
-        skipped: of so many at the begin only the ids are read, for duplicates that come later.
-        stop: ends the reading, with `Stopped`.
+        skipped: number of first lines of which only the ids are read, to detect later duplicates.
+        stop: ends reading with `ReadingStopped`.
 
     Raises:
-        InputInvalid: it cannot be read on: an unknown format, a missing column, damaged bytes, nothing in it. What
-            `chunks` raises passes through.
+        InputInvalid: it cannot be read on: an unknown format, a missing column, damaged bytes, no items.
+            Errors of `chunks` pass through.
     """
-    stop = stop or Stop()
+    stop = stop or StopSignal()
     opened = stream.opened(chunks, stop)
     parser = ItemParser(template, defaults, id_field, line_bytes_max, skipped)
-    line = 0
+    number = 0
     try:
-        for one in parser.entries(opened, format, stop):
-            line = one.line
-            if (once := parser.once(one)) is not None:
-                yield once
+        for parsed in parser.parse(opened, format, stop):
+            number = parsed.line
+            if (line := parser.deduplicate(parsed)) is not None:
+                yield line
     except stream.damaged_errors() as error:
         raise InputInvalid(
-            f"the compressed input is damaged after line {line}; send it again"
+            f"the compressed input is damaged after line {number}; send it again"
         ) from error
-    if not line:
-        raise InputInvalid("the input is empty: it has no items")
+    if not number:
+        raise InputInvalid("the input is empty; send at least one item")
 
 
 class SeenIds:
-    """A set of ids: hashes of 8 bytes in a file on disk, so that memory does not grow with the input.
+    """Set of ids: hashes of 8 bytes in a file on disk, so that memory does not grow with the input.
 
-    That one of a million is taken for another has a probability of 3e-8.
+    One of a million ids is mistaken for another with a probability of 3e-8.
     """
 
     def __init__(self) -> None:
         self._database = temporary_table("hash BLOB PRIMARY KEY")
 
     def add(self, custom_id: str) -> bool:
-        """Whether `custom_id` is new; from now on it is not."""
+        """Add an id; return whether it is new."""
         digest = blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         added = self._database.execute("INSERT OR IGNORE INTO kept VALUES (?)", (digest,))
         return added.rowcount == 1
 
 
 class ItemParser:
-    """What the lines and rows of one input are, one after the other. Arguments as those of `read_items`."""
+    """Parses the lines and rows of one input, one after the other. Arguments as those of `read_items`."""
 
     def __init__(
         self,
@@ -135,27 +137,27 @@ class ItemParser:
 
     @property
     def of_table(self) -> Template:
-        """The template of tables."""
+        """Template of tables."""
         return self.template or tables.PROMPT
 
-    def once(self, one: Item | BadLine) -> Item | BadLine | None:
-        """``one``, which is a bad line when its id came before; None when it is skipped. Called for each in order."""
-        fresh = one.custom_id is None or self._seen.add(one.custom_id)
+    def deduplicate(self, line: Item | BadLine) -> Item | BadLine | None:
+        """Return a line, as a bad one if its id came before; None if it is skipped. Call it for each line in order."""
+        fresh = line.custom_id is None or self._seen.add(line.custom_id)
         if self._skipped:
             self._skipped -= 1
             return None
-        if fresh or isinstance(one, BadLine):
-            return one
-        reason = f"custom_id: {one.custom_id!r} is that of an earlier line"
-        return BadLine(one.line, one.custom_id, reason, DUPLICATE)
+        if fresh or isinstance(line, BadLine):
+            return line
+        reason = f"custom_id: {line.custom_id!r} is that of an earlier line"
+        return BadLine(line.line, line.custom_id, reason, DUPLICATE)
 
     def of_text(self, number: int, line: bytes) -> Item | BadLine:
-        """Makes the item of a line that is a prompt."""
+        """Return the item of a line that is a prompt."""
         row = {"prompt": line.decode("utf-8", "surrogateescape").strip()}
         return self.of_row(number, row, tables.PROMPT)
 
     def of_json(self, number: int, line: bytes) -> Item | BadLine:
-        """Makes the item of a line that should be an object."""
+        """Return the item of a line that should be an object."""
         if len(line) > self.line_bytes_max:
             return self.too_long(number)
         try:
@@ -168,8 +170,8 @@ class ItemParser:
             return BadLine(number, None, "is no JSON object")
         return self.of_row(number, value, self.template)
 
-    def entries(self, opened: BinaryIO, format: Format, stop: Stop) -> Iterator[Item | BadLine]:
-        """All lines or rows of an input; ``stop`` ends a child process that reads it."""
+    def parse(self, opened: BinaryIO, format: Format, stop: StopSignal) -> Iterator[Item | BadLine]:
+        """Yield all lines or rows of an input; `stop` ends a child process that reads it."""
         most = self.line_bytes_max
         match _detected(opened) if format is Format.AUTO else format:
             case Format.CSV:
@@ -197,13 +199,13 @@ class ItemParser:
                 yield of_line(number, line)
 
     def too_long(self, number: int) -> BadLine:
-        """Makes the item of a line with too many bytes."""
+        """Return the bad line of a line with too many bytes."""
         return BadLine(number, None, f"is longer than {self.line_bytes_max} bytes")
 
     def of_row(
         self, number: int, row: Mapping[str, Any], template: Template | None
     ) -> Item | BadLine:
-        """Makes the item of fields by name."""
+        """Return the item of fields by name."""
         custom_id = None
         request: Request
         try:
@@ -223,13 +225,13 @@ class ItemParser:
         return Item(custom_id, number, request)
 
     def _id_of(self, row: Mapping[str, Any], number: int) -> tuple[str, dict[str, Any]]:
-        """The id of a row, without one its number, and what else is in the row."""
+        """Return the id of a row, without one its number, and the other fields."""
         rest = dict(row)
         named = [value for key in self.id_fields if (value := rest.pop(key, None)) is not None]
-        given = named[0] if named else number
-        if not isinstance(given, str | int) or isinstance(given, bool):
+        custom = named[0] if named else number
+        if not isinstance(custom, str | int) or isinstance(custom, bool):
             raise BadField("custom_id: is neither text nor a whole number")
-        custom_id = str(given)
+        custom_id = str(custom)
         if not 0 < len(custom_id) <= ID_CHARS_MAX or not custom_id.isprintable():
             raise BadField(f"custom_id: is not 1 to {ID_CHARS_MAX} printable characters")
         return custom_id, rest
@@ -249,12 +251,14 @@ def _detected(opened: BinaryIO) -> Format:
     if first in (b"{", b""):
         return Format.JSONL
     if first == b"[":
-        raise InputInvalid("the input is one JSON array: write each of its objects on a line")
-    raise InputInvalid("the input is not JSONL: it does not begin with '{'; of CSV say the format")
+        raise InputInvalid("the input is a JSON array; write one object per line")
+    raise InputInvalid(
+        "the input is not JSONL: it does not start with '{'; for CSV, name the format"
+    )
 
 
 def _rendered(template: Template, row: Mapping[str, Any]) -> str:
     for column in template.columns:
         if row.get(column) is None:
-            raise BadField(f"{column}: the template needs it, and it is missing or null")
+            raise BadField(f"{column}: missing or null, but the template needs it")
     return template.render(row)

@@ -1,4 +1,4 @@
-"""Bytes of an input as one binary stream, decompressed, and its lines. Memory is bounded whatever the input holds."""
+"""Bytes of an input as one decompressed binary stream, and its lines, in bounded memory."""
 
 import gzip
 import io
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, BinaryIO, Final
 
-from jobs.threads import Stop, Stopped
+from jobs.threads import ReadingStopped, StopSignal
 from sluice.errors import InputInvalid
 
 _GZIP: Final = b"\x1f\x8b"
@@ -16,72 +16,75 @@ _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _HEAD_BYTES: Final = 64
 _BUFFER_BYTES: Final = 64 * 1024
 _WINDOW_LOG_MAX: Final = 27
-"""A zstd frame may ask for a window of 128 MiB, what `zstd --long` makes."""
+"""Largest zstd window: 128 MiB, which `zstd --long` makes."""
 
 GROWTH_MAX: Final = 256
-"""How many times its compressed bytes an input may be, beside `GROWTH_BYTES`; prompts shrink to a twentieth at best."""
+"""How many times its compressed bytes an input may have, beside `GROWTH_BYTES`; prompts compress 20
+times at best."""
 GROWTH_BYTES: Final = 64 * 1024 * 1024
+"""Decompressed bytes that are allowed in any case."""
 BLANK_LINES_MAX: Final = 1000
-"""Empty lines in succession."""
+"""Empty lines in a row."""
 
 DAMAGED: Final[tuple[type[Exception], ...]] = (EOFError, gzip.BadGzipFile, zlib.error)
-"""What reading raises when the compressed bytes are damaged or end too early; `damaged_errors` adds zstd's."""
+"""Errors of reading damaged or truncated compressed bytes; `damaged_errors` adds those of zstd."""
 
 
-def opened(chunks: Iterator[bytes], stop: Stop | None = None) -> BinaryIO:
-    """The bytes of ``chunks`` as a stream; gzip and zstd, told by their first bytes, are decompressed.
+def opened(chunks: Iterator[bytes], stop: StopSignal | None = None) -> BinaryIO:
+    """Return the bytes as a stream; gzip and zstd, detected by their first bytes, are decompressed.
 
-    Reading raises InputInvalid where a few compressed bytes become too many, and Stopped after ``stop``.
+    Reading raises InputInvalid if compressed bytes grow too much, and ReadingStopped after `stop`.
     """
     head = b""
     for chunk in chunks:
         head += chunk
         if len(head) >= _HEAD_BYTES:
             break
-    source = _Chunks(chain((head,), chunks), stop or Stop())
+    source = _ChunkReader(chain((head,), chunks), stop or StopSignal())
     raw = io.BufferedReader(source, _BUFFER_BYTES)
     if head.startswith(_GZIP):
         grown: Any = gzip.GzipFile(fileobj=raw)
     elif head.startswith(_ZSTD):
         from backports import zstd
 
+        # Without a limit, a frame could demand a window of any size.
         options = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG_MAX}
         grown = zstd.ZstdFile(raw, options=options)
     else:
         return raw
-    return io.BufferedReader(_Grown(grown, source), _BUFFER_BYTES)
+    return io.BufferedReader(_BoundedReader(grown, source), _BUFFER_BYTES)
 
 
 def damaged_errors() -> tuple[type[Exception], ...]:
-    """What reading a stream raises when the compressed bytes are damaged."""
+    """Return the errors of reading a stream with damaged compressed bytes."""
     zstd = sys.modules.get("backports.zstd")  # loaded where an input of its kind is read
     return DAMAGED if zstd is None else (*DAMAGED, zstd.ZstdError)
 
 
 def lines(stream: BinaryIO, bytes_max: int) -> Iterator[tuple[int, bytes | None]]:
-    """The lines with their numbers from 1; None stands for one of more than ``bytes_max`` bytes.
+    """Yield the lines with their numbers from 1; None instead of one of more than `bytes_max` bytes.
 
     Raises:
-        InputInvalid: many in succession are empty.
+        InputInvalid: too many lines in a row are empty.
     """
     number = blank = 0
     while line := stream.readline(bytes_max + 1):
         number += 1
         blank = 0 if len(line) > 2 or line.strip() else blank + 1
         if blank > BLANK_LINES_MAX:
-            raise InputInvalid(f"line {number}: over {BLANK_LINES_MAX} empty lines in succession")
+            raise InputInvalid(f"line {number}: over {BLANK_LINES_MAX} consecutive empty lines")
         if len(line) <= bytes_max:
             yield number, line
             continue
-        yield number, None  # whoever goes no further reads no more of it
+        yield number, None  # A caller that stops here does not read the rest of the line.
         while line and not line.endswith(b"\n"):
             line = stream.readline(_BUFFER_BYTES)
 
 
-class _Chunks(io.RawIOBase):
+class _ChunkReader(io.RawIOBase):
     """Pieces of any length as a raw stream."""
 
-    def __init__(self, chunks: Iterator[bytes], stop: Stop) -> None:
+    def __init__(self, chunks: Iterator[bytes], stop: StopSignal) -> None:
         self.read_bytes = 0
         self.stop = stop
         self._chunks = chunks
@@ -92,7 +95,7 @@ class _Chunks(io.RawIOBase):
 
     def readinto(self, buffer: "memoryview", /) -> int:  # type: ignore[override]
         if self.stop.is_set:
-            raise Stopped
+            raise ReadingStopped
         while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -105,10 +108,10 @@ class _Chunks(io.RawIOBase):
         return size
 
 
-class _Grown(io.RawIOBase):
-    """What decompression makes of the bytes of ``source``, as long as it is not far more than they are."""
+class _BoundedReader(io.RawIOBase):
+    """Decompressed bytes, as long as they are not far more than the bytes of `source`."""
 
-    def __init__(self, stream: Any, source: _Chunks) -> None:
+    def __init__(self, stream: Any, source: _ChunkReader) -> None:
         self._stream, self._source = stream, source
         self._size = 0
 
@@ -117,11 +120,11 @@ class _Grown(io.RawIOBase):
 
     def readinto(self, buffer: "memoryview", /) -> int:  # type: ignore[override]
         if self._source.stop.is_set:
-            raise Stopped
+            raise ReadingStopped
         size: int = self._stream.readinto(buffer)
         self._size += size
         if self._size > GROWTH_BYTES + GROWTH_MAX * self._source.read_bytes:
             raise InputInvalid(
-                f"the compressed input grows to over {GROWTH_MAX} times its size: send it uncompressed"
+                f"the compressed input expands to over {GROWTH_MAX} times its size; send it uncompressed"
             )
         return size

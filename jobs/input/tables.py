@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet, as they come; where a row cannot be used there is a reason in its place."""
+"""Rows of CSV and Parquet as they come; a row that cannot be used is replaced by the reason."""
 
 import csv
 import importlib.util
@@ -12,28 +12,30 @@ from typing import IO, Any, BinaryIO, Final
 from jobs.input.parquet_child import MEMORY_BYTES
 from jobs.input.stream import lines
 from jobs.input.template import Template
-from jobs.threads import Stop, Stopped
+from jobs.threads import ReadingStopped, StopSignal
 from sluice.errors import InputInvalid
 
 PROMPT: Final = Template("{prompt}")
-"""What makes the prompts of a table when no template is given."""
+"""Template of tables if none is given."""
 
 ROW_LINES_MAX: Final = 4
-"""A row of CSV may be as long as so many of the longest lines."""
+"""A row of CSV may be as long as this many of the longest lines."""
 PARQUET_BYTES_MAX: Final = 4 << 30
+"""Largest Parquet file, in bytes."""
 PIECE_BYTES: Final = 1 << 20
+"""Bytes that are copied at a time."""
 
 Row = tuple[int, Mapping[str, Any] | str]
 
 
 def csv_rows(stream: BinaryIO, template: Template, line_bytes_max: int) -> Iterator[Row]:
-    """The rows below the header, each with the number of its first line.
+    """Yield the rows below the header, each with the number of its first line.
 
     Raises:
-        InputInvalid: a column of the template is missing, a quote is never closed, or a row is too long.
+        InputInvalid: a column of the template is missing, a quote is not closed, or a row is too long.
     """
-    csv.field_size_limit(line_bytes_max)  # of the whole process
-    text = _Text(stream, line_bytes_max)
+    csv.field_size_limit(line_bytes_max)  # applies to the whole process
+    text = _CsvLines(stream, line_bytes_max)
     reader = csv.reader(text)
     line = 1
     try:
@@ -49,14 +51,14 @@ def csv_rows(stream: BinaryIO, template: Template, line_bytes_max: int) -> Itera
             line = reader.line_num + 1
             text.row_bytes = 0
     except csv.Error as error:
-        raise InputInvalid(f"line {line}: is no CSV; is a quote not closed?") from error
+        raise InputInvalid(f"line {line}: is not CSV; check for an unclosed quote") from error
 
 
-class _Text:
-    """The lines of a CSV.
+class _CsvLines:
+    """Lines of a CSV.
 
     Attributes:
-        row_bytes: of the row at work, which may have several lines.
+        row_bytes: bytes of the current row, which may have several lines.
     """
 
     def __init__(self, stream: BinaryIO, line_bytes_max: int) -> None:
@@ -64,7 +66,7 @@ class _Text:
         self._lines = lines(stream, line_bytes_max)
         self._most = line_bytes_max
 
-    def __iter__(self) -> "_Text":
+    def __iter__(self) -> "_CsvLines":
         return self
 
     def __next__(self) -> str:
@@ -73,23 +75,23 @@ class _Text:
         if line is None or self.row_bytes > ROW_LINES_MAX * self._most:
             raise InputInvalid(
                 f"line {number}: is longer than {self._most} bytes, or its row has over "
-                f"{ROW_LINES_MAX * self._most}; is a quote not closed?"
+                f"{ROW_LINES_MAX * self._most}; check for an unclosed quote"
             )
-        # Spreadsheets put a byte order mark first. Bytes that are no UTF-8 make their row a bad one.
+        # Spreadsheets write a byte order mark. Bytes that are not UTF-8 make their row a bad line.
         return line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
 
 
 def parquet_rows(
-    stream: BinaryIO, template: Template, ids: Sequence[str], stop: Stop
+    stream: BinaryIO, template: Template, ids: Sequence[str], stop: StopSignal
 ) -> Iterator[Row]:
-    """The rows with their numbers from 1, of the columns that the template needs; a child process reads them.
+    """Yield the rows with their numbers from 1, of the columns in use; a child process reads them.
 
     Raises:
         InputInvalid: it is no Parquet, is too large, or a column of the template is missing.
     """
     if importlib.util.find_spec("pyarrow") is None:
         hint = "pip install 'pyarrow>=18,<24' where jobs run"
-        raise InputInvalid(f"Parquet needs `{hint}`")
+        raise InputInvalid(f"Parquet needs pyarrow: `{hint}`")
     with tempfile.TemporaryFile() as file:
         size = 0
         while piece := stream.read(
@@ -98,7 +100,7 @@ def parquet_rows(
             size += len(piece)
             if size > PARQUET_BYTES_MAX:
                 raise InputInvalid(
-                    f"the Parquet has over {PARQUET_BYTES_MAX >> 30} GiB: write several files"
+                    f"the Parquet has over {PARQUET_BYTES_MAX >> 30} GiB; split it into several files"
                 )
             file.write(piece)
         file.flush()
@@ -116,7 +118,7 @@ def parquet_rows(
             yield from _rows_of(child.stdout, template)
         except InputInvalid:
             if stop.is_set:
-                raise Stopped from None
+                raise ReadingStopped from None
             raise
         finally:
             child.kill()
@@ -127,22 +129,22 @@ def parquet_rows(
 def _rows_of(output: IO[bytes], template: Template) -> Iterator[Row]:
     number = 0
     for line in output:
-        said = json.loads(line)
+        message = json.loads(line)
         number += 1
-        if isinstance(said, str):
-            yield number, said
-        elif "row" in said:
-            yield number, said["row"]
-        elif "columns" in said:
+        if isinstance(message, str):
+            yield number, message
+        elif "row" in message:
+            yield number, message["row"]
+        elif "columns" in message:
             number -= 1
-            _check(template, said["columns"])
-        elif "error" in said:
-            raise InputInvalid(said["error"])
+            _check(template, message["columns"])
+        elif "error" in message:
+            raise InputInvalid(message["error"])
         else:
             return
     raise InputInvalid(
-        f"the Parquet takes more than {MEMORY_BYTES >> 20} MiB to read, or too long: write smaller row groups "
-        "and values"
+        f"the Parquet takes more than {MEMORY_BYTES >> 20} MiB or too much time to read; write "
+        "smaller row groups and values"
     )
 
 

@@ -1,4 +1,4 @@
-"""A prompt template: text with the names of columns in braces."""
+"""Prompt templates: text with the names of columns in braces."""
 
 import json
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from sluice.errors import InvalidRequest
 from sluice.openai.fields import BadField
 
 PROMPT_CHARS_MAX: Final = 1 << 20
-"""The size that a gateway takes of one request by default (`gateway.max_message_bytes`)."""
-_HINT: Final = "a column stands as {name}, a brace itself as {{ or }}"
+"""Longest prompt: the default message limit of a gateway (`gateway.max_message_bytes`)."""
+_HINT: Final = "write a column as {name}, and a literal brace as {{ or }}"
 
 
 class Template:
-    """Makes the prompt of a row: ``"Summarize: {text}"``.
+    """Makes the prompt of a row: `"Summarize: {text}"`.
 
-    Only names stand in braces: no attributes, indexes, conversions or format specifications, so a template can reach
-    nothing but the cells of its row.
+    Only names stand in braces: no attributes, indexes, conversions or format specifications, so a
+    template can only reach the cells of its row.
 
     Raises:
-        InvalidRequest: it is no such text.
+        InvalidRequest: the text is no template.
     """
 
     def __init__(self, text: str) -> None:
@@ -28,29 +28,29 @@ class Template:
             self._parts = list(Formatter().parse(text))
         except ValueError as error:
             raise InvalidRequest.of(
-                "template", f"{text[:200]!r}: a brace has no partner; {_HINT}"
+                "template", f"{text[:200]!r}: unbalanced brace; {_HINT}"
             ) from error
         for _, name, spec, conversion in self._parts:
             if name == "" or spec or conversion:
                 raise InvalidRequest.of("template", f"{text!r}: {_HINT}")
         self.columns: Final = frozenset(name for _, name, _, _ in self._parts if name is not None)
-        """The names of the columns that it needs."""
+        """Names of the columns that it needs."""
 
     def missing(self, columns: frozenset[str]) -> list[str]:
-        """The columns that it needs and that are not among `columns`."""
+        """Return the columns that it needs and that are not among `columns`."""
         return sorted(self.columns - columns)
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """Return the prompt; the row has all `columns`. Values other than text stand in it as JSON.
+        """Return the prompt of a row that has all `columns`. Values other than text are rendered as JSON.
 
         Raises:
-            BadField: it would be longer than any gateway takes.
+            BadField: the prompt is longer than any gateway accepts.
         """
         texts = {name: _text(row[name]) for name in self.columns}
         pieces = [
-            one
+            piece
             for literal, name, _, _ in self._parts
-            for one in (literal, texts.get(name or "", ""))
+            for piece in (literal, texts.get(name or "", ""))
         ]
         if sum(map(len, pieces)) > PROMPT_CHARS_MAX:
             raise BadField(

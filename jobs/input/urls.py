@@ -1,4 +1,4 @@
-"""Inputs that the service opens itself: what fsspec opens, below the prefixes that the operator lists."""
+"""Inputs that the service opens itself: what fsspec opens, below prefixes that the operator lists."""
 
 from collections.abc import Generator, Sequence
 from typing import Final
@@ -12,39 +12,40 @@ FIELD: Final = "spec.input.url"
 
 
 def check_url(url: str, prefixes: Sequence[str]) -> None:
-    """Whether the operator lets ``url`` be read (`jobs.input_prefixes`).
+    """Check that the operator lets a URL be read (`jobs.input_prefixes`).
 
-    A prefix ends at a "/", whether it is written so or not: "s3://prompts" does not cover "s3://prompts-private".
+    A prefix ends at a "/", whether it is written or not: "s3://prompts" does not cover
+    "s3://prompts-private".
 
     Raises:
-        InvalidRequest: it does not.
+        InvalidRequest: it may not be read.
     """
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidRequest.of(FIELD, "is no URL; send SCHEME://HOST/PATH") from error
+        raise InvalidRequest.of(FIELD, "not a URL; send SCHEME://HOST/PATH") from error
     steps = unquote(parts.path).split("/")
     if not parts.scheme or "::" in url or ".." in steps or "\\" in url or parts.username:
         raise InvalidRequest.of(
-            FIELD, "is no plain URL: it chains file systems, or has '..' or a user"
+            FIELD, "not a plain URL; remove chained file systems, '..' and user names"
         )
     if not any(url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes):
         listed = ", ".join(prefixes) or "none"
         raise InvalidRequest.of(
             FIELD,
-            f"is below none of the prefixes that the operator lists (jobs.input_prefixes): {listed};"
+            f"not below any prefix that the operator allows (jobs.input_prefixes): {listed};"
             " upload the file instead",
         )
 
 
 def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator[bytes]:
-    """The bytes behind ``url``, in pieces. Blocks.
+    """Yield the bytes behind a URL in pieces. Blocks.
 
-    http and https go through `Outbound`; other schemes through fsspec, with the credentials and endpoints of this
-    process's environment.
+    http and https go through `Outbound`; other schemes through fsspec, with the credentials and
+    endpoints of this process's environment.
 
     Raises:
-        InvalidRequest: it may not be read, is not there, or this process has no access; the message says what to do.
+        InvalidRequest: it may not be read, is missing, or this process has no access; the message says what to do.
         TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
     """
     check_url(url, prefixes)
@@ -82,7 +83,7 @@ _PASSING: Final = frozenset(
         "ClientPayloadError",
     }
 )
-"""Names of errors of Python, botocore and aiohttp of connections that fail or break."""
+"""Names of errors of Python, botocore and aiohttp for connections that fail or break."""
 _OPTIONS: Final[dict[str, dict[str, int]]] = {"s3": {"default_block_size": 8 << 20}}
 
 

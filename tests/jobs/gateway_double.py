@@ -11,12 +11,7 @@ from typing import Any, Self
 import grpc
 
 from sluice.errors import SluiceError
-from sluice.internal.v1.items_pb2 import (
-    FindTokenEndsResponse,
-    ItemWork,
-    RunRequest,
-    RunResponse,
-)
+from sluice.internal.v1.items_pb2 import FindTokenEndsResponse, ItemWork, RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import (
     ItemsServiceServicer,
     add_ItemsServiceServicer_to_server,

@@ -171,8 +171,10 @@ async def test_retry_runs_items_that_were_cancelled(
     gateway.held = lambda prompt: prompt == "prompt 3"
     gateway.hold.set()
     gateway.hold.clear()
-    retried = await processes.stub.RetryDeadLetters(pb.RetryDeadLettersRequest(id=job.id))
-    assert retried.items == 3
+    retry_dead_letters = await processes.stub.RetryDeadLetters(
+        pb.RetryDeadLettersRequest(id=job.id)
+    )
+    assert retry_dead_letters.items == 3
     await processes.when(job.id, lambda one: one.progress.succeeded == COUNT - 1)
     job = await cancel(processes, job.id)
     dead = await check_counts(processes, job)

@@ -8,7 +8,7 @@ import grpc
 import nats
 import pytest
 
-from jobs.answers import AnswerCache
+from jobs.answers import DedupeCache
 from jobs.store import JobStore
 from sluice import errors
 from sluice.client.channel import error_of
@@ -44,7 +44,7 @@ async def test_a_job_answers_every_item_once_and_in_order(
     assert [one.index for one in await processes.results(job.id, 590)] == [*range(590, 600)]
 
 
-async def test_items_are_of_class_bulk_of_the_tenant_and_named_by_job_and_id(
+async def test_items_have_class_tenant_and_idempotency_key(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()
@@ -131,7 +131,7 @@ async def test_a_drained_process_leaves_its_job_to_another_one_at_once(
     assert sum(gateway.asked.values()) <= 1000 + 32
 
 
-async def test_passing_errors_are_tried_again_and_permanent_ones_are_dead_letters(
+async def test_passing_errors_are_retried_permanent_ones_are_dead(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()
@@ -248,7 +248,7 @@ def _open_files() -> list[str]:
 
 def test_answers_on_disk_have_no_name() -> None:
     """So nothing is left of them by a kill."""
-    with AnswerCache() as cache:
+    with DedupeCache() as cache:
         answer = pb.JobAnswer(text="x" * 100_000)
         for number in range(100):  # more than it keeps in memory
             cache.put(number.to_bytes(16, "big"), answer)

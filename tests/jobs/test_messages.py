@@ -10,8 +10,8 @@ import pytest
 from nats.js import JetStreamContext
 from opentelemetry.trace import NoOpTracer
 
-from jobs.core.window import Entry
-from jobs.gateways import Gateways
+from jobs.gateways import GatewayClient
+from jobs.items import Item
 from jobs.messages import MessageSource
 from jobs.process import JobProcess
 from jobs.store import JobStore
@@ -144,7 +144,7 @@ async def test_two_processes_that_read_for_a_job_read_the_same(
 ) -> None:
     await publish(stream, 0, 600)
     client = await nats.connect(nats_url)
-    store, gateways = JobStore(JobsSettings(), 1), Gateways("127.0.0.1:1")
+    store, gateways = JobStore(JobsSettings(), 1), GatewayClient("127.0.0.1:1")
     await store.start(client)
     settings = JobsSettings(input_streams=STREAMS)
     process = JobProcess("me", settings, store, gateways, NoOpTracer(), Instruments())
@@ -157,7 +157,7 @@ async def test_two_processes_that_read_for_a_job_read_the_same(
             one.custom_id
             async for block in source.blocks()
             for one in block
-            if isinstance(one, Entry)
+            if isinstance(one, Item)
         ]
 
     reading = [asyncio.ensure_future(read()) for _ in range(2)]
@@ -215,4 +215,4 @@ async def test_messages_count_as_inputs_of_their_tenant(
         await stream.publish(SUBJECT, line.encode())
     job = await processes.ended((await create(processes, nats_message_count=6)).id)
     assert (job.state, job.reason_code) == (pb.JOB_STATE_PAUSED, "STORAGE_FULL")
-    assert "the inputs of your tenant" in job.reason
+    assert "the inputs of the tenant" in job.reason

@@ -56,12 +56,12 @@ def test_private_addresses_are_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("ftp://example.com/x", "no http"),
-        ("https:///x", "no http"),
+        ("ftp://example.com/x", "not an http"),
+        ("https:///x", "not an http"),
         ("https://user@example.com/", "user"),
         ("https://example.com/a b", "white space"),
         ("https://example.com/\r\nX: y", "white space"),
-        ("https://example.com:99999/", "no URL"),
+        ("https://example.com:99999/", "not a URL"),
         ("http://example.com/x", "not https"),
     ],
 )
@@ -72,7 +72,7 @@ def test_what_is_no_plain_url_is_refused(url: str, said: str) -> None:
 
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.org"])
 def test_what_is_no_name_of_a_host_is_refused(host: str) -> None:
-    with pytest.raises(InvalidRequest, match="no name of a host"):
+    with pytest.raises(InvalidRequest, match="not a valid host name"):
         Outbound().check(f"https://{host}/x", "url")
 
 
@@ -155,7 +155,7 @@ def test_redirects_are_not_followed(receiver: Receiver) -> None:
         list(outbound.read(receiver.url, "url"))
 
 
-def test_reading_gives_the_bytes_and_a_refused_connection_is_typed(receiver: Receiver) -> None:
+def test_read_yields_bytes_and_types_refused_connections(receiver: Receiver) -> None:
     outbound = Outbound(["127.0.0.1"])
     assert b"".join(outbound.read(receiver.url, "url")) == b"hello"
     with pytest.raises(TransportUnavailable):

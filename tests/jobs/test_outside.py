@@ -73,7 +73,7 @@ async def test_input_that_is_cut_is_read_again_and_the_wait_is_shown(
     job = await processes.ended(job.id)
 
     assert (job.state, job.progress.total, job.reason) == (pb.JOB_STATE_COMPLETED, 50, "")
-    assert sum("waits: 127.0.0.1" in one.message for one in caplog.records) == 1
+    assert sum("is waiting: 127.0.0.1" in one.message for one in caplog.records) == 1
 
 
 @pytest.mark.long
@@ -101,11 +101,11 @@ async def test_input_that_stays_unreachable_pauses_its_job(processes: Processes)
             "private",
         ),
         ({"input": pb.JobInput(nats_subject="a.b")}, "jobs.input_streams"),
-        ({"input": pb.JobInput(nats_subject="a..b")}, "no subject"),
+        ({"input": pb.JobInput(nats_subject="a..b")}, "not a NATS subject"),
         ({"input": pb.JobInput(nats_subject="lost.a")}, "no stream LOST"),
         (
             {"input": pb.JobInput(nats_subject="lost.a", format=pb.JOB_INPUT_FORMAT_CSV)},
-            "lines of JSON",
+            "use a JSON format",
         ),
     ],
 )

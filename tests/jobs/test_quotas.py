@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import quotas
-from jobs.quotas import KnownJob, KnownUpload, Quotas
+from jobs.quotas import JobUsage, Quotas, UploadUsage
 from sluice.errors import LimitReached, StorageFull, TransportUnavailable
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.settings import JobsSettings
@@ -29,12 +29,12 @@ def upload(tenant: str = "acme", size: int = 0, complete: int = 7) -> UploadReco
     return UploadRecord(tenant=tenant, size_bytes=size, complete_unix_ms=complete)
 
 
-def test_so_many_jobs_of_a_tenant_and_those_of_others_beside_them() -> None:
+def test_job_limit_is_per_tenant() -> None:
     found = Quotas(SETTINGS)
     found.check_job("acme")
     for name in ("a", "b", "b"):  # the second record of a job is the same job
         found.job(name, job())
-    with pytest.raises(LimitReached, match=r"has 2 jobs: delete those that are over") as refused:
+    with pytest.raises(LimitReached, match=r"has 2 jobs; delete ended ones") as refused:
         found.check_job("acme")
     assert refused.value.retry_after_s == 30.0
     assert refused.value.metadata == {
@@ -43,16 +43,16 @@ def test_so_many_jobs_of_a_tenant_and_those_of_others_beside_them() -> None:
         "value": "2",
     }
     found.check_job("other")
-    assert found.jobs["a"] == KnownJob(
+    assert found.jobs["a"] == JobUsage(
         "acme", 0, pb.JOB_STATE_RUNNING, (1 << 62, 5000), "u", suspect=False
     )
     found.job("a", None)
     found.job("unknown", None)
     found.check_job("acme")
-    assert found.known() == ({"b"}, set())
+    assert found.known_ids() == ({"b"}, set())
     found.job("b", None)
-    assert not found._jobs_of
-    assert not found._results
+    assert not found.jobs_by_tenant
+    assert not found.result_bytes
 
 
 def test_so_many_uploads_whole_or_not() -> None:
@@ -60,10 +60,10 @@ def test_so_many_uploads_whole_or_not() -> None:
     for number in range(4):
         found.check_upload("acme")
         found.upload(f"u{number}", upload(complete=number % 2))
-    with pytest.raises(LimitReached, match=r"has 4 uploads: delete those that no job needs"):
+    with pytest.raises(LimitReached, match=r"has 4 uploads; delete unused ones"):
         found.check_upload("acme")
     found.check_upload("other")
-    assert found.uploads["u1"] == KnownUpload("acme", 0, 1)
+    assert found.uploads["u1"] == UploadUsage("acme", 0, 1)
     assert found.uploads["u0"].complete_unix_ms == 0
     found.upload("u3", None)
     found.upload("unknown", None)
@@ -75,17 +75,17 @@ def test_bytes_of_inputs_up_to_a_share() -> None:
     found.upload("u", upload(size=10 * MIB - 1))
     found.check_inputs("acme")
     found.upload("u", upload(size=10 * MIB))
-    with pytest.raises(StorageFull, match="the inputs of your tenant have 10485760 bytes"):
+    with pytest.raises(StorageFull, match="the inputs of the tenant have 10485760 bytes"):
         found.check_inputs("acme")
     found.check_inputs("other")
     found.check_results("acme")
     found.upload("v", upload(size=5))
     found.upload("u", None)
     found.check_inputs("acme")
-    assert found._inputs == {"acme": 5}
+    assert found.input_bytes == {"acme": 5}
 
 
-def test_bytes_of_results_as_they_are_stored_and_as_records_tell_them() -> None:
+def test_result_bytes_are_counted_when_stored_and_recorded() -> None:
     found = Quotas(SETTINGS)
     found.job("a", job(results=10 * MIB))
     found.stored("a", 10 * MIB - 1)
@@ -96,22 +96,22 @@ def test_bytes_of_results_as_they_are_stored_and_as_records_tell_them() -> None:
     found.check_results("other")
     found.check_inputs("acme")
     found.stored("unknown", 5)
-    assert found._results == {"acme": 20 * MIB}
+    assert found.result_bytes == {"acme": 20 * MIB}
     assert found.jobs["a"].results_bytes == 20 * MIB
     found.job("a", job(results=7))
-    assert found._results == {"acme": 7}
+    assert found.result_bytes == {"acme": 7}
     found.job("a", job("other", results=8))
-    assert found._results == {"other": 8}
-    assert found._jobs_of == {"other": 1}
+    assert found.result_bytes == {"other": 8}
+    assert found.jobs_by_tenant == {"other": 1}
 
 
 def test_who_reads_an_upload() -> None:
     found = Quotas(SETTINGS)
     for name, read in (("a", "u"), ("b", "v"), ("c", "u"), ("d", "")):
         found.job(name, job(upload=read))
-    assert found.users_of("u") == ["a", "c"]
-    assert found.users_of("w") == []
-    assert found.users_of("") == [], "no upload is none that all read"
+    assert found.jobs_using("u") == ["a", "c"]
+    assert found.jobs_using("w") == []
+    assert found.jobs_using("") == [], "no upload is none that all read"
 
 
 def test_what_is_gone_is_forgotten() -> None:
@@ -120,11 +120,11 @@ def test_what_is_gone_is_forgotten() -> None:
     found.job("b", job())
     found.upload("u", upload(size=5))
     found.upload("v", upload())
-    assert found.known() == ({"a", "b"}, {"u", "v"})
+    assert found.known_ids() == ({"a", "b"}, {"u", "v"})
     found.forget(["a"], ["u"])
-    assert found.known() == ({"b"}, {"v"})
-    assert (found._results, found._inputs) == ({}, {})
-    assert (found._jobs_of, found._uploads_of) == ({"acme": 1}, {"acme": 1})
+    assert found.known_ids() == ({"b"}, {"v"})
+    assert (found.result_bytes, found.input_bytes) == ({}, {})
+    assert (found.jobs_by_tenant, found.uploads_by_tenant) == ({"acme": 1}, {"acme": 1})
 
 
 @pytest.mark.parametrize(("running", "share", "places"), [(10, 0.25, 2), (3, 0.25, 1), (8, 1.0, 8)])

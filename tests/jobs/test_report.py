@@ -7,7 +7,7 @@ from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import Processes, lines
 
 
-async def test_the_report_says_what_the_job_took_and_what_the_prefix_cache_gave(
+async def test_report_has_usage_and_prefix_cache_savings(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     gateway.cached_tokens = 1

@@ -134,7 +134,7 @@ async def test_what_is_wrong_with_a_specification_is_named(processes: Processes)
             assert [one.field for one in error.violations] == fields
 
 
-async def test_a_page_has_jobs_of_the_tenant_in_the_states_that_are_asked_for(
+async def test_page_has_jobs_of_the_tenant_in_requested_states(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()
@@ -232,7 +232,7 @@ async def test_an_upload_that_is_not_complete_is_nobodys(processes: Processes) -
     assert isinstance(error, errors.UploadUnknown)
 
 
-async def test_a_job_is_deleted_when_it_is_over_and_its_upload_with_the_last_that_has_it(
+async def test_ended_job_is_deleted_with_its_last_used_upload(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()

@@ -117,7 +117,7 @@ async def test_a_tenant_has_so_many_jobs(processes: Processes) -> None:
     jobs = [await created(processes, "acme", lines(1)) for _ in "12"]
     for one in jobs:
         await ended(processes, one.id, "acme")
-    with pytest.raises(errors.LimitReached, match=r"has 2 jobs: delete those that are over"):
+    with pytest.raises(errors.LimitReached, match=r"has 2 jobs; delete ended ones"):
         await created(processes, "acme", lines(1))
     await created(processes, "other", lines(1))
     await processes.stub.DeleteJob(pb.DeleteJobRequest(id=jobs[0].id), metadata=of("acme"))
@@ -130,9 +130,7 @@ async def test_a_tenant_has_so_many_jobs(processes: Processes) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_a_known_key_is_answered_also_when_the_tenant_has_its_jobs(
-    processes: Processes,
-) -> None:
+async def test_known_key_is_answered_at_the_tenants_job_limit(processes: Processes) -> None:
     await processes.start(tenant_jobs_max=1)
     given = pb.JobInput(upload_id=await processes.upload(lines(1)))
     request = pb.CreateJobRequest(
@@ -163,7 +161,7 @@ async def test_a_tenant_has_so_many_uploads(processes: Processes) -> None:
         await processes.upload(lines(1))
     error = error_of(refused.value)
     assert isinstance(error, errors.LimitReached)
-    assert "2 uploads: delete those that no job needs" in error.message
+    assert "2 uploads; delete unused ones" in error.message
 
 
 async def test_an_input_at_a_url_is_counted_too(processes: Processes, tmp_path: Path) -> None:
@@ -174,7 +172,7 @@ async def test_an_input_at_a_url_is_counted_too(processes: Processes, tmp_path: 
     request = pb.CreateJobRequest(spec=pb.JobSpec(model="echo", input=given))
     job = await processes.ended((await processes.stub.CreateJob(request)).job.id)
     assert (job.state, job.reason_code) == (pb.JOB_STATE_PAUSED, "STORAGE_FULL")
-    assert "the inputs of your tenant" in job.reason
+    assert "the inputs of the tenant" in job.reason
 
 
 async def test_a_specification_has_a_size(processes: Processes) -> None:
@@ -186,17 +184,17 @@ async def test_a_specification_has_a_size(processes: Processes) -> None:
 def test_bytes_are_counted_by_tenant() -> None:
     quotas = Quotas(JobsSettings(inputs_max_bytes=2 << 20, results_max_bytes=2 << 20))
     quotas.upload("a", UploadRecord(tenant="acme", size_bytes=1 << 20))
-    with pytest.raises(errors.StorageFull, match="the inputs of your tenant have 1048576 bytes"):
+    with pytest.raises(errors.StorageFull, match="the inputs of the tenant have 1048576 bytes"):
         quotas.check_inputs("acme")
     quotas.check_inputs("other")
     quotas.upload("a", UploadRecord(tenant="acme", size_bytes=10))
     quotas.check_inputs("acme")
     record = JobRecord(job=pb.Job(id="j", tenant="acme"), results_bytes=1 << 20)
     quotas.job("j", record)
-    with pytest.raises(errors.StorageFull, match="the results of your tenant"):
+    with pytest.raises(errors.StorageFull, match="the results of the tenant"):
         quotas.check_results("acme")
     quotas.check_results("other")
-    quotas.forget(*quotas.known())
+    quotas.forget(*quotas.known_ids())
     quotas.check_results("acme")
     quotas.check_inputs("acme")
 
@@ -209,7 +207,7 @@ async def test_a_tenant_fills_its_share_of_the_inputs_alone(processes: Processes
         for _ in range(9):
             taken.append(await created(processes, "acme", whole))
     assert len(taken) == 5, "2 MiB and what the last one has"
-    with pytest.raises(errors.StorageFull, match="its share of the store of jobs"):
+    with pytest.raises(errors.StorageFull, match="its share of the jobs store"):
         await created(processes, "acme", whole)
     assert (await created(processes, "other", lines(1))).id
 
@@ -222,7 +220,7 @@ async def test_results_of_a_tenant_pause_its_job_alone(
     job = await created(processes, "acme", lines(400))
     job = await ended(processes, job.id, "acme")
     assert (job.state, job.reason_code) == (pb.JOB_STATE_PAUSED, "STORAGE_FULL")
-    assert "of your tenant" in job.reason
+    assert "of the tenant" in job.reason
     stored = [
         one
         async for page in processes.stub.GetResults(
@@ -284,8 +282,8 @@ async def test_a_damaged_record_is_left_out(
     assert (await ended(processes, job.id, "acme")).state == pb.JOB_STATE_COMPLETED
     listed = (await processes.stub.ListJobs(pb.ListJobsRequest(), metadata=of("acme"))).jobs
     assert [one.id for one in listed] == [job.id]
-    assert "job-damaged is damaged" in caplog.text
-    assert "job-taken-for is damaged" in caplog.text
+    assert "damaged record job-damaged" in caplog.text
+    assert "damaged record job-taken-for" in caplog.text
     await client.close()
 
 
@@ -317,5 +315,5 @@ async def test_a_job_is_given_up_after_three_lost_processes(
     await processes.start(next(named))
     done = await ended(processes, job.id, "acme")
     assert (done.state, done.reason_code) == (pb.JOB_STATE_FAILED, "PROCESSES_LOST")
-    assert "3 processes of jobs ended" in done.reason
+    assert "3 jobs processes ended" in done.reason
     gateway.hold.set()

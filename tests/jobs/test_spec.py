@@ -38,10 +38,7 @@ SPECS: list[tuple[pb.JobSpec, str]] = [
     (pb.JobSpec(webhook=pb.JobWebhook(secret="x" * 257)), "spec.webhook.secret"),
     (pb.JobSpec(stages=[pb.JobStage()] * 17), "spec.stages"),
     (pb.JobSpec(stages=[pb.JobStage(), pb.JobStage(name="x" * 129)]), "spec.stages[1].name"),
-    (
-        pb.JobSpec(dedupe=pb.JobDedupe(reuse_job_ids=["job-1"] * 101)),
-        "spec.dedupe.reuse_job_ids",
-    ),
+    (pb.JobSpec(dedupe=pb.JobDedupe(reuse_job_ids=["job-1"] * 101)), "spec.dedupe.reuse_job_ids"),
     (pb.JobSpec(labels={str(n): "" for n in range(33)}), "spec.labels"),
     (pb.JobSpec(labels={"k" * 65: ""}), "spec.labels." + "k" * 65),
     (pb.JobSpec(labels={"": "v"}), "spec.labels."),
@@ -50,10 +47,7 @@ SPECS: list[tuple[pb.JobSpec, str]] = [
     (pb.JobSpec(retries=pb.JobRetries(max_retries=101)), "spec.retries.max_retries"),
     *((pb.JobSpec(input=pb.JobInput(nats_idle=one)), "spec.input.nats_idle") for one in WAITS),
     *(
-        (
-            pb.JobSpec(retries=pb.JobRetries(initial_backoff=one)),
-            "spec.retries.initial_backoff",
-        )
+        (pb.JobSpec(retries=pb.JobRetries(initial_backoff=one)), "spec.retries.initial_backoff")
         for one in WAITS
     ),
     *(
@@ -68,10 +62,7 @@ LIMITS: list[tuple[pb.JobLimits, str]] = [
         for one in (-0.1, 1.1, float("nan"))
     ),
     *((pb.JobLimits(item_timeout=one), "limits.item_timeout") for one in WAITS),
-    (
-        pb.JobLimits(deadline_time=timestamp(unix_ms() + 400 * DAY * 1000)),
-        "limits.deadline_time",
-    ),
+    (pb.JobLimits(deadline_time=timestamp(unix_ms() + 400 * DAY * 1000)), "limits.deadline_time"),
 ]
 
 
@@ -142,11 +133,7 @@ CALLS: list[tuple[str, Message, str]] = [
     ("RetryDeadLetters", pb.RetryDeadLettersRequest(id="j", reasons=["x"] * 65), "reasons"),
     ("RetryDeadLetters", pb.RetryDeadLettersRequest(id="j", reasons=["x" * 129]), "reasons"),
     ("CreateJob", pb.CreateJobRequest(spec=pb.JobSpec(name="x" * 129)), "spec.name"),
-    (
-        "ResumeJob",
-        pb.ResumeJobRequest(id="j", limits=pb.JobLimits(max_cost=-1)),
-        "limits.max_cost",
-    ),
+    ("ResumeJob", pb.ResumeJobRequest(id="j", limits=pb.JobLimits(max_cost=-1)), "limits.max_cost"),
 ]
 
 
@@ -161,7 +148,7 @@ async def test_calls_out_of_bounds_are_refused_by_their_field(processes: Process
         await processes.stub.CreateJob(long)
 
 
-async def test_a_line_cannot_make_its_result_or_its_prompt_longer_than_itself(
+async def test_line_cannot_blow_up_its_result_or_prompt(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()

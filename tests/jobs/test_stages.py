@@ -121,7 +121,7 @@ async def test_a_template_without_room_for_a_text_fails_the_job(
     assert (await processes.ended(job.id)).state == pb.JOB_STATE_COMPLETED
     full = await processes.ended(full.id)
     assert (full.state, full.reason_code) == (pb.JOB_STATE_FAILED, "REQUEST_INVALID")
-    assert "no room for a text" in full.reason
+    assert "no tokens for a text" in full.reason
 
 
 @pytest.mark.parametrize(

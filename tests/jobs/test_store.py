@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import APIError
 
-from jobs.stage_pass import OUTCOME_BYTES_MAX
+from jobs.stage_attempt import OUTCOME_BYTES_MAX
 from jobs.store import CHUNK_BYTES, SEGMENT_BYTES_MAX, Fenced, JobStore, new_upload_id
 from sluice.errors import (
     InvalidRequest,
@@ -52,22 +52,22 @@ def record(job: str = "job-1", **fields: Any) -> JobRecord:
     return JobRecord(job=pb.Job(id=job, tenant="acme"), **fields)
 
 
-def segment(place: int) -> JobSegment:
+def segment(position: int) -> JobSegment:
     return JobSegment(
-        outcomes=[ItemOutcome(place=place)], checkpoint=JobCheckpoint(low_water=place)
+        outcomes=[ItemOutcome(position=position)], checkpoint=JobCheckpoint(low_water=position)
     )
 
 
 async def test_a_record_is_created_once_and_written_over_what_was_read(store: JobStore) -> None:
-    assert await store.create(record(round=1))
-    assert not await store.create(record(round=2))
+    assert await store.create(record(attempt=1))
+    assert not await store.create(record(attempt=2))
     found, revision = await store.read("job-1")
-    assert found == record(round=1)
-    later = await store.write(record(round=3), revision)
+    assert found == record(attempt=1)
+    later = await store.write(record(attempt=3), revision)
     assert later is not None
     assert later > revision
-    assert await store.write(record(round=4), revision) is None
-    assert (await store.read("job-1"))[0].round == 3
+    assert await store.write(record(attempt=4), revision) is None
+    assert (await store.read("job-1"))[0].attempt == 3
 
 
 async def test_a_job_that_is_not_there_is_unknown(store: JobStore) -> None:
@@ -85,17 +85,17 @@ async def test_a_change_is_made_to_the_record_as_it_is_now(store: JobStore) -> N
     async def write_late(given: JobRecord, revision: int) -> int | None:
         if len(lost) < 2:  # another one was faster
             lost.append(revision)
-            await write(record(round=10 * len(lost)), revision)
+            await write(record(attempt=10 * len(lost)), revision)
         return await write(given, revision)
 
     store.write = write_late  # type: ignore[method-assign]
 
     def edit(given: JobRecord) -> None:
-        given.round += 1
+        given.attempt += 1
 
     changed = await store.change("job-1", edit)
-    assert changed.round == 21
-    assert (await store.read("job-1"))[0].round == 21
+    assert changed.attempt == 21
+    assert (await store.read("job-1"))[0].attempt == 21
     assert lost == sorted(set(lost))
 
     def refuse(_: JobRecord) -> None:
@@ -115,7 +115,7 @@ async def test_a_change_is_given_up_when_others_write_again_and_again(store: Job
         tries.append(revision)
 
     store.write = never  # type: ignore[method-assign,assignment]
-    with pytest.raises(TransportUnavailable, match="others write job job-1") as refused:
+    with pytest.raises(TransportUnavailable, match="job job-1 is written by others") as refused:
         await store.change("job-1", lambda record: None)
     assert len(tries) == 20
     assert refused.value.retry_after_s == 1.0
@@ -158,9 +158,9 @@ async def test_a_job_is_deleted_with_all_of_it_and_nothing_else(
     await store.delete("job-1", "u" if with_upload else "")
     with pytest.raises(JobUnknown):
         await store.read("job-1")
-    for stage, round_ in ((0, 0), (1, 2)):
-        assert await store.last_segment("job-1", stage, round_) == (JobSegment(), 0)
-        assert (await store.last_segment("job-10", stage, round_))[1] > 0
+    for stage, attempt in ((0, 0), (1, 2)):
+        assert await store.last_segment("job-1", stage, attempt) == (JobSegment(), 0)
+        assert (await store.last_segment("job-10", stage, attempt))[1] > 0
     assert (await store.read("job-10"))[0].upload_id == "uu"
     assert await store.read_chunk("uu", 0) == b"uu"
     if with_upload:
@@ -176,7 +176,7 @@ async def test_a_chunk_may_be_empty_and_a_missing_one_is_told(store: JobStore) -
     await store.write_chunk("u", 0, b"")
     await store.write_chunk("u", 1, b"x")
     assert [await store.read_chunk("u", number) for number in (0, 1)] == [b"", b"x"]
-    with pytest.raises(UploadUnknown, match="upload u is gone"):
+    with pytest.raises(UploadUnknown, match="upload u was deleted"):
         await store.read_chunk("u", 2)
 
 
@@ -192,7 +192,7 @@ async def test_a_chunk_of_messages_is_stored_once(store: JobStore) -> None:
 
 
 async def test_messages_of_an_operators_stream(store: JobStore, client: Client) -> None:
-    with pytest.raises(InvalidRequest, match="there is no stream events") as refused:
+    with pytest.raises(InvalidRequest, match="no stream events") as refused:
         await store.read_message("events", "orders.a", 1)
     assert [one.field for one in refused.value.violations] == ["spec.input.nats_subject"]
     jetstream = client.jetstream()
@@ -258,16 +258,16 @@ class Refusing:
 )
 async def test_what_jetstream_refuses_by_its_code(code: int, error: type[Exception]) -> None:
     store = JobStore(JobsSettings(), 1)
-    store._jetstream = Refusing(APIError(code=503, err_code=code, description="it says"))  # type: ignore[assignment]
+    store.jetstream = Refusing(APIError(code=503, err_code=code, description="it says"))  # type: ignore[assignment]
     with pytest.raises(error) as refused:
         await store.append("job-1", 0, 0, segment(1), 0)
     assert error is Fenced or "it says" in str(refused.value)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), nats.errors.ConnectionClosedError()])
-async def test_while_jetstream_does_not_answer_nothing_is_said_to_be_gone(error: Exception) -> None:
+async def test_jetstream_outage_is_not_reported_as_missing(error: Exception) -> None:
     store = JobStore(JobsSettings(), 1)
-    store._jetstream = Refusing(error)  # type: ignore[assignment]
+    store.jetstream = Refusing(error)  # type: ignore[assignment]
     calls = (
         store.append("job-1", 0, 0, segment(1), 0),
         store.segment_at("job-1", 0, 0, 1),
@@ -299,9 +299,9 @@ class Asked:
         return type("Stored", (), {"seq": 1})
 
 
-async def test_a_segment_is_waited_for_less_long_because_it_may_be_written_again() -> None:
+async def test_append_timeout_is_shorter_than_others() -> None:
     store, asked = JobStore(JobsSettings(), 1), Asked()
-    store._jetstream = asked  # type: ignore[assignment]
+    store.jetstream = asked  # type: ignore[assignment]
     await store.append("job-1", 0, 0, segment(1), 0)
     await store.write_chunk("u", 0, b"x")
     assert asked.timeouts == [1.5, 5.0]
@@ -313,7 +313,7 @@ def test_ids_of_uploads_differ_and_are_long() -> None:
     assert all(re.fullmatch(r"upload-[0-9a-f]{24}", one) for one in found)
 
 
-def test_a_segment_with_one_more_of_the_largest_outcomes_fits_into_a_message() -> None:
+def test_segment_with_a_largest_outcome_fits_into_a_message() -> None:
     kib = 1024
     assert (512 * kib, 768 * kib, 192 * kib) == (CHUNK_BYTES, SEGMENT_BYTES_MAX, OUTCOME_BYTES_MAX)
     assert SEGMENT_BYTES_MAX + OUTCOME_BYTES_MAX < MAX_MESSAGE_BYTES

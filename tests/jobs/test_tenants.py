@@ -96,13 +96,11 @@ async def test_answers_of_another_tenants_jobs_are_not_taken(
         spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload), dedupe=dedupe)
         refused = await error(stub.CreateJob(pb.CreateJobRequest(spec=spec), metadata=other))
         assert isinstance(refused, errors.JobUnknown)
-        assert refused.message == f"there is no job {named!r}"
+        assert refused.message == f"no job {named!r}"
     assert set(gateway.asked.values()) == {1}
 
 
-async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(
-    processes: Processes,
-) -> None:
+async def test_only_gateways_are_answered_and_name_the_tenant(processes: Processes) -> None:
     processes.identity = IdentitySettings(api_keys=True, mesh_key=MESH_KEY)
     await processes.start()
     stub = processes.stub
@@ -150,7 +148,7 @@ async def test_an_operator_sees_and_ends_the_jobs_of_all(processes: Processes) -
     await stub.DeleteJob(pb.DeleteJobRequest(id=job.id), metadata=EVERY)
 
 
-async def test_another_tenants_job_is_reused_no_more_than_one_that_is_not_there(
+async def test_job_of_another_tenant_cannot_be_reused(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()
@@ -187,7 +185,7 @@ async def test_a_job_that_was_deleted_since_has_no_answers_to_reuse(
     assert (job.state, job.report.progress.deduplicated) == (pb.JOB_STATE_COMPLETED, 0)
 
 
-async def test_calls_of_a_tenant_that_wait_for_the_store_keep_those_of_others_from_nothing(
+async def test_waiting_calls_of_a_tenant_do_not_block_others(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await processes.start()

@@ -5,7 +5,7 @@ from typing import Any
 from opentelemetry.trace import NoOpTracer
 
 from jobs.process import JobProcess
-from jobs.scheduler import Scheduler
+from jobs.scheduler import JobScheduler
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.settings import JobsSettings
 from sluice.telemetry import catalog, names
@@ -51,7 +51,7 @@ def test_metric_has_jobs_by_state() -> None:
     instruments = Instruments()
     nothing: Any = None  # a scheduler that has not started asks nobody
     process = JobProcess("me", JobsSettings(), nothing, nothing, NoOpTracer(), instruments)
-    Scheduler(process)
+    JobScheduler(process)
     for number, state in enumerate(
         [pb.JOB_STATE_RUNNING, pb.JOB_STATE_RUNNING, pb.JOB_STATE_PAUSED]
     ):

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from jobs import webhooks
-from jobs.core.retry import RetryPolicy
+from jobs.core.retry import ItemRetryPolicy
 from jobs.input.urls import check_url
 from jobs.outbound import Outbound
-from jobs.uploads import Outside, SourceUnreachable, fetched
+from jobs.uploads import ExternalAccess, SourceUnreachable, fetch_with_retries
 from sluice.errors import InvalidRequest
 from sluice.settings import JobsSettings
 from sluice.v1.jobs_pb2 import JobInput, JobSpec, JobWebhook
@@ -19,13 +19,13 @@ from tests.jobs.processes import BOUND_S
 
 
 @pytest.fixture
-def outside() -> Outside:
+def outside() -> ExternalAccess:
     settings = JobsSettings(
         input_prefixes=["s3://all", "s3://each/{tenant}", "s3://payroll"],
         input_streams={"ALL": ["all.>"], "EACH": ["each.{tenant}.>"], "PAYROLL": ["payroll.>"]},
         input_tenants={"s3://payroll": ["hr"], "PAYROLL": ["hr"]},
     )
-    return Outside(settings)
+    return ExternalAccess(settings)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def outside() -> Outside:
     ],
 )
 def test_a_prefix_may_be_that_of_some_tenants(
-    outside: Outside, tenant: str, url: str, taken: bool
+    outside: ExternalAccess, tenant: str, url: str, taken: bool
 ) -> None:
     if taken:
         check_url(url, outside.prefixes_of(tenant))
         return
-    with pytest.raises(InvalidRequest, match="below none of the prefixes") as refused:
+    with pytest.raises(InvalidRequest, match="not below any prefix") as refused:
         check_url(url, outside.prefixes_of(tenant))
-    assert "payroll" not in refused.value.message.split("lists")[1], "others' are not told"
+    assert "payroll" not in refused.value.message.split("allows")[1], "others' are not told"
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_a_prefix_may_be_that_of_some_tenants(
     ],
 )
 def test_a_stream_may_be_that_of_some_tenants(
-    outside: Outside, tenant: str, subject: str, stream: str | None
+    outside: ExternalAccess, tenant: str, subject: str, stream: str | None
 ) -> None:
     given = JobInput(nats_subject=subject)
     if stream is not None:
         assert outside.stream_of(tenant, given) == stream
         return
-    with pytest.raises(InvalidRequest, match="none of the subjects"):
+    with pytest.raises(InvalidRequest, match="not among the subjects"):
         outside.stream_of(tenant, given)
 
 
@@ -78,8 +78,8 @@ def test_tenants_of_what_is_not_listed_are_a_mistake() -> None:
         JobsSettings(input_prefixes=["s3://a"], input_tenants={"s3://b": ["acme"]})
 
 
-async def test_webhooks_that_do_not_answer_keep_no_job_from_being_created(
-    outside: Outside, monkeypatch: pytest.MonkeyPatch
+async def test_silent_webhooks_do_not_block_job_creation(
+    outside: ExternalAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = threading.Event()
     hook = JobWebhook(url="https://127.0.0.1/", secret="a secret of enough characters")
@@ -108,9 +108,9 @@ async def test_unreachable_input_is_tried_again_with_growing_waits() -> None:
             raise SourceUnreachable(f"refused {tries}")
         return "upload-1"
 
-    policy = RetryPolicy(retries=2, first_wait_s=0.001)
-    assert await fetched(fetch, policy, waits.append) == "upload-1"
+    policy = ItemRetryPolicy(retries=2, first_wait_s=0.001)
+    assert await fetch_with_retries(fetch, policy, waits.append) == "upload-1"
     assert waits == ["refused 1", "refused 2"]
     tries = -5
     with pytest.raises(SourceUnreachable, match="refused -2"):
-        await fetched(fetch, policy, waits.append)
+        await fetch_with_retries(fetch, policy, waits.append)

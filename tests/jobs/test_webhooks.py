@@ -105,7 +105,7 @@ async def test_it_ends_at_last(
     hook, event = pb.JobWebhook(url=receiver.url, secret=SECRET), Event("evt_1", b"{}")
     assert not await send(hook, event, posting(hook, event), no_wait)
     assert len(receiver.got) == tries
-    assert "evt_1 was not received" in caplog.text
+    assert "evt_1 was not delivered" in caplog.text
 
 
 def test_a_webhook_is_checked_when_its_job_is_created(receiver: Receiver) -> None:

@@ -161,11 +161,11 @@ class FuzzedJobs:
             return
         job = draw.random.choice(jobs)
         record = await self._store.change(job, edit)
-        last = (await self._store.last_segment(job, record.stage, record.round))[1]
+        last = (await self._store.last_segment(job, record.stage, record.attempt))[1]
         segment = draw.filled(JobSegment, 0.5)
-        for place, outcome in enumerate(segment.outcomes):
-            outcome.place = place if draw.chance(0.8) else outcome.place
-        await self._store.append(job, record.stage, record.round, segment, last)
+        for position, outcome in enumerate(segment.outcomes):
+            outcome.position = position if draw.chance(0.8) else outcome.position
+        await self._store.append(job, record.stage, record.attempt, segment, last)
 
 
 async def _models() -> set[str]:

@@ -28,13 +28,13 @@ class JobRecord(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
-    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     RETRY_REASONS_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     RUNNING_MS_FIELD_NUMBER: _builtins.int
-    TOLD_EVENT_ID_FIELD_NUMBER: _builtins.int
-    TELLING_UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
+    NOTIFIED_EVENT_ID_FIELD_NUMBER: _builtins.int
+    NOTIFYING_UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     USE_FIELD_NUMBER: _builtins.int
     RESULTS_BYTES_FIELD_NUMBER: _builtins.int
@@ -47,24 +47,24 @@ class JobRecord(_message.Message):
     """Hash of the specification, with an idempotency key: of the bytes of its upload, and without its deadline."""
     upload_id: _builtins.str
     """The upload with its items; empty while a URL has not been read, or a subject not begun."""
-    round: _builtins.int
-    """Retries of dead letters so far."""
+    attempt: _builtins.int
+    """Number of the attempt: how often its dead letters were retried so far."""
     stage: _builtins.int
-    """The stage at work in the round; the number of stages when all are done."""
+    """Current stage of the attempt; the number of stages when all are done."""
     epoch: _builtins.int
-    """How often a process has taken the job."""
+    """How often a process has claimed the job."""
     running_ms: _builtins.int
     """The time that processes worked on it, milliseconds."""
-    told_event_id: _builtins.str
-    """The event that the webhook was last told of, received or given up."""
-    telling_until_unix_ms: _builtins.int
-    """Until when a process tells the webhook of an event, Unix milliseconds; 0: none does."""
+    notified_event_id: _builtins.str
+    """The event that was last sent to the webhook, whether received or given up."""
+    notifying_until_unix_ms: _builtins.int
+    """Until when a process sends an event to the webhook, Unix milliseconds; 0: none does."""
     stages: _builtins.int
     """The stages of a job with stages, the repetitions of the last one that are known to be needed included; 0: as many as
     its specification has.
     """
     results_bytes: _builtins.int
-    """Bytes of its results so far, those of all passes."""
+    """Bytes of its results so far, those of all attempts at all stages."""
     lost_processes: _builtins.int
     """Processes that ended while they had it, one after the other, without an item more."""
     items_when_lost: _builtins.int
@@ -79,7 +79,7 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def retry_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Of the dead letters that the round runs again, those with one of these reasons; empty: all."""
+        """Reasons of the dead letters that the attempt retries; empty: all."""
 
     @_builtins.property
     def use(self) -> Global___MeshUse:
@@ -95,13 +95,13 @@ class JobRecord(_message.Message):
         job: _jobs_pb2.Job | None = ...,
         fingerprint: _builtins.bytes = ...,
         upload_id: _builtins.str = ...,
-        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
         retry_reasons: _abc.Iterable[_builtins.str] | None = ...,
         stage: _builtins.int = ...,
         epoch: _builtins.int = ...,
         running_ms: _builtins.int = ...,
-        told_event_id: _builtins.str = ...,
-        telling_until_unix_ms: _builtins.int = ...,
+        notified_event_id: _builtins.str = ...,
+        notifying_until_unix_ms: _builtins.int = ...,
         stages: _builtins.int = ...,
         use: Global___MeshUse | None = ...,
         results_bytes: _builtins.int = ...,
@@ -113,7 +113,7 @@ class JobRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing_until_unix_ms", b"closing_until_unix_ms", "epoch", b"epoch", "fingerprint", b"fingerprint", "items_when_lost", b"items_when_lost", "job", b"job", "key_id", b"key_id", "lost_processes", b"lost_processes", "models", b"models", "results_bytes", b"results_bytes", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id", "use", b"use"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "closing_until_unix_ms", b"closing_until_unix_ms", "epoch", b"epoch", "fingerprint", b"fingerprint", "items_when_lost", b"items_when_lost", "job", b"job", "key_id", b"key_id", "lost_processes", b"lost_processes", "models", b"models", "notified_event_id", b"notified_event_id", "notifying_until_unix_ms", b"notifying_until_unix_ms", "results_bytes", b"results_bytes", "retry_reasons", b"retry_reasons", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "upload_id", b"upload_id", "use", b"use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -241,8 +241,8 @@ Global___MessageChunk: _TypeAlias = MessageChunk  # noqa: Y015
 
 @_typing.final
 class JobSegment(_message.Message):
-    """Outcomes of items, and where the pass is after them: one message of the log of a pass (a stage, in a round of retries).
-    The next one is accepted only behind this one.
+    """Outcomes of items and the checkpoint behind them: one message of the log of an attempt at a stage. The next one is accepted
+    only behind this one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -280,14 +280,14 @@ class ItemOutcome(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     INPUT_HASH_FIELD_NUMBER: _builtins.int
     DOCUMENT_FIELD_NUMBER: _builtins.int
-    PLACE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     CARRIED_FIELD_NUMBER: _builtins.int
     input_hash: _builtins.bytes
     """Names identical inputs; empty: none is identical."""
     document: _builtins.int
     """The index of the document that the item is a part of, in jobs with stages."""
-    place: _builtins.int
-    """Its place among the items of the pass, from 0; the index itself, unless dead letters run again."""
+    position: _builtins.int
+    """Its position among the items of the attempt, from 0; the index itself, unless dead letters are retried."""
     carried: _builtins.bool
     """The outcome is that of the stage before: there was nothing left to do."""
     @_builtins.property
@@ -300,12 +300,12 @@ class ItemOutcome(_message.Message):
         result: _jobs_pb2.JobResult | None = ...,
         input_hash: _builtins.bytes = ...,
         document: _builtins.int = ...,
-        place: _builtins.int = ...,
+        position: _builtins.int = ...,
         carried: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "document", b"document", "input_hash", b"input_hash", "place", b"place", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "document", b"document", "input_hash", b"input_hash", "position", b"position", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,7 +313,7 @@ Global___ItemOutcome: _TypeAlias = ItemOutcome  # noqa: Y015
 
 @_typing.final
 class JobCheckpoint(_message.Message):
-    """Where a pass is."""
+    """How far an attempt at a stage is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -347,30 +347,30 @@ class JobCheckpoint(_message.Message):
     SPLIT_DOCUMENTS_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
     low_water: _builtins.int
-    """Every place below it has an outcome."""
+    """Every position below it has an outcome."""
     complete: _builtins.bool
     """Every item has one, and there are no others."""
     writer: _builtins.str
-    """The process that wrote it, and how often processes had taken the job then."""
+    """The process that wrote it, and how often processes had claimed the job then."""
     epoch: _builtins.int
     """See writer."""
     split_documents: _builtins.int
-    """Documents with more than one item in the pass."""
+    """Documents with more than one item in the attempt."""
     @_builtins.property
     def done(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Places above it that have one too: begin and end of each range, the end excluded."""
+        """Positions above it that have one too: begin and end of each range, the end excluded."""
 
     @_builtins.property
     def counts(self) -> _jobs_pb2.JobProgress:
-        """Counts of the pass; `total` is that of items with an outcome."""
+        """Counts of the attempt; `total` is that of items with an outcome."""
 
     @_builtins.property
     def dead_by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Dead letters by reason; below zero where some of an earlier round have succeeded."""
+        """Dead letters by reason; below zero where some of an earlier attempt have succeeded."""
 
     @_builtins.property
     def unfinished(self) -> _jobs_pb2.JobItemError:
-        """Set by the last segment of a pass that ended early: the error of every item without an outcome. These items are read
+        """Set by the last segment of an attempt that ended early: the error of every item without an outcome. These items are read
         from the input again.
         """
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.core.retry import Failure, RetryPolicy, failure_of
+from jobs.core.retry import FailureKind, ItemRetryPolicy, failure_kind
 from sluice import errors
 from sluice.v1.jobs_pb2 import JobRetries
 
@@ -10,31 +10,31 @@ from sluice.v1.jobs_pb2 import JobRetries
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (errors.Overloaded("x", retry_after_s=1.0), Failure.NO_ROOM),
-        (errors.ModelUnavailable("x", retry_after_s=1.0), Failure.NO_ROOM),
-        (errors.ShuttingDown("x"), Failure.NO_ROOM),
-        (errors.SlowReader("x"), Failure.PASSING),
-        (errors.EngineFailed("x"), Failure.PASSING),
-        (errors.DeadlinePassed("x"), Failure.PASSING),
-        (errors.PromptTooLong("x"), Failure.PERMANENT),
-        (errors.UnknownModel("x"), Failure.PERMANENT),
-        (errors.SafetyBlocked("x"), Failure.PERMANENT),
+        (errors.Overloaded("x", retry_after_s=1.0), FailureKind.NO_ROOM),
+        (errors.ModelUnavailable("x", retry_after_s=1.0), FailureKind.NO_ROOM),
+        (errors.ShuttingDown("x"), FailureKind.NO_ROOM),
+        (errors.SlowReader("x"), FailureKind.PASSING),
+        (errors.EngineFailed("x"), FailureKind.PASSING),
+        (errors.DeadlinePassed("x"), FailureKind.PASSING),
+        (errors.PromptTooLong("x"), FailureKind.PERMANENT),
+        (errors.UnknownModel("x"), FailureKind.PERMANENT),
+        (errors.SafetyBlocked("x"), FailureKind.PERMANENT),
     ],
 )
 def test_the_code_of_an_error_tells_what_becomes_of_its_item(
-    error: errors.SluiceError, kind: Failure
+    error: errors.SluiceError, kind: FailureKind
 ) -> None:
-    assert failure_of(error) is kind
+    assert failure_kind(error) is kind
 
 
 @given(st.integers(1, 2000), st.floats(0, 1, exclude_max=True))
 def test_waits_double_are_spread_and_stay_under_the_longest(failures: int, dice: float) -> None:
-    policy = RetryPolicy(first_wait_s=0.5, wait_s_max=20.0)
+    policy = ItemRetryPolicy(first_wait_s=0.5, wait_s_max=20.0)
     step = min(20.0, 0.5 * 2.0 ** min(failures - 1, 60))
 
     assert step / 2 <= policy.wait_s(failures, dice) <= step
 
 
 def test_a_job_says_how_often() -> None:
-    assert RetryPolicy.of(JobRetries()) == RetryPolicy()
-    assert RetryPolicy.of(JobRetries(max_retries=0)).retries == 0
+    assert ItemRetryPolicy.of(JobRetries()) == ItemRetryPolicy()
+    assert ItemRetryPolicy.of(JobRetries(max_retries=0)).retries == 0

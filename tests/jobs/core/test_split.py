@@ -38,12 +38,12 @@ def test_a_part_ends_where_a_sentence_does() -> None:
 def test_nothing_is_lost_and_no_part_is_too_long(text: str, sizes: tuple[int, int]) -> None:
     size, overlap = sizes
     ends = ends_of(text)
-    place = before = 0
+    position = before = 0
     for begin, end in split(text, ends, size, overlap):
         tokens = [at for at in ends if begin < at <= end]
-        shared = [at for at in ends if begin < at <= place]
-        assert before <= begin <= place < end
+        shared = [at for at in ends if begin < at <= position]
+        assert before <= begin <= position < end
         assert 0 < len(tokens) <= size
         assert len(shared) <= overlap
-        place, before = end, begin
-    assert place == len(text)
+        position, before = end, begin
+    assert position == len(text)

@@ -9,7 +9,7 @@ import pytest
 from jobs.input import Format, read_items
 from jobs.input import tables as tables_module
 from jobs.items import BadLine, Item
-from jobs.threads import Stop, Stopped
+from jobs.threads import ReadingStopped, StopSignal
 from sluice.errors import InputInvalid
 from tests.jobs import bombs
 
@@ -55,16 +55,16 @@ def test_a_row_of_a_csv_has_a_limit() -> None:
 
 
 def test_empty_lines_end() -> None:
-    assert "over 1000 empty lines in succession" in refused(bombs.blank_lines())
+    assert "over 1000 consecutive empty lines" in refused(bombs.blank_lines())
     table = b"prompt\n" + b"\n" * 200_000
-    assert "over 1000 empty lines in succession" in refused(table, Format.CSV)
+    assert "over 1000 consecutive empty lines" in refused(table, Format.CSV)
 
 
 @pytest.mark.parametrize(
     "format", [pytest.param(Format.JSONL, marks=pytest.mark.long), Format.TEXT, Format.PARQUET]
 )
 def test_what_is_compressed_grows_to_a_limit(format: Format) -> None:
-    assert "grows to over 256 times its size" in refused(bombs.compressed(), format)
+    assert "expands to over 256 times its size" in refused(bombs.compressed(), format)
 
 
 def test_a_value_of_parquet_in_many_rows_takes_the_memory_of_one() -> None:
@@ -79,18 +79,18 @@ def test_a_value_of_parquet_in_many_rows_takes_the_memory_of_one() -> None:
 
 def test_what_takes_too_much_memory_ends_its_reader_alone() -> None:
     pytest.importorskip("pyarrow")
-    assert "takes more than 512 MiB to read" in refused(bombs.parquet_list(8 * MIB, 60))
+    assert "takes more than 512 MiB" in refused(bombs.parquet_list(8 * MIB, 60))
 
 
 def test_a_parquet_file_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(tables_module, "PARQUET_BYTES_MAX", 100)
-    assert "write several files" in refused(bombs.parquet(1000, 2))
+    assert "split it into several files" in refused(bombs.parquet(1000, 2))
 
 
 @pytest.mark.parametrize("format", [Format.JSONL, Format.CSV])
 def test_reading_ends_when_it_is_stopped(format: Format) -> None:
-    stop = Stop()
+    stop = StopSignal()
 
     def chunks() -> Iterator[bytes]:
         yield b"prompt\n" + b'{"prompt": "x"}\n' * 10
@@ -98,15 +98,15 @@ def test_reading_ends_when_it_is_stopped(format: Format) -> None:
             yield b"x" * 1000 + b"\n"
             stop.set()
 
-    with pytest.raises(Stopped):
+    with pytest.raises(ReadingStopped):
         list(read_items(chunks(), format, stop=stop))
 
 
 def test_a_reader_of_parquet_ends_when_it_is_stopped() -> None:
     pytest.importorskip("pyarrow")
-    stop = Stop()
+    stop = StopSignal()
     items = read_items(iter([bombs.parquet(10, 200_000)]), stop=stop)
     next(items)
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(ReadingStopped):
         list(items)

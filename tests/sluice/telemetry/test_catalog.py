@@ -11,7 +11,7 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from jobs.process import JobProcess
-from jobs.scheduler import Scheduler
+from jobs.scheduler import JobScheduler
 from sluice.settings import CallShares, JobsSettings
 from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import METRICS, Kind
@@ -51,7 +51,7 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     BatcherMetrics(emitted[names.SERVICE_BATCHER])
     nothing: Any = None  # a scheduler that has not started asks nobody
     jobs = emitted[names.SERVICE_JOBS]
-    Scheduler(JobProcess("me", JobsSettings(), nothing, nothing, NoOpTracer(), jobs))
+    JobScheduler(JobProcess("me", JobsSettings(), nothing, nothing, NoOpTracer(), jobs))
     for service, instruments in emitted.items():
         start_tracing(service, instruments).shutdown()
         wanted = {one.name for one in METRICS if not one.services or service in one.services}

@@ -1,7 +1,7 @@
-"""The log of a pass while one process writes it: segments of outcomes, each with the checkpoint behind it.
+"""Log of an attempt at a stage while one process writes it: segments of outcomes with a checkpoint each.
 
-A segment is accepted only behind the last one, so whoever goes on from the log knows exactly which items have an
-outcome. Nothing else is needed to continue.
+A segment is accepted only behind the last one, so whoever continues from the log knows exactly
+which items have an outcome. Nothing else is needed to continue.
 """
 
 import asyncio
@@ -15,36 +15,40 @@ from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced
 from sluice.client.openai_lines import encoded_line
 from sluice.errors import TransportUnavailable
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
-from sluice.v1.jobs_pb2 import JobItemError, JobProgress, JobResult
+from sluice.v1 import jobs_pb2 as pb
 
 SEGMENT_ITEMS: Final = 256
+"""Outcomes of a segment."""
 BAD_LINES: Final = frozenset({"BAD_LINE", "DUPLICATE_ID"})
+"""Reasons of dead letters that are no items."""
 
 
-class PassLog:
-    """The log of one pass.
+class StageLog:
+    """Log of one attempt.
 
     Attributes:
-        key: job, stage and round.
-        done: the places that have an outcome in it.
-        counts: of the outcomes that were to be written.
-        written: of those that are.
-        written_bytes: of this process's segments.
-        reasons: dead letters of the pass by reason, less those of earlier rounds that have ended otherwise.
-        earlier_reasons: by place, why an item was a dead letter before.
-        earlier_bytes: by place, the bytes of the line of that dead letter.
+        key: job, stage and attempt.
+        done: positions that have an outcome in it.
+        counts: of all outcomes, written or not.
+        written: of the written outcomes.
+        written_bytes: bytes of this process's segments.
+        reasons: dead letters of the attempt by reason, less those of earlier attempts that ended otherwise.
+        earlier_reasons: why an item was a dead letter before, by position.
+        earlier_bytes: length of the line of that dead letter, by position.
         split_documents: documents with more than one item.
         complete: whether every item has its outcome.
-        waiting: outcomes that are not written yet, and their bytes.
+        sequence: sequence of its last segment.
+        waiting: outcomes that are not written yet.
+        waiting_bytes: their size.
     """
 
     def __init__(self, process: JobProcess, record: JobRecord, stage: int) -> None:
         self._process = process
         self._epoch = record.epoch
-        self.key = record.job.id, stage, record.round
+        self.key = record.job.id, stage, record.attempt
         self.done = DoneIndexes()
-        self.counts = JobProgress()
-        self.written = JobProgress()
+        self.counts = pb.JobProgress()
+        self.written = pb.JobProgress()
         self.written_bytes = 0
         self.reasons: Counter[str] = Counter()
         self.earlier_reasons: dict[int, str] = {}
@@ -53,17 +57,19 @@ class PassLog:
         self.complete = False
         self.waiting: list[ItemOutcome] = []
         self.waiting_bytes = 0
-        self._unfinished: JobItemError | None = None
-        self._sequence = 0
+        self._unfinished: pb.JobItemError | None = None
+        self.sequence = 0
         self._appending: asyncio.Future[None] | None = None
 
     async def load(self) -> None:
-        """Takes over where the log is, and keeps whoever wrote it from writing on.
+        """Continue from the log, and keep its former writer from writing on.
 
         Raises:
-            TransportUnavailable, StorageFull, Fenced.
+            TransportUnavailable: JetStream does not respond.
+            StorageFull: JetStream is full.
+            Fenced: another process wrote meanwhile.
         """
-        segment, self._sequence = await self._process.store.last_segment(*self.key)
+        segment, self.sequence = await self._process.store.last_segment(*self.key)
         point = segment.checkpoint
         self.done = DoneIndexes(point.low_water, point.done)
         self.counts.CopyFrom(point.counts)
@@ -75,7 +81,7 @@ class PassLog:
             await self.append([], at_end=False)
 
     def add(self, outcome: ItemOutcome) -> None:
-        """The outcome waits to be written."""
+        """Add an outcome that waits to be written."""
         self.waiting.append(outcome)
         self.waiting_bytes += outcome.ByteSize()
 
@@ -85,23 +91,25 @@ class PassLog:
         return len(self.waiting) >= SEGMENT_ITEMS or self.waiting_bytes >= SEGMENT_BYTES_MAX
 
     def take(self) -> list[ItemOutcome]:
-        """What waits, as much as a segment holds, by place."""
+        """Return what waits, as much as a segment holds, by position."""
         size = count = 0
         while count < min(SEGMENT_ITEMS, len(self.waiting)) and size < SEGMENT_BYTES_MAX:
             size += self.waiting[count].ByteSize()
             count += 1
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        segment, self.waiting = self.waiting[:count], self.waiting[count:]
         self.waiting_bytes -= size
-        return sorted(taken, key=lambda outcome: outcome.place)
+        return sorted(segment, key=lambda outcome: outcome.position)
 
     async def append(self, outcomes: list[ItemOutcome], *, at_end: bool) -> None:
-        """Writes the next segment, however long JetStream needs; a cancel leaves it to `flush` to wait for it.
+        """Write the next segment, however long JetStream takes; after a cancel, `flush` waits for it.
 
-        ``at_end``: no outcome comes behind those that wait.
+        Args:
+            outcomes: of the segment.
+            at_end: whether no outcome comes after those that wait.
         """
-        self.done.add(outcome.place for outcome in outcomes)
+        self.done.add(outcome.position for outcome in outcomes)
         for outcome in outcomes:
-            self._add_counts(outcome)
+            self.count(outcome)
             if not outcome.carried:
                 self._process.items[_what_became(outcome.result),] += 1
         self.complete = at_end and not self.waiting
@@ -114,16 +122,17 @@ class PassLog:
         store = self._process.store
         while True:
             try:
-                self._sequence = await store.append(*self.key, segment, self._sequence)
+                self.sequence = await store.append(*self.key, segment, self.sequence)
                 break
             except TransportUnavailable:
                 await asyncio.sleep(RETRY_AFTER_S / 2)
             except Fenced:
-                # The write that got no answer may have been taken all the same.
+                # Either another process has the job, or an earlier try of this write was stored
+                # and only its response was lost: then the last segment is this one.
                 last, sequence = await store.last_segment(*self.key)
                 if last != segment:
                     raise
-                self._sequence = sequence
+                self.sequence = sequence
                 break
         self.written.CopyFrom(segment.checkpoint.counts)
         self.written_bytes += segment.ByteSize()
@@ -142,14 +151,16 @@ class PassLog:
             unfinished=self._unfinished,
         )
 
-    async def close(self, left: "LeftItems", error: JobItemError | None) -> None:
-        """Write the last segment of a pass that ended early: ``left`` has the items without an outcome.
+    async def close(self, left: "UnfinishedItems", error: pb.JobItemError | None) -> None:
+        """Write the last segment of an attempt that ended early.
 
         Args:
-            error: theirs, but for lines that are no items; None: they are not known.
+            left: the unfinished items.
+            error: their error, except for bad lines; None: the items are unknown.
 
         Raises:
-            Fenced, StorageFull.
+            Fenced: another process wrote meanwhile.
+            StorageFull: JetStream is full.
         """
         self.counts.total += left.count
         self.counts.dead += left.count
@@ -159,13 +170,15 @@ class PassLog:
         self._unfinished, self.complete = error, True
         await self._append_segment(JobSegment(checkpoint=self._checkpoint()))
 
-    def _add_counts(self, outcome: ItemOutcome) -> None:
+    def count(self, outcome: ItemOutcome) -> None:
+        """Add an outcome to the counts."""
         counts, result = self.counts, outcome.result
         counts.total += 1
         size = len(encoded_line(self.key[0], result))
-        counts.error_bytes -= self.earlier_bytes.pop(outcome.place, 0)
+        counts.error_bytes -= self.earlier_bytes.pop(outcome.position, 0)
         self.split_documents += result.parts > 1 and result.part == 0
-        if (earlier := self.earlier_reasons.pop(outcome.place, "")) != "":
+        # A retried dead letter no longer counts under its earlier reason, whatever became of it.
+        if (earlier := self.earlier_reasons.pop(outcome.position, "")) != "":
             self.reasons[earlier] -= 1
         if result.HasField("error"):
             counts.dead += 1
@@ -176,7 +189,7 @@ class PassLog:
         answer = result.answer
         counts.succeeded += 1
         counts.output_bytes += size
-        if outcome.carried:
+        if outcome.carried:  # computed and counted in an earlier stage
             return
         counts.retried += result.attempts > 1
         usage = answer.usage
@@ -190,7 +203,7 @@ class PassLog:
             counts.cost += answer.cost
 
     async def flush(self, *, at_end: bool) -> None:
-        """Writes what waits, after `append` was cancelled. Raises what the last write did."""
+        """Write what waits, after `append` was cancelled; raise what the last write did."""
         if self._appending is not None:
             await self._appending
         while self.waiting:
@@ -198,12 +211,12 @@ class PassLog:
 
 
 @dataclass
-class LeftItems:
-    """The items without an outcome of a pass that ended early.
+class UnfinishedItems:
+    """Unfinished items of an attempt that ended early.
 
     Attributes:
         reasons: how many have each reason.
-        line_bytes: of their lines in the error file.
+        line_bytes: bytes of their lines in the error file.
     """
 
     reasons: Counter[str] = field(default_factory=Counter)
@@ -211,17 +224,17 @@ class LeftItems:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of items."""
         return self.reasons.total()
 
-    def add(self, job: str, result: JobResult) -> None:
+    def add(self, job: str, result: pb.JobResult) -> None:
         """Count one of them."""
         self.reasons[result.error.reason] += 1
         self.line_bytes += len(encoded_line(job, result))
 
 
-def _what_became(result: JobResult) -> str:
-    """A word for metrics."""
+def _what_became(result: pb.JobResult) -> str:
+    """Return the outcome as a word for metrics."""
     if result.HasField("error"):
         return "dead"
     return "deduplicated" if result.answer.deduplicated else "succeeded"

@@ -1,4 +1,4 @@
-"""One pass over the items of a stage: each outcome is written once, whatever comes in which order."""
+"""An attempt at a stage: each outcome is written once, whatever comes in which order."""
 
 import asyncio
 import time
@@ -10,21 +10,16 @@ import nats
 import pytest
 from opentelemetry.trace import NoOpTracer
 
-from jobs.answers import AnswerCache
-from jobs.core.retry import Failure
-from jobs.core.window import Entry
-from jobs.gateways import Gateways
-from jobs.pass_log import SEGMENT_ITEMS
-from jobs.process import JobProcess, JobStops, input_unreadable
+from jobs.answers import DedupeCache
+from jobs.change_signal import ChangeSignal
+from jobs.core.retry import FailureKind
+from jobs.gateways import GatewayClient
+from jobs.items import Item
+from jobs.process import JobProcess, JobStopped, input_unreadable
 from jobs.results import OrderedLog
 from jobs.sources import Block
-from jobs.stage_pass import (
-    OUTCOME_BYTES_MAX,
-    UNWRITTEN_MAX,
-    StagePass,
-    _item_error,
-    answer_of,
-)
+from jobs.stage_attempt import OUTCOME_BYTES_MAX, UNWRITTEN_MAX, StageAttempt, answer_of
+from jobs.stage_log import SEGMENT_ITEMS
 from jobs.store import SEGMENT_BYTES_MAX, Fenced, JobStore
 from sluice.errors import (
     InternalError,
@@ -50,27 +45,30 @@ class World:
     """A store, a gateway, and passes over the job."""
 
     store: JobStore
-    gateways: Gateways
-    cache: AnswerCache
+    gateways: GatewayClient
+    cache: DedupeCache
+    process: JobProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.process = JobProcess(
+            "me", JobsSettings(), self.store, self.gateways, NoOpTracer(), Instruments()
+        )
 
     def record(self, job: str = JOB, **spec: Any) -> JobRecord:
         return JobRecord(job=pb.Job(id=job, tenant="acme", spec=pb.JobSpec(model="echo", **spec)))
 
-    def new_pass(
-        self, record: JobRecord | None = None, stage: int = 0, cache: AnswerCache | None = None
-    ) -> StagePass:
+    def new_attempt(
+        self, record: JobRecord | None = None, stage: int = 0, cache: DedupeCache | None = None
+    ) -> StageAttempt:
         record = record or self.record()
         metadata = (("sluice-tenant", record.job.tenant),)
-        instruments = Instruments()
-        settings, tracer = JobsSettings(), NoOpTracer()
-        process = JobProcess("me", settings, self.store, self.gateways, tracer, instruments)
-        running = StagePass(process, record, stage, metadata, cache or self.cache)
+        running = StageAttempt(self.process, record, stage, metadata, cache or self.cache)
         running.set_concurrency(64)
         return running
 
-    async def log(self, stage: int = 0, round_: int = 0, job: str = JOB) -> list[ItemOutcome]:
+    async def log(self, stage: int = 0, attempt: int = 0, job: str = JOB) -> list[ItemOutcome]:
         """Outcomes as they were written."""
-        return [one async for one in OrderedLog(self.store, job, stage, round_).everything()]
+        return [one async for one in OrderedLog(self.store, job, stage, attempt).everything()]
 
     async def segments(self, job: str = JOB) -> list[JobSegment]:
         found, sequence = [], 1
@@ -85,8 +83,8 @@ async def world(nats_url: str, gateway: GatewayDouble) -> AsyncIterator[World]:
     client = await nats.connect(nats_url)
     store = JobStore(JobsSettings(), 1)
     await store.start(client)
-    gateways = Gateways(gateway.address)
-    with AnswerCache() as cache:
+    gateways = GatewayClient(gateway.address)
+    with DedupeCache() as cache:
         yield World(store, gateways, cache)
     await gateways.close()
     await client.close()
@@ -95,15 +93,15 @@ async def world(nats_url: str, gateway: GatewayDouble) -> AsyncIterator[World]:
 @pytest.fixture
 async def idle() -> AsyncIterator[World]:
     """A world without NATS and gateways, for what needs neither."""
-    gateways = Gateways("127.0.0.1:1")
-    with AnswerCache() as cache:
+    gateways = GatewayClient("127.0.0.1:1")
+    with DedupeCache() as cache:
         yield World(JobStore(JobsSettings(), 1), gateways, cache)
     await gateways.close()
 
 
-def entry(place: int, prompt: str = "", **fields: Any) -> Entry:
-    request = inference_pb2.GenerateRequest(prompt=prompt or f"prompt {place}", model="echo")
-    return Entry(place, place, place + 1, f"i{place}", "", request, **fields)
+def entry(position: int, prompt: str = "", **fields: Any) -> Item:
+    request = inference_pb2.GenerateRequest(prompt=prompt or f"prompt {position}", model="echo")
+    return Item(f"i{position}", position + 1, request, index=position, position=position, **fields)
 
 
 def without_bytes(counts: pb.JobProgress) -> pb.JobProgress:
@@ -114,9 +112,9 @@ def without_bytes(counts: pb.JobProgress) -> pb.JobProgress:
     return found
 
 
-def bad_line(place: int, reason: str = "BAD_LINE") -> ItemOutcome:
-    result = pb.JobResult(index=place, error=pb.JobItemError(reason=reason))
-    return ItemOutcome(place=place, result=result)
+def bad_line_outcome(position: int, reason: str = "BAD_LINE") -> ItemOutcome:
+    result = pb.JobResult(index=position, error=pb.JobItemError(reason=reason))
+    return ItemOutcome(position=position, result=result)
 
 
 async def blocks(*given: Block) -> AsyncIterator[Block]:
@@ -137,10 +135,15 @@ def failed(error: SluiceError) -> RunResponse:
     return RunResponse(error=error.to_status().SerializeToString())
 
 
-def taken_out(running: StagePass, item: Entry, *later: Entry) -> None:
-    """``item`` is in flight; ``later`` come behind it."""
+def send(running: StageAttempt, item: Item, *later: Item) -> None:
+    """Put an item in flight; ``later`` come behind it."""
     running.window.add([item, *later])
-    assert running.window.next(time.monotonic()) is item
+    assert running.window.next_item(time.monotonic()) is item
+
+
+def respond(running: StageAttempt, item: Item, response: RunResponse) -> None:
+    send(running, item)
+    running.on_response(item, response)
 
 
 # From the first item to the last.
@@ -149,16 +152,16 @@ def taken_out(running: StagePass, item: Entry, *later: Entry) -> None:
 async def test_every_item_and_bad_line_has_one_outcome(
     world: World, gateway: GatewayDouble
 ) -> None:
-    running = world.new_pass(world.record(limits=pb.JobLimits(max_bad_line_share=0.5)))
+    running = world.new_attempt(world.record(limits=pb.JobLimits(max_bad_line_share=0.5)))
     await running.load()
-    given = [[entry(0), bad_line(1), entry(2)], [entry(3), entry(4)]]
+    given = [[entry(0), bad_line_outcome(1), entry(2)], [entry(3), entry(4)]]
     async with asyncio.timeout(BOUND_S):
         await running.run(blocks(*given))
     log = await world.log()
-    assert sorted(one.place for one in log) == [0, 1, 2, 3, 4]
-    texts = {one.place: one.result.answer.text for one in log if one.result.HasField("answer")}
-    assert texts == {place: f"PROMPT {place}" for place in (0, 2, 3, 4)}
-    assert (running.read, running.read_all, running.log.done.low_water) == (5, True, 5)
+    assert sorted(one.position for one in log) == [0, 1, 2, 3, 4]
+    texts = {one.position: one.result.answer.text for one in log if one.result.HasField("answer")}
+    assert texts == {position: f"PROMPT {position}" for position in (0, 2, 3, 4)}
+    assert (running.items_read, running.is_input_read, running.log.done.low_water) == (5, True, 5)
     assert without_bytes(running.log.counts) == pb.JobProgress(
         total=5, succeeded=4, dead=1, bad_lines=1, prompt_tokens=8, completion_tokens=8, cost=2.0
     )
@@ -168,7 +171,7 @@ async def test_every_item_and_bad_line_has_one_outcome(
     assert last.checkpoint.writer == "me"
 
     # Who takes it over finds nothing to do.
-    again = world.new_pass()
+    again = world.new_attempt()
     await again.load()
     await again.run(blocks([entry(0)]))
     await again.flush()
@@ -180,28 +183,21 @@ async def test_every_item_and_bad_line_has_one_outcome(
 async def test_who_takes_over_sends_what_has_no_outcome_alone(
     world: World, gateway: GatewayDouble
 ) -> None:
-    first = world.new_pass()
+    first = world.new_attempt()
     await first.load()
-    for place in (0, 1, 3):
-        taken_out(first, entry(place))
-        first._on_response(first.window._in_flight[place], answered(f"first {place}"))
+    for position in (0, 1, 3):
+        respond(first, entry(position), answered(f"first {position}"))
     await first.flush()
 
-    second = world.new_pass()
+    second = world.new_attempt()
     await second.load()
     assert (second.log.done.low_water, second.log.done.ranges) == (2, [3, 4])
     async with asyncio.timeout(BOUND_S):
         await second.run(blocks([entry(2), entry(3), entry(4)]), skipped=2)
     assert dict(gateway.asked) == {"prompt 2": 1, "prompt 4": 1}
-    assert second.read == 5
-    texts = {one.place: one.result.answer.text for one in await world.log()}
-    assert texts == {
-        0: "first 0",
-        1: "first 1",
-        3: "first 3",
-        2: "PROMPT 2",
-        4: "PROMPT 4",
-    }
+    assert second.items_read == 5
+    texts = {one.position: one.result.answer.text for one in await world.log()}
+    assert texts == {0: "first 0", 1: "first 1", 3: "first 3", 2: "PROMPT 2", 4: "PROMPT 4"}
     assert (second.log.counts.total, second.log.counts.succeeded, second.log.counts.cost) == (
         5,
         5,
@@ -209,23 +205,22 @@ async def test_who_takes_over_sends_what_has_no_outcome_alone(
     )
 
     # What the first one still writes is refused.
-    taken_out(first, entry(2))
-    first._on_response(first.window._in_flight[2], answered("late"))
+    respond(first, entry(2), answered("late"))
     with pytest.raises(Fenced):
         await first.flush()
     assert len(await world.log()) == 5
 
 
 async def test_a_process_that_loads_keeps_the_one_before_from_writing(world: World) -> None:
-    first, second = world.new_pass(), world.new_pass()
+    first, second = world.new_attempt(), world.new_attempt()
     await first.load()
     await second.load()
-    first.log.add(bad_line(0))
+    first.log.add(bad_line_outcome(0))
     with pytest.raises(Fenced):
         await first.flush()
-    second.log.add(bad_line(0))
+    second.log.add(bad_line_outcome(0))
     await second.flush()
-    assert [one.place for one in await world.log()] == [0]
+    assert [one.position for one in await world.log()] == [0]
     *_, last = await world.segments()
     assert last.checkpoint.epoch == 0
 
@@ -233,11 +228,11 @@ async def test_a_process_that_loads_keeps_the_one_before_from_writing(world: Wor
 async def test_a_checkpoint_has_all_that_goes_on(world: World) -> None:
     record = world.record()
     record.epoch = 7
-    first = world.new_pass(record)
+    first = world.new_attempt(record)
     await first.load()
-    first._count(bad_line(2))
-    first.log.add(bad_line(5, "OTHER"))
-    part = ItemOutcome(place=6, result=pb.JobResult(index=6, parts=2, answer=pb.JobAnswer()))
+    first.register(bad_line_outcome(2))
+    first.log.add(bad_line_outcome(5, "OTHER"))
+    part = ItemOutcome(position=6, result=pb.JobResult(index=6, parts=2, answer=pb.JobAnswer()))
     first.log.add(part)
     await first.flush()
     assert first.log.done.low_water == 0
@@ -251,69 +246,65 @@ async def test_a_checkpoint_has_all_that_goes_on(world: World) -> None:
         epoch=7,
         split_documents=1,
     )
-    second = world.new_pass()
+    second = world.new_attempt()
     await second.load()
     assert second.log.counts == first.log.counts
     assert second.log.reasons == {"BAD_LINE": 1, "OTHER": 1}
     assert (
         second.log.split_documents,
-        second._bad,
-        second.log._sequence > first.log._sequence,
+        second.bad_lines,
+        second.log.sequence > first.log.sequence,
     ) == (1, 1, True)
-    assert [place for place in range(9) if place in second.log.done] == [2, 5, 6]
+    assert [position for position in range(9) if position in second.log.done] == [2, 5, 6]
 
 
-async def test_identical_items_and_those_of_the_own_log_are_computed_once(
-    world: World, gateway: GatewayDouble
-) -> None:
-    first = world.new_pass()
+async def test_identical_items_are_computed_once(world: World, gateway: GatewayDouble) -> None:
+    first = world.new_attempt()
     await first.load()
-    taken_out(first, entry(0, input_hash=b"h"))
-    first._on_response(first.window._in_flight[0], answered("known"))
+    respond(first, entry(0, input_hash=b"h"), answered("known"))
     await first.flush()
-    with AnswerCache() as cache:
-        second = world.new_pass(cache=cache)
+    with DedupeCache() as cache:
+        second = world.new_attempt(cache=cache)
         second.set_concurrency(64)
         await second.load()
         hashes = {1: b"a", 2: b"a", 3: b"", 4: b"b"}
-        given = [entry(place, "same", input_hash=one) for place, one in hashes.items()]
+        given = [entry(position, "same", input_hash=one) for position, one in hashes.items()]
         async with asyncio.timeout(BOUND_S):
             await second.run(blocks(given), skipped=1)
         answer = cache.get(b"h")
         assert answer is not None
         assert answer.text == "known"
     assert gateway.asked["same"] == 3
-    shared = {one.place: one.result.answer for one in await world.log()}
-    assert [place for place, answer in shared.items() if answer.deduplicated] == [2]
+    shared = {one.position: one.result.answer for one in await world.log()}
+    assert [position for position, answer in shared.items() if answer.deduplicated] == [2]
     assert (shared[2].cost, shared[1].cost) == (0.0, 0.5)
     assert (second.log.counts.deduplicated, second.log.counts.saved_tokens) == (1, 3)
 
 
-async def test_answers_are_taken_from_rounds_of_jobs_of_the_same_tenant_alone(
+async def test_answers_are_reused_within_the_tenant_only(
     world: World, gateway: GatewayDouble
 ) -> None:
-    for job, tenant, round_ in (("mine", "acme", 1), ("theirs", "other", 0)):
+    for job, tenant, attempt in (("mine", "acme", 1), ("theirs", "other", 0)):
         record = world.record(job)
-        record.job.tenant, record.round = tenant, round_
+        record.job.tenant, record.attempt = tenant, attempt
         assert await world.store.create(record)
-        for number in range(round_ + 1):
-            record.round = number
-            running = world.new_pass(record)
+        for number in range(attempt + 1):
+            record.attempt = number
+            running = world.new_attempt(record)
             await running.load()
             name = f"{job} {number}"
-            taken_out(running, entry(0, input_hash=name.encode()))
-            running._on_response(running.window._in_flight[0], answered(name))
+            respond(running, entry(0, input_hash=name.encode()), answered(name))
             await running.flush()
     names = ("mine 0", "mine 1", "theirs 0")
-    given = [entry(place, one, input_hash=one.encode()) for place, one in enumerate(names)]
+    given = [entry(position, one, input_hash=one.encode()) for position, one in enumerate(names)]
     dedupe = pb.JobDedupe(reuse_job_ids=["mine", "theirs", "deleted"])
-    with AnswerCache() as world.cache:
-        running = world.new_pass(world.record(dedupe=dedupe))
+    with DedupeCache() as world.cache:
+        running = world.new_attempt(world.record(dedupe=dedupe))
         await running.load()
         async with asyncio.timeout(BOUND_S):
             await running.run(blocks(given))
     assert dict(gateway.asked) == {"theirs 0": 1}
-    texts = {one.place: one.result.answer.text for one in await world.log()}
+    texts = {one.position: one.result.answer.text for one in await world.log()}
     assert texts == {0: "mine 0", 1: "mine 1", 2: "THEIRS 0"}
 
 
@@ -321,42 +312,39 @@ async def test_answers_are_taken_from_rounds_of_jobs_of_the_same_tenant_alone(
 async def test_where_nothing_is_shared_the_log_is_not_read(
     world: World, disabled: bool, stage: int
 ) -> None:
-    first = world.new_pass()
+    first = world.new_attempt()
     await first.load()
-    taken_out(first, entry(0, input_hash=b"h"))
-    first._on_response(first.window._in_flight[0], answered())
+    respond(first, entry(0, input_hash=b"h"), answered())
     await first.flush()
-    with AnswerCache() as cache:
+    with DedupeCache() as cache:
         record = world.record(dedupe=pb.JobDedupe(disabled=disabled))
-        second = world.new_pass(record, stage, cache)
-        await second._fill_cache([(JOB, 0)])
+        second = world.new_attempt(record, stage, cache)
+        await second.load_answers([(JOB, 0)])
         assert cache.get(b"h") is None
 
 
 async def test_dead_letters_and_answers_without_a_hash_are_not_shared(world: World) -> None:
-    first = world.new_pass()
+    first = world.new_attempt()
     await first.load()
-    taken_out(first, entry(0, input_hash=b"dead"))
-    first._on_response(first.window._in_flight[0], failed(InvalidRequest.of("prompt", "x")))
-    taken_out(first, entry(1))
-    first._on_response(first.window._in_flight[1], answered())
+    respond(first, entry(0, input_hash=b"dead"), failed(InvalidRequest.of("prompt", "x")))
+    respond(first, entry(1), answered())
     await first.flush()
-    with AnswerCache() as cache:
-        second = world.new_pass(cache=cache)
-        await second._fill_cache([(JOB, 0)])
+    with DedupeCache() as cache:
+        second = world.new_attempt(cache=cache)
+        await second.load_answers([(JOB, 0)])
         assert cache.get(b"dead") is None
         assert cache.get(b"") is None
     assert world.cache.get(b"") is None
 
 
-async def test_what_ends_a_loop_ends_the_pass_and_what_came_back_is_kept(
+async def test_error_of_a_loop_ends_the_attempt_and_keeps_outcomes(
     world: World, gateway: GatewayDouble
 ) -> None:
-    running = world.new_pass()
+    running = world.new_attempt()
     await running.load()
 
     async def broken() -> AsyncIterator[Block]:
-        yield [entry(0), bad_line(1)]
+        yield [entry(0), bad_line_outcome(1)]
         async with asyncio.timeout(BOUND_S):
             while not gateway.asked or running.window.in_flight:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -365,9 +353,9 @@ async def test_what_ends_a_loop_ends_the_pass_and_what_came_back_is_kept(
     with pytest.raises(InvalidRequest):
         await running.run(broken())
     left = [str(task.get_coro()) for task in asyncio.all_tasks()]
-    assert not [one for one in left if "StagePass" in one or "ItemCalls" in one]
+    assert not [one for one in left if "StageAttempt" in one or "ItemCalls" in one]
     await running.flush()
-    assert sorted(one.place for one in await world.log()) == [0, 1]
+    assert sorted(one.position for one in await world.log()) == [0, 1]
     assert not (await world.segments())[-1].checkpoint.complete
     assert not running.log.waiting
 
@@ -375,22 +363,22 @@ async def test_what_ends_a_loop_ends_the_pass_and_what_came_back_is_kept(
 async def test_items_are_sent_again_when_their_gateway_is_away(
     world: World, gateway: GatewayDouble
 ) -> None:
-    running = world.new_pass()
+    running = world.new_attempt()
     await running.load()
     item = entry(0)
-    taken_out(running, item)
-    running._on_returned(item)
-    assert running.trouble == "no gateway answers"
+    send(running, item)
+    running.on_returned(item)
+    assert running.wait_reason == "no gateway responds"
     assert running.window.in_flight == 0
     assert len(running.window) == 1
     async with asyncio.timeout(BOUND_S):
         await running.run(blocks())
-    assert (dict(gateway.asked), running.trouble) == ({"prompt 0": 1}, "")
+    assert (dict(gateway.asked), running.wait_reason) == ({"prompt 0": 1}, "")
     assert item.tries == 1
 
 
 async def test_items_are_read_while_there_is_room_for_them(idle: World) -> None:
-    running, rooms = idle.new_pass(), list[tuple[int, int]]()
+    running, rooms = idle.new_attempt(), list[tuple[int, int]]()
     free = asyncio.Event()
 
     def has_room(low_water: int, read: int) -> bool:
@@ -398,89 +386,90 @@ async def test_items_are_read_while_there_is_room_for_them(idle: World) -> None:
         return free.is_set()
 
     running.window.has_room = has_room  # type: ignore[method-assign]
-    feeding = asyncio.ensure_future(running._feed(blocks([entry(0)], [entry(1)])))
+    feeding = asyncio.ensure_future(running.read_input(blocks([entry(0)], [entry(1)])))
     for _ in range(9):
         await asyncio.sleep(0)
-    assert (rooms, running.read) == ([(0, 0)], 0)
+    assert (rooms, running.items_read) == ([(0, 0)], 0)
     free.set()
-    changed = running._changed
-    running._wake()
+    running.changed.notify()
     await asyncio.wait_for(feeding, BOUND_S)
-    assert (rooms, running.read, running.read_all) == ([(0, 0), (0, 0), (0, 1)], 2, True)
-    assert changed.is_set()
-    assert running._changed is not changed
+    assert (rooms, running.items_read, running.is_input_read) == ([(0, 0), (0, 0), (0, 1)], 2, True)
 
 
-async def test_each_block_and_the_end_wake_those_who_wait(idle: World) -> None:
-    running, woken = idle.new_pass(), list[tuple[int, bool]]()
-    running._wake = lambda: woken.append((running.read, running.read_all))  # type: ignore[method-assign]
-    await running._feed(blocks([entry(0)], [entry(1)]))
+async def test_each_block_and_the_end_notify_a_change(idle: World) -> None:
+    running, woken = idle.new_attempt(), list[tuple[int, bool]]()
+    running.changed.notify = lambda: woken.append((running.items_read, running.is_input_read))  # type: ignore[method-assign]
+    await running.read_input(blocks([entry(0)], [entry(1)]))
     assert woken == [(1, False), (2, False), (2, True)]
 
 
-async def test_whatever_comes_back_wakes_those_who_wait(idle: World) -> None:
-    running, woken = idle.new_pass(), list[int]()
-    running._wake = lambda: woken.append(len(running.window))  # type: ignore[method-assign]
-    items = [entry(place) for place in range(3)]
+async def test_whatever_comes_back_notifies_a_change(idle: World) -> None:
+    running, woken = idle.new_attempt(), list[int]()
+    running.changed.notify = lambda: woken.append(len(running.window))  # type: ignore[method-assign]
+    items = [entry(position) for position in range(3)]
     running.window.add(items)
     for item in items:
-        assert running.window.next(time.monotonic()) is item
-    running._on_response(items[0], answered())
-    running._on_response(items[1], failed(InvalidRequest.of("prompt", "x")))
-    running._on_returned(items[2])
+        assert running.window.next_item(time.monotonic()) is item
+    running.on_response(items[0], answered())
+    running.on_response(items[1], failed(InvalidRequest.of("prompt", "x")))
+    running.on_returned(items[2])
     assert woken == [2, 1, 1]
 
 
 async def test_how_long_outcomes_wait_for_others(
     idle: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: 100.0)
-    running, pauses = idle.new_pass(), list[float | None]()
+    monkeypatch.setattr("jobs.stage_attempt.time.monotonic", lambda: 100.0)
+    running, pauses = idle.new_attempt(), list[float | None]()
 
     async def pause(bound_s: float | None) -> None:
         pauses.append(bound_s)
         if len(pauses) == 2:
-            running.read_all = True
+            running.is_input_read = True
 
     async def append(outcomes: list[ItemOutcome], *, at_end: bool) -> None:
         pauses.append(float(len(outcomes)))
         running.log.complete = True
 
-    running._pause, running.log.append = pause, append  # type: ignore[method-assign]
-    running.log.add(bad_line(0))
-    await running._write()
+    running.changed.wait, running.log.append = pause, append  # type: ignore[method-assign]
+    running.log.add(bad_line_outcome(0))
+    await running.write_outcomes()
     assert pauses == [0.25, 0.25, 1.0]
 
 
-async def test_nothing_is_written_before_there_is_something_or_after_its_time(
+async def test_outcomes_are_written_after_the_commit_delay(
     idle: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, happened = 100.0, list[str]()
-    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: clock)
-    running = idle.new_pass()
+    monkeypatch.setattr("jobs.stage_attempt.time.monotonic", lambda: clock)
+    running = idle.new_attempt()
 
-    async def pause(_: float | None) -> None:
+    waited = asyncio.Event()
+
+    async def pause(bound_s: float | None = None) -> None:
         nonlocal clock
-        clock += 0.25
-        happened.append("paused")
+        await waited.wait()
+        if bound_s is not None:
+            clock += 0.25
+            happened.append("paused")
 
     async def append(outcomes: list[ItemOutcome], *, at_end: bool) -> None:
         happened.append(f"{len(outcomes)} written")
         running.log.complete = True
 
-    running._pause, running.log.append = pause, append  # type: ignore[method-assign]
-    writing = asyncio.ensure_future(running._write())
+    running.changed.wait, running.log.append = pause, append  # type: ignore[method-assign]
+    writing = asyncio.ensure_future(running.write_outcomes())
     for _ in range(5):
         await asyncio.sleep(0)
     assert happened == []
-    running.log.add(bad_line(0))
-    running._wake()
+    running.log.add(bad_line_outcome(0))
+    waited.set()
     await asyncio.wait_for(writing, BOUND_S)
     assert happened == ["paused", "1 written"]
 
 
 async def test_a_full_segment_is_written_at_once(idle: World) -> None:
-    running, written = idle.new_pass(), list[int]()
+    running, written = idle.new_attempt(), list[int]()
 
     async def append(outcomes: list[ItemOutcome], *, at_end: bool) -> None:
         written.append(len(outcomes))
@@ -489,55 +478,56 @@ async def test_a_full_segment_is_written_at_once(idle: World) -> None:
     async def pause(_: float | None) -> None:
         pytest.fail("nothing is waited for")
 
-    running._pause, running.log.append = pause, append  # type: ignore[method-assign]
-    for place in range(SEGMENT_ITEMS):
-        running.log.add(bad_line(place))
-    woken = running._changed
-    await running._write()
+    running.changed.wait, running.log.append = pause, append  # type: ignore[method-assign]
+    for position in range(SEGMENT_ITEMS):
+        running.log.add(bad_line_outcome(position))
+    changed = asyncio.ensure_future(ChangeSignal.wait(running.changed, BOUND_S))
+    await asyncio.sleep(0)
+    await running.write_outcomes()
     assert written == [SEGMENT_ITEMS]
-    assert woken.is_set()
+    await asyncio.wait_for(changed, BOUND_S)
 
 
 async def test_while_no_gateway_is_there_items_wait_a_moment(
     idle: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.stage_pass.time.monotonic", lambda: 100.0)
-    running, returned = idle.new_pass(), list[tuple[int, float]]()
+    monkeypatch.setattr("jobs.stage_attempt.time.monotonic", lambda: 100.0)
+    running, returned = idle.new_attempt(), list[tuple[int, float]]()
     sent = list[tuple[int, float | None]]()
 
-    def send(item: Entry, timeout_s: float | None) -> bool:
-        sent.append((item.place, timeout_s))
-        return item.place > 0
+    def send(item: Item, timeout_s: float | None) -> bool:
+        sent.append((item.position, timeout_s))
+        return item.position > 0
 
-    running._calls.send = send  # type: ignore[method-assign]
-    back = running.window.returned
+    running.calls.send = send  # type: ignore[method-assign]
+    back = running.window.on_returned
 
-    def note(item: Entry, at: float) -> None:
-        returned.append((item.place, at))
+    def note(item: Item, at: float) -> None:
+        returned.append((item.position, at))
         back(item, at)
 
-    running.window.returned = note  # type: ignore[method-assign]
+    running.window.on_returned = note  # type: ignore[method-assign]
     running.window.add([entry(0), entry(1)])
-    woken = running._changed
-    sending = asyncio.ensure_future(running._send())
+    changed = asyncio.ensure_future(running.changed.wait())
+    sending = asyncio.ensure_future(running.send_items())
     for _ in range(9):
         await asyncio.sleep(0)
     assert sent == [(0, 3600.0), (1, 3600.0)]
     assert returned == [(0, 100.25)]
-    assert woken.is_set()
-    running._on_returned(entry(1))
+    await asyncio.wait_for(changed, BOUND_S)
+    running.on_returned(entry(1))
     assert returned[1:] == [(1, 100.25)]
     sending.cancel()
 
 
-async def test_a_wait_ends_when_something_changes_or_its_time_is_over(idle: World) -> None:
-    running = idle.new_pass()
-    await running._pause(0.0)
-    waiting = asyncio.ensure_future(running._pause(None))
+async def test_change_signal_wakes_waiters_or_times_out() -> None:
+    changed = ChangeSignal()
+    await changed.wait(0.0)
+    waiting = asyncio.ensure_future(changed.wait())
     for _ in range(3):
         await asyncio.sleep(0)
     assert not waiting.done()
-    running._wake()
+    changed.notify()
     await asyncio.wait_for(waiting, BOUND_S)
 
 
@@ -545,10 +535,10 @@ async def test_a_wait_ends_when_something_changes_or_its_time_is_over(idle: Worl
 
 
 async def test_an_answer_is_that_of_all_items_like_it(idle: World) -> None:
-    running = idle.new_pass()
-    first, *others = (entry(place, input_hash=b"h") for place in range(3))
-    taken_out(running, first, *others)
-    running._on_response(first, answered("x", 5, 6))
+    running = idle.new_attempt()
+    first, *others = (entry(position, input_hash=b"h") for position in range(3))
+    send(running, first, *others)
+    running.on_response(first, answered("x", 5, 6))
     assert [one.result.attempts for one in running.log.waiting] == [1, 1, 1]
     answers = [one.result.answer for one in running.log.waiting]
     assert [(one.text, one.cost, one.deduplicated) for one in answers] == [
@@ -559,111 +549,102 @@ async def test_an_answer_is_that_of_all_items_like_it(idle: World) -> None:
     kept = idle.cache.get(b"h")
     assert kept == answers[0]
     assert len(running.window) == 0
-    assert running._settle_known(entry(9, input_hash=b"h"))
+    await running.read_input(
+        blocks([entry(9, input_hash=b"h"), entry(10, input_hash=b"other"), entry(11)])
+    )
     assert running.log.waiting[-1].result.answer.deduplicated
-    assert running.log.waiting[-1].place == 9
-    assert not running._settle_known(entry(10, input_hash=b"other"))
-    assert not running._settle_known(entry(11))
+    assert running.log.waiting[-1].position == 9
+    assert len(running.window) == 2
 
 
 async def test_tokens_that_were_computed_count_for_the_rate(idle: World) -> None:
-    running = idle.new_pass(idle.record(limits=pb.JobLimits(tokens_per_minute=60)))
-    taken_out(running, entry(0))
-    counted, took = running.window.answered, list[tuple[int, float]]()
+    running = idle.new_attempt(idle.record(limits=pb.JobLimits(tokens_per_minute=60)))
+    counted, consumed = running.window.on_answer, list[tuple[int, float]]()
 
-    def answer(item: Entry, tokens: int, cost: float) -> list[Entry]:
-        took.append((tokens, cost))
+    def on_answer(item: Item, tokens: int, cost: float) -> list[Item]:
+        consumed.append((tokens, cost))
         return counted(item, tokens, cost)
 
-    running.window.answered = answer  # type: ignore[method-assign]
-    running._on_response(running.window._in_flight[0], answered("x", 5, 6))
-    assert took == [(11, 0.5)]
+    running.window.on_answer = on_answer  # type: ignore[method-assign]
+    respond(running, entry(0), answered("x", 5, 6))
+    assert consumed == [(11, 0.5)]
 
 
 @pytest.mark.parametrize("over", [0, 1])
 async def test_an_answer_that_is_too_large_is_a_dead_letter(idle: World, over: int) -> None:
-    running = idle.new_pass()
+    running = idle.new_attempt()
     item, answer = entry(0), answer_of(answered(""))
     item.tries = 1
     answer.text = "x" * 196_000
     answer.text = "x" * (196_000 + 192 * 1024 - answer.ByteSize() + over)
     assert answer.ByteSize() == OUTCOME_BYTES_MAX + over
-    running._settle_answer(item, answer)
+    running.settle(item, answer)
     (outcome,) = running.log.waiting
     assert outcome.result.HasField("error") == bool(over)
     if over:
         assert (outcome.result.error.code, outcome.result.error.reason) == (8, "RESULT_TOO_LARGE")
-        assert "196609 bytes, a job keeps 196608" in outcome.result.error.message
+        assert "196609 bytes, over the limit of 196608" in outcome.result.error.message
     assert running.log.waiting_bytes == outcome.ByteSize()
 
 
-async def test_an_item_that_can_never_be_answered_is_a_dead_letter_with_those_like_it(
-    idle: World,
-) -> None:
-    running = idle.new_pass()
+async def test_permanent_failure_is_shared_by_identical_items(idle: World) -> None:
+    running = idle.new_attempt()
     item, like = entry(0, input_hash=b"h"), entry(1, input_hash=b"h")
-    taken_out(running, item, like)
+    send(running, item, like)
     error = InvalidRequest.of("prompt", "y" * 2000)
     error.metadata["request_id"] = "req-1"
-    running._on_response(item, failed(error))
-    assert [one.place for one in running.log.waiting] == [0, 1]
+    running.on_response(item, failed(error))
+    assert [one.position for one in running.log.waiting] == [0, 1]
     for one in running.log.waiting:
         assert (one.result.attempts, one.result.error.reason) == (1, "REQUEST_INVALID")
         assert (one.result.error.code, len(one.result.error.message)) == (3, 1000)
         assert one.result.error.request_id == "req-1"
     assert len(running.window) == 0
-    assert running.trouble == ""
-
-
-def test_what_is_kept_of_an_error() -> None:
-    error = InternalError("y" * 2000)
-    assert _item_error(error) == pb.JobItemError(code=13, reason="INTERNAL", message="y" * 1000)
-    error.metadata["request_id"] = "req-1"
-    assert _item_error(error).request_id == "req-1"
+    assert running.wait_reason == ""
 
 
 async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: World) -> None:
-    running = idle.new_pass(idle.record(retries=pb.JobRetries(max_retries=1)))
+    running = idle.new_attempt(idle.record(retries=pb.JobRetries(max_retries=1)))
     item = entry(0)
-    taken_out(running, item)
-    running._on_response(item, failed(InternalError("oops")))
+    send(running, item)
+    running.on_response(item, failed(InternalError("oops")))
     assert not running.log.waiting
     assert (len(running.window), running.window.in_flight, item.tries) == (1, 0, 1)
-    running._on_response(item, failed(InternalError("oops")))
+    running.on_response(item, failed(InternalError("oops")))
     (outcome,) = running.log.waiting
     assert (outcome.result.attempts, outcome.result.error.reason) == (2, "INTERNAL")
 
 
 async def test_pass_stops_when_its_key_is_revoked(idle: World) -> None:
-    running = idle.new_pass()
+    running = idle.new_attempt()
     item = entry(0)
-    taken_out(running, item)
+    send(running, item)
     revoked = Unauthenticated.of("KEY_REVOKED", "the API key k was revoked: use another")
-    running._on_response(item, failed(revoked))
+    running.on_response(item, failed(revoked))
     assert (item.tries, running.log.waiting, len(running.window)) == (0, [], 1)
-    with pytest.raises(JobStops, match="revoked: use another; then resume the job with it"):
-        await asyncio.wait_for(running._send(), BOUND_S)
+    with pytest.raises(JobStopped, match="revoked: use another; then resume the job with it"):
+        await asyncio.wait_for(running.send_items(), BOUND_S)
 
 
 async def test_an_error_without_a_time_to_retry_waits_for_the_jobs_own(idle: World) -> None:
-    running, waits = idle.new_pass(), list[float]()
+    running, waits = idle.new_attempt(), list[float]()
 
-    def fail(item: Entry, kind: Failure, wait_s: float, now: float, dice: float) -> bool:
+    def fail(item: Item, kind: FailureKind, wait_s: float, now: float, dice: float) -> bool:
         waits.append(wait_s)
         return False
 
-    running.window.failed = fail  # type: ignore[method-assign]
+    running.window.on_failure = fail  # type: ignore[method-assign]
     for error in (InternalError("oops"), TransportUnavailable("full", retry_after_s=7.0)):
-        running._on_error(entry(0), error)
+        running.on_response(entry(0), failed(error))
     assert waits == [0.0, 7.0]
 
 
 async def test_no_room_in_the_mesh_is_no_try_and_is_told(idle: World) -> None:
-    running = idle.new_pass(idle.record(retries=pb.JobRetries(max_retries=0)))
+    running = idle.new_attempt(idle.record(retries=pb.JobRetries(max_retries=0)))
     item = entry(0)
-    taken_out(running, item)
-    running._on_response(item, failed(TransportUnavailable("full", retry_after_s=20.0)))
-    assert (item.tries, running.trouble, running.log.waiting) == (0, "full", [])
+    send(running, item)
+    running.on_response(item, failed(TransportUnavailable("full", retry_after_s=20.0)))
+    assert (item.tries, running.wait_reason, running.log.waiting) == (0, "full", [])
     wait_s = running.window.wait_s(time.monotonic())
     assert wait_s is not None
     assert wait_s > 15.0, "as long as the mesh said"
@@ -672,13 +653,15 @@ async def test_no_room_in_the_mesh_is_no_try_and_is_told(idle: World) -> None:
 # Counting.
 
 
-def outcome(place: int, **result: Any) -> ItemOutcome:
+def outcome(position: int, **result: Any) -> ItemOutcome:
     carried = result.pop("carried", False)
-    return ItemOutcome(place=place, carried=carried, result=pb.JobResult(index=place, **result))
+    return ItemOutcome(
+        position=position, carried=carried, result=pb.JobResult(index=position, **result)
+    )
 
 
 async def test_what_counts(idle: World) -> None:
-    running = idle.new_pass()
+    running = idle.new_attempt()
     usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=6, cached_prompt_tokens=2)
     computed = pb.JobAnswer(usage=usage, cost=0.5)
     shared = pb.JobAnswer(usage=usage, deduplicated=True)
@@ -695,7 +678,7 @@ async def test_what_counts(idle: World) -> None:
         outcome(7, answer=shared, attempts=1, parts=2, part=1),
         outcome(8, answer=shared, attempts=1, parts=1, part=0),
     ):
-        running.log._add_counts(one)
+        running.log.count(one)
     assert without_bytes(running.log.counts) == pb.JobProgress(
         total=9,
         succeeded=7,
@@ -715,17 +698,17 @@ async def test_what_counts(idle: World) -> None:
 
 
 async def test_what_was_read_and_what_has_an_outcome(idle: World) -> None:
-    running = idle.new_pass()
+    running = idle.new_attempt()
     running.log.done.add([0])
-    assert running._count(entry(0)) is None
+    assert running.register(entry(0)) is None
     fresh = entry(1, earlier_reason="INTERNAL")
-    assert running._count(fresh) is fresh
-    assert running._count(entry(2)) is not None
-    assert running._count(bad_line(3)) is None
-    assert running._count(bad_line(4, "INTERNAL")) is None
-    assert running._count(bad_line(5, "DUPLICATE_ID")) is None
-    assert (running.read, running._bad) == (6, 2)
-    assert [one.place for one in running.log.waiting] == [3, 4, 5]
+    assert running.register(fresh) is fresh
+    assert running.register(entry(2)) is not None
+    assert running.register(bad_line_outcome(3)) is None
+    assert running.register(bad_line_outcome(4, "INTERNAL")) is None
+    assert running.register(bad_line_outcome(5, "DUPLICATE_ID")) is None
+    assert (running.items_read, running.bad_lines) == (6, 2)
+    assert [one.position for one in running.log.waiting] == [3, 4, 5]
     assert running.log.earlier_reasons == {1: "INTERNAL"}
 
 
@@ -747,33 +730,33 @@ async def test_too_many_bad_lines_stop_a_job(
 ) -> None:
     limits = pb.JobLimits() if most is None else pb.JobLimits(max_bad_line_share=most)
     for stage in (0, 1):
-        running = idle.new_pass(idle.record(limits=limits), stage)
-        running.read, running._bad = read, bad
+        running = idle.new_attempt(idle.record(limits=limits), stage)
+        running.items_read, running.bad_lines = read, bad
         if stops and not stage:
-            with pytest.raises(JobStops) as stopped:
-                running._check_bad_lines(100)
+            with pytest.raises(JobStopped) as stopped:
+                running.check_bad_lines(100)
             assert str(stopped.value).startswith(f"{bad} of the first {read} lines")
             assert stopped.value.code == "TOO_MANY_BAD_LINES"
             assert stopped.value.state == pb.JOB_STATE_PAUSED
         else:
-            running._check_bad_lines(100)
+            running.check_bad_lines(100)
 
 
 async def test_bad_lines_are_judged_while_it_reads_and_at_the_end(world: World) -> None:
-    few = world.new_pass()
+    few = world.new_attempt()
     await few.load()
-    with pytest.raises(JobStops, match="1 of the first 1 lines"):
-        await few.run(blocks([bad_line(0)]))
-    many = world.new_pass(world.record("job-2"))
+    with pytest.raises(JobStopped, match="1 of the first 1 lines"):
+        await few.run(blocks([bad_line_outcome(0)]))
+    many = world.new_attempt(world.record("job-2"))
     await many.load()
     behind = asyncio.Event()
 
     async def endless() -> AsyncIterator[Block]:
-        yield [bad_line(place) for place in range(100)]
+        yield [bad_line_outcome(position) for position in range(100)]
         await behind.wait()
 
     async with asyncio.timeout(BOUND_S):
-        with pytest.raises(JobStops, match="100 of the first 100 lines"):
+        with pytest.raises(JobStopped, match="100 of the first 100 lines"):
             await many.run(endless())
 
 
@@ -781,25 +764,25 @@ async def test_bad_lines_are_judged_while_it_reads_and_at_the_end(world: World) 
 
 
 async def test_a_segment_has_so_many_outcomes_in_order(idle: World) -> None:
-    running = idle.new_pass()
-    for place in reversed(range(300)):
-        assert running.log.has_segment == (place < 300 - 256)
-        running.log.add(bad_line(place))
+    running = idle.new_attempt()
+    for position in reversed(range(300)):
+        assert running.log.has_segment == (position < 300 - 256)
+        running.log.add(bad_line_outcome(position))
     assert running.log.has_segment
     first = running.log.take()
-    assert [one.place for one in first] == list(range(44, 300))
+    assert [one.position for one in first] == list(range(44, 300))
     assert not running.log.has_segment
     assert running.log.waiting_bytes == sum(one.ByteSize() for one in running.log.waiting)
-    assert [one.place for one in running.log.take()] == list(range(44))
+    assert [one.position for one in running.log.take()] == list(range(44))
     assert running.log.waiting_bytes == 0
     assert running.log.take() == []
     assert SEGMENT_ITEMS == 256
 
 
 async def test_a_segment_is_full_by_bytes_too(idle: World) -> None:
-    running = idle.new_pass()
-    for place in range(9):
-        running.log.add(outcome(place, answer=pb.JobAnswer(text="x" * 150_000)))
+    running = idle.new_attempt()
+    for position in range(9):
+        running.log.add(outcome(position, answer=pb.JobAnswer(text="x" * 150_000)))
     one = running.log.waiting[0].ByteSize()
     assert running.log.has_segment
     assert len(running.log.take()) == -(-SEGMENT_BYTES_MAX // one)
@@ -811,14 +794,14 @@ async def test_a_segment_is_full_by_bytes_too(idle: World) -> None:
 
 
 async def test_a_segment_of_just_its_bytes_is_full(idle: World) -> None:
-    running = idle.new_pass()
-    for place in range(1, 4):
-        half = outcome(place, answer=pb.JobAnswer(text="x" * 300_000))
+    running = idle.new_attempt()
+    for position in range(1, 4):
+        half = outcome(position, answer=pb.JobAnswer(text="x" * 300_000))
         missing = SEGMENT_BYTES_MAX // 2 - half.ByteSize()
         half.result.answer.text += "x" * missing
         assert half.ByteSize() == SEGMENT_BYTES_MAX // 2
         running.log.add(half)
-    assert [one.place for one in running.log.take()] == [1, 2]
+    assert [one.position for one in running.log.take()] == [1, 2]
     assert running.log.waiting_bytes == SEGMENT_BYTES_MAX // 2
 
 
@@ -827,7 +810,7 @@ class StoreThatFails:
     """What `append` raises, in order, and what the log has as its last segment then."""
 
     errors: list[Exception | None]
-    last: tuple[JobSegment, int] = (JobSegment(), 0)
+    last: JobSegment | None = None
     appended: list[tuple[Any, ...]] = field(default_factory=list)
 
     async def append(self, *given: Any) -> int:
@@ -838,7 +821,8 @@ class StoreThatFails:
         return 17
 
     async def last_segment(self, *_: Any) -> tuple[JobSegment, int]:
-        return self.last
+        """Return the segment of another process, or the last one that was appended."""
+        return self.last or self.appended[-1][3], 9
 
 
 async def test_a_write_without_an_answer_is_looked_for_and_made_again(
@@ -850,92 +834,92 @@ async def test_a_write_without_an_answer_is_looked_for_and_made_again(
         pauses.append(delay_s)
         await pause(0)
 
-    running = idle.new_pass()
+    running = idle.new_attempt()
     away = TransportUnavailable("away")
-    ours = JobSegment(checkpoint=JobCheckpoint(writer="me"))
     theirs = JobSegment(checkpoint=JobCheckpoint(writer="other"))
 
     async def append(store: StoreThatFails) -> None:
         fake: Any = store
-        running._process.store = fake
-        running.log._sequence = 4
-        await running.log._append_segment(ours)
+        idle.process.store = fake
+        running.log.sequence = 4
+        await running.log.append([], at_end=False)
 
-    monkeypatch.setattr("jobs.pass_log.asyncio.sleep", sleep)
+    monkeypatch.setattr("jobs.stage_log.asyncio.sleep", sleep)
     store = StoreThatFails([away, away, None])
     await append(store)
+    ours = JobSegment(checkpoint=JobCheckpoint(writer="me", counts=pb.JobProgress()))
     assert store.appended == [(JOB, 0, 0, ours, 4)] * 3
-    assert (running.log._sequence, pauses) == (17, [0.5, 0.5])
-    # It was taken, and its answer was lost.
-    store = StoreThatFails([away, Fenced("x")], (ours, 9))
+    assert (running.log.sequence, pauses) == (17, [0.5, 0.5])
+    # The segment was stored, and the response was lost.
+    store = StoreThatFails([away, Fenced("x")])
     await append(store)
-    assert (running.log._sequence, len(store.appended)) == (9, 2)
+    assert (running.log.sequence, len(store.appended)) == (9, 2)
     # Another one has written.
     with pytest.raises(Fenced):
-        await append(StoreThatFails([Fenced("x")], (theirs, 9)))
-    assert running.log._sequence == 4
+        await append(StoreThatFails([Fenced("x")], theirs))
+    assert running.log.sequence == 4
 
 
 async def test_the_end_is_written_when_nothing_is_left(world: World) -> None:
-    running = world.new_pass()
+    running = world.new_attempt()
     await running.load()
-    running.read_all = True
-    running.log.add(bad_line(0))
-    running.log.add(bad_line(1))
-    await running.log.append([running.log.waiting.pop(0)], at_end=running._at_end)
+    running.is_input_read = True
+    running.log.add(bad_line_outcome(0))
+    running.log.add(bad_line_outcome(1))
+    await running.log.append([running.log.waiting.pop(0)], at_end=running.is_at_end)
     assert not running.log.complete
-    await running.log.append([running.log.waiting.pop(0)], at_end=running._at_end)
+    await running.log.append([running.log.waiting.pop(0)], at_end=running.is_at_end)
     assert running.log.complete
     assert [one.checkpoint.complete for one in await world.segments()] == [False, False, True]
-    other = world.new_pass(world.record("job-2"))
+    other = world.new_attempt(world.record("job-2"))
     await other.load()
-    other.read_all = True
+    other.is_input_read = True
     other.window.add([entry(0)])
-    await other.log.append([], at_end=other._at_end)
+    await other.log.append([], at_end=other.is_at_end)
     assert not other.log.complete
     # A place that was left out would be lost.
-    taken_out(lost := world.new_pass(world.record("job-3")), entry(5))
+    lost = world.new_attempt(world.record("job-3"))
     await lost.load()
-    lost.read_all = True
-    lost._on_response(lost.window._in_flight[5], answered())
+    lost.is_input_read = True
+    respond(lost, entry(5), answered())
     with pytest.raises(AssertionError, match="left out"):
         await lost.flush()
 
 
 async def test_an_outcome_is_counted_and_shown_once(world: World) -> None:
-    running = world.new_pass()
+    running = world.new_attempt()
     await running.load()
     running.log.add(outcome(0, answer=pb.JobAnswer(), carried=True))
-    for place in (1, 2):
-        running.log.add(outcome(place, answer=pb.JobAnswer()))
+    for position in (1, 2):
+        running.log.add(outcome(position, answer=pb.JobAnswer()))
     await running.flush()
-    assert dict(running._process.items) == {("succeeded",): 2}
+    assert dict(world.process.items) == {("succeeded",): 2}
     with pytest.raises(AssertionError, match="has an outcome already"):
         await running.log.append([outcome(1, answer=pb.JobAnswer())], at_end=False)
     assert running.log.counts.total == 3
 
 
 async def test_a_flush_waits_for_the_write_that_was_stopped(world: World) -> None:
-    running = world.new_pass()
+    running = world.new_attempt()
     await running.load()
-    running.log.add(bad_line(0))
+    running.log.add(bad_line_outcome(0))
     writing = asyncio.ensure_future(running.log.append(running.log.take(), at_end=False))
     await asyncio.sleep(0)
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     assert writing.cancelled()
-    running.log.add(bad_line(1))
+    running.log.add(bad_line_outcome(1))
     await running.flush()
-    assert [one.place for one in await world.log()] == [0, 1]
+    assert [one.position for one in await world.log()] == [0, 1]
 
 
 async def test_outcomes_of_a_moment_are_written_together(
     world: World, gateway: GatewayDouble
 ) -> None:
-    running = world.new_pass()
+    running = world.new_attempt()
     await running.load()
     async with asyncio.timeout(BOUND_S):
-        await running.run(blocks([entry(place) for place in range(40)]))
+        await running.run(blocks([entry(position) for position in range(40)]))
     sizes = [len(one.outcomes) for one in await world.segments()]
     assert sum(sizes) == 40
     assert len(sizes) < 10
@@ -944,17 +928,17 @@ async def test_outcomes_of_a_moment_are_written_together(
 async def test_while_too_much_is_unwritten_nothing_is_sent(
     world: World, gateway: GatewayDouble
 ) -> None:
-    running = world.new_pass()
+    running = world.new_attempt()
     await running.load()
     running.window.add([entry(UNWRITTEN_MAX)])
-    for place in range(UNWRITTEN_MAX):
-        running.log.add(bad_line(place))
-    loops = [asyncio.ensure_future(one) for one in (running._send(), running._calls.run())]
+    for position in range(UNWRITTEN_MAX):
+        running.log.add(bad_line_outcome(position))
+    loops = [asyncio.ensure_future(one) for one in (running.send_items(), running.calls.run())]
     for _ in range(20):
         await asyncio.sleep(0)
     assert running.window.in_flight == 0
     await running.log.append(running.log.take(), at_end=False)
-    running._wake()
+    running.changed.notify()
     async with asyncio.timeout(BOUND_S):
         while not gateway.asked:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -965,28 +949,28 @@ async def test_while_too_much_is_unwritten_nothing_is_sent(
 
 
 async def test_so_many_items_are_in_flight_as_it_is_told(idle: World) -> None:
-    running = idle.new_pass()
-    waiting = asyncio.ensure_future(running._changed.wait())
+    running = idle.new_attempt()
+    waiting = asyncio.ensure_future(running.changed.wait())
     await asyncio.sleep(0)
     running.set_concurrency(1)
     await asyncio.wait_for(waiting, BOUND_S)
-    taken_out(running, entry(0), entry(1))
-    assert running.window.next(time.monotonic()) is None
+    send(running, entry(0), entry(1))
+    assert running.window.next_item(time.monotonic()) is None
     running.set_concurrency(2)
-    assert running.window.next(time.monotonic()) is not None
+    assert running.window.next_item(time.monotonic()) is not None
 
 
 def test_an_input_that_cannot_be_read_says_what_to_do() -> None:
-    stops = input_unreadable(InvalidRequest.of("url", "is gone"))
+    stops = input_unreadable(InvalidRequest.of("url", "was deleted"))
     assert (stops.code, stops.state) == ("INPUT_UNREADABLE", pb.JOB_STATE_PAUSED)
-    assert str(stops).endswith("is gone; then resume the job")
+    assert str(stops).endswith("was deleted; then resume the job")
 
 
 async def test_the_timeout_of_an_item_is_an_hour_or_what_the_job_says(idle: World) -> None:
-    assert idle.new_pass()._timeout_s == 3600.0
+    assert idle.new_attempt().timeout_s == 3600.0
     limits = pb.JobLimits()
     limits.item_timeout.FromMilliseconds(1500)
-    assert idle.new_pass(idle.record(limits=limits))._timeout_s == 1.5
+    assert idle.new_attempt(idle.record(limits=limits)).timeout_s == 1.5
 
 
 def test_what_is_kept_of_an_answer() -> None:

@@ -1,0 +1,421 @@
+"""One attempt at a stage: read its items, send them, write each outcome once.
+
+Three loops share an `ItemWindow`: one adds items while there is room, one sends them, and one
+writes what has come back as the next segment of the log (`jobs.stage_log`).
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from jobs.answers import DedupeCache
+from jobs.change_signal import ChangeSignal
+from jobs.core.pace import CostBudget, RateLimit
+from jobs.core.retry import FailureKind, ItemRetryPolicy, failure_kind
+from jobs.core.window import BLOCK, ItemWindow
+from jobs.core.work import JobWork
+from jobs.gateways import ItemCalls, error_in
+from jobs.items import Item
+from jobs.process import JobProcess, JobStopped, model_removed
+from jobs.results import OrderedLog
+from jobs.sources import Block
+from jobs.stage_log import BAD_LINES, StageLog
+from sluice.defaults import AUTO
+from sluice.errors import JobUnknown, SluiceError, Unauthenticated, UnknownModel
+from sluice.internal.v1.items_pb2 import RunResponse
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP
+from sluice.wire.clock import ms_of, timestamp, unix_ms
+
+COMMIT_S: Final = 0.25
+"""How long an outcome waits for others before it is written, in seconds."""
+UNWRITTEN_MAX: Final = 2048
+"""Outcomes that may wait for JetStream; above it nothing is sent."""
+OUTCOME_BYTES_MAX: Final = 192 * 1024
+"""Largest outcome, in bytes, so that a segment fits into a message."""
+ITEM_TIMEOUT_S: Final = 3600.0
+"""Timeout of an item that waits for idle capacity, in seconds; gateways clamp it to theirs."""
+NO_GATEWAY_WAIT_S: Final = 0.25
+"""Pause of an item while no gateway is connected, in seconds."""
+BAD_LINES_FROM: Final = 100
+"""Lines that must be read before the share of bad ones is checked."""
+BAD_LINE_SHARE: Final = 0.1
+"""Default share of bad lines above which a job is paused."""
+
+
+class StageAttempt:
+    """One attempt at a stage.
+
+    Attributes:
+        window: its items in memory.
+        log: what it writes.
+        items_read: items and bad lines that were read.
+        is_input_read: whether there are no more.
+        bad_lines: lines that are no items.
+        wait_reason: why the mesh accepts no items now; empty: it does.
+        calls: the calls that carry its items.
+        timeout_s: timeout of an item, in seconds.
+        changed: notified whenever a loop may have something to do.
+        models: models that existed when the job was created, or have answered an item since.
+    """
+
+    def __init__(
+        self,
+        process: JobProcess,
+        record: JobRecord,
+        stage: int,
+        metadata: tuple[tuple[str, str], ...],
+        cache: DedupeCache,
+        spent: float = 0.0,
+        work: JobWork | None = None,
+    ) -> None:
+        """Create an attempt.
+
+        Args:
+            process: the process of the job.
+            record: the job.
+            stage: number of the stage.
+            metadata: tenant and trace of the calls to gateways.
+            cache: answers by input hash.
+            spent: cost of earlier attempts and stages.
+            work: counts what the items take of workers.
+        """
+        self._work = work or JobWork()
+        self._process = process
+        self._record = record
+        self._cache = cache
+        limits = record.job.spec.limits
+        self.log = StageLog(process, record, stage)
+        self._stage = stage
+        now = time.monotonic()
+        self._budget = CostBudget(limits.max_cost)
+        self._budget.consume(spent, 0)
+        self.window = ItemWindow(
+            BLOCK,
+            ItemRetryPolicy.of(record.job.spec.retries),
+            RateLimit(limits.requests_per_minute, now),
+            RateLimit(limits.tokens_per_minute, now),
+            self._budget,
+        )
+        self.calls = ItemCalls(process.gateways, metadata, self.on_response, self.on_returned)
+        timeout_ms = ms_of(limits.item_timeout)
+        self.timeout_s = timeout_ms / 1e3 or ITEM_TIMEOUT_S
+        self.items_read = 0
+        self.is_input_read = False
+        self.bad_lines = 0
+        self.wait_reason = ""
+        self.models = set(record.models) - {"", AUTO}
+        self._stops: JobStopped | None = None
+        self.changed = ChangeSignal()
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Set how many items it may have in flight from now on."""
+        self.window.concurrency = concurrency
+        self.changed.notify()
+
+    def set_max_cost(self, max_cost: float) -> None:
+        """Set what the job may cost from now on; 0: unlimited."""
+        self._budget.most = max_cost
+        self.changed.notify()
+
+    async def load(self) -> None:
+        """Continue from the log, and keep its former writer from writing on.
+
+        Raises:
+            TransportUnavailable: JetStream does not respond.
+            StorageFull: JetStream is full.
+            Fenced: another process wrote meanwhile.
+        """
+        await self.log.load()
+        self._budget.consume(self.log.counts.cost, 0)
+        self.bad_lines = self.log.counts.bad_lines
+
+    async def run(self, blocks: AsyncIterator[Block], skipped: int = 0) -> None:
+        """Run until every item has an outcome in the log. When stopped, write what has come back.
+
+        Args:
+            blocks: the items.
+            skipped: items that `blocks` leave out; all have an outcome.
+
+        Raises:
+            JobStopped: it needs a person.
+            Fenced: another process has claimed the job.
+            StorageFull: JetStream is full, or the tenant has used its share of it.
+            SluiceError: an error of JetStream or the input.
+        """
+        if self.log.complete:
+            return
+        self.items_read = skipped
+        await self.load_answers(await self._reused_logs())
+        job, _, attempt = self.log.key
+        own = self.load_answers([(job, number) for number in range(attempt + 1)])
+        loops = [
+            own,
+            self.read_input(blocks),
+            self.send_items(),
+            self.calls.run(),
+            self.write_outcomes(),
+        ]
+        tasks = [asyncio.ensure_future(loop) for loop in loops]
+        try:
+            await _first_end(tasks, tasks[-1])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert self.log.complete, "the loop that writes ends last"
+
+    async def flush(self) -> None:
+        """Write what has come back, after `run` was stopped; raise what the last write did."""
+        await self.log.flush(at_end=self.is_at_end)
+
+    # Reading.
+
+    async def read_input(self, blocks: AsyncIterator[Block]) -> None:
+        """Add the items to the window while there is room."""
+        async for block in blocks:
+            await self.changed.until(self._has_room)
+            fresh = [item for item in map(self.register, block) if item is not None]
+            self.window.add([item for item in fresh if not self._settle_cached(item)])
+            self.check_bad_lines(BAD_LINES_FROM)
+            self.changed.notify()
+        self.is_input_read = True
+        self.check_bad_lines(1)
+        self.changed.notify()
+
+    def _has_room(self) -> bool:
+        return self.window.has_room(self.log.done.low_water, self.items_read)
+
+    def register(self, line: Item | ItemOutcome) -> Item | None:
+        """Count a line that was read; return it if it is an item without an outcome."""
+        self.items_read += 1
+        if line.position in self.log.done:
+            return None
+        if isinstance(line, ItemOutcome):
+            self.bad_lines += line.result.error.reason in BAD_LINES
+            self.log.add(line)
+            return None
+        if line.earlier_reason:
+            self.log.earlier_reasons[line.position] = line.earlier_reason
+            self.log.earlier_bytes[line.position] = line.earlier_bytes
+        return line
+
+    def _settle_cached(self, item: Item) -> bool:
+        """Return whether an identical item had an answer, which the item then shares."""
+        answer = self._cache.get(item.input_hash) if item.input_hash else None
+        if answer is not None:
+            self.settle(item, _shared(answer))
+        return answer is not None
+
+    def check_bad_lines(self, least: int) -> None:
+        """Raise JobStopped if too many of the lines, of which at least `least` were read, are bad."""
+        if self._stage:
+            return  # The first stage has checked them.
+        limits = self._record.job.spec.limits
+        most = BAD_LINE_SHARE
+        if limits.HasField("max_bad_line_share"):
+            most = limits.max_bad_line_share
+        if self.items_read >= least and self.bad_lines > most * self.items_read:
+            raise JobStopped(
+                "TOO_MANY_BAD_LINES",
+                f"{self.bad_lines} of the first {self.items_read} lines are no items, more than a share of {most:g}: "
+                "`sluice batch dead-letters` shows them; submit a corrected file, or resume the job "
+                "with a higher share",
+            )
+
+    async def _reused_logs(self) -> list[tuple[str, int]]:
+        """Return jobs and attempts whose answers may be reused; a deleted job has none."""
+        logs: list[tuple[str, int]] = []
+        for other in self._record.job.spec.dedupe.reuse_job_ids:
+            try:
+                record, _ = await self._process.store.read(other)
+            except JobUnknown:
+                continue
+            if record.job.tenant == self._record.job.tenant:
+                logs += [(other, attempt) for attempt in range(record.attempt + 1)]
+        return logs
+
+    async def load_answers(self, logs: Sequence[tuple[str, int]]) -> None:
+        """Load the answers of jobs and attempts, for later items that are identical.
+
+        A resumed job does not wait for those of its own log: they would save less than waiting
+        costs.
+        """
+        if self._record.job.spec.dedupe.disabled or self._stage:
+            return
+        for job, attempt in logs:
+            async for outcome in OrderedLog(self._process.store, job, 0, attempt).everything():
+                if outcome.input_hash and outcome.result.HasField("answer"):
+                    self._cache.put(outcome.input_hash, outcome.result.answer)
+
+    # Sending.
+
+    async def send_items(self) -> None:
+        """Send the items of the window when its limits allow it."""
+        while True:
+            now = time.monotonic()
+            if self._stops is not None:
+                raise self._stops
+            if len(self.log.waiting) >= UNWRITTEN_MAX:
+                await self.changed.until(lambda: len(self.log.waiting) < UNWRITTEN_MAX)
+            elif (item := self.window.next_item(now)) is None:  # limits, or nothing waits
+                await self.changed.wait(self.window.wait_s(now))
+            elif self.calls.send(item, self.timeout_s):
+                self.changed.notify()
+            else:
+                self.window.on_returned(item, now + NO_GATEWAY_WAIT_S)
+
+    def on_returned(self, item: Item) -> None:
+        """Send an item again later, because the call that carried it is gone."""
+        self.wait_reason = "no gateway responds"
+        self.window.on_returned(item, time.monotonic() + NO_GATEWAY_WAIT_S)
+        self.changed.notify()
+
+    def on_response(self, item: Item, response: RunResponse) -> None:
+        """Handle the response to an item."""
+        self._work.add(response.work, time.monotonic())
+        if response.HasField("error"):
+            self._on_error(item, error_in(response))
+        else:
+            self._on_answer(item, response)
+        self.changed.notify()
+
+    def _on_answer(self, item: Item, response: RunResponse) -> None:
+        self.wait_reason = ""
+        answer = answer_of(response)
+        if item.request.model not in ("", AUTO):
+            self.models.add(item.request.model)
+        usage = answer.usage
+        item.tries += 1
+        computed = usage.prompt_tokens + usage.completion_tokens
+        followers = self.window.on_answer(item, computed, answer.cost)
+        self.settle(item, answer)
+        for follower in followers:
+            follower.tries = item.tries
+            self.settle(follower, _shared(answer))
+        if item.input_hash:
+            self._cache.put(item.input_hash, answer)
+
+    def _on_error(self, item: Item, error: SluiceError) -> None:
+        kind, now = failure_kind(error), time.monotonic()
+        if isinstance(error, Unauthenticated):  # the key of the job was revoked or has expired
+            code = error.metadata.get("problem", error.reason)
+            self._stops = JobStopped(code, f"{error.message}; then resume the job with it")
+        elif isinstance(error, UnknownModel) and item.request.model in self.models:
+            self._stops = model_removed(item.request.model)
+        if self._stops is not None:
+            self.window.on_returned(item, now)
+            return
+        if kind is FailureKind.NO_ROOM:
+            self.wait_reason = error.message
+        dead = self.window.on_failure(item, kind, error.retry_after_s or 0.0, now, random.random())
+        if dead:
+            for dead_item in (item, *self.window.on_dead(item)):
+                dead_item.tries = item.tries
+                self.log.add(_outcome(dead_item, error=_item_error(error)))
+
+    def settle(self, item: Item, answer: pb.JobAnswer) -> None:
+        """Write the answer of an item, or a dead letter if it is too large."""
+        if answer.ByteSize() > OUTCOME_BYTES_MAX:
+            message = (
+                f"the answer has {answer.ByteSize()} bytes, over the limit of {OUTCOME_BYTES_MAX}"
+            )
+            error = pb.JobItemError(code=8, reason="RESULT_TOO_LARGE", message=message)
+            self.log.add(_outcome(item, error=error))
+        else:
+            self.log.add(_outcome(item, answer=answer))
+
+    # Writing.
+
+    async def write_outcomes(self) -> None:
+        """Write outcomes in segments until every item has one."""
+        while not self.log.complete:
+            await self.changed.until(lambda: bool(self.log.waiting) or self.is_at_end)
+            full_at = time.monotonic() + COMMIT_S
+            while not (self.log.has_segment or self.is_at_end) and time.monotonic() < full_at:
+                await self.changed.wait(full_at - time.monotonic())
+            if self.log.waiting:
+                self._process.quotas.check_results(self._record.job.tenant)
+            await self.log.append(self.log.take(), at_end=self.is_at_end)
+            self.changed.notify()
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the input was read and every item has an outcome."""
+        return self.is_input_read and not len(self.window)
+
+
+async def _first_end(tasks: list[asyncio.Task[None]], last: asyncio.Task[None]) -> None:
+    """Wait for `last`; raise the error of another task that ends before."""
+    waiting = set(tasks)
+    while not last.done():
+        ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    last.result()
+
+
+def answer_of(response: RunResponse) -> pb.JobAnswer:
+    """Return what a job stores of a response."""
+    if response.HasField("embedded"):
+        embedded = response.embedded
+        return pb.JobAnswer(
+            request_id=embedded.request_id,
+            model=embedded.model,
+            finish_reason=FINISH_REASON_STOP,
+            usage=embedded.usage,
+            cost=response.cost,
+            finish_time=timestamp(unix_ms()),
+            embeddings=embedded.embeddings,
+        )
+    answer = response.answer
+    return pb.JobAnswer(
+        request_id=answer.started.request_id,
+        model=answer.finished.model or answer.started.model,
+        text=answer.text,
+        reasoning=answer.reasoning,
+        finish_reason=answer.finished.reason,
+        usage=answer.finished.usage,
+        rules=answer.finished.rules,
+        logprobs=answer.logprobs,
+        cost=response.cost,
+        finish_time=timestamp(unix_ms()),
+    )
+
+
+def _shared(answer: pb.JobAnswer) -> pb.JobAnswer:
+    shared = pb.JobAnswer()
+    shared.CopyFrom(answer)
+    shared.cost, shared.deduplicated = 0.0, True
+    return shared
+
+
+def _item_error(error: SluiceError) -> pb.JobItemError:
+    return pb.JobItemError(
+        code=error.code.value[0],
+        reason=error.reason,
+        message=error.message[:1000],
+        request_id=error.metadata.get("request_id", ""),
+    )
+
+
+def _outcome(
+    item: Item, answer: pb.JobAnswer | None = None, error: pb.JobItemError | None = None
+) -> ItemOutcome:
+    result = pb.JobResult(
+        index=item.index,
+        line=item.line,
+        custom_id=item.custom_id,
+        url=item.url,
+        attempts=item.tries,
+        part=item.part,
+        parts=item.parts,
+        answer=answer,
+        error=error,
+    )
+    return ItemOutcome(
+        result=result, input_hash=item.input_hash, document=item.document, position=item.position
+    )
