@@ -8,7 +8,7 @@ Each transport does the same:
 2. The message is read: by `Arrivals.receive` in one of the tenant's slots and within a time, and counted in
    `Arrivals.bytes` until the call ends.
 3. `Arrivals.parse` makes a request of it.
-4. `ClassLimiter.running` counts the call in its class; `Arrivals.begin` waits first where the class is bulk.
+4. `ClassLimiter.begin` lets bulk calls wait, and `ClassLimiter.running` counts the call in its class.
 
 What follows for a request of a model is `gateway.admission.admission`.
 """
@@ -29,7 +29,6 @@ from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import MESH, Caller
 from sluice.errors import DeadlinePassed, SluiceError
 from sluice.grpc_server import HEALTH_S
-from sluice.wire.subjects import BULK_CLASS
 
 MESH_ONLY: Final = frozenset({MESH})
 """Roles of methods that only processes of the mesh call: these arrive without a turn."""
@@ -142,11 +141,6 @@ class Arrivals:
         call.caller.require(roles, method)
         if roles != MESH_ONLY:
             await self.turns.take(call.caller.tenant)
-
-    async def begin(self, priority_class: str) -> None:
-        """Wait until a call of the class may begin; raise Overloaded if too many wait."""
-        if priority_class == BULK_CLASS:
-            await self.limiter.pacer.wait()
 
     async def receive(self, tenant: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
         """Return one message of `tenant`, read by `read` once the tenant has a slot for it.

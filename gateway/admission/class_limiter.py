@@ -18,7 +18,7 @@ from gateway.admission.count_limit import CountLimit, overloaded
 from gateway.admission.tenant_threads import TenantSlots
 from sluice.errors import RETRY_AFTER_S, ShuttingDown
 from sluice.settings import CallShares
-from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS
+from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS, URGENT_CLASS
 
 TEXTS_MAX: Final = 8000
 """Texts of one tenant, in calls such as Embed, that are computed at the same time; each is a task."""
@@ -70,6 +70,15 @@ class ClassLimiter:
     def active(self) -> int:
         """Calls that run."""
         return sum(self._running)
+
+    async def begin(self, priority_class: str, *, is_entry: bool = False) -> None:
+        """Wait until a call of the class may begin: a bulk call, or an entry of a call with many that is not urgent.
+
+        Raises:
+            Overloaded: Too many bulk calls wait. Entries wait without bound: their call is read no faster.
+        """
+        if priority_class == BULK_CLASS or (is_entry and priority_class != URGENT_CLASS):
+            await self.pacer.wait(is_bounded=not is_entry)
 
     @contextmanager
     def running(self, priority_class: str, tenant: str) -> Iterator[None]:

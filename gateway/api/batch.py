@@ -25,7 +25,7 @@ from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import set_duration
-from sluice.wire.subjects import RANKS, URGENT_CLASS
+from sluice.wire.subjects import RANKS
 
 REQUESTS_MAX: Final = 256
 """Most requests of a call."""
@@ -114,15 +114,9 @@ class _Batch:
                     _set_error(result.error, DeadlinePassed("the deadline passed before it began"))
                     continue
                 group.create_task(self._run(request, result))
-                await self._give_way()
+                await asyncio.sleep(0)  # let other calls run before the next request begins
+                await self._generator.limiter.begin(self._class, is_entry=True)
         return results
-
-    async def _give_way(self) -> None:
-        """Let other calls run before the next request begins."""
-        if self._class == URGENT_CLASS:
-            await asyncio.sleep(0)
-        else:
-            await self._generator.limiter.pacer.wait(is_bounded=False)
 
     async def _run(self, request: pb.GenerateRequest, result: pb.GenerateBatchResult) -> None:
         left_s = max(0.0, self._deadline - time.monotonic())

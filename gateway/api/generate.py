@@ -54,8 +54,6 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.enums import word_of
 
-STARTED_S: Final = 0.02
-"""Maximum delay of `Started`, in seconds, so that it can share a message with the first token."""
 Write = Callable[[GenerateResponse], Awaitable[None]]
 """Takes a message of an answer; may keep and change it."""
 
@@ -354,10 +352,6 @@ class Generator:
         """Write the events of an answer as they come; those that are there together in one message."""
         request, has_events = context.request, asyncio.Event()
 
-        def on_accepted() -> None:
-            # `Started` may go: with the first token, or alone when that takes longer.
-            asyncio.get_running_loop().call_later(STARTED_S, has_events.set)
-
         async def put(response: GenerateResponse) -> None:
             if response.HasField("finished"):
                 # Whoever has the whole answer gets it again from every gateway.
@@ -369,7 +363,8 @@ class Generator:
                 answer.block(parts.blocked, time.monotonic())
 
         limit = self.settings.reader_buffer_tokens
-        reader = Reader(len(request.resume), limit, has_events.set, context.stop, on_accepted)
+        wake = has_events.set
+        reader = Reader(len(request.resume), limit, wake, context.stop, accepted=wake)
         answer.join(reader, request.resume_model)
         try:
             # The first event comes once a batcher has the task, or frames prove it.

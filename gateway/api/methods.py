@@ -116,7 +116,7 @@ class UnaryMethod(Method):
                 await self._call_behaviour(request, call)
                 return
             priority_class = class_of(request)
-            await arrivals.begin(priority_class)
+            await arrivals.limiter.begin(priority_class)
             with arrivals.limiter.running(priority_class, tenant):
                 await self._call_behaviour(request, call)
         finally:

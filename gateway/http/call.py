@@ -323,7 +323,7 @@ class Endpoint:
         call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), arrivals.bytes.held(caller.tenant, 0) as call.keep:
             priority_class = class_of(call.metadata) if self.asks else UNSTATED_CLASS
-            await arrivals.begin(priority_class)
+            await arrivals.limiter.begin(priority_class)
             with arrivals.limiter.running(priority_class, caller.tenant):
                 answer = await self._call_behaviour(call)
                 if answer is not None:

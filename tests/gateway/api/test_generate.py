@@ -10,7 +10,6 @@ import pytest
 
 from gateway.server import TICK_S
 from gateway.streaming import dispatch
-from gateway.streaming.state import StreamState
 from sluice.internal.v1.frame_pb2 import TASK_END_DEADLINE, TASK_END_FAILED, Logprobs, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
@@ -403,19 +402,7 @@ async def test_a_stop_token_of_the_caller_ends_the_answer_without_its_text(wire:
     assert finished.usage.cached_prompt_tokens == 2
 
 
-async def test_a_token_that_comes_soon_leaves_in_one_message_with_started_and_the_end(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.api.generate.STARTED_S", 10 * BOUND_S)
-    call: Any = InferenceServiceStub(wire.channel).Generate(prompt())
-    task = await wire.batcher.task()
-    await wire.until(lambda: [one.state for one in wire.gateway.registry] == [StreamState.WAITING])
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    (message,) = await events_of(call)
-    assert kinds_of(list(events_in(message))) == ["started", "delta", "finished"]
-
-
-async def test_started_does_not_wait_for_a_token_that_takes_longer(wire: Wire) -> None:
+async def test_started_comes_before_the_first_token(wire: Wire) -> None:
     call: Any = InferenceServiceStub(wire.channel).Generate(prompt())
     task = await wire.batcher.task()
     async with asyncio.timeout(BOUND_S):
