@@ -32,7 +32,7 @@ from bench.tiers.evaluate import ServedModel
 from bench.tiers.tokenizer import load_tokenizer
 from gateway.routing.features import Features
 from gateway.routing.router import Router
-from learning.outcomes import Outcome
+from learning.outcomes import RouterOutcome
 from learning.train import train
 from model_workers.tiers.example import Example
 from model_workers.tiers.tasks import heldout
@@ -114,7 +114,7 @@ def chooser(routing: RoutingSettings) -> Chooses:
 def learned(answered: Sequence[Answered]) -> Chooses:
     """The choice of a learned router between the specialists, trained on ``answered``."""
     outcomes = [
-        Outcome(
+        RouterOutcome(
             str(number), one.prompt, float(one.weak_right), float(one.strong_right), one.weak_answer
         )
         for number, one in enumerate(answered)

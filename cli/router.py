@@ -16,7 +16,7 @@ from cli.files import NewFile, open_table
 
 if TYPE_CHECKING:
     from gateway.routing.learned.model import Head
-    from learning.outcomes import Outcome
+    from learning.outcomes import RouterOutcome
     from sluice.v1.admin_pb2 import StreamOutcomesResponse
 
 
@@ -63,7 +63,7 @@ class MeshOutcomes:
 def _gathered(
     files: Sequence[Path],
     own: "Sequence[StreamOutcomesResponse] | None",
-) -> list["Outcome"]:
+) -> list["RouterOutcome"]:
     from learning import outcomes
 
     with ExitStack() as opened:
@@ -72,7 +72,7 @@ def _gathered(
         if own is not None:
             sources.append(outcomes.mesh_source(own))
         try:
-            return outcomes.gather(sources)
+            return outcomes.merge(sources)
         except outcomes.BadOutcomes as error:
             few = own is not None and isinstance(error, outcomes.TooFewOutcomes)
             raise CommandFailed("BAD_OUTCOMES", f"{error}{f'; {MORE}' * few}") from error

@@ -35,7 +35,7 @@ from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
-from gateway.shared.peers import Answer
+from gateway.shared.peers import QueryHandler
 from gateway.shared.reload import GatewayReload, Load
 from gateway.shared.state import SharedState
 from gateway.streaming.dispatch import Dispatch
@@ -229,7 +229,7 @@ class Gateway:
         try:
             await self._start_store(client)
             # First: another process with the same id would get its frames twice, and cancel its rows.
-            answers: dict[str, Answer] = {
+            answers: dict[str, QueryHandler] = {
                 "hand_over": self.shared.keys.hand_over,
                 "clear_answers": self.shared.answers.forget,
                 "dry_run": self._safety.answer_dry_run,

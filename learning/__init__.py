@@ -1,1 +1,4 @@
-"""Offline learning of routers: recorded outcomes in, a `gateway.routing.learned` router out. Needs scikit-learn."""
+"""Offline learning of routers: recorded outcomes in, a `gateway.routing.learned` router out.
+
+Needs scikit-learn.
+"""

@@ -1,6 +1,6 @@
-"""Recorded outcomes: rows of prompt_id, prompt, weak, strong and optionally weak_response, checked once, here.
+"""Recorded outcomes: rows of prompt_id, prompt, weak, strong and optionally weak_response, checked here once.
 
-A row is named by its number in its source, the header being row 1.
+A row is named by its number in its source; the header is row 1.
 """
 
 import math
@@ -11,10 +11,11 @@ from typing import Final
 from sluice.v1.admin_pb2 import StreamOutcomesResponse
 
 ROWS_MIN: Final = 30
+"""Least number of outcomes that a router can be learned from."""
 REQUIRED: Final = ("prompt_id", "prompt", "weak", "strong")
 COLUMNS: Final = (*REQUIRED, "weak_response", "tenant")
 MESH: Final = "the mesh"
-"""Name of outcomes that a mesh has kept."""
+"""Name of outcomes that a mesh has recorded."""
 _FIRST_ROW: Final = 2
 
 
@@ -23,54 +24,55 @@ class BadOutcomes(ValueError):
 
 
 class TooFewOutcomes(BadOutcomes):
-    """Too few to learn anything from."""
+    """Too few outcomes to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a small and a large model did on one prompt."""
+class RouterOutcome:
+    """Quality of a small and a large model's answers to one prompt."""
 
     prompt_id: str
     prompt: str
     weak: float
-    """Of the small model, 0 (wrong) to 1 (right)."""
+    """Quality of the small model's answer, from 0 (wrong) to 1 (right)."""
     strong: float
     answer: str | None = None
-    """What the small model wrote."""
+    """Answer of the small model."""
     weight: float = 1.0
-    """How much this row counts."""
+    """Weight of this row in training."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneSided:
-    """How one of the two models did on one prompt; the other side is None."""
+    """Quality of one of the two models on one prompt; the other one is None."""
 
     prompt: str
     weak: float | None
     strong: float | None
     answer: str | None = None
-    """What the small model wrote."""
+    """Answer of the small model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows under one name that errors tell."""
+    """Rows under a name that errors show."""
 
     name: str
     columns: Sequence[str]
     rows: Iterable[Mapping[str, str | None]]
     repeats: bool = False
-    """Whether rows with an id that came before are left out; else they are refused."""
+    """Whether rows with a known id are skipped; otherwise they are refused."""
 
 
-def gather(sources: Sequence[Source]) -> list[Outcome]:
-    """The outcomes of all ``sources``.
+def merge(sources: Sequence[Source]) -> list[RouterOutcome]:
+    """Check and join the outcomes of all `sources`.
 
     Raises:
-        BadOutcomes: a column is missing, an id comes twice, a label is no number in [0, 1], a row has no prompt,
-            there are too few rows, or the small model is everywhere the same or never differs from the large one.
+        BadOutcomes: a column is missing, an id comes twice, a label is no number in [0, 1], a row
+            has no prompt, there are too few rows, or the small model is everywhere the same or
+            never differs from the large one.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[RouterOutcome] = []
     seen: dict[str, str] = {}
     for source in sources:
         require_columns(source.name, source.columns, REQUIRED)
@@ -90,13 +92,15 @@ def gather(sources: Sequence[Source]) -> list[Outcome]:
 
 
 def mesh_source(rows: Iterable[StreamOutcomesResponse]) -> Source:
-    """What a mesh has kept of both models; requests that are in a file already are left out."""
+    """Return what a mesh has recorded of both models; requests that are in a file already are skipped."""
     cells = [cells_of(row) for row in rows if is_complete(row)]
     return Source(MESH, COLUMNS, cells, repeats=True)
 
 
-def mesh_one_sided(rows: Iterable[StreamOutcomesResponse], known: Set[str]) -> list[OneSided]:
-    """What a mesh has kept of one of the models, without the requests in ``known``."""
+def mesh_one_sided(
+    rows: Iterable[StreamOutcomesResponse], complete_ids: Set[str]
+) -> list[OneSided]:
+    """Return what a mesh has recorded of one of the models, without the requests in `known`."""
     return [
         OneSided(
             row.prompt,
@@ -105,17 +109,17 @@ def mesh_one_sided(rows: Iterable[StreamOutcomesResponse], known: Set[str]) -> l
             row.weak_answer if row.weak_answer.strip() else None,
         )
         for row in rows
-        if not is_complete(row) and row.request_id not in known
+        if not is_complete(row) and row.request_id not in complete_ids
     ]
 
 
 def is_complete(row: StreamOutcomesResponse) -> bool:
-    """Whether it is known how both models did."""
+    """Return whether the quality of both models is recorded."""
     return row.HasField("weak") and row.HasField("strong")
 
 
 def cells_of(row: StreamOutcomesResponse) -> dict[str, str | None]:
-    """A complete row of the mesh as one of an OUTCOMES file, with the columns `COLUMNS`."""
+    """Return a complete row of the mesh as a row of an OUTCOMES file, with the columns `COLUMNS`."""
     return {
         "prompt_id": row.request_id,
         "prompt": row.prompt,
@@ -127,7 +131,7 @@ def cells_of(row: StreamOutcomesResponse) -> dict[str, str | None]:
 
 
 def require_columns(name: str, columns: Sequence[str], required: Sequence[str]) -> None:
-    """Raises `BadOutcomes` where one of ``required`` is missing."""
+    """Raise BadOutcomes if one of `required` is missing."""
     missing = [column for column in required if column not in columns]
     if missing:
         raise BadOutcomes(
@@ -136,16 +140,16 @@ def require_columns(name: str, columns: Sequence[str], required: Sequence[str]) 
 
 
 def text_of(place: str, cells: Mapping[str, str | None], column: str) -> str:
-    """A cell that must hold something; raises `BadOutcomes`."""
+    """Return a cell that must not be empty; raises BadOutcomes."""
     value = cells.get(column)
     if value is None or not value.strip():
         raise BadOutcomes(f"{place}: {column} is empty")
     return value
 
 
-def _outcome(place: str, cells: Mapping[str, str | None]) -> Outcome:
+def _outcome(place: str, cells: Mapping[str, str | None]) -> RouterOutcome:
     answer = cells.get("weak_response")
-    return Outcome(
+    return RouterOutcome(
         text_of(place, cells, "prompt_id"),
         text_of(place, cells, "prompt"),
         _label(place, cells, "weak"),
@@ -155,17 +159,17 @@ def _outcome(place: str, cells: Mapping[str, str | None]) -> Outcome:
 
 
 def _label(place: str, cells: Mapping[str, str | None], column: str) -> float:
-    given = text_of(place, cells, column)
+    text = text_of(place, cells, column)
     try:
-        value = float(given)
+        value = float(text)
     except ValueError:
-        raise BadOutcomes(f"{place}: {column} is {given!r}, not a number") from None
+        raise BadOutcomes(f"{place}: {column} is {text!r}, not a number") from None
     if not (math.isfinite(value) and 0 <= value <= 1):
-        raise BadOutcomes(f"{place}: {column} is {given}, outside [0, 1]")
+        raise BadOutcomes(f"{place}: {column} is {text}, outside [0, 1]")
     return value
 
 
-def _require_classes(outcomes: Sequence[Outcome], name: str) -> None:
+def _require_classes(outcomes: Sequence[RouterOutcome], name: str) -> None:
     rows = f"{name} rows {_FIRST_ROW} to {len(outcomes) + 1}"
     if len(outcomes) < ROWS_MIN:
         raise TooFewOutcomes(f"{name}: {len(outcomes)} outcomes, at least {ROWS_MIN} are needed")

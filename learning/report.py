@@ -1,7 +1,8 @@
-"""What a router is worth on its held-out outcomes: quality against the share of prompts on the large model.
+"""The value of a router on its held-out outcomes: quality against the share of prompts on the large model.
 
-PGR(c) is the share of the gap between the models that is closed at c percent on the large one; APGR is its mean over
-c (0.5 at random), CPT(x) the least c that closes x percent. Definitions of RouteLLM, arXiv 2406.18665.
+PGR(c) is the share of the gap between the models that is closed at c percent on the large one; APGR
+is its mean over c (0.5 at random), CPT(x) the least c that closes x percent. Definitions of
+RouteLLM, arXiv 2406.18665.
 """
 
 from dataclasses import dataclass
@@ -32,37 +33,37 @@ class Curve:
         return float(self.quality[-1] - self.quality[0])
 
     def recovered(self) -> Array:
-        """PGR at `STEPS`. The gap must not be zero."""
+        """Return PGR at `STEPS`. The gap must not be zero."""
         closed: Array = np.interp(STEPS, self.share, self.quality) - self.quality[0]
         closed /= self.gap
         return closed
 
     def apgr(self) -> float:
-        """Mean of PGR, by trapezoids."""
+        """Return the mean of PGR, by trapezoids."""
         closed = self.recovered()
         return float((closed[1:] + closed[:-1]).sum() / 2 / (len(STEPS) - 1))
 
     def cpt(self, percent: float) -> float:
-        """The least percentage on the large model that closes ``percent`` of the gap; 100 when none does before."""
+        """Return the least percentage on the large model that closes `percent` of the gap; 100 if none does."""
         return 100 * _reach(STEPS, self.recovered(), percent / 100)
 
     def share_for(self, quality_share: float) -> float:
-        """The least share on the large model that keeps ``quality_share`` of its quality."""
+        """Return the least share on the large model that keeps `quality_share` of its quality."""
         return _reach(self.share, self.quality, quality_share * float(self.quality[-1]))
 
 
 def trace(scores: Array, weak: Array, strong: Array) -> Curve:
-    """The curve of ``scores``; prompts with equal scores count as in random order."""
+    """Return the curve of `scores`; prompts with equal scores count as in random order."""
     return Curve(np.linspace(0, 1, len(scores) + 1), quality(scores, weak, strong))
 
 
 def figures(curve: Curve) -> dict[str, float]:
-    """The numbers of a curve, by name; without those that need a gap where the large model is not better."""
-    told = {"weak": float(curve.quality[0]), "strong": float(curve.quality[-1])}
+    """Return the figures of a curve by name; those that need a gap are left out where the large model is no better."""
+    result = {"weak": float(curve.quality[0]), "strong": float(curve.quality[-1])}
     if curve.gap <= _MORE:
-        return told
-    told |= {"apgr": curve.apgr()} | {f"cpt{percent}": curve.cpt(percent) for percent in CPTS}
-    return told | {
+        return result
+    result |= {"apgr": curve.apgr()} | {f"cpt{percent}": curve.cpt(percent) for percent in CPTS}
+    return result | {
         f"large_share_for_{round(100 * share)}_percent": curve.share_for(share)
         for share in QUALITIES
     }
@@ -83,14 +84,16 @@ _TARGETS: Final = (("quality", 0.90), ("quality", 0.95), ("quality", 0.99), ("la
 
 
 def describe(router: LearnedRouter) -> dict[str, Any]:
-    """Version, figures and targets of each head, as JSON."""
+    """Return version, figures and targets of each head, as JSON."""
     heads = {"prompts": router.prompts, "cascade": router.cascade}
-    told = {name: _described(head.calibration) for name, head in heads.items() if head is not None}
-    return {"version": router.version, "heads": told}
+    described = {
+        name: _described(head.calibration) for name, head in heads.items() if head is not None
+    }
+    return {"version": router.version, "heads": described}
 
 
 def curve_of(held_out: Calibration) -> Curve:
-    """The curve of a head on its held-out outcomes."""
+    """Return the curve of a head on its held-out outcomes."""
     return trace(held_out.gains, held_out.weak, held_out.strong)
 
 
@@ -98,9 +101,9 @@ def _described(held_out: Calibration) -> dict[str, Any]:
     targets = []
     for kind, share in _TARGETS:
         reach = held_out.for_quality if kind == "quality" else held_out.for_large_share
-        found = reach(share)
-        told = {"threshold": found.value, "large_share": found.large_share}
-        targets.append({"target": f"{share:.0%} {kind}", **told, "quality": found.quality})
+        threshold = reach(share)
+        values = {"threshold": threshold.value, "large_share": threshold.large_share}
+        targets.append({"target": f"{share:.0%} {kind}", **values, "quality": threshold.quality})
     return {
         "rows": len(held_out.gains),
         "held_out": figures(curve_of(held_out)),

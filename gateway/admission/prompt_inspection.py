@@ -13,18 +13,19 @@ from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Check, Decided, EntityGuard
-from gateway.safety.guards.families import Failure
-from gateway.safety.inspector import NO_ENTITIES, TOO_LONG, FoundEntities, RequestInspection
+from gateway.safety.guards.families import GuardFailure
+from gateway.safety.inspector import NO_ENTITIES, TOO_LONG, EntityResults, RequestInspection
 from gateway.validation.conversation import Conversation
 from sluice.errors import InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
 
 EntityReader = Callable[
     [RequestContext, Check, Sequence[str]],
-    Awaitable[tuple[Sequence[Sequence[Finding]] | Failure, Decided]],
+    Awaitable[tuple[Sequence[Sequence[Finding]] | GuardFailure, Decided]],
 ]
-"""Returns what the token classifier of a check finds in each text, and what is recorded of it; `Failure` if it gives no
-answer in time."""
+"""Returns the findings of the token classifier of a check in each text, and its decision for the
+record; `GuardFailure` instead of findings if it gives no answer in time.
+"""
 
 
 class PromptInspector:
@@ -76,7 +77,7 @@ class PromptInspector:
 
     async def _find_entities(
         self, context: RequestContext, guards: Sequence[EntityGuard]
-    ) -> tuple[FoundEntities, tuple[Decided, ...]]:
+    ) -> tuple[EntityResults, tuple[Decided, ...]]:
         """Return what the classifiers `guards` find in the prompt, and what is recorded of each."""
         texts = context.inspection.normalized
         checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
@@ -86,12 +87,12 @@ class PromptInspector:
         by_text: list[list[Finding]] = [[] for _ in texts]
         failed: list[tuple[str, Action]] = []
         for outcome, decided in readings:
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, GuardFailure):
                 failed += decided.taken
                 continue
             for findings, added in zip(by_text, outcome, strict=True):
                 findings += added
-        return FoundEntities(by_text, failed), tuple(decided for _, decided in readings)
+        return EntityResults(by_text, failed), tuple(decided for _, decided in readings)
 
     async def _refuse_too_long(self, context: RequestContext) -> None:
         """Raise PromptTooLong if no model has room for the texts, of which one is too long to be inspected.

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from gateway.admission.token_bucket import TokenBucket
 from gateway.identity.caller import Caller
-from gateway.routing.budget import STALE_S, Elsewhere, Settle, Spending
+from gateway.routing.budget import STALE_S, RemoteTotals, Settle, Spending
 from sluice.errors import LimitReached, SluiceError
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
@@ -100,7 +100,7 @@ class TenantLimits:
         self._hours, self._days = hours, days
         self._clock, self._unix_offset_s = clock, unix_offset_s
         self._buckets: dict[RateName, TokenBucket] = {}
-        self.calls_elsewhere, self.bulk_elsewhere = Elsewhere(), Elsewhere()
+        self.calls_elsewhere, self.bulk_elsewhere = RemoteTotals(), RemoteTotals()
         self._reports: dict[str, tuple[float, Mapping[Period, float]]] = {}
         """When each other gateway reported last, and its report."""
 

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from gateway.api.grpc_call import is_local
 from gateway.records.store import RecordStore
-from gateway.shared.peers import Answer
+from gateway.shared.peers import QueryHandler
 from gateway.shared.state import SharedState
 from gateway.streaming.registry import Registry
 from gateway.streaming.row_result import RowResult
@@ -29,10 +29,10 @@ from sluice.errors import (
     WorkerUnknown,
 )
 from sluice.internal.v1.gateway_pb2 import (
-    ForgetQuestion,
-    GatewayAnswer,
-    GatewayQuestion,
-    RouterHealthQuestion,
+    ForgetQuery,
+    GatewayQuery,
+    GatewayReply,
+    RouterHealthQuery,
 )
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.settings import Settings
@@ -81,8 +81,8 @@ class AdminService(AdminServiceServicer):
     metrics: MetricsExchange
 
     @property
-    def answers(self) -> Mapping[str, Answer]:
-        """What answers questions of other gateways, by their field of `GatewayQuestion`."""
+    def answers(self) -> Mapping[str, QueryHandler]:
+        """What answers questions of other gateways, by their field of `GatewayQuery`."""
         return {
             "running": self._running_here,
             "cancel": self._cancel_here,
@@ -98,7 +98,7 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
         _check(request)
         request.tenant = context.caller.reads or request.tenant
-        answers, silent = await self.shared.peers.ask_all(GatewayQuestion(running=request))
+        answers, silent = await self.shared.peers.query_all(GatewayQuery(running=request))
         listed = pb.ListRequestsResponse(silent_gateways=silent)
         for answer in answers:
             listed.MergeFrom(answer.running)
@@ -106,7 +106,7 @@ class AdminService(AdminServiceServicer):
         del listed.requests[request.limit :]
         return listed
 
-    async def _running_here(self, wanted: pb.ListRequestsRequest) -> GatewayAnswer:
+    async def _running_here(self, wanted: pb.ListRequestsRequest) -> GatewayReply:
         now, gateway = time.monotonic(), self.shared.peers.gateway_id
         streams = [
             stream
@@ -120,7 +120,7 @@ class AdminService(AdminServiceServicer):
             counts=_counts(streams, now),
             gateways=[gateway],
         )
-        return GatewayAnswer(running=listed)
+        return GatewayReply(running=listed)
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Any
@@ -142,8 +142,8 @@ class AdminService(AdminServiceServicer):
         for key in keys:
             await api_keys.purge(key)
         cancelled = await self._cancel(pb.CancelRequestsRequest(tenant=tenant))
-        question = GatewayQuestion(forget=ForgetQuestion(tenant=tenant))
-        _, silent = await self.shared.peers.ask_all(question, 2 * WRITE_S)
+        question = GatewayQuery(forget=ForgetQuery(tenant=tenant))
+        _, silent = await self.shared.peers.query_all(question, 2 * WRITE_S)
         await self.shared.idempotency_keys.purge(f"{tenant}.*")
         uncleared = await self.shared.answers.clear(pb.ClearAnswersRequest(tenant=tenant))
         response = await self.store.forget(tenant)
@@ -151,11 +151,11 @@ class AdminService(AdminServiceServicer):
         response.unreached_gateways.extend(sorted({*silent, *uncleared}))
         return response
 
-    async def _forget_here(self, question: ForgetQuestion) -> GatewayAnswer:
+    async def _forget_here(self, question: ForgetQuery) -> GatewayReply:
         """Drop what is in memory of a tenant, and write what is queued."""
         self.registry.drop_replays(question.tenant)
         await self.store.flush(WRITE_S)
-        return GatewayAnswer()
+        return GatewayReply()
 
     async def CancelRequests(
         self, request: pb.CancelRequestsRequest, context: Any
@@ -171,13 +171,13 @@ class AdminService(AdminServiceServicer):
 
     async def _cancel(self, wanted: pb.CancelRequestsRequest) -> pb.CancelRequestsResponse:
         """Cancel the requests that `wanted` names, at all gateways."""
-        answers, silent = await self.shared.peers.ask_all(GatewayQuestion(cancel=wanted))
+        answers, silent = await self.shared.peers.query_all(GatewayQuery(cancel=wanted))
         response = pb.CancelRequestsResponse(silent_gateways=silent)
         for answer in answers:
             response.MergeFrom(answer.cancelled)
         return response
 
-    async def _cancel_here(self, wanted: pb.CancelRequestsRequest) -> GatewayAnswer:
+    async def _cancel_here(self, wanted: pb.CancelRequestsRequest) -> GatewayReply:
         names = set(wanted.request_ids)
         streams = [
             stream
@@ -188,7 +188,7 @@ class AdminService(AdminServiceServicer):
         for stream in streams:
             stream.fail(Cancelled(CANCELLED))
         request_ids = [stream.request_id for stream in streams]
-        return GatewayAnswer(cancelled=pb.CancelRequestsResponse(request_ids=request_ids))
+        return GatewayReply(cancelled=pb.CancelRequestsResponse(request_ids=request_ids))
 
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: Any
@@ -279,12 +279,12 @@ class AdminService(AdminServiceServicer):
         self, request: pb.GetRouterHealthRequest, context: Any
     ) -> pb.GetRouterHealthResponse:
         """See the proto."""
-        question = GatewayQuestion(router_health=RouterHealthQuestion())
-        answers, _ = await self.shared.peers.ask_all(question)
+        question = GatewayQuery(router_health=RouterHealthQuery())
+        answers, _ = await self.shared.peers.query_all(question)
         return sum_router_health([answer.router_health for answer in answers])
 
-    async def _router_health_here(self, _: RouterHealthQuestion) -> GatewayAnswer:
-        return GatewayAnswer(router_health=self.drift.health())
+    async def _router_health_here(self, _: RouterHealthQuery) -> GatewayReply:
+        return GatewayReply(router_health=self.drift.health())
 
     async def ClearAnswers(
         self, request: pb.ClearAnswersRequest, context: Any

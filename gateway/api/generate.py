@@ -194,7 +194,7 @@ class Generator:
         try:
             if request.key:
                 find, begin = partial(self._find, request), partial(self._begin, context)
-                answer = await self.state.keys.once(request, context.request_id, find, begin)
+                answer = await self.state.keys.run_once(request, context.request_id, find, begin)
             else:
                 answer = await self._begin(context)
         except BaseException as error:
@@ -225,10 +225,10 @@ class Generator:
                     return self._replay(context, cached)
             try:
                 if request.key_is_shared:
-                    self.state.keys.check(request.key)
+                    self.state.keys.check_claim(request.key)
                 return self._open(context)
             except BaseException:
-                answers.given_up(key, context.request_id)
+                answers.abandon(key, context.request_id)
                 raise
 
     async def admit(self, context: RequestContext) -> None:
@@ -308,9 +308,9 @@ class Generator:
         used = self.upstream.usage.record_stream(context.scheduling, answer, now)
         is_refused = answer.error is not None and not answer.taken
         context.reservation.release(used, answer.error if is_refused else None)
-        self.state.keys.ended(context.key, answer)
+        self.state.keys.on_end(context.key, answer)
         if log.answer_key:
-            self.state.answers.ended(log.answer_key, answer)
+            self.state.answers.on_end(log.answer_key, answer)
         if cascade is not None and cascade.score is not None:
             self.drift.scored(cascade.score)
             context.plan.route.scores.append(cascade.score)
@@ -355,7 +355,7 @@ class Generator:
         async def put(response: GenerateResponse) -> None:
             if response.HasField("finished"):
                 # Whoever has the whole answer gets it again from every gateway.
-                await self.state.keys.stored(request.key)
+                await self.state.keys.wait_stored(request.key)
             if parts is None or parts.change(response):
                 await write(response)
             if parts is not None and parts.blocked and isinstance(answer, Answer):

@@ -16,7 +16,7 @@ from gateway.telemetry.request_log import untraced
 from gateway.validation.conversation import USER, Conversation, Turn
 from gateway.validation.requests import ValidRequest, check_labels
 from sluice.errors import NoDryRun
-from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
+from sluice.internal.v1.gateway_pb2 import DryRunQuery, GatewayQuery, GatewayReply
 from sluice.v1 import safety_pb2 as pb
 from sluice.v1.safety_pb2_grpc import SafetyServiceServicer
 from sluice.wire.enums import value_of
@@ -49,7 +49,7 @@ class SafetyService(SafetyServiceServicer):
         labels, timeout_s = dict(request.labels), guards_timeout_s(context)
         valid = ValidRequest(text, context.caller, labels, timeout_s)
         safety = await self.admission.check(RequestContext(CHECK, valid, untraced()))
-        if len(safety.inspected[0].found) > ASIDE_FINDINGS:
+        if len(safety.inspected[0].taken) > ASIDE_FINDINGS:
             return await asyncio.to_thread(_checked, safety)
         return _checked(safety)
 
@@ -57,14 +57,14 @@ class SafetyService(SafetyServiceServicer):
         """See the proto."""
         if self.admission.in_force.policies.inspector.dry_run is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")
-        answers, _ = await self.peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))
+        answers, _ = await self.peers.query_all(GatewayQuery(dry_run=DryRunQuery()))
         return sum_dry_runs([answer.dry_run for answer in answers])
 
-    async def answer_dry_run(self, _: DryRunQuestion) -> GatewayAnswer:
+    async def answer_dry_run(self, _: DryRunQuery) -> GatewayReply:
         """Return what the dry run has counted at this gateway."""
         counts = self.admission.in_force.policies.inspector.dry_run
         if counts is None:
-            return GatewayAnswer()
+            return GatewayReply()
         moves = [
             pb.SafetyMove(rule=rule, now=_action(now), then=_action(then), count=count)
             for (rule, now, then), count in counts.moves.items()
@@ -76,7 +76,7 @@ class SafetyService(SafetyServiceServicer):
             moves=moves,
             gateways=[self.peers.gateway_id],
         )
-        return GatewayAnswer(dry_run=counted)
+        return GatewayReply(dry_run=counted)
 
 
 def _checked(safety: RequestInspection) -> pb.CheckTextResponse:
@@ -86,7 +86,7 @@ def _checked(safety: RequestInspection) -> pb.CheckTextResponse:
     return pb.CheckTextResponse(
         normalized_text=inspected.normalized,
         text="" if blocked else inspected.text,
-        findings=[*map(_finding, inspected.found), *map(_failure, safety.entities.failed)],
+        findings=[*map(_finding, inspected.taken), *map(_failure, safety.entities.failed)],
         policy=safety.policy.version,
         blocked=blocked,
         model=safety.verdict.governed[0] if safety.verdict.governed else "",

@@ -1,4 +1,4 @@
-"""The models of a configuration: their tokenizers, templates and limits, read from folders in Hugging Face layout."""
+"""The models of a configuration: tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
 import hashlib
 import os
@@ -56,17 +56,17 @@ _NO_VERSION: Final = {
 }
 """Settings that no answer depends on."""
 PART_BYTES: Final = 16 * 1024 * 1024
-"""A file is hashed in parts of this size, several at a time."""
+"""Size of the parts in which a file is hashed, several at a time, in bytes."""
 SETTLED_S: Final = 2.0
-"""How long ago a file must have changed before its hash is kept, seconds."""
+"""Least age of a change before the hash of the file is cached, in seconds."""
 _THREADS: Final = 4
 _HUB_BLOB: Final = re.compile(r"/models--[^/]+/blobs/[0-9a-f]{64}$")
 _TEMPLATES: Final = "additional_chat_templates"
-"""The folder of templates beside chat_template.jinja, each called by its name."""
+"""Folder of the templates beside chat_template.jinja, each called by its name."""
 
 
 def load_catalog(settings: Settings, before: Catalog | None = None) -> Catalog:
-    """Loads the tokenizers of all models; of those in ``before`` what has changed since.
+    """Load the tokenizers of all models; models in `before` are loaded again only if they changed.
 
     Raises:
         SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
@@ -75,24 +75,24 @@ def load_catalog(settings: Settings, before: Catalog | None = None) -> Catalog:
     return Catalog(models, settings.routing.default, before)
 
 
-def load_models(settings: Settings, known: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
-    """Loads what is not among the ``known`` ones, or has changed since; raises as `load_catalog`."""
+def load_models(settings: Settings, loaded: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
+    """Load the models that are not in `known` or have changed since; raises as `load_catalog`."""
     return {
-        model.name: _load_model(model, known.get(model.name), settings.cache.enabled)
+        model.name: _load_model(model, loaded.get(model.name), settings.cache.enabled)
         for model in settings.models
     }
 
 
-def _load_model(model: ModelSettings, known: ServedModel | None, kept: bool) -> ServedModel:
+def _load_model(model: ModelSettings, loaded: ServedModel | None, whole: bool) -> ServedModel:
     folder = ModelFolder(model)
-    version = folder.version(kept=kept)
-    if known is not None and (known.settings, known.version) == (model, version):
-        return known
+    version = folder.version(whole=whole)
+    if loaded is not None and (loaded.settings, loaded.version) == (model, version):
+        return loaded
     return ServedModel(model, folder.tokenizer, version, folder.sentence, folder.speech)
 
 
 class ModelFolder:
-    """The folder of a model. Each file of it is read once; what cannot be used raises SettingsError.
+    """The folder of a model. Each file of it is read once; raises SettingsError for files that it cannot use.
 
     A hub id is downloaded, without the weights.
     """
@@ -104,7 +104,7 @@ class ModelFolder:
             path = _download(model.path, [*_FILES, *FILES] if texts else _FILES)
         self.path = path
         self.sentence = read_sentence_folder(path) if texts else None
-        """What the folder of an embedding model or a reranker says; None for other models."""
+        """Layout of an embedding model or a reranker; None for other models."""
         self._inner = path if self.sentence is None else self.sentence.transformer
         self._config: dict[str, Any] = read_json(self._inner / "config.json")
         self._generation: dict[str, Any] = read_json(self._inner / "generation_config.json")
@@ -115,14 +115,15 @@ class ModelFolder:
                 "have transformers write one (docs/internals/engine.md, Other formats)"
             )
 
-    def version(self, *, kept: bool) -> str:
-        """A hash over the settings and the files.
+    def version(self, *, whole: bool) -> str:
+        """Return a hash over the settings and the files.
 
-        Of a hub id the folder's name is the commit, which names the weights; a gateway may have none of them.
+        The folder of a hub id is called by the commit, which names the weights; a gateway may not
+        have them.
 
         Args:
-            kept: answers are kept by it, so weights count with their whole content (`content_hash`); else with their
-                size.
+            whole: answers are cached under it, so weights count with their whole content
+                (`content_hash`), not only their size.
         """
         model, now = self._model, time.time()
         digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
@@ -130,13 +131,13 @@ class ModelFolder:
         weights = _WEIGHTS if Path(resolve_model_path(model.path)).is_dir() else frozenset()
         for file in self._files():
             if file.suffix in _VERSIONED | weights:
-                whole = kept or file.suffix not in weights
-                content = content_hash(file, now) if whole else file.stat().st_size
+                is_read = whole or file.suffix not in weights
+                content = content_hash(file, now) if is_read else file.stat().st_size
                 digest.update(f"\n{file.relative_to(self.path)} {content}\n".encode())
         return digest.hexdigest()
 
     def _files(self) -> Iterable[Path]:
-        """In order; those of the modules behind a transformer lie in folders of their own."""
+        """Return the files in order; the modules behind a transformer have folders of their own."""
         modules = () if self.sentence is None else self.sentence.modules
         folders = {
             self.path,
@@ -144,12 +145,12 @@ class ModelFolder:
             self._inner / _TEMPLATES,
             *(module.folder for module in modules),
         }
-        found = (file for one in folders if one.is_dir() for file in one.iterdir())
-        return sorted(file for file in found if file.is_file())
+        files = (file for folder in folders if folder.is_dir() for file in folder.iterdir())
+        return sorted(file for file in files if file.is_file())
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The labels of a classifier; empty for other models."""
+        """Labels of a classifier; empty for other models."""
         if self._model.engine not in CLASSIFIERS:
             return ()
         try:
@@ -160,14 +161,14 @@ class ModelFolder:
 
     @cached_property
     def speech(self) -> SpeechTokens | None:
-        """The control tokens of a model that takes audio; None for other models."""
+        """Control tokens of a model that takes audio; None for other models."""
         if self._model.engine != "transformers":
             return None
         return self.tokenizer.speech
 
     @cached_property
     def tokenizer(self) -> ModelTokenizer:
-        """Tokenizer, template and limits."""
+        """Tokenizer, chat template and limits."""
         model, config = self._model, self._config
         if model.server is None:
             check_modality(self._inner / "config.json", config, model.engine)
@@ -194,7 +195,7 @@ class ModelFolder:
         )
 
     def _conversation_tokenizer(self) -> ModelTokenizer:
-        """Of a model whose server takes messages: it has a template and an end token of its own."""
+        """Build the tokenizer of a model whose server takes messages: it has its own template and end token."""
         tokens = load_text_tokens(self._inner / "tokenizer.json")
         return ModelTokenizer(
             tokenizer=tokens.tokenizer,
@@ -208,20 +209,20 @@ class ModelFolder:
 
     def _context_tokens(self) -> int:
         model, config, sentence = self._model, self._config, self.sentence
-        found = model.context_tokens or (sentence and sentence.context_tokens)
-        found = found or (
+        tokens = model.context_tokens or (sentence and sentence.context_tokens)
+        tokens = tokens or (
             context_tokens_of(config) if model.server else computed_context_of(config)
         )
-        if found is None:
+        if tokens is None:
             raise SettingsError(
                 f"{self._inner / 'config.json'}: does not say how long the context is; set context_tokens of the model"
             )
-        return found
+        return tokens
 
     def _tokenizers(
         self, config: Mapping[str, Any], tokens: Mapping[str, str]
     ) -> tuple[Tokenizer, PieceTokenizer | None]:
-        """The tokenizer, and what encodes prompts where that is another one."""
+        """Return the tokenizer, and the encoder of prompts if that is another one."""
         folder = self._inner
         if not has_marian_pieces(folder):
             return _tokenizer(folder / "tokenizer.json"), None
@@ -245,7 +246,7 @@ def _tokenizer(file: Path) -> Tokenizer:
 
 
 def _special_tokens(config: Mapping[str, Any], special: Mapping[str, Any]) -> dict[str, str]:
-    """Return tokens such as ``bos_token`` by name; values are strings, or objects of an AddedToken.
+    """Return tokens such as `bos_token` by name; values are strings, or objects of an AddedToken.
 
     Like transformers: special_tokens_map.json replaces what an old tokenizer_config.json says; a newer one, which lists
     its added tokens, has them all, and the map fills in what is missing.
@@ -303,7 +304,9 @@ def _configured_templates(file: Path, config: Mapping[str, Any]) -> Mapping[str,
         return {DEFAULT: source}
     try:
         named = (
-            {one["name"]: one["template"] for one in source} if isinstance(source, list) else source
+            {template["name"]: template["template"] for template in source}
+            if isinstance(source, list)
+            else source
         )
         if all(isinstance(text, str) for text in (*named, *named.values())):
             return dict(named)
@@ -317,21 +320,21 @@ def _configured_templates(file: Path, config: Mapping[str, Any]) -> Mapping[str,
 def _stop_token_ids(
     tokenizer: Tokenizer, tokens: Mapping[str, str], configs: Iterable[Mapping[str, Any]]
 ) -> frozenset[int]:
-    found: set[int] = set()
+    token_ids: set[int] = set()
     for config in configs:
         value = language_config(config).get("eos_token_id")
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
-    named = tokenizer.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
-    if named is not None:
-        found.add(named)
-    return frozenset(found)
+        token_ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    eos_id = tokenizer.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
+    if eos_id is not None:
+        token_ids.add(eos_id)
+    return frozenset(token_ids)
 
 
 def _begin_token_ids(tokenizer: Tokenizer, tokens: Mapping[str, str]) -> frozenset[int]:
     """Return the tokens that evaluations and training put before a text."""
-    named = (tokens[name] for name in ("bos_token", "eos_token") if name in tokens)
-    known = map(tokenizer.token_to_id, named)
-    return frozenset(token_id for token_id in known if token_id is not None)
+    names = (tokens[name] for name in ("bos_token", "eos_token") if name in tokens)
+    token_ids = map(tokenizer.token_to_id, names)
+    return frozenset(token_id for token_id in token_ids if token_id is not None)
 
 
 def _download(hub_id: str, files: list[str]) -> Path:
@@ -348,25 +351,23 @@ def _download(hub_id: str, files: list[str]) -> Path:
 
 
 def content_hash(file: Path, now: float) -> str:
-    """A hash of all of ``file``, which a process reads once; raises OSError when it cannot be read.
+    """Return a hash over the whole content of `file`; raises OSError if it cannot be read.
 
-    A file is known by path, inode, size and times. One whose content is another has another change time (ctime), which
-    no program can set, so a kept hash is that of the content. A file that changed a moment ago may change again within
-    the same tick of the clock: its hash is not kept.
-
-    Args:
-        now: seconds since 1970.
+    Hashes are cached by path, inode, size and times. New content always has a new change time
+    (ctime), which no program can set, so a cached hash is that of the content. A file that changed
+    a moment before `now`, in seconds since 1970, may change again within the same tick of the
+    clock: its hash is not cached.
     """
     real = file.resolve()
     if _HUB_BLOB.search(str(real)):
         return real.name  # in the hub's cache a large file is called by its SHA-256
-    seen = real.stat()
-    read = _kept if now - seen.st_ctime >= SETTLED_S else _read
-    return read(real, seen.st_size, seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns)
+    status = real.stat()
+    hash_file = _cached_hash if now - status.st_ctime >= SETTLED_S else _hash_file
+    return hash_file(real, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _read(file: Path, size: int, *_known_by: int) -> str:
-    """A hash of the hashes of the parts."""
+def _hash_file(file: Path, size: int, *_known_by: int) -> str:
+    """Return a hash over the hashes of the parts."""
     with file.open("rb") as opened, ThreadPoolExecutor(_THREADS) as pool:
 
         def part(start: int) -> bytes:
@@ -376,5 +377,6 @@ def _read(file: Path, size: int, *_known_by: int) -> str:
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-_kept: Final = cache(_read)
-"""What it returned is that of the content; where the file changed meanwhile, nobody asks with these times again."""
+_cached_hash: Final = cache(_hash_file)
+"""Caches `_read`. A file that changed while it was read is never looked up with these times again.
+"""

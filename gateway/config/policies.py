@@ -1,6 +1,4 @@
-"""Loads what a reload may change: models, routers with the learned heads that they name, and the safety policies with
-their word lists, compiled.
-"""
+"""Loads what a reload may change: models, routers with their learned heads, and compiled safety policies."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -24,12 +22,12 @@ from sluice.v1.admin_pb2 import ROUTER_HEAD_CASCADE, ROUTER_HEAD_PROMPT, RouterH
 
 
 def load_all(settings: Settings, before: policies.Policies | None = None) -> policies.Policies:
-    """All policies of ``settings``; it takes about a second, and any thread may do it.
+    """Load all policies of `settings`; takes about a second, in any thread.
 
-    ``before``: those that they replace: what has not changed is not loaded again, and a dry run goes on.
+    What has not changed in comparison with `before` is not loaded again, and a dry run continues.
 
     Raises:
-        SettingsError: one line that names what cannot work.
+        SettingsError: one line that names what is wrong.
     """
     catalog = load_catalog(settings, before.catalog if before else None)
     router = load_router(settings, catalog.settings)
@@ -39,17 +37,17 @@ def load_all(settings: Settings, before: policies.Policies | None = None) -> pol
 
 
 def read_policies(settings: Settings) -> SafetyPolicies:
-    """The policies of ``settings``, checked.
+    """Read and check the safety policies of `settings`.
 
     Raises:
-        SettingsError: one line that names what cannot work.
+        SettingsError: one line that names what is wrong.
     """
-    taggers = [one.name for one in settings.models if one.engine == "token_classifier"]
+    taggers = [model.name for model in settings.models if model.engine == "token_classifier"]
     return load_policies(settings.safety, _read_list, rule_names(), _labels(settings), taggers)
 
 
 def load_policies_of(settings: Settings) -> CompiledPolicies:
-    """The policies of ``settings``, compiled; it takes about a second, and any thread may do it.
+    """Compile the safety policies of `settings`; takes about a second, in any thread.
 
     Raises:
         SettingsError: as `read_policies`.
@@ -58,7 +56,7 @@ def load_policies_of(settings: Settings) -> CompiledPolicies:
 
 
 def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """All models by name, with the labels of those that classify; the folders of others are not looked at."""
+    """Return all models by name, with the labels of classifiers; other folders are not read."""
     return {
         model.name: ModelFolder(model).labels if model.engine in CLASSIFIERS else ()
         for model in settings.models
@@ -70,10 +68,10 @@ def _read_list(path: str) -> str:
 
 
 def load_router(settings: Settings, models: Mapping[str, ModelSettings]) -> Router:
-    """The router of ``settings``.
+    """Load the router of `settings`.
 
     Raises:
-        SettingsError: one line that names what cannot work.
+        SettingsError: one line that names what is wrong.
     """
     routing = settings.routing
     check_patterns(routing)
@@ -87,12 +85,12 @@ def load_router(settings: Settings, models: Mapping[str, ModelSettings]) -> Rout
 
 
 def _heads(key: str, policy: RoutingPolicy) -> Iterator[LearnedHead]:
-    """The learned heads that a policy names, once the rest of it is checked."""
+    """Check a routing policy, and yield the learned heads that it names."""
     learned, cascade, prompt = policy.learned, policy.cascade, None
-    for i, name in enumerate(cascade.checks if cascade else ()):
+    for index, name in enumerate(cascade.checks if cascade else ()):
         if name not in CHECKS:
-            known = ", ".join(CHECKS)
-            raise SettingsError(f"{key}.cascade.checks.{i}: no check {name!r}; known: {known}")
+            names = ", ".join(CHECKS)
+            raise SettingsError(f"{key}.cascade.checks.{index}: no check {name!r}; known: {names}")
     if any(rule.languages for rule in policy.rules):
         language_identifier()
     if learned is not None:
@@ -113,7 +111,7 @@ def _head(
     target: Target,
     first: LearnedHead | None = None,
 ) -> LearnedHead:
-    """``first``: the head that decides before it, if there is one."""
+    """Load one head; `first` is the head that decides before it, if there is one."""
     where = f"{key}.{'learned' if kind == ROUTER_HEAD_PROMPT else 'cascade'}.artefact"
     try:
         router = load(Path(path).expanduser())
@@ -129,8 +127,8 @@ def _head(
     gains = head.calibration.gains
     if first is not None and first.by.version == by.version:
         # What the prompt head of the same artefact sends to the strong model gets no weak answer.
-        kept = first.gains < first.threshold
-        gains = gains[kept] if kept.any() else gains
+        sent = first.gains < first.threshold
+        gains = gains[sent] if sent.any() else gains
     return LearnedHead(by, models, head.score, _threshold(head.calibration, target), gains)
 
 

@@ -1,7 +1,8 @@
-"""The spending of each tenant: what it cost in each of the last periods, and what running requests may still cost.
+"""Spending of each tenant: what each recent period has cost, and what running requests may still cost.
 
-A period is a minute of the last hour, or a day of the last month, counted from the Unix epoch. Gateways tell each other
-their costs of each period and their reservations, so that a budget holds for all of them together.
+A period is a minute of the last hour, or a day of the last month, counted from the Unix epoch.
+Gateways exchange their costs of each period and their reservations, so that a budget holds for all
+of them together.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,49 +10,56 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 MINUTE_S: Final = 60.0
+"""Length of the periods of hourly budgets, in seconds."""
 HOUR_PERIODS: Final = 60
+"""Periods of hourly budgets that are kept."""
 DAY_S: Final = 86_400.0
+"""Length of the periods of monthly costs, in seconds."""
 MONTH_PERIODS: Final = 31
+"""Periods of monthly costs that are kept."""
 STALE_S: Final = 3.5
-"""What another gateway has told counts for this long, seconds."""
+"""How long the numbers of another gateway count after its last heartbeat, in seconds."""
 _OWN: Final = ""
+"""Stands for this gateway among the ids of gateways."""
 
 Costs = Mapping[str, float]
-"""By tenant, in the currency of the prices."""
+"""Cost by tenant, in the currency of the prices."""
 
 
-class Elsewhere:
-    """A number for each tenant that the other gateways tell again and again; what a silent one told does not count."""
+class RemoteTotals:
+    """A number per tenant, summed over the other gateways; a silent gateway stops counting."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[Mapping[str, float], float]] = {}
+        self._by_gateway: dict[str, tuple[Mapping[str, float], float]] = {}
 
-    def told(self, gateway: str, numbers: Mapping[str, float], now: float) -> None:
-        """Another gateway tells its numbers."""
-        self._told = {name: one for name, one in self._told.items() if now - one[1] <= STALE_S}
-        self._told[gateway] = dict(numbers), now
+    def update(self, gateway: str, numbers: Mapping[str, float], now: float) -> None:
+        """Replace the numbers of another gateway."""
+        self._by_gateway = {
+            name: entry for name, entry in self._by_gateway.items() if now - entry[1] <= STALE_S
+        }
+        self._by_gateway[gateway] = dict(numbers), now
 
     def sum(self, tenant: str, now: float) -> float:
-        """Of all other gateways."""
-        live = [numbers for numbers, at in self._told.values() if now - at <= STALE_S]
+        """Return the sum over all other gateways."""
+        live = [numbers for numbers, at in self._by_gateway.values() if now - at <= STALE_S]
         return sum([numbers.get(tenant, 0) for numbers in live])
 
 
 class Settle(Protocol):
-    """Gives back what a request has reserved of its limits, less what it has used."""
+    """Gives back what a request has reserved of its tenant's limits, less what it has used."""
 
     def __call__(self, used: float, refusal: BaseException | None = None) -> None:
-        """Settle a request that used so many tokens, or that ``refusal`` ended before a batcher had it."""
+        """Settle a request that used that many tokens, or that `refusal` ended before a batcher had it."""
 
 
 @dataclass(eq=False)
 class Reservation:
-    """What one running request of ``tenant`` may cost at most.
+    """Upper bound of the cost of one running request.
 
     Attributes:
-        running: the reservations of all tenants.
-        settle: settles its limits; None: none is reserved.
-        take_back: takes back that the request was counted, where the error asks for another try.
+        running: reservations of all tenants, by tenant.
+        settle: settles its limits; None if nothing is reserved of them.
+        take_back: undoes the count of a request whose error asks for another try.
     """
 
     tenant: str
@@ -61,7 +69,7 @@ class Reservation:
     take_back: Callable[[BaseException], None] | None = None
 
     def __enter__(self) -> None:
-        """An error in the block ends the request."""
+        """Release the reservation if the block raises."""
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if error is not None:
@@ -71,8 +79,8 @@ class Reservation:
         """End the reservation; a second call has no effect.
 
         Args:
-            tokens: What the request used.
-            refusal: The error that ended it before a batcher had it.
+            tokens: what the request used.
+            refusal: the error that ended it before a batcher had it.
         """
         own = self.running.get(self.tenant, set())
         if self not in own:
@@ -87,15 +95,15 @@ class Reservation:
 
 
 class Spending:
-    """Costs by tenant, of this gateway and of those that it has heard of.
+    """Costs by tenant, of this gateway and of those that it hears from.
 
     Args:
-        unix_offset_s: added to ``now`` gives seconds since the Unix epoch.
-        period_s: length of a period, seconds.
+        unix_offset_s: difference between the Unix epoch and `now`, in seconds.
+        period_s: length of a period, in seconds.
 
     Attributes:
-        periods: how many of them are kept.
-        elsewhere: what the running requests of the other gateways may still cost.
+        periods: number of periods that are kept.
+        elsewhere: reservations of the other gateways.
     """
 
     def __init__(
@@ -108,13 +116,13 @@ class Spending:
         self._period_s = period_s
         self.periods = periods
         self._costs: dict[int, dict[str, dict[str, float]]] = {}
-        """By period, gateway and tenant."""
-        self.elsewhere = Elsewhere()
+        """Cost by period, gateway and tenant."""
+        self.elsewhere = RemoteTotals()
         self._running: dict[str, set[Reservation]] = {}
-        """By tenant."""
+        """Reservations by tenant."""
 
     def add(self, tenant: str, cost: float, now: float) -> None:
-        """A request of ``tenant`` has cost ``cost``."""
+        """Book the cost of a request that has ended."""
         if cost <= 0:
             return
         self._expire(now)
@@ -122,18 +130,21 @@ class Spending:
         costs[tenant] = costs.get(tenant, 0.0) + cost
 
     def reserve(self, tenant: str, cost: float) -> Reservation:
-        """A request of ``tenant`` begins that may cost ``cost``."""
-        made = Reservation(tenant, cost, self._running)
-        self._running.setdefault(tenant, set()).add(made)
-        return made
+        """Reserve the highest possible cost of a request that begins."""
+        reservation = Reservation(tenant, cost, self._running)
+        self._running.setdefault(tenant, set()).add(reservation)
+        return reservation
 
     @property
     def reserved(self) -> dict[str, float]:
-        """What the running requests of this gateway may still cost, by tenant."""
-        return {tenant: sum(one.cost for one in own) for tenant, own in self._running.items()}
+        """What this gateway's running requests may still cost, by tenant."""
+        return {
+            tenant: sum(reservation.cost for reservation in own)
+            for tenant, own in self._running.items()
+        }
 
     def spent(self, tenant: str, now: float, periods: int | None = None) -> float:
-        """What the last ``periods`` (None: all) have cost and running requests may still cost."""
+        """Return the cost of the last `periods` (None: all), reservations included."""
         self._expire(now)
         first = self._period(now) - (periods or self.periods) + 1
         settled = sum(
@@ -145,31 +156,31 @@ class Spending:
         return settled + self.may_cost(tenant, now)
 
     def may_cost(self, tenant: str, now: float) -> float:
-        """What running requests may still cost."""
-        own = sum(one.cost for one in self._running.get(tenant, ()))
+        """Return what a tenant's running requests may still cost, at all gateways."""
+        own = sum(reservation.cost for reservation in self._running.get(tenant, ()))
         return own + self.elsewhere.sum(tenant, now)
 
     def tenants(self, now: float) -> set[str]:
-        """Those that have spent something."""
+        """Return the tenants that have spent something."""
         self._expire(now)
-        every = (costs for by_gateway in self._costs.values() for costs in by_gateway.values())
-        return {tenant for costs in every for tenant in costs}
+        all_costs = (costs for by_gateway in self._costs.values() for costs in by_gateway.values())
+        return {tenant for costs in all_costs for tenant in costs}
 
     def own(self, now: float, periods: int) -> Iterator[tuple[int, Costs]]:
-        """What this gateway's requests have cost in each of the last ``periods``, where it is anything."""
+        """Yield this gateway's costs in each of the last `periods` that has any."""
         for period, by_gateway in self._costs.items():
             if _OWN in by_gateway and period > self._period(now) - periods:
                 yield period, by_gateway[_OWN]
 
-    def told(self, gateway: str, period: int, costs: Costs) -> None:
-        """Another gateway's requests have cost ``costs`` in ``period``; replaces what it has told of it before."""
+    def record_remote(self, gateway: str, period: int, costs: Costs) -> None:
+        """Replace the costs of another gateway in one period."""
         self._costs.setdefault(period, {})[gateway] = dict(costs)
 
     def _period(self, now: float) -> int:
         return int((now + self._unix_offset_s) // self._period_s)
 
     def _expire(self, now: float) -> None:
-        """Forgets what is older than the window."""
+        """Drop periods that are too old."""
         first = self._period(now) - self.periods + 1
         for period in [period for period in self._costs if period < first]:
             del self._costs[period]

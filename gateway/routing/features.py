@@ -1,4 +1,4 @@
-"""Features of a request for routing; languages are those of py3langid."""
+"""Features of a request that routing reads."""
 
 import re
 from collections.abc import Mapping
@@ -15,18 +15,20 @@ _CODE: Final = re.compile(
     re.MULTILINE,
 )
 _CODE_CHARS: Final = 8192
+"""Length of the text that is searched for code, in characters."""
 _CODE_SIGNS: Final = 3
+"""Signs of code that make a text count as code."""
 
 
 SAMPLE_CHARS: Final = 600
-"""Characters from which the language is told."""
+"""Length of the text that the language is identified from, in characters."""
 CONFIDENCE_MIN: Final = 0.5
-"""Below it the language counts as unknown, as for numbers or code alone."""
+"""Least confidence; below it the language is unknown, as for numbers or code alone."""
 
 
 @cache
 def language_identifier() -> Any:
-    """Identifies languages with a model of under 1 MB on disk and 40 MB in memory, which is loaded once."""
+    """Load the language identifier once: under 1 MB on disk, 40 MB in memory."""
     # Loads a model of 97 languages: only where a rule asks for a language.
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
@@ -34,7 +36,7 @@ def language_identifier() -> Any:
 
 
 def language_of(text: str) -> str:
-    """ISO 639-1, or "" where it cannot be told."""
+    """Return the ISO 639-1 code of the language of `text`, or "" if it is unknown."""
     language, confidence = language_identifier().classify(text[:SAMPLE_CHARS])
     return str(language) if confidence >= CONFIDENCE_MIN else ""
 
@@ -44,34 +46,35 @@ class Features:
     """The features that routing reads; costly ones are computed on first use."""
 
     model: str | None
-    """The model that the caller named; None for "auto"."""
+    """Model that the caller named; None for "auto"."""
     text: str = ""
-    """The caller's turns."""
+    """Text of the caller's turns."""
     last_turn: str | None = None
-    """The last of the caller's turns; None: ``text`` is a single one."""
+    """Last of the caller's turns; None if `text` is a single one."""
     prompt_tokens: int = 0
-    """Length of the prompt in tokens of the default model; 0 where no rule asks."""
+    """Length of the prompt in tokens of the default model; 0 if no rule needs it."""
     answer_tokens: int = 0
-    """The longest answer that the caller takes; 0: not known."""
+    """Longest answer that the caller accepts; 0 if unknown."""
     labels: Mapping[str, str] = field(default_factory=dict)
     tenant: str = "default"
     findings: frozenset[str] = frozenset()
-    """Rules of the safety layer that found something."""
+    """Names of the safety rules that found something."""
     governed: tuple[str, str] | None = None
-    """The model that the safety policy has chosen, and the rule that found something."""
+    """Model that the safety policy has chosen, and the rule whose finding it followed."""
     resumed: bool = False
-    """Whether the caller holds a part of the answer, of ``model``: no other model can continue it."""
+    """Whether the caller holds a part of the answer of `model`, which no other model can continue.
+    """
     key: str = ""
-    """Names the request: trials draw their share by it."""
+    """Id of the request; decides which share of a trial it belongs to."""
 
     @cached_property
     def numbers(self) -> int:
-        """Numbers in the text."""
+        """Count of numbers in the text."""
         return len(_NUMBER.findall(self.text))
 
     @cached_property
     def language(self) -> str:
-        """ISO 639-1, or "" where it cannot be told."""
+        """ISO 639-1 code, or "" if the language is unknown."""
         return language_of(self.text)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The result of routing: the decision as records have it, and how the answer may escalate."""
+"""The result of routing: the decision, as records show it, and how the answer may escalate."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,15 @@ from sluice.wire.enums import word_of
 
 @dataclass
 class Plan:
-    """Which model answers, and why. The router makes and changes it; overload control alone changes it afterwards.
+    """Names the model that answers, and why.
+
+    The router makes and changes a plan; afterwards only overload control changes it.
 
     Attributes:
-        route: the decision; its first candidate is asked first.
-        policy: which one of the configuration's routing policies routed; "" is the section itself.
-        cascade: how the answer may escalate to a second model; None: it does not.
-        answer_predictor: the learned part of the cascade, when it has one.
+        route: the decision; its first candidate answers first.
+        policy: name of the routing policy; "" is the section `routing` itself.
+        cascade: how the answer may escalate to a second model; None if it may not.
+        answer_predictor: learned head that judges the first answer, if there is one.
     """
 
     route: RouteRecord
@@ -27,22 +29,22 @@ class Plan:
 
     @property
     def model(self) -> str:
-        """The one that is asked first."""
+        """Model that answers first."""
         return self.route.candidates[0].model
 
     @property
     def tier(self) -> str:
-        """Of that model."""
+        """Tier of that model."""
         return self.route.candidates[0].tier
 
     @property
     def strategy(self) -> str:
-        """The word of who decided."""
+        """Name of the strategy that decided."""
         return word_of(RouteStrategy, self.route.strategy)
 
     def move(self, model: str, tier: str, reason: str, *, last: bool = False) -> None:
-        """``model`` becomes the first candidate, or the last one, for ``reason``."""
-        others = {one.model: one for one in self.route.candidates}
+        """Make `model` the first candidate, or the last one, for `reason`."""
+        others = {candidate.model: candidate for candidate in self.route.candidates}
         moved = others.pop(model, RouteCandidate(model=model, tier=tier))
         moved.reason = reason
         del self.route.candidates[:]

@@ -1,4 +1,4 @@
-"""Predictions of learned routers, and what makes them."""
+"""Heads of learned routers as policies use them, and their predictions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ class HeadKey(NamedTuple):
     """Identifies a head of a learned router as a policy uses it; a new artefact has new keys."""
 
     policy: str
-    """The policy's key in the configuration, see `policy_key`."""
+    """Key of the policy in the configuration, see `policy_key`."""
     version: str
-    """Of the artefact, its first 12 digits."""
+    """First 12 digits of the artefact's hash."""
     head: RouterHead.ValueType
 
 
 class HeadPrediction(NamedTuple):
-    """What follows from what one head predicted for one request, under the policy's target.
+    """Prediction of one head for one request, under the target of the policy.
 
     Attributes:
-        score: what it predicted, as records have it.
+        score: the prediction, as records show it.
         strong: whether the strong model should answer.
-        reason: one sentence with the gain and the threshold, without any text of the request.
+        reason: one sentence with gain and threshold, without text of the request.
     """
 
     score: RouterScore
@@ -41,9 +41,9 @@ class LearnedHead:
 
     Attributes:
         models: the weak one and the strong one.
-        score: by the prompt and, in a cascade, the weak model's whole answer.
-        threshold: the gain from which on the strong model answers.
-        gains: what it predicted for the rows held out of its training.
+        score: estimates by the prompt and, in a cascade, the weak model's whole answer.
+        threshold: least gain at which the strong model answers.
+        gains: predicted gains of the rows held out of training.
     """
 
     by: HeadKey
@@ -53,16 +53,16 @@ class LearnedHead:
     gains: NDArray[np.float32]
 
     def predict(self, prompt: str, answer: str = "") -> HeadPrediction:
-        """The prediction for one request, by the caller's turns."""
-        found = self.score(prompt, answer)
-        strong = found.gain >= self.threshold
-        word = "at least" if strong else "below"
-        reason = f"predicted gain {found.gain:.2f} is {word} {self.threshold:.2f}"
-        chances = dict(zip(self.models, (found.p_weak, found.p_strong), strict=True))
-        score = RouterScore(**self.by._asdict(), gain=found.gain, chances=chances)
+        """Predict for one request from the text of the caller's turns."""
+        estimate = self.score(prompt, answer)
+        strong = estimate.gain >= self.threshold
+        relation = "at least" if strong else "below"
+        reason = f"predicted gain {estimate.gain:.2f} is {relation} {self.threshold:.2f}"
+        chances = dict(zip(self.models, (estimate.p_weak, estimate.p_strong), strict=True))
+        score = RouterScore(**self.by._asdict(), gain=estimate.gain, chances=chances)
         return HeadPrediction(score, strong, reason)
 
 
 def policy_key(name: str) -> str:
-    """The configuration key of the policy ``name``; "" is the section itself."""
+    """Return the configuration key of the policy `name`; "" is the section itself."""
     return f"routing.policies.{name}" if name else "routing"

@@ -1,17 +1,20 @@
-"""Resolves which model answers a request, by the section ``routing`` of the configuration.
+"""Decides which model answers a request, by the section `routing` of the configuration.
 
-These questions are asked in order; the first with an answer names the model, the later ones may replace it:
+The questions below are answered in this order. The first answer names the model; later ones may
+replace it.
 
-1. Does the safety policy send it to a governed model? Then nothing below applies.
+1. Does the safety policy send the request to a governed model? Then nothing below applies.
 2. Does the caller name a model?
-3. Which rule of the policy matches? The policy is that of the first selection that matches tenant and labels.
+3. Which rule of the policy matches? The policy is that of the first selection that matches tenant
+   and labels.
 4. What does the learned router predict? Without one the policy's default answers.
-5. Has the tenant spent its budget? Then the model named for that answers, also where the caller names a dearer one. Is
-   the wait too long? Then the model named for that answers.
+5. Has the tenant spent its budget? Then the budget's model answers, even if the caller names a
+   dearer one. Is the wait too long? Then the model named for that answers.
 6. Is the request drawn for a canary of the model?
 7. May the answer escalate to a second model (cascade)?
 
-A model whose context has no room for the request is passed over in questions 3 to 7, for the next one that has.
+In questions 3 to 7 a model whose context has no room for the request is replaced by the next one
+that has.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -46,6 +49,7 @@ from sluice.v1.inference_pb2 import (
 from sluice.wire.clock import set_duration
 
 CHARS_PER_TOKEN: Final = 4
+"""Estimated characters of a token, used until the model is known."""
 
 
 def _nothing(_: str) -> float:
@@ -61,15 +65,16 @@ def _always(_: str) -> bool:
 
 
 class Router:
-    """Chooses the model by the section ``routing``.
+    """Chooses the model by the section `routing`.
 
     Args:
-        models: by name.
-        heads: the learned ones that its policies name.
-        version: of the section.
+        models: settings by name.
+        heads: learned heads that the policies name.
+        version: hash of the section.
 
     Attributes:
-        needs_prompt_tokens: whether `Features.prompt_tokens` matters; counting them costs time.
+        needs_prompt_tokens: whether a rule reads `Features.prompt_tokens`, which take time to
+            count.
     """
 
     def __init__(
@@ -85,17 +90,17 @@ class Router:
         self._version = version
         self._spares = _spares(settings, models)
         policies = (settings, *settings.policies.values())
-        rules = [rule for one in policies for rule in one.rules]
+        rules = [rule for policy in policies for rule in policy.rules]
         self.needs_prompt_tokens = any(rule.min_prompt_tokens is not None for rule in rules)
 
     @property
     def versions(self) -> list[str]:
-        """Of the section, and of the learned routers in use."""
+        """Versions of the section and of the learned routers in use."""
         return [self._version, *sorted(map(str, self.held_out))]
 
     @property
     def held_out(self) -> dict[HeadKey, NDArray[np.float32]]:
-        """The gains that each learned head predicted for the rows held out of its training."""
+        """Gains that each learned head predicted for the rows held out of its training."""
         return {head.by: head.gains for head in self._heads.values()}
 
     def plan(
@@ -106,17 +111,19 @@ class Router:
         soft_limit: Callable[[str], tuple[str, str] | None] = _none,
         fits: Callable[[str], bool] = _always,
     ) -> Plan:
-        """The plan for a request with ``features``. A pure function.
+        """Return the plan for a request. A pure function.
 
         Args:
-            wait_s: the expected wait for a worker of a model.
-            spent: what a tenant has spent in the last hour, in the currency of the prices.
-            soft_limit: the model that answers instead of others while a tenant is near a limit, and why.
-            fits: whether the context of a model may have room for the request. Where none has, the plan is made as if
-                all had.
+            features: features of the request.
+            wait_s: expected wait for a worker of a model, in seconds.
+            spent: cost of a tenant in the last hour, in the currency of the prices.
+            soft_limit: replacement model of a tenant that is near a limit, and why; None if it is
+                not.
+            fits: whether the context of a model may have room for the request. If none has, the
+                plan is made as if all had.
         """
         select, policies = self._settings.select, self._settings.policies
-        name = next((one.policy for one in select if selects(one, features)), "")
+        name = next((candidate.policy for candidate in select if selects(candidate, features)), "")
         policy = policies.get(name, self._settings)
         plan = self._chosen(name, policy, features)
         route, governed = plan.route, features.governed is not None
@@ -148,17 +155,21 @@ class Router:
                 plan.move(second, self._models[second].tier, why, last=True)
         # Before the model is known its tokens are not: four characters a token is the usual estimate.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
-        for one in route.candidates:
-            one.cost = self._models[one.model].cost(prompt_tokens, features.answer_tokens)
-            set_duration(one.expected_wait, wait_s(one.model) * 1e3)
+        for candidate in route.candidates:
+            candidate.cost = self._models[candidate.model].cost(
+                prompt_tokens, features.answer_tokens
+            )
+            set_duration(candidate.expected_wait, wait_s(candidate.model) * 1e3)
         route.versions["routing"] = self._version
         plan.policy = name
         return plan
 
     def _chosen(self, name: str, policy: RoutingPolicy, features: Features) -> Plan:
         if features.governed is not None:
-            model, found = features.governed
-            return self._plan(model, ROUTE_STRATEGY_SAFETY, f"the safety policy sends {found} here")
+            model, rule_id = features.governed
+            return self._plan(
+                model, ROUTE_STRATEGY_SAFETY, f"the safety policy sends {rule_id} here"
+            )
         if features.model is not None:
             reason = "the request names the model"
             return self._plan(features.model, ROUTE_STRATEGY_PINNED, reason)
@@ -171,23 +182,23 @@ class Router:
         return self._plan(policy.default, ROUTE_STRATEGY_RULES, reason)
 
     def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:
-        found = self._heads[policy_key(name), ROUTER_HEAD_PROMPT].predict(features.text)
+        prediction = self._heads[policy_key(name), ROUTER_HEAD_PROMPT].predict(features.text)
         first, second = learned.weak, learned.strong
-        if found.strong:
+        if prediction.strong:
             first, second = second, first
-        plan = self._plan(first, ROUTE_STRATEGY_LEARNED, found.reason)
-        plan.move(second, self._models[second].tier, found.reason, last=True)
-        for one in plan.route.candidates:
-            one.quality = found.score.chances[one.model]
-        plan.route.versions["router"] = found.score.version
-        plan.route.scores.append(found.score)
+        plan = self._plan(first, ROUTE_STRATEGY_LEARNED, prediction.reason)
+        plan.move(second, self._models[second].tier, prediction.reason, last=True)
+        for candidate in plan.route.candidates:
+            candidate.quality = prediction.score.chances[candidate.model]
+        plan.route.versions["router"] = prediction.score.version
+        plan.route.scores.append(prediction.score)
         return plan
 
     def _make_room(self, plan: Plan, fits: Callable[[str], bool]) -> None:
-        """Put a model that has room for the request first, where the chosen one has not."""
+        """Move a model that has room for the request to the front, if the chosen one has none."""
         if fits(plan.model):
             return
-        others = [one.model for one in plan.route.candidates[1:]]
+        others = [candidate.model for candidate in plan.route.candidates[1:]]
         for model in (*others, *self._spares):
             if fits(model):
                 reason = f"the context of {plan.model} has no room for the request"
@@ -203,9 +214,10 @@ class Router:
         spent: Callable[[str], float],
         fits: Callable[[str], bool],
     ) -> None:
-        """The model of the budget answers where the tenant's is spent, if it has room for the request.
+        """Let the budget's model answer if the tenant has spent the budget and the model has room.
 
-        A named model is left for it in any case: whoever names one may name another.
+        A caller who names a model gets the budget's model in any case, because they can name
+        another one.
         """
         pinned = plan.route.strategy == ROUTE_STRATEGY_PINNED
         for budget in policy.budgets:
@@ -223,14 +235,17 @@ class Router:
                 return
 
     def _is_cheap(self, model: str, other: str) -> bool:
-        """Whether ``model`` costs no more than ``other``."""
-        one, two = self._models[model], self._models[other]
-        return one.prompt_price <= two.prompt_price and one.answer_price <= two.answer_price
+        """Return whether `model` costs no more than `other`."""
+        settings, other_settings = self._models[model], self._models[other]
+        return (
+            settings.prompt_price <= other_settings.prompt_price
+            and settings.answer_price <= other_settings.answer_price
+        )
 
     def _replace(
         self, plan: Plan, model: str, strategy: RouteStrategy.ValueType, reason: str
     ) -> None:
-        """``model`` answers in place of another one."""
+        """Let `model` answer in place of the chosen one."""
         if model != plan.model:
             plan.route.strategy, plan.route.reason = strategy, reason
             plan.move(model, self._models[model].tier, reason)
@@ -241,14 +256,18 @@ class Router:
 
 
 def _spares(settings: RoutingSettings, models: Mapping[str, ModelSettings]) -> list[str]:
-    """Return the models that may answer where the chosen one has no room for a request, in the order of choice.
+    """Return the models that may replace one without room for a request, in the order of choice.
 
-    Those that routing names come first, then cheap ones. A model of another server answers only where routing names it:
-    it may cost money, and prompts would leave the mesh.
+    Models that routing names come first, then cheap ones. A model of another server only counts if
+    routing names it: it may cost money, and prompts would leave the mesh.
     """
     named = {name for _, name in settings.all_models()}
-    found = [
-        one for one in models.values() if one.answers and (one.name in named or one.server is None)
+    spares = [
+        model
+        for model in models.values()
+        if model.answers and (model.name in named or model.server is None)
     ]
-    found.sort(key=lambda one: (one.name not in named, one.prompt_price + one.answer_price))
-    return [one.name for one in found]
+    spares.sort(
+        key=lambda model: (model.name not in named, model.prompt_price + model.answer_price)
+    )
+    return [model.name for model in spares]

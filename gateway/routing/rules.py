@@ -1,4 +1,4 @@
-"""Which rules, selections and trials of the configuration apply to a request."""
+"""Decides which rules, selections and trials of the configuration apply to a request."""
 
 import fnmatch
 import hashlib
@@ -13,14 +13,17 @@ from sluice.errors import SettingsError
 from sluice.settings.routing import RouteRule, RoutingSettings, Selection, Trial
 
 SHADOW: Final = "shadow "
-"""Salt of draws for shadows, so that they are unrelated to those for canaries."""
+"""Salt of the draws for shadows, so that they are independent of those for canaries."""
 SEARCH_CHARS: Final = 16_384
-"""How much of a turn, from its beginning, `contains` searches, in characters. It bounds the time on the event loop."""
+"""Length of a turn that `contains` searches, from its beginning, in characters. It bounds the time on
+the event loop.
+"""
 _PATTERNS_CACHED: Final = 1024
+"""Sets of patterns that stay compiled."""
 
 
 def matches(rule: RouteRule, features: Features) -> bool:
-    """Whether every condition that is set holds; the cheap ones are checked first."""
+    """Return whether all conditions of `rule` hold; the cheap ones are checked first."""
     length = len(features.text)
     return (
         selects(rule, features)
@@ -29,7 +32,7 @@ def matches(rule: RouteRule, features: Features) -> bool:
         and (rule.min_prompt_tokens is None or features.prompt_tokens >= rule.min_prompt_tokens)
         and (
             not rule.findings
-            or any(fnmatch.filter(features.findings, one) for one in rule.findings)
+            or any(fnmatch.filter(features.findings, pattern) for pattern in rule.findings)
         )
         and (rule.min_numbers is None or features.numbers >= rule.min_numbers)
         and (not rule.contains or _contains(rule.contains, features))
@@ -45,7 +48,7 @@ def _contains(patterns: tuple[str, ...], features: Features) -> bool:
 
 @lru_cache(_PATTERNS_CACHED)
 def compiled(patterns: tuple[str, ...]) -> Any:
-    """Return one expression that finds any of ``patterns``.
+    """Return one expression that finds any of `patterns`.
 
     Raises:
         ValueError: RE2 refuses it.
@@ -66,36 +69,36 @@ def check_patterns(settings: RoutingSettings) -> None:
     Raises:
         SettingsError: a line for each, with its key and what is wrong with it.
     """
-    found = []
-    named = {
+    problems = []
+    policies = {
         "routing": settings,
-        **{f"routing.policies.{n}": p for n, p in settings.policies.items()},
+        **{f"routing.policies.{name}": policy for name, policy in settings.policies.items()},
     }
-    for key, policy in named.items():
+    for key, policy in policies.items():
         for number, rule in enumerate(policy.rules):
             for index, pattern in enumerate(rule.contains):
                 where = f"{key}.rules.{number}.contains.{index}"
                 try:
                     compiled((pattern,))
                 except ValueError as error:
-                    found.append(f"{where}: {error}; write it in the syntax of RE2")
-    if found:
-        raise SettingsError("\n".join(found))
+                    problems.append(f"{where}: {error}; write it in the syntax of RE2")
+    if problems:
+        raise SettingsError("\n".join(problems))
 
 
 def selects(selection: RouteRule | Selection, features: Features) -> bool:
-    """Whether the selection, or rule, applies to the request's tenant and labels."""
+    """Return whether the selection, or rule, applies to the request's tenant and labels."""
     if selection.tenants and features.tenant not in selection.tenants:
         return False
     return all(features.labels.get(key) == value for key, value in selection.labels.items())
 
 
 def drawn(trials: Iterable[Trial], model: str, key: str, salt: str = "") -> list[Trial]:
-    """The canaries or shadows of ``model`` that the request named ``key`` takes part in; each share is drawn apart."""
+    """Return the canaries or shadows of `model` that take part in the request with `key`; draws are independent."""
 
     def uniform(trial: Trial) -> float:
         name = f"{salt}{trial.of} {trial.model} {key}"
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64
 
-    return [one for one in trials if one.of == model and uniform(one) < one.share]
+    return [trial for trial in trials if trial.of == model and uniform(trial) < trial.share]

@@ -1,1 +1,1 @@
-"""The safety layer: inspects prompts and answers. Pure functions that import nothing else of the gateway."""
+"""Safety of prompts and answers: normalization, rules, guard models, and the filter of streamed answers."""

@@ -1,18 +1,19 @@
 """Actions on findings. One pure function, `apply`, decides for prompts and answers alike.
 
-Overlapping findings are decided together, so that no part of one remains visible: the union of their spans gets the
-strongest of their actions. Of several findings with that action the most severe names the placeholder, then the
-longest, then the first, then the first by name; the order in which they were found does not matter.
+Overlapping findings are decided together, so that no part of one remains visible: the union of
+their spans gets the strongest of their actions. Of several findings with that action the most
+severe names the placeholder, then the longest, then the first, then the first by name. The order in
+which they were found does not matter.
 
-A redacted value gets a placeholder, such as ``<EMAIL_1>``. One `Placeholders` belongs to one request. It follows from
-the texts of the prompt alone, so a resumed call that brings the same prompt gets the same placeholders. It contains the
-redacted values: it is never logged and never leaves the gateway.
+A redacted value gets a placeholder, such as `<EMAIL_1>`. One `Placeholders` belongs to one request.
+It follows from the texts of the prompt alone, so a resumed call with the same prompt gets the same
+placeholders. It contains the redacted values: it is never logged and never leaves the gateway.
 """
 
 import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -47,9 +48,10 @@ class TakenAction:
     """A finding with the action taken.
 
     Attributes:
-        start: first character, an offset into the text that was decided about; of prompts into the original text.
-        end: one past the last one.
-        model: the governed model of a ROUTE.
+        start: offset of the first character in the text that was decided about; for prompts in the
+            original text.
+        end: offset behind the last character.
+        model: governed model of a ROUTE.
     """
 
     rule: str
@@ -64,8 +66,12 @@ class TakenAction:
 class ActionTable:
     """Maps findings to actions.
 
-    In this order: the rule by its full name; the longest prefix such as ``pii.*`` that fits (``*`` fits all); the
-    highest severity threshold that the finding reaches; the default.
+    The first of these that is set decides:
+
+    1. the rule by its full name;
+    2. the longest fitting prefix such as `pii.*` (`*` fits all);
+    3. the highest severity threshold that the finding reaches;
+    4. the default.
     """
 
     rules: Mapping[str, Choice] = field(default_factory=dict)
@@ -73,30 +79,30 @@ class ActionTable:
     default: Choice = Choice(Action.FLAG)
 
     def choose(self, rule: str, severity: Severity) -> Choice:
-        """The action for a finding of ``rule``."""
+        """Return the action for a finding of `rule`."""
         named = self.rules.get(rule) or self._by_prefix(rule)
         if named is not None:
             return named
         reached = [threshold for threshold in self.severities if threshold <= severity]
         return self.severities[max(reached)] if reached else self.default
 
-    def taken(self, finding: Finding) -> TakenAction:
-        """``finding`` with its action."""
+    def action_on(self, finding: Finding) -> TakenAction:
+        """Return `finding` with its action."""
         choice = self.choose(finding.rule, finding.severity)
         return TakenAction(
             finding.rule, finding.severity, choice.action, finding.start, finding.end, choice.model
         )
 
     def edits(self, rule: str) -> bool:
-        """Whether a finding of ``rule`` can change or end a text, at any severity."""
+        """Return whether a finding of `rule` can change or end a text, at any severity."""
         return any(self.choose(rule, severity).action in _EDITS for severity in Severity)
 
     def _by_prefix(self, rule: str) -> Choice | None:
         parts = rule.split(".")
         for length in range(len(parts) - 1, -1, -1):
-            found = self.rules.get(".".join([*parts[:length], "*"]))
-            if found is not None:
-                return found
+            choice = self.rules.get(".".join([*parts[:length], "*"]))
+            if choice is not None:
+                return choice
         return None
 
 
@@ -105,10 +111,10 @@ _NO_NAME: Final = re.compile(r"[^A-Z0-9]+")
 
 
 class Placeholders:
-    """The placeholders of one request: the same value gets the same one, and none is text that the prompt has."""
+    """The placeholders of one request: equal values get the same one, and none occurs in the prompt."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        """Reserves what looks like a placeholder in ``texts``, all texts of the prompt before any redaction."""
+        """Reserve whatever looks like a placeholder in `texts`, all texts of the prompt before redaction."""
         self._reserved = frozenset(shape for text in texts for shape in _SHAPE.findall(text))
         self._by_value: dict[tuple[str, str], str] = {}
         self._values: dict[str, str] = {}
@@ -116,28 +122,25 @@ class Placeholders:
 
     @property
     def values(self) -> Mapping[str, str]:
-        """What each placeholder stands for."""
+        """Value of each placeholder."""
         return MappingProxyType(self._values)
 
     def of(self, rule: str, value: str) -> str:
-        """The placeholder of ``value``, which ``rule`` found; a new one when there is none."""
+        """Return the placeholder of a `value` that `rule` found; make a new one if there is none."""
         kind = kind_of(rule)
-        known = self._by_value.get((kind, value))
-        if known is None:
-            known = self._by_value[kind, value] = self._new(kind)
-            self._values[known] = value
-        return known
+        placeholder = self._by_value.get((kind, value))
+        if placeholder is None:
+            placeholder = self._by_value[kind, value] = self._new(kind)
+            self._values[placeholder] = value
+        return placeholder
 
     def restore(self, text: str) -> str:
-        """``text`` with the values back in the place of the placeholders. Values are not looked into again."""
+        """Return `text` with the values in place of their placeholders. Values are not searched again."""
         return _SHAPE.sub(lambda match: self._values.get(match[0], match[0]), text)
 
     def for_answer(self) -> "Placeholders":
-        """A copy for the answer: values added to the copy cannot be restored from this one."""
-        made = copy(self)
-        made._by_value, made._values = dict(self._by_value), dict(self._values)
-        made._counts = dict(self._counts)
-        return made
+        """Return a copy for the answer: values added to the copy cannot be restored from this one."""
+        return deepcopy(self)
 
     def _new(self, kind: str) -> str:
         while True:
@@ -148,7 +151,7 @@ class Placeholders:
 
 
 def kind_of(rule: str) -> str:
-    """The word in a placeholder: the last part of the rule's name, "pii.us_ssn" gives "US_SSN"."""
+    """Return the word for a placeholder, the last part of a rule's name: "pii.us_ssn" gives "US_SSN"."""
     name = _NO_NAME.sub("_", rule.rpartition(".")[2].upper()).strip("_")[:48]
     return name if name[:1].isalpha() else f"VALUE_{name}".rstrip("_")
 
@@ -158,8 +161,8 @@ class Edit:
     """The replacement of one span of the text.
 
     Attributes:
-        start: first character, in the text before any edit.
-        end: one past the last character.
+        start: offset of the first character, before any edit.
+        end: offset behind the last character.
         rule: the rule that decided.
         action: REMOVE, REDACT or BLOCK; the text ends before a BLOCK.
         shown: the replacement.
@@ -178,8 +181,8 @@ class TextDecision:
 
     Attributes:
         taken: every finding with its action, in the order of the text.
-        text: the edited text; where something blocks, the part before it.
-        edits: the differences from the original text.
+        text: the edited text; the part before the first block.
+        edits: differences from the original text.
     """
 
     taken: tuple[TakenAction, ...]
@@ -188,8 +191,8 @@ class TextDecision:
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """The rules that block, in order, each once."""
-        rules = (one.rule for one in self.taken if one.action is Action.BLOCK)
+        """Rules that block, in order, each once."""
+        rules = (taken.rule for taken in self.taken if taken.action is Action.BLOCK)
         return tuple(dict.fromkeys(rules))
 
 
@@ -199,24 +202,24 @@ def apply(
     findings: Iterable[Finding],
     placeholders: Placeholders | None = None,
 ) -> TextDecision:
-    """Applies the policy to ``text``. The same findings in any order give the same decision.
+    """Apply the policy to `text`. The same findings in any order give the same decision.
 
     Args:
-        table: the actions of the policy.
+        table: actions of the policy.
         text: the inspected text.
-        findings: the findings in it.
+        findings: findings in it.
         placeholders: of the request; new ones are added.
     """
     ordered = sorted(set(findings), key=lambda f: (f.start, f.end, f.rule, f.severity))
     if not ordered:
         return TextDecision((), text)
-    taken = tuple(map(table.taken, ordered))
+    taken = tuple(map(table.action_on, ordered))
     edits = _edits(taken, text, placeholders or Placeholders((text,)))
     return TextDecision(taken, edited(text, edits), tuple(edits))
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:
-    """``text`` with ``edits``; it ends before the first that blocks."""
+    """Return `text` with `edits`; it ends before the first that blocks."""
     shown, at = [], 0
     for edit in edits:
         shown.append(text[at : edit.start])
@@ -228,7 +231,10 @@ def edited(text: str, edits: Sequence[Edit]) -> str:
 
 
 def clusters(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The unions of overlapping ``spans``, in order. Spans that only touch stay apart; empty ones are left out."""
+    """Return the unions of overlapping `spans`, in order.
+
+    Spans that only touch stay apart; empty ones are left out.
+    """
     unions: list[tuple[int, int]] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if unions and start < unions[-1][1]:
@@ -239,14 +245,14 @@ def clusters(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) -> list[Edit]:
-    editing = [one for one in taken if one.action in _EDITS]
+    editing = [action for action in taken if action.action in _EDITS]
     edits, index = [], 0
-    for start, end in clusters((one.start, one.end) for one in editing):
+    for start, end in clusters((action.start, action.end) for action in editing):
         members = []
         while index < len(editing) and editing[index].start < end:
             members.append(editing[index])
             index += 1
-        winner = min((one for one in members if one.start < one.end), key=_rank)
+        winner = min((action for action in members if action.start < action.end), key=_rank)
         rule, action = winner.rule, winner.action
         shown = placeholders.of(rule, text[start:end]) if action is Action.REDACT else ""
         edits.append(Edit(start, end, rule, action, shown))
@@ -255,5 +261,5 @@ def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) 
     return edits
 
 
-def _rank(one: TakenAction) -> tuple[int, int, int, int, str]:
-    return -one.action, -one.severity, one.start - one.end, one.start, one.rule
+def _rank(taken: TakenAction) -> tuple[int, int, int, int, str]:
+    return -taken.action, -taken.severity, taken.start - taken.end, taken.start, taken.rule

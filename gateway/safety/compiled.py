@@ -10,30 +10,32 @@ from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import family_of
 from gateway.safety.output.automaton import watched_rules
 from gateway.safety.output.filter import OutputRules, output_rules
-from gateway.safety.policy import Policy, SafetyPolicies, custom_rule
+from gateway.safety.policy import SafetyPolicies, SafetyPolicy, custom_rule
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.phones import load_plans
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleSpec, default_rules
-from gateway.safety.settings import CUSTOM, LimitSettings, SafetySettings
+from gateway.safety.settings import CUSTOM, SafetySettings, TextLimits
 
 HIDDEN: Final = "invisible"
-"""How payloads of invisible characters are called: "injection.encoded.invisible"."""
+"""Name of payloads in invisible characters: "injection.encoded.invisible"."""
 
 UNICODE: Final = (
     "annotation", "ansi", "bidi", "blank", "combining_flood", "control", "filler", "format", "full_width",
     "invisible_only", "invisible_operator", "noncharacter", "soft_hyphen", "styled", "surrogate", "tag",
     "variation_selector", "zero_width",
 )  # fmt: skip
-"""What normalization takes out, replaces or notices."""
+"""Findings of normalization: what it removes, replaces or notices."""
 LIMITS: Final = ("encoded", "length", "repetition")
+"""Findings about limits on a prompt."""
 
 _FAMILIES: Final = ("pii", "secret", "injection", "deny", CUSTOM)
+"""Families of rules whose findings may be hidden in a payload."""
 
 
 def rule_names() -> frozenset[str]:
-    """Every name that a finding in a prompt can have."""
+    """Return every name that a finding in a prompt can have."""
     encodings = (*(encoding.name for encoding in ENCODINGS), "rot13", HIDDEN)
     return frozenset(
         (
@@ -50,17 +52,17 @@ def rule_names() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class CompiledPolicy:
-    """One policy.
+    """A policy, ready to use.
 
     Attributes:
-        rules: for prompts.
-        output: for answers; None when the policy does not change them.
-        guards: the models that check prompts and answers.
-        entity_guards: the token classifiers, whose findings join those of the rules.
-        answer_readers: those of them that read answers, which are filtered then.
+        rules: rules for prompts.
+        output: rules for answers; None if the policy does not change them.
+        guards: guard models that check prompts and answers.
+        entity_guards: token classifiers, whose findings join those of the rules.
+        answer_readers: token classifiers that read answers, which are filtered then.
     """
 
-    policy: Policy
+    policy: SafetyPolicy
     rules: RuleSet
     output: OutputRules | None = None
     guards: tuple[Guard, ...] = ()
@@ -70,10 +72,10 @@ class CompiledPolicy:
 
 @dataclass(frozen=True)
 class CompiledPolicies:
-    """All policies of a file; immutable.
+    """All policies of a configuration; immutable.
 
     Attributes:
-        trial: the policy in dry run, if any.
+        trial: the policy in dry run, if there is one.
     """
 
     settings: SafetySettings
@@ -81,7 +83,7 @@ class CompiledPolicies:
     trial: CompiledPolicy | None
 
     def choose(self, tenant: str, labels: Mapping[str, str]) -> CompiledPolicy:
-        """The policy of a request: that of the first rule that holds, else the default."""
+        """Return the policy of a request: that of the first matching rule, else the default."""
         for rule in self.settings.choose:
             if rule.holds(tenant, labels):
                 return self.by_name[rule.policy]
@@ -89,7 +91,10 @@ class CompiledPolicies:
 
 
 def compile_policies(policies: SafetyPolicies) -> CompiledPolicies:
-    """Takes about a second at first, and a fifth of one for each policy later; another thread may scan meanwhile."""
+    """Compile all policies; takes a second at first, and a fifth of one for each further policy.
+
+    Other threads may scan meanwhile.
+    """
     settings = policies.settings
     specs = (*default_rules(), *map(custom_rule, settings.rules))
     compiled = {
@@ -103,14 +108,14 @@ def _rules(
     specs: tuple[RuleSpec, ...],
     deny: tuple[str, ...],
     allow: tuple[str, ...],
-    limits: LimitSettings | None,
+    limits: TextLimits | None,
 ) -> RuleSet:
-    """Policies with the same lists and limits share compiled rules, those before a reload too."""
+    """Compile rules; policies with the same lists and limits share them, also across reloads."""
     return RuleSet(specs, Lexicon(deny, allow), limits)
 
 
 def _with_regions(specs: Iterable[RuleSpec], regions: tuple[str, ...] | None) -> Iterator[RuleSpec]:
-    """Yield ``specs`` with the regions whose telephone numbers count; their numbering plans are read now."""
+    """Yield `specs` with the regions of telephone numbers, and read their numbering plans now."""
     for spec in specs:
         if spec.validator == "phone_national":
             spec = spec if regions is None else replace(spec, options=regions)
@@ -119,24 +124,24 @@ def _with_regions(specs: Iterable[RuleSpec], regions: tuple[str, ...] | None) ->
 
 
 def _compiled(
-    policy: Policy, specs: tuple[RuleSpec, ...], labels: Mapping[str, Sequence[str]]
+    policy: SafetyPolicy, specs: tuple[RuleSpec, ...], labels: Mapping[str, Sequence[str]]
 ) -> CompiledPolicy:
     specs = tuple(_with_regions(specs, policy.settings.phone_regions))
     rules = _rules(specs, policy.deny, policy.allow, policy.settings.limits)
     if not policy.settings.enabled:
         return CompiledPolicy(policy, rules)
-    verdicts, tags = [], []
+    guards, entity_guards = [], []
     for name, settings in policy.settings.guard.items():
-        own = tuple(labels.get(settings.model, ()))
+        model_labels = tuple(labels.get(settings.model, ()))
         if settings.template == "token_classifier":
-            entities = EntityTags(own, settings.categories, settings.threshold or 0.0)
-            tags.append(EntityGuard(name, settings, entities))
+            entities = EntityTags(model_labels, settings.categories, settings.threshold or 0.0)
+            entity_guards.append(EntityGuard(name, settings, entities))
         else:
-            verdicts.append(Guard(name, settings, family_of(settings, own)))
-    readers = tuple(one for one in tags if "output" in one.settings.checks)
+            guards.append(Guard(name, settings, family_of(settings, model_labels)))
+    readers = tuple(guard for guard in entity_guards if "output" in guard.settings.checks)
     output = None
     if policy.settings.output.enabled:
-        plain = tuple(spec for spec in specs if not spec.scored)
-        scanner = _rules(plain, policy.deny, policy.allow, None)
-        output = output_rules(policy, watched_rules(plain), scanner, scanner.lists, readers)
-    return CompiledPolicy(policy, rules, output, tuple(verdicts), tuple(tags), readers)
+        unscored = tuple(spec for spec in specs if not spec.scored)
+        scanner = _rules(unscored, policy.deny, policy.allow, None)
+        output = output_rules(policy, watched_rules(unscored), scanner, scanner.lists, readers)
+    return CompiledPolicy(policy, rules, output, tuple(guards), tuple(entity_guards), readers)

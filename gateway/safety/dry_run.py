@@ -8,29 +8,34 @@ from typing import Final
 from gateway.safety.actions import Action, TakenAction
 
 Move = tuple[str, Action | None, Action | None]
-"""Rule, action of the active policy, action of the dry run; None where only the other policy finds it."""
+"""Rule, action of the active policy, action of the policy in dry run; None where only the other policy
+finds it.
+"""
 
 
-_MOVES_SAID: Final = 10
+_LOGGED_MOVES: Final = 10
+"""Most frequent differences that the log line names."""
 
 
-def moves_of(now: Iterable[TakenAction], then: Iterable[TakenAction]) -> Counter[Move]:
-    """The findings of one text that two policies treat differently."""
-    ours, theirs = (
-        {(one.rule, one.start, one.end): one.action for one in taken} for taken in (now, then)
-    )
-    pairs = {place: (ours.get(place), theirs.get(place)) for place in (*ours, *theirs)}
-    return Counter((place[0], was, new) for place, (was, new) in pairs.items() if was is not new)
+def moves_of(active: Iterable[TakenAction], trial: Iterable[TakenAction]) -> Counter[Move]:
+    """Count the findings of one text that two policies treat differently."""
+    before, after = _by_place(active), _by_place(trial)
+    moves = ((place[0], before.get(place), after.get(place)) for place in {**before, **after})
+    return Counter(move for move in moves if move[1] is not move[2])
+
+
+def _by_place(taken: Iterable[TakenAction]) -> dict[tuple[str, int, int], Action]:
+    return {(finding.rule, finding.start, finding.end): finding.action for finding in taken}
 
 
 @dataclass
 class DryRun:
-    """The counts of one trial policy, since it was loaded.
+    """Counts of a policy in dry run, since it was loaded.
 
     Attributes:
-        policy: its version.
+        policy: version of the policy.
         texts: texts of prompts and answers that both policies decided about.
-        changed: of these, how many would differ or be blocked.
+        changed: number of these that would differ or be blocked.
         moves: findings that the two policies treat differently.
     """
 
@@ -40,25 +45,24 @@ class DryRun:
     moves: Counter[Move] = field(default_factory=Counter)
 
     def add(self, moves: Mapping[Move, int], changed: bool) -> None:
-        """Both have decided about one text."""
+        """Count one text that both policies decided about."""
         self.texts += 1
         self.changed += changed
         self.moves.update(moves)
 
     def __str__(self) -> str:
-        """One line for a log."""
-        most = "; ".join(
-            f"{word} {self.moves[move]}"
-            for move, _ in self.moves.most_common(_MOVES_SAID)
-            for word in move_labels([move])
-        )
-        return f"dry run of {self.policy}: {self.changed} of {self.texts} texts changed; {most or 'no difference'}"
+        """Return one line for a log."""
+        moves = [move for move, _ in self.moves.most_common(_LOGGED_MOVES)]
+        labels = "; ".join(f"{_label(move)} {self.moves[move]}" for move in moves)
+        return f"dry run of {self.policy}: {self.changed} of {self.texts} texts changed; {labels or 'no difference'}"
 
 
 def move_labels(moves: Iterable[Move]) -> list[str]:
-    """Each as "RULE:NOW>THEN", such as "pii.email:flag>redact", in order."""
-    return sorted(f"{rule}:{_name(now)}>{_name(then)}" for rule, now, then in moves)
+    """Return each difference as "RULE:NOW>THEN", such as "pii.email:flag>redact", in order."""
+    return sorted(map(_label, moves))
 
 
-def _name(action: Action | None) -> str:
-    return "none" if action is None else action.name.lower()
+def _label(move: Move) -> str:
+    rule, *actions = move
+    active, trial = ("none" if action is None else action.name.lower() for action in actions)
+    return f"{rule}:{active}>{trial}"

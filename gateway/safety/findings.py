@@ -1,4 +1,4 @@
-"""Findings of the safety layer: rule, span and severity, never the text itself."""
+"""Findings of inspection: rule, span and severity, never the text itself."""
 
 import enum
 from dataclasses import dataclass
@@ -15,12 +15,14 @@ class Severity(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One span of a text that a rule reports."""
+    """A span of a text that a rule reports."""
 
     rule: str
-    """Which rule, such as "pii.iban", "secret.aws_access_key", "unicode.tag" or "injection.override"."""
+    """Name of the rule, such as "pii.iban", "secret.aws_access_key", "unicode.tag" or
+    "injection.override".
+    """
     start: int
-    """First character, an offset into the text that was inspected."""
+    """Offset of the first character in the inspected text."""
     end: int
-    """One past the last character."""
+    """Offset behind the last character."""
     severity: Severity

@@ -1,12 +1,14 @@
 """Regular expressions of rules: compiled by RE2, and read into the positions that a streamed answer follows.
 
-The syntax is RE2's, so every match takes linear time: no back-references, look-around or possessive repeats, and
-repeats up to 1000. RE2 refuses what is wrong; `Positions` divides what it has accepted.
+The syntax is RE2's, so every match takes linear time: no back-references, look-around or possessive
+repeats, and repeats up to 1000. RE2 refuses invalid patterns; `Positions` parses what it has
+accepted.
 
-A pattern becomes Glushkov's automaton: one position for each of its characters, and which positions may follow each.
-Every path through the positions spells a text that the pattern may match. Counted repeats are written out; where that
-would take too many positions the repeat has no upper bound instead, so that more texts are followed than the pattern
-matches, never fewer. Lazy repeats are read as greedy ones.
+A pattern becomes Glushkov's automaton: one position for each of its characters, and the positions
+that may follow each. Every path through the positions spells a text that the pattern may match.
+Counted repeats are written out; where that would take too many positions the repeat has no upper
+bound instead, so that more texts are followed than the pattern matches, never fewer. Lazy repeats
+are read as greedy ones.
 """
 
 import math
@@ -18,20 +20,26 @@ from typing import Any, Final, NamedTuple
 import re2
 
 DEPTH_MAX: Final = 50
-"""Groups inside each other."""
+"""Nesting depth of groups."""
 REPEAT_POSITIONS_MAX: Final = 600
 """Positions that one counted repeat may take."""
 PATTERN_POSITIONS_MAX: Final = 6000
-PATTERNS_KEPT: Final = 4096
-"""What is known of so many patterns stays: all policies, for prompts and for answers, have the same default rules."""
+"""Positions of one pattern."""
+PATTERNS_CACHED: Final = 4096
+"""Patterns that stay parsed: all policies, for prompts and for answers, have the same default rules.
+"""
 _MEMORY_MAX: Final = 64 << 20
-"""Bytes of automaton states of a pattern; beyond it RE2 continues without them, still linear."""
+"""Memory for automaton states of a pattern, in bytes; beyond it RE2 continues without them, still
+linear.
+"""
 
 
 class PatternError(ValueError):
     """A pattern that cannot be used.
 
-    ``position`` counts characters of the pattern from 0; None when the whole pattern is meant.
+    Attributes:
+        position: offset of the problem in the pattern, in characters; None if the whole pattern is
+            meant.
     """
 
     def __init__(self, reason: str, position: int | None = None) -> None:
@@ -39,9 +47,9 @@ class PatternError(ValueError):
         super().__init__(reason if position is None else f"position {position}: {reason}")
 
 
-@lru_cache(PATTERNS_KEPT)
+@lru_cache(PATTERNS_CACHED)
 def compiled(pattern: str | bytes) -> "re2._Regexp[Any]":
-    """``pattern`` ready to search text, or UTF-8 when it is bytes.
+    """Compile `pattern` to search text, or UTF-8 if it is bytes.
 
     Raises:
         PatternError: RE2 refuses it.
@@ -52,8 +60,8 @@ def compiled(pattern: str | bytes) -> "re2._Regexp[Any]":
     try:
         return re2.compile(pattern, options)
     except re2.error as error:
-        said = error.args[0] if error.args else ""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        reason = error.args[0] if error.args else ""
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
         raise PatternError(f"the engine refuses the pattern: {text}") from None
 
 
@@ -62,24 +70,25 @@ AT_BOUNDARY: Final = 1
 INSIDE: Final = 2
 """Where no word begins or ends."""
 SURE: Final = 4
-"""Whatever comes next. An end of a line or of the text is possible everywhere, and sure nowhere."""
+"""Possible whatever follows. An end of a line or of the text is possible everywhere, and sure nowhere.
+"""
 ANYWHERE: Final = AT_BOUNDARY | INSIDE | SURE
 _ASSERTIONS: Final = {r"\b": AT_BOUNDARY, r"\B": INSIDE}
 
 Links = tuple[int, int, int]
-"""Sets of positions, a bit for each: those that can be reached at a boundary, inside, and surely."""
+"""Bit sets of positions that can be reached at a word boundary, inside a word, and surely."""
 NOWHERE: Final[Links] = (0, 0, 0)
 
 
 class Part(NamedTuple):
-    """What must be known of a part of a pattern.
+    """Facts about a part of a pattern.
 
     Attributes:
-        empty: where it can match nothing; 0: nowhere.
+        empty: where it can match the empty text; 0: nowhere.
         first: positions that can begin it.
         last: positions that can end it.
-        least: characters of its shortest match.
-        most: characters of its longest match; infinite where there is no bound.
+        least: length of its shortest match.
+        most: length of its longest match; infinite without a bound.
     """
 
     empty: int
@@ -90,29 +99,31 @@ class Part(NamedTuple):
 
 
 def longest_match(pattern: str) -> int:
-    """The characters of ``pattern``'s longest match.
+    """Return the length of the longest match of `pattern`, in characters.
 
     Raises:
         PatternError: it is not accepted, has no upper bound or matches the empty text.
     """
-    read = positions_of(pattern)
-    if read.unbounded is not None:
-        raise PatternError("a repeat without an upper bound; write {least,most}", read.unbounded)
-    return int(read.whole.most)
+    positions = positions_of(pattern)
+    if positions.unbounded is not None:
+        raise PatternError(
+            "a repeat without an upper bound; write {least,most}", positions.unbounded
+        )
+    return int(positions.whole.most)
 
 
-@lru_cache(PATTERNS_KEPT)
+@lru_cache(PATTERNS_CACHED)
 def positions_of(pattern: str) -> "Positions":
-    """The positions of ``pattern``, shared by all who ask.
+    """Parse `pattern` into its positions; the result is cached and shared.
 
     Raises:
         PatternError: it is not accepted, is too large, or matches the empty text.
     """
     compiled(pattern.encode())
-    read = Positions(pattern)
-    if read.whole.least == 0:
+    positions = Positions(pattern)
+    if positions.whole.least == 0:
         raise PatternError("the pattern matches the empty text", 0)
-    return read
+    return positions
 
 
 _TOKEN: Final = re.compile(
@@ -131,13 +142,16 @@ _SIGNS: Final[dict[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, Non
 
 
 class Positions:
-    """All positions of one pattern. Walks over its tokens, over those of a counted repeat once for each time.
+    """All positions of one pattern.
+
+    The parser walks over the tokens of the pattern, over those of a counted repeat once for each
+    time.
 
     Attributes:
-        chars: the set of each position, as a pattern of one character.
-        follow: what may come behind each position at a boundary, and inside.
+        chars: character set of each position, as a pattern of one character.
+        follow: positions that may follow each position, at a boundary and inside a word.
         whole: the pattern as one part.
-        unbounded: where the first repeat without an upper bound stands; None: there is none.
+        unbounded: offset of the first repeat without an upper bound; None if there is none.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -151,7 +165,7 @@ class Positions:
         self.whole = self._alternation()
 
     def _alternation(self) -> Part:
-        """The part up to the next closing parenthesis, or the end."""
+        """Parse up to the next closing parenthesis, or the end."""
         whole = self._sequence()
         while self._next_is("bar"):
             self._at += 1
@@ -196,7 +210,7 @@ class Positions:
         return whole._replace(least=least, most=most)
 
     def _times(self, copies: list[Part], low: int, endless: bool) -> Part:
-        """The same part at least ``low`` times: ``(x(x(x)?)?)?`` needs fewer links than ``x?x?x?``."""
+        """Repeat a part at least `low` times: `(x(x(x)?)?)?` needs fewer links than `x?x?x?`."""
         whole = Part(ANYWHERE)
         if endless:
             self._connect(copies[-1].last, copies[-1].first)
@@ -272,12 +286,12 @@ def _bounds(repeat: str) -> tuple[int, int | None]:
 
 
 def union(left: Links, right: Links) -> Links:
-    """All that one of them has."""
+    """Return the union of both."""
     return left[0] | right[0], left[1] | right[1], left[2] | right[2]
 
 
 def _where(when: int, links: Links) -> Links:
-    """``links`` as far as they are possible under one condition more."""
+    """Return the `links` that are also possible under the condition `when`."""
     return (
         links[0] if when & AT_BOUNDARY else 0,
         links[1] if when & INSIDE else 0,
@@ -286,23 +300,23 @@ def _where(when: int, links: Links) -> Links:
 
 
 def shifted(links: Links, by: int) -> Links:
-    """``links`` to positions that come ``by`` later."""
+    """Return `links` to positions that come `by` later."""
     return links[0] << by, links[1] << by, links[2] << by
 
 
 def set_of(patterns: Iterable[str]) -> re2.Set:
-    """Tells which of ``patterns`` a whole text matches, by their numbers."""
+    """Compile a matcher that returns the numbers of those `patterns` that match a whole text."""
     options = re2.Options()
     options.log_errors = False
-    found = re2.Set.FullMatchSet(options)
+    matcher = re2.Set.FullMatchSet(options)
     for pattern in patterns:
-        found.Add(pattern)
-    found.Compile()
-    return found
+        matcher.Add(pattern)
+    matcher.Compile()
+    return matcher
 
 
 def bits_of(mask: int) -> Iterator[int]:
-    """The numbers of the bits that are set, from the lowest on."""
+    """Yield the numbers of the bits that are set, from the lowest on."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1

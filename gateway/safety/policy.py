@@ -1,4 +1,4 @@
-"""Policies of the YAML section ``safety:``: which action for which rule, by tenant and label.
+"""Policies of the YAML section `safety:`, which action for which rule, by tenant and label.
 
     safety:
       default: standard
@@ -14,7 +14,7 @@
         - {tenant: acme, policy: strict}
       dry_run: next
 
-A `SafetyPolicies` never changes once it is loaded. A request keeps the policy that it began with.
+`SafetyPolicies` never change once they are loaded. A request keeps the policy that it began with.
 """
 
 import hashlib
@@ -40,32 +40,34 @@ from sluice.settings import problems
 
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
-"""Families of what normalization finds."""
+"""Prefixes of the rules of normalization."""
 ANSWER_RULES: Final = ("output.canary", "output.markdown_image", "output.ansi")
+"""Rules for answers only."""
 
 
 ENTRY_CHARS_MAX: Final = 256
-"""The longest word or phrase of a list."""
+"""Longest word or phrase of a list, in characters."""
 KeyPath = tuple[str | int, ...]
-"""Keys and numbers of items from the section down to a value."""
+"""Keys and item numbers from the section down to a value."""
 Problem = tuple[KeyPath, str]
 """A key, and what is wrong with its value."""
 
 _SECRETS: Final = "secret.*"
-"""Redacted in answers unless the policy sets an action for them: a leak must be allowed explicitly."""
+"""Redacted in answers unless the policy sets an action: a leak must be allowed explicitly."""
 _ALWAYS: Final = {rule: Choice(Action.BLOCK) for rule in ("limit.length", "unicode.invisible_only")}
+"""Actions unless the policy sets others: text that was not inspected, or is no text, blocks."""
 
 
 @dataclass(frozen=True)
-class Policy:
+class SafetyPolicy:
     """One policy as requests carry it.
 
     Attributes:
-        name: its key in the file.
-        settings: as written.
+        name: its key in the configuration.
+        settings: the policy as configured.
         deny: lines of the deny lists.
         allow: lines of the allow lists.
-        rules: the operator's own.
+        rules: rules of the operator.
     """
 
     name: str
@@ -76,7 +78,7 @@ class Policy:
 
     @cached_property
     def hash(self) -> str:
-        """The first 12 hex digits of the SHA-256 of all that decides, lists and own rules included."""
+        """First 12 hex digits of the SHA-256 over everything that decides, lists and own rules included."""
         rules = [rule.model_dump(mode="json") for rule in self.rules]
         content = [self.settings.model_dump(mode="json"), self.deny, self.allow, *rules]
         plain = json.dumps(content, sort_keys=True, ensure_ascii=True)
@@ -84,40 +86,46 @@ class Policy:
 
     @cached_property
     def version(self) -> str:
-        """Such as "standard@3+0123456789ab"."""
+        """Name, version and hash, such as "standard@3+0123456789ab"."""
         return f"{self.name}@{self.settings.version}+{self.hash}"
 
     @cached_property
     def actions(self) -> ActionTable:
-        """For prompts. What could not be inspected, or is no text at all, blocks unless it is named."""
-        s = self.settings
-        severities = {Severity[name.upper()]: choice for name, choice in s.severity.items()}
-        own = {rule.id: rule.action for rule in self.rules if rule.action is not None}
-        return ActionTable(_ALWAYS | own | s.actions, severities, s.default)
+        """Actions for prompts."""
+        settings = self.settings
+        severities = {Severity[name.upper()]: choice for name, choice in settings.severity.items()}
+        custom = {rule.id: rule.action for rule in self.rules if rule.action is not None}
+        return ActionTable(_ALWAYS | custom | settings.actions, severities, settings.default)
 
     @cached_property
     def output_actions(self) -> ActionTable:
-        """For answers."""
-        ours, output = self.actions, self.settings.output
+        """Actions for answers."""
+        prompt_actions, output = self.actions, self.settings.output
         names = ("block", output.markdown_images, output.ansi)
         chosen = (Choice(Action[name.upper()]) for name in names)
         shapes = dict(zip(ANSWER_RULES, chosen, strict=True))
-        rules = {rule: _unrouted(choice) for rule, choice in ours.rules.items()}
-        severities = {level: _unrouted(choice) for level, choice in ours.severities.items()}
-        if not ours.edits(_SECRETS) and not any(rule.startswith("secret.") for rule in rules):
+        rules = {rule: _unrouted(choice) for rule, choice in prompt_actions.rules.items()}
+        severities = {
+            level: _unrouted(choice) for level, choice in prompt_actions.severities.items()
+        }
+        if not prompt_actions.edits(_SECRETS) and not any(
+            rule.startswith("secret.") for rule in rules
+        ):
             rules[_SECRETS] = Choice(Action.REDACT)
-        return ActionTable(rules | shapes | output.actions, severities, _unrouted(ours.default))
+        return ActionTable(
+            rules | shapes | output.actions, severities, _unrouted(prompt_actions.default)
+        )
 
 
 @dataclass(frozen=True)
 class SafetyPolicies:
-    """All policies of a file; its settings say which request gets which.
+    """All policies of a configuration; the settings say which request gets which.
 
     Attributes:
-        labels: of the models that classify, by name.
+        labels: labels of the models that classify, by model name.
     """
 
-    by_name: Mapping[str, Policy]
+    by_name: Mapping[str, SafetyPolicy]
     settings: SafetySettings
     labels: Mapping[str, Sequence[str]]
 
@@ -129,14 +137,15 @@ def load_policies(
     known_models: Mapping[str, Sequence[str]] | None = None,
     token_classifiers: Collection[str] = (),
 ) -> SafetyPolicies:
-    """The policies of a configuration.
+    """Check and load the policies of a configuration.
 
     Args:
-        section: the settings ``safety:``; where it is empty, everything is flagged and nothing changed.
-        read_list: gives the content of a list file by its path as written.
-        known_rules: names of all rules; unset: names are not compared.
-        known_models: all models by name, with the labels of those that classify; unset: names are not compared.
-        token_classifiers: those among them that classify tokens.
+        section: settings `safety:`; if empty, everything is flagged and nothing changed.
+        read_list: returns the content of a list file by its path.
+        known_rules: names of all rules; if empty, names are not checked.
+        known_models: labels of all models by name, empty for those that do not classify; None:
+            names are not checked.
+        token_classifiers: names of the models that classify tokens.
 
     Raises:
         SettingsError: the message names the key.
@@ -145,11 +154,11 @@ def load_policies(
         settings = SafetySettings.model_validate(section, context=known_models)
     except ValidationError as error:
         raise SettingsError("\n".join(problems(error, SafetySettings, SECTION))) from None
-    found = _problems(settings, known_rules, known_models, token_classifiers)
-    if lines := [str(_error(place, problem)) for place, problem in found]:
+    contradictions = _problems(settings, known_rules, known_models, token_classifiers)
+    if lines := [str(_error(place, problem)) for place, problem in contradictions]:
         raise SettingsError("\n".join(lines))
     policies = {
-        name: Policy(
+        name: SafetyPolicy(
             name,
             body,
             tuple(_list_lines(("policies", name, "deny"), body.deny, read_list)),
@@ -171,7 +180,7 @@ def _problems(
     models: Mapping[str, Sequence[str]] | None,
     token_classifiers: Collection[str],
 ) -> Iterator[Problem]:
-    """What the keys say that cannot be meant, each key by itself being right."""
+    """Yield contradictions between keys that are right by themselves."""
     yield from _name_problems(settings)
     names = [rule.name for rule in settings.rules]
     for index, rule in enumerate(settings.rules):
@@ -190,7 +199,7 @@ def _name_problems(settings: SafetySettings) -> Iterator[Problem]:
     places: list[tuple[KeyPath, str | None]] = [
         (("default",), settings.default),
         (("dry_run",), settings.dry_run),
-        *((("choose", i, "policy"), rule.policy) for i, rule in enumerate(settings.choose)),
+        *((("choose", index, "policy"), rule.policy) for index, rule in enumerate(settings.choose)),
     ]
     for place, name in places:
         if name is not None and name not in settings.policies:
@@ -200,7 +209,7 @@ def _name_problems(settings: SafetySettings) -> Iterator[Problem]:
 def _action_problems(
     settings: SafetySettings, rules: Collection[str], models: Mapping[str, Sequence[str]]
 ) -> Iterator[Problem]:
-    """Unknown names; what normalization removed cannot be edited again; what was not inspected must not pass."""
+    """Yield unknown rules, and actions that come too late: after normalization or without inspection."""
     own = (*(rule.id for rule in settings.rules), *_entity_rules(settings, models), *ANSWER_RULES)
     for policy, body in settings.policies.items():
         for keys, actions in (
@@ -240,10 +249,10 @@ def _guard_problems(
         labels = entities_of(labels)
         if "output" in guard.checks and not policy.output.enabled:
             yield "checks", "output: answers of this policy are not filtered"
-    strange = [one for one in guard.categories if labels and one not in labels]
-    if strange:
-        said = f"{guard.model} has no label {strange[0]!r}; known: {', '.join(labels)}"
-        yield "categories", said
+    unknown = [category for category in guard.categories if labels and category not in labels]
+    if unknown:
+        problem = f"{guard.model} has no label {unknown[0]!r}; known: {', '.join(labels)}"
+        yield "categories", problem
 
 
 def _entity_rules(settings: SafetySettings, models: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -272,8 +281,8 @@ def _list_lines(
             if not entry or line.startswith("#"):
                 continue
             if len(entry) > ENTRY_CHARS_MAX:
-                said = f"{path}: an entry is longer than {ENTRY_CHARS_MAX} characters"
-                raise _error((*place, index), said)
+                problem = f"{path}: an entry is longer than {ENTRY_CHARS_MAX} characters"
+                raise _error((*place, index), problem)
             yield entry
 
 
@@ -282,25 +291,26 @@ def _error(place: KeyPath, problem: str) -> SettingsError:
 
 
 MATCH_CHARS_MAX: Final = 2000
-"""The longest match of an operator's rule: the filter of answers may hold back as much."""
+"""Longest match of an operator's rule, in characters; the filter of answers may hold back as much.
+"""
 
 
 def custom_rule(rule: RuleSettings) -> RuleSpec:
-    """``rule`` for prompts and answers.
+    """Return `rule` as a specification for prompts and answers.
 
     Raises:
         PatternError: the pattern is not accepted.
     """
-    most = longest_match(rule.pattern)
-    if most > MATCH_CHARS_MAX:
-        raise PatternError(f"matches of up to {most} characters; at most {MATCH_CHARS_MAX}")
+    longest = longest_match(rule.pattern)
+    if longest > MATCH_CHARS_MAX:
+        raise PatternError(f"matches of up to {longest} characters; at most {MATCH_CHARS_MAX}")
     severity = Severity[rule.severity.upper()]
     form = Form(rule.pattern)
-    return RuleSpec(rule.id, (form,), severity, most, rule.validator, context_chars=0)
+    return RuleSpec(rule.id, (form,), severity, longest, rule.validator, context_chars=0)
 
 
 def problems_of(rule: RuleSettings) -> Iterator[Problem]:
-    """Problems of ``rule``: patterns that an engine refuses, examples with another result than stated."""
+    """Yield the problems of `rule`: a refused pattern, or examples with another result than stated."""
     try:
         spec = custom_rule(rule)
         scanner = RuleSet([spec], limits=None)
@@ -314,5 +324,5 @@ def problems_of(rule: RuleSettings) -> Iterator[Problem]:
     ):
         for index, example in enumerate(examples):
             if bool(scanner.scan(normalize(example).text)) is not expected:
-                said = "does not match" if expected else "matches"
-                yield (key, index), f"{said}: {example!r}"
+                problem = "does not match" if expected else "matches"
+                yield (key, index), f"{problem}: {example!r}"

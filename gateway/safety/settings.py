@@ -1,4 +1,4 @@
-"""Settings of the YAML section ``safety:``, validated key by key."""
+"""Settings of the YAML section `safety:`, validated key by key."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
@@ -21,7 +21,7 @@ from gateway.safety.patterns import PatternError, compiled
 from gateway.safety.rules.validators import FOR_ANY_PATTERN
 
 CUSTOM: Final = "custom"
-"""The family of the operator's rules."""
+"""Family of the operator's rules."""
 _RULE: Final = r"^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -29,7 +29,7 @@ _PLAIN: Final = {a.name.lower(): a for a in Action if a is not Action.ROUTE}
 
 
 def _read_choice(value: object, info: ValidationInfo) -> Choice:
-    """The context of a validation: all models by name, with the labels of those that classify, which answer nobody."""
+    """Parse an action. The context of a validation has the labels of all models by name; classifiers cannot answer."""
     if isinstance(value, Choice):
         return value
     if isinstance(value, str) and value in _PLAIN:
@@ -50,7 +50,7 @@ def _write_choice(choice: Choice) -> str | dict[str, str | None]:
 ActionSpec = Annotated[
     Choice, PlainValidator(_read_choice), PlainSerializer(_write_choice, return_type=Any)
 ]
-"""An action, or ``{route: MODEL}``."""
+"""An action, or `{route: MODEL}`."""
 
 
 class _Section(BaseModel):
@@ -72,11 +72,12 @@ _ONLY_OF: Final[dict[str, tuple[str, ...]]] = {
     "granite_guardian": ("risk",),
     "custom": ("prompt", "unsafe", "safe", "answer_tokens"),
 }
-"""Keys that mean something with one template alone."""
+"""Keys that only one template uses."""
 _NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "custom": ("prompt", "unsafe", "safe"),
     "classifier": ("categories",),
 }
+"""Keys that a template requires."""
 
 
 class GuardSettings(_Section):
@@ -86,31 +87,36 @@ class GuardSettings(_Section):
     template: Template
     checks: tuple[Stage, ...] = Field(("input",), min_length=1)
     threshold: float | None = Field(None, gt=0, le=1)
-    """From this score on the guard objects; unset: by its word, or the most probable label. Of a token classifier: the
-    least probability of an entity."""
+    """Least score at which the guard objects; unset: its word, or the most probable label, decides.
+    For a token classifier: the least probability of an entity.
+    """
     categories: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
-    """What is acted on; anything else is flagged. Empty: everything is. Of a classifier: the labels that object; of a
-    token classifier: the entities that are findings."""
+    """Categories that are acted on; others are only flagged. Empty: all. For a classifier: the labels
+    that object; for a token classifier: the entities that are findings.
+    """
     action: ActionSpec = Choice(Action.BLOCK)
     fail: Literal["open", "closed"] = "open"
-    """What happens without a verdict: the text passes, or it does not."""
+    """What happens without a verdict: "open" lets the text pass, "closed" blocks it."""
     budget_s: float = Field(1.0, gt=0, le=60)
-    """Longest wait for a verdict."""
+    """Longest wait for a verdict, in seconds."""
     window_tokens: int = Field(64, ge=0)
-    """An answer is checked each time it has grown by so many tokens; 0: at its end alone. Of a token classifier: the
-    longest part that is read at once."""
+    """Tokens between two checks of a growing answer; 0: only the end is checked. For a token
+    classifier: longest part that is read at once.
+    """
     hold: bool = False
-    """Nothing of an answer is shown before the verdict about all of it."""
+    """Show nothing of an answer before the verdict about all of it."""
     guideline: str | None = None
+    """Policy text for the template `shieldgemma`; unset: its four harm types."""
     risk: str | None = Field(None, pattern=r"^[a-z_]{1,64}$")
+    """Risk for the template `granite_guardian`; unset: harm."""
     prompt: str | None = None
-    """With {prompt}, and {answer} where answers are checked."""
+    """Prompt of a custom guard, with {prompt}, and {answer} if answers are checked."""
     unsafe: str | None = None
-    """A pattern that objections match; its group "category" names what to."""
+    """Pattern of verdicts that object; its group "category" names the category."""
     safe: str | None = None
-    """A pattern that verdicts without objection match."""
+    """Pattern of verdicts that do not object."""
     answer_tokens: int | None = Field(None, ge=1, le=512)
-    """Longest answer of the guard."""
+    """Longest answer of the guard, in tokens."""
 
     @field_validator("action")
     @classmethod
@@ -166,23 +172,27 @@ class GuardSettings(_Section):
             )
 
 
-class LimitSettings(_Section):
-    """Limits on one text of a prompt; exceeding one is a finding of a ``limit.*`` rule."""
+class TextLimits(_Section):
+    """Limits on one text of a prompt; exceeding one is a finding of a `limit.*` rule."""
 
     max_chars: int = Field(200_000, ge=1)
-    """What is longer is blocked: it is not inspected."""
+    """Longest text that is inspected, in characters; longer ones are blocked."""
     max_run_chars: int = Field(2_000, ge=600)
-    """The same character or phrase of up to 256 characters in a row; the search would overlook less than 600."""
+    """Longest repetition of a character or of a phrase of up to 256 characters; below 600 the search
+    would miss some.
+    """
 
 
 class EchoSettings(_Section):
-    """When an answer repeats the system message."""
+    """Detection of answers that repeat the system message."""
 
     words: int = Field(8, ge=3, le=64)
-    """That many words in a row count as one match."""
+    """Length of a match, in words in a row."""
     matches: int = Field(1, ge=1)
-    """From this match on something is done; overlapping runs count one for each word."""
+    """Number of the match from which on the action is taken; overlapping runs count one for each word.
+    """
     action: OutputAction = "block"
+    """Action on repetitions."""
 
 
 class OutputSettings(_Section):
@@ -190,17 +200,18 @@ class OutputSettings(_Section):
 
     enabled: bool = True
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
-    """Over those of the prompt, name by name."""
+    """Actions that differ from those on prompts, by rule."""
     echo: EchoSettings | None = None
     canaries: tuple[Annotated[str, Field(min_length=4, max_length=200)], ...] = ()
-    """Strings that stand in a system message and must never come out; finding one blocks."""
+    """Strings in a system message that must never come out; finding one blocks."""
     markdown_images: OutputAction = "allow"
+    """Action on images of other hosts."""
     image_hosts: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$")], ...] = ()
     """Hosts that images may come from."""
     ansi: OutputAction = "allow"
-    """Terminal escape sequences."""
+    """Action on terminal escape sequences."""
     truncated_chars: int = Field(4, ge=0, le=64)
-    """Characters that may show of a possible match that the end of a cut answer leaves open."""
+    """Characters shown of a possible match that a cut answer leaves open at its end."""
 
     @field_validator("actions")
     @classmethod
@@ -225,26 +236,28 @@ class PolicySettings(_Section):
 
     version: str = Field("1", coerce_numbers_to_str=True)
     enabled: bool = True
-    """False: no rule looks at prompts or answers. Normalization and the limit of length stay."""
+    """Apply rules to prompts and answers. Normalization and the limit of length always apply."""
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
     severity: dict[SeverityName, ActionSpec] = Field(default_factory=dict)
-    """From this severity on, for rules that ``actions`` does not name."""
+    """Actions from a severity upwards, for rules that `actions` does not name."""
     default: ActionSpec = Choice(Action.FLAG)
     restore: bool = False
-    """The caller's own values come back in the answer in the place of their placeholders."""
+    """Put the caller's own values back into the answer in place of their placeholders."""
     deny: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     """Files with one word or phrase a line."""
     phone_regions: tuple[PhoneRegion, ...] | None = None
-    """Regions (ISO 3166) whose telephone numbers count as they are dialled there; unset: those of the rule."""
-    limits: LimitSettings = LimitSettings()
+    """Regions (ISO 3166) whose telephone numbers count as they are dialled there; unset: those of the
+    rule.
+    """
+    limits: TextLimits = TextLimits()
     output: OutputSettings = OutputSettings()
     guard: dict[Name, GuardSettings] = Field(default_factory=dict, max_length=8)
-    """Guard models by a name of the operator's choice."""
+    """Guard models, by a name of the operator's choice."""
 
 
 class ChooseRule(_Section):
-    """Gives ``policy`` to requests of a tenant, with labels, or both."""
+    """Gives `policy` to requests of a tenant, with labels, or both."""
 
     policy: Name
     tenant: str | None = None
@@ -257,26 +270,27 @@ class ChooseRule(_Section):
         return self
 
     def holds(self, tenant: str, labels: Mapping[str, str]) -> bool:
-        """Whether a request gets the policy."""
-        ours = self.tenant is None or self.tenant == tenant
-        return ours and all(labels.get(key) == value for key, value in self.labels.items())
+        """Return whether a request gets the policy."""
+        same_tenant = self.tenant is None or self.tenant == tenant
+        return same_tenant and all(labels.get(key) == value for key, value in self.labels.items())
 
 
 class RuleSettings(_Section):
     """A rule of the operator, for the prompts and answers of all policies."""
 
     name: str = Field(pattern=r"^[a-z0-9_]{1,48}$")
-    """Findings are called "custom.NAME"."""
+    """Name of the rule; findings are called "custom.NAME"."""
     pattern: str
-    """See `gateway.safety.patterns`; without an upper bound of its matches it is refused."""
+    """Pattern in RE2's syntax with an upper bound of its matches, see `gateway.safety.patterns`."""
     validator: str = ""
-    """One of `FOR_ANY_PATTERN`, which decides whether a match is a finding, and what of it."""
+    """One of `FOR_ANY_PATTERN`; decides whether a match is a finding, and which part of it."""
     severity: SeverityName = "high"
     action: ActionSpec | None = None
-    """For policies that do not name the rule in ``actions``; unset: by severity, as for any rule."""
+    """Action for policies that do not name the rule in `actions`; unset: by severity, as for any rule.
+    """
     must_match: tuple[str, ...] = Field(min_length=1)
     must_not_match: tuple[str, ...] = ()
-    """Texts with and without a finding of the rule, checked when the file is loaded."""
+    """Texts with and without a finding of the rule, checked when the configuration is loaded."""
 
     @field_validator("validator")
     @classmethod
@@ -287,20 +301,20 @@ class RuleSettings(_Section):
 
     @property
     def id(self) -> str:
-        """The name of its findings."""
+        """Name of its findings."""
         return f"{CUSTOM}.{self.name}"
 
 
 class SafetySettings(_Section):
-    """The whole section."""
+    """The section `safety:`."""
 
     policies: dict[Name, PolicySettings] = Field(
         default_factory=lambda: {"default": PolicySettings()}
     )
     default: Name = "default"
     choose: tuple[ChooseRule, ...] = ()
-    """The first that holds decides, else ``default``."""
+    """The first rule that holds decides, else `default`."""
     rules: tuple[RuleSettings, ...] = ()
-    """The operator's own."""
+    """Rules of the operator."""
     dry_run: Name | None = None
-    """A policy that is tried beside the active one: its decisions are counted, never carried out."""
+    """Policy that is tried beside the active one: its decisions are counted, never carried out."""

@@ -1,13 +1,13 @@
-"""Answers that are kept for equal requests, in each gateway's memory and in a JetStream bucket of all
-(docs/concepts/cache.md).
+"""Cached answers to equal requests, in the memory of each gateway and in a JetStream bucket of all.
 
-Kept are complete answers that would come out the same again: of greedy requests, and of those that name a seed. Their
-names are hashes over all that they depend on: the files and settings of the models, the tokens of the prompt, the
-sampling, the text before the safety rules changed it, and the version of their policy. Requests under
-a policy with guard models are computed each time: guards decide about, and are recorded for, every request.
+Cached are complete answers that would come out the same again: of greedy requests, and of requests
+that name a seed (docs/concepts/cache.md). The key is a hash over everything that the answer depends
+on: files and settings of the models, tokens of the prompt, sampling, the text before redaction, and
+the version of the safety policy. Requests under a policy with guard models are always computed,
+because guards decide about every request and are recorded with it.
 
-Equal requests that run at the same time share one row. The others wait for it, unless it is of a less urgent class or
-has failed.
+Equal requests that run at the same time share one run. The others wait for it, unless it has a less
+urgent class or has failed.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from gateway.streaming.answer import Answer
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache, is_whole
 from sluice.background import BackgroundTasks
 from sluice.errors import Cancelled, DeadlinePassed, InvalidRequest, SluiceError
-from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, KeyRecord
+from sluice.internal.v1.gateway_pb2 import GatewayQuery, GatewayReply, KeyRecord
 from sluice.internal.v1.task_pb2 import Sampling
 from sluice.settings import CacheSettings
 from sluice.v1.admin_pb2 import ClearAnswersRequest
@@ -41,23 +41,23 @@ from sluice.wire.subjects import RANKS, is_token
 ENTRIES_MAX: Final = 65_536
 """Answers in the memory of one gateway; their bytes are bounded too."""
 PAUSE_S: Final = 5.0
-"""JetStream is not asked for so long after it did not answer, seconds: requests are computed instead."""
+"""How long JetStream is left alone after it failed, in seconds; meanwhile requests are computed."""
 STORING_MAX: Final = 256
-"""Answers on their way to JetStream; more are kept in memory alone."""
+"""Answers on their way to JetStream at the same time; others stay in memory alone."""
 READS_MAX: Final = 64
-"""Embeddings of one call that JetStream is asked for; of more texts the memory alone is."""
+"""Embeddings of one call that are looked up in JetStream; the rest is looked up in memory alone."""
 EVERYONE: Final = "$all"
-"""Stands for the tenant when answers go across tenants."""
+"""Stands for the tenant in keys, when answers are shared between tenants."""
 
 _WHOLE: Final = frozenset({FINISH_REASON_STOP, FINISH_REASON_LENGTH, FINISH_REASON_STOP_SEQUENCE})
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class AnswerCache:
-    """The answers that this gateway keeps.
+class SharedAnswerCache:
+    """The cached answers of this gateway.
 
     Attributes:
-        enabled: whether it keeps any.
+        enabled: whether answers are cached at all.
     """
 
     def __init__(self, settings: CacheSettings, bucket: Bucket, peers: Peers) -> None:
@@ -71,18 +71,18 @@ class AnswerCache:
         self._paused_until = 0.0
 
     def key_of(self, context: RequestContext) -> str:
-        """The name of the answer to a request; empty when none is kept."""
+        """Return the cache key of a request, or "" if its answer is not cached."""
         request = context.request
-        if not self._keeps(request.tenant):
+        if not self._is_cached(request.tenant):
             return ""
         sampling = request.sampling
-        certain = sampling.temperature == 0 or sampling.HasField("seed")
+        is_repeatable = sampling.temperature == 0 or sampling.HasField("seed")
         # A key that the caller named belongs to one request, and its answer is kept under it. Of several answers the
         # first alone is as that of a request for one: the others do not count the prompt.
-        own = request.resume or request.key_is_shared or request.answer_index
+        is_private = request.resume or request.key_is_shared or request.answer_index
         policy = context.inspection.compiled
         guarded = policy.guards or policy.answer_readers
-        if not certain or own or guarded:
+        if not is_repeatable or is_private or guarded:
             return ""
         return self._key(request.tenant, context.plan.model, _parts(context))
 
@@ -92,77 +92,78 @@ class AnswerCache:
         rows: Sequence[PreparedPrompt],
         compute: Callable[[Sequence[PreparedPrompt]], Awaitable[Sequence[bytes]]],
     ) -> list[bytes]:
-        """The embedding of each row: those that are kept are not computed, and equal ones only once."""
-        if not self._keeps(tenant):
+        """Return the embedding of each row; cached ones are not computed, and equal ones only once."""
+        if not self._is_cached(tenant):
             return list(await compute(rows))
         keys = [self._key(tenant, row.model.name, _value_parts(row)) for row in rows]
-        found = await self.find_values(keys)
-        wanted = {key: row for key, row in zip(keys, rows, strict=True) if key not in found}
-        computed = await compute(list(wanted.values())) if wanted else ()
-        for key, values in zip(wanted, computed, strict=True):
-            self._keep(key, KeyRecord(values=values))
-            found[key] = values
-        return [found[key] for key in keys]
+        cached = await self.find_values(keys)
+        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
+        computed = await compute(list(missing.values())) if missing else ()
+        for key, values in zip(missing, computed, strict=True):
+            self._cache(key, KeyRecord(values=values))
+            cached[key] = values
+        return [cached[key] for key in keys]
 
     async def find_values(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The embeddings that are kept under ``keys``."""
+        """Return the embeddings that are cached under `keys`."""
         now = time.monotonic()
-        found = {key: self._memory.record(key, now) for key in dict.fromkeys(keys)}
-        asked = [key for key, record in found.items() if record is None][:READS_MAX]
-        found |= dict(zip(asked, await asyncio.gather(*map(self._read, asked)), strict=True))
-        return {key: record.values for key, record in found.items() if record is not None}
+        records = {key: self._memory.record(key, now) for key in dict.fromkeys(keys)}
+        missing = [key for key, record in records.items() if record is None][:READS_MAX]
+        records |= dict(zip(missing, await asyncio.gather(*map(self._read, missing)), strict=True))
+        return {key: record.values for key, record in records.items() if record is not None}
 
     async def find(self, context: RequestContext, key: str) -> Replay | None:
-        """The answer kept under ``key``. None: the request is computed, and `ended` or `given_up` is called for it.
+        """Return the cached answer under `key`, waiting while an equal request computes it.
 
-        Waits while an equal request is computed; the caller limits that.
+        Returns:
+            None if the caller must compute the answer, and then call `ended` or `given_up`.
         """
         rank = RANKS[context.request.priority_class]
-        while (kept := self._memory.get(key, time.monotonic())) is None:
-            first = self._computing.claim(key, Leader(context.request_id, rank))
-            if first is None:
+        while (answer := self._memory.get(key, time.monotonic())) is None:
+            leader = self._computing.claim(key, Leader(context.request_id, rank))
+            if leader is None:
                 return await self._lead(key, context.request_id)
-            if rank < first.rank or not await asyncio.shield(first.ended):
+            if rank < leader.rank or not await asyncio.shield(leader.ended):
                 return None
-        return kept
+        return answer
 
-    def ended(self, key: str, stream: Answer) -> None:
-        """The stream of a request that was computed has ended."""
+    def on_end(self, key: str, stream: Answer) -> None:
+        """Cache the answer of a stream that has ended, and wake the requests that wait for it."""
         finished, error = stream.finished, stream.error
         record = None
-        degraded = any(one.error is not None for one in stream.attempts)
+        degraded = any(run.error is not None for run in stream.attempts)
         if finished is not None and finished.reason in _WHOLE and not degraded:
             record = stream.record()
         if record is not None and record.ByteSize() > REPLAY_BYTES_MAX:
             record = None
         if record is not None:
-            self._keep(key, record)
+            self._cache(key, record)
         # The next one computes it when only this caller did not wait for it.
-        left = isinstance(error, Cancelled | DeadlinePassed)
-        self._computing.release(key, stream.request_id, again=record is not None or left)
+        abandoned = isinstance(error, Cancelled | DeadlinePassed)
+        self._computing.release(key, stream.request_id, again=record is not None or abandoned)
 
-    def given_up(self, key: str, request_id: str) -> None:
-        """A request that `find` left to be computed has no stream."""
+    def abandon(self, key: str, request_id: str) -> None:
+        """Release the key of a request that opens no stream."""
         self._computing.release(key, request_id)
 
     async def clear(self, request: ClearAnswersRequest) -> list[str]:
-        """Forgets answers at all gateways; returns those that did not answer.
+        """Drop answers at all gateways; return the gateways that did not reply.
 
         Raises:
-            InvalidRequest: the request names no answer that can be.
-            TransportUnavailable: JetStream does not answer; nothing is forgotten.
+            InvalidRequest: the request names no possible answer.
+            TransportUnavailable: JetStream does not respond; nothing is dropped.
         """
         pattern = _pattern(request)
         if self.enabled:
             await self._bucket.purge(pattern)
-        _, silent = await self._peers.ask_all(GatewayQuestion(clear_answers=request))
+        _, silent = await self._peers.query_all(GatewayQuery(clear_answers=request))
         return silent
 
     async def close(self, timeout_s: float) -> None:
-        """Returns when everything is stored, or after ``timeout_s`` seconds."""
+        """Return once everything is stored, or after `timeout_s` seconds."""
         await self._storing.settle(timeout_s)
 
-    def _keeps(self, tenant: str) -> bool:
+    def _is_cached(self, tenant: str) -> bool:
         settings = self._settings
         return self.enabled and (not settings.tenants or tenant in settings.tenants)
 
@@ -171,31 +172,31 @@ class AnswerCache:
         return f"{scope}.{model}.{hashlib.sha256(b''.join(_sized(parts))).hexdigest()}"
 
     async def _lead(self, key: str, request_id: str) -> Replay | None:
-        """This request computes the answer, unless another gateway has it."""
+        """Look in JetStream before this request computes the answer itself."""
         try:
             record = await self._read(key)
         except BaseException:
-            self.given_up(key, request_id)
+            self.abandon(key, request_id)
             raise
         if record is None:
             return None
-        self.given_up(key, request_id)
+        self.abandon(key, request_id)
         return Replay(record)
 
     async def _read(self, key: str) -> KeyRecord | None:
         if time.monotonic() < self._paused_until:
             return None
         try:
-            found = await self._bucket.read(key, KeyRecord)
+            stored = await self._bucket.read(key, KeyRecord)
         except SluiceError as error:
             self._pause(error)
             return None
-        if found is None or not (found[0].values or is_whole(found[0])):
+        if stored is None or not (stored[0].values or is_whole(stored[0])):
             return None
-        self._memory.put(key, found[0], time.monotonic())
-        return found[0]
+        self._memory.put(key, stored[0], time.monotonic())
+        return stored[0]
 
-    def _keep(self, key: str, record: KeyRecord) -> None:
+    def _cache(self, key: str, record: KeyRecord) -> None:
         self._memory.put(key, record, time.monotonic())
         if len(self._storing) < STORING_MAX and time.monotonic() >= self._paused_until:
             self._storing.spawn(self._write(key, record))
@@ -208,22 +209,22 @@ class AnswerCache:
 
     def _pause(self, error: SluiceError) -> None:
         if time.monotonic() >= self._paused_until:
-            _log.warning("answers are kept in memory alone for %g s: %s", PAUSE_S, error)
+            logger.warning("answer cache is in memory only for %g s: %s", PAUSE_S, error)
         self._paused_until = time.monotonic() + PAUSE_S
 
-    async def forget(self, request: ClearAnswersRequest) -> GatewayAnswer:
-        """Forgets answers in the memory of this gateway."""
-        wanted = _pattern(request).split(".")
+    async def forget(self, request: ClearAnswersRequest) -> GatewayReply:
+        """Drop answers in the memory of this gateway."""
+        parts = _pattern(request).split(".")
         self._memory.drop(
             lambda key: all(
-                w in ("*", given) for w, given in zip(wanted, key.split("."), strict=True)
+                wanted in ("*", part) for wanted, part in zip(parts, key.split("."), strict=True)
             )
         )
-        return GatewayAnswer()
+        return GatewayReply()
 
 
 def _parts(context: RequestContext) -> Iterator[bytes]:
-    """All that the answer depends on."""
+    """Yield everything that the answer depends on."""
     request = context.request
     yield context.inspection.policy.version.encode()
     yield request.sampling.SerializeToString(deterministic=True)
@@ -245,8 +246,8 @@ def _parts(context: RequestContext) -> Iterator[bytes]:
 
 
 def _value_parts(row: PreparedPrompt) -> Iterator[bytes]:
-    """All that an embedding depends on; rules have changed the text before it became tokens."""
-    assert row.values is not None, "it is a row for an embedding"
+    """Yield everything that an embedding depends on; its text became tokens after redaction."""
+    assert row.values is not None, "a row for an embedding"
     yield b"embedding"
     yield row.model.version.encode()
     yield row.values.SerializeToString(deterministic=True)
@@ -254,20 +255,20 @@ def _value_parts(row: PreparedPrompt) -> Iterator[bytes]:
 
 
 def _sized(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """No two lists of parts are the same bytes."""
+    """Yield `parts` with their lengths, so that no two lists give the same bytes."""
     for part in parts:
         yield len(part).to_bytes(8, "big")
         yield part
 
 
 def _pattern(request: ClearAnswersRequest) -> str:
-    """The keys to forget, as a pattern of NATS."""
+    """Return the NATS pattern of the keys to drop."""
     if request.answer_key:
         parts = request.answer_key.split(".")
-        known = len(parts) == 3 and (parts[0] == EVERYONE or is_token(parts[0]))
-        if request.tenant or request.model or not (known and all(map(is_token, parts[1:]))):
+        is_key = len(parts) == 3 and (parts[0] == EVERYONE or is_token(parts[0]))
+        if request.tenant or request.model or not (is_key and all(map(is_token, parts[1:]))):
             raise InvalidRequest.of(
-                "answer_key", "must be one that `sluice explain` shows, without tenant and model"
+                "answer_key", "must be a key that `sluice explain` shows, without tenant and model"
             )
         return request.answer_key
     return f"{request.tenant or '*'}.{request.model or '*'}.*"

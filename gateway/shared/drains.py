@@ -1,4 +1,8 @@
-"""Workers that operators have drained: a record in JetStream that gateways read, and of which they tell batchers."""
+"""Workers that operators have drained: a record in JetStream that gateways pass on to batchers.
+
+Batchers need no JetStream: they report the revision of the record that they know, and a gateway
+with a later one sends it.
+"""
 
 import asyncio
 import logging
@@ -20,16 +24,16 @@ from sluice.wire import subjects
 from sluice.wire.bucket import Bucket
 from sluice.wire.codec import pack
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 READ_S: Final = 30.0
-"""How often the record is read although no batcher knows a later one, seconds."""
+"""Interval at which the record is read even if no batcher reports a later one, in seconds."""
 _TRIES: Final = 8
-"""Writes of several operators at the same moment."""
+"""Attempts to change the record while other operators change it."""
 
 
 class Drains:
-    """Reads and writes the record; batchers need no JetStream."""
+    """Reads, changes and announces the record of drained workers."""
 
     def __init__(self, gateway_id: str, bucket: Bucket) -> None:
         self._gateway = gateway_id
@@ -39,62 +43,66 @@ class Drains:
         self._changed = asyncio.Event()
 
     def use(self, client: Client) -> None:
-        """Batchers are told over it."""
+        """Set the connection over which batchers are told."""
         self._client = client
 
     async def run(self) -> None:
-        """Reads until it is cancelled; what was read last is told while JetStream does not answer."""
+        """Keep the record up to date until it is cancelled; without JetStream the last one stays in use."""
         while True:
             self._changed.clear()
             try:
                 await self._read()
             except SluiceError as error:
-                _log.debug("the record of drained workers is not read: %s", error)
+                logger.debug("reading the record of drained workers failed: %s", error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(READ_S):
                     await self._changed.wait()
 
     async def on_report(self, report: BatcherReport) -> None:
-        """Tells a batcher that does not know the record; reads it when another gateway has told one of a later one."""
+        """Send the record to a batcher with an older one; read it again if a batcher has a newer one."""
         if report.drains_revision < self._revision:
-            await self._tell(subjects.control_to(report.batcher))
+            await self._announce(subjects.control_to(report.batcher))
         elif report.drains_revision > self._revision:
             self._changed.set()
 
     async def change(self, model: str, worker: str, *, drained: bool) -> DrainRecord:
-        """Adds a worker to the record, or takes it out; returns the record.
+        """Add a worker to the record, or remove it, and announce the change.
+
+        Returns:
+            The record in force afterwards.
 
         Raises:
-            TransportUnavailable: JetStream does not answer.
+            TransportUnavailable: JetStream does not respond.
         """
         for _ in range(_TRIES):
             record = await self._read()
-            one = DrainedWorker(model=model, worker=worker)
-            if (one in record.workers) is drained:
+            entry = DrainedWorker(model=model, worker=worker)
+            if (entry in record.workers) is drained:
                 return record
             changed = DrainRecord(workers=record.workers)
             if drained:
-                changed.workers.append(one)
+                changed.workers.append(entry)
             else:
-                changed.workers.remove(one)
+                changed.workers.remove(entry)
             if await self._bucket.write(subjects.DRAINED_WORKERS, changed, self._revision):
                 await self._read()
-                await self._tell(subjects.CONTROL)
+                await self._announce(subjects.CONTROL)
                 return changed
         raise TransportUnavailable(
-            "others change drained workers at the same time", retry_after_s=RETRY_AFTER_S
+            "drained workers: others change them at the same time; try again",
+            retry_after_s=RETRY_AFTER_S,
         )
 
     async def _read(self) -> DrainRecord:
-        found = await self._bucket.read(subjects.DRAINED_WORKERS, DrainRecord)
-        self._record, self._revision = found or (DrainRecord(), 0)
+        stored = await self._bucket.read(subjects.DRAINED_WORKERS, DrainRecord)
+        self._record, self._revision = stored or (DrainRecord(), 0)
         return self._record
 
-    async def _tell(self, subject: str) -> None:
+    async def _announce(self, subject: str) -> None:
         assert self._client is not None, "started"
-        told = DrainsChanged(record=self._record, revision=self._revision)
-        message = ControlMessage(gateway=self._gateway, drains_changed=told)
+        change = DrainsChanged(record=self._record, revision=self._revision)
+        message = ControlMessage(gateway=self._gateway, drains_changed=change)
         try:
             await self._client.publish(subject, pack(message))
         except NatsError as error:
-            _log.debug("batchers are not told of drained workers: %s", error)
+            logger.debug("announcing drained workers failed: %s", error)

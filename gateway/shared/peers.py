@@ -1,7 +1,7 @@
-"""The other gateways of the mesh: who they are, and questions to them over core NATS.
+"""The other gateways of the mesh: who they are, and queries to them over core NATS.
 
-Every gateway publishes a hello once a second; one that was silent for `FORGET_S` is not asked. An id belongs to one
-process: a gateway that starts asks whether somebody has its id.
+Every gateway publishes a heartbeat once a second. One that was silent for `SILENCE_MAX_S` is no
+longer queried. An id belongs to one process: a gateway that starts checks that nobody has its id.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from nats.errors import NoRespondersError
 from sluice.background import BackgroundTasks
 from sluice.errors import SetupError, SluiceError
 from sluice.internal.v1.gateway_pb2 import (
-    GatewayAnswer,
-    GatewayHello,
-    GatewayQuestion,
-    WhoQuestion,
+    GatewayHeartbeat,
+    GatewayQuery,
+    GatewayReply,
+    IdentityQuery,
 )
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
@@ -31,209 +31,222 @@ from sluice.wire.subjects import is_token
 
 M = TypeVar("M", bound=Message)
 
-HELLO_S: Final = 1.0
-FORGET_S: Final = 3.5
-ASK_S: Final = 0.5
-"""How long a gateway may take to answer a question, seconds."""
-ASK_TRIES: Final = 2
-"""Unanswered questions after which a gateway counts as gone."""
+HEARTBEAT_S: Final = 1.0
+"""Interval of heartbeats, in seconds."""
+SILENCE_MAX_S: Final = 3.5
+"""A gateway without a heartbeat for this long is dead, in seconds: three were lost."""
+QUERY_TIMEOUT_S: Final = 0.5
+"""How long a gateway may take to reply to a query, in seconds."""
+QUERY_TRIES: Final = 2
+"""Queries without a reply after which a gateway counts as dead."""
+_OMITTED_FIRST: Final = ("minutes", "reserved", "days")
+"""Fields that a heartbeat too large for NATS leaves out; the buckets have them too."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-Answer = Callable[[Any], Awaitable[GatewayAnswer]]
-"""What a gateway answers to the message that asks."""
+QueryHandler = Callable[[Any], Awaitable[GatewayReply]]
+"""Replies to one kind of query; its argument is the field of `GatewayQuery` that is set."""
 
 
-class HelloPart(Protocol):
-    """What says something with each hello."""
+class HeartbeatPart(Protocol):
+    """A component that shares state with the other gateways in every heartbeat."""
 
-    def tell(self, hello: GatewayHello) -> None:
-        """Adds to the next hello."""
+    def add_to(self, heartbeat: GatewayHeartbeat) -> None:
+        """Write this gateway's state into its next heartbeat."""
 
-    def hear(self, hello: GatewayHello) -> None:
-        """Another gateway says it."""
+    def on_heartbeat(self, heartbeat: GatewayHeartbeat) -> None:
+        """Take over the state of another gateway."""
 
 
 class Peers:
     """The gateways beside this one.
 
     Attributes:
-        gateway_id: of this gateway.
-        instance: names this process.
+        gateway_id: id of this gateway.
+        instance: random name of this process.
     """
 
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.instance = secrets.token_hex(8)
-        self._questions: Mapping[str, Answer] = {}
-        self._parts: Sequence[HelloPart] = ()
-        self._known: dict[str, tuple[float, GatewayHello]] = {}
-        """When each was heard last, and what it said, by id."""
+        self._handlers: Mapping[str, QueryHandler] = {}
+        self._parts: Sequence[HeartbeatPart] = ()
+        self._heartbeats: dict[str, tuple[float, GatewayHeartbeat]] = {}
+        """When the latest heartbeat of each gateway came, and the heartbeat, by gateway id."""
         self._client: Client | None = None
-        self._answering = BackgroundTasks()
-        self._refresh_keys: Callable[[], Awaitable[None]] = _nothing
+        self._replying = BackgroundTasks()
+        self._refresh_keys: Callable[[], Awaitable[None]] = _do_nothing
 
     @property
-    def hellos(self) -> dict[str, GatewayHello]:
-        """What those that were heard lately said last, by id."""
-        now = time.monotonic()
-        self._known = {name: one for name, one in self._known.items() if now - one[0] <= FORGET_S}
-        return {name: hello for name, (_, hello) in sorted(self._known.items())}
+    def heartbeats(self) -> dict[str, GatewayHeartbeat]:
+        """The latest heartbeat of every gateway that is alive, by gateway id."""
+        oldest = time.monotonic() - SILENCE_MAX_S
+        self._heartbeats = {
+            name: entry for name, entry in self._heartbeats.items() if entry[0] >= oldest
+        }
+        return {name: heartbeat for name, (_, heartbeat) in sorted(self._heartbeats.items())}
 
     @property
-    def known(self) -> list[str]:
-        """Ids of those that were heard lately."""
-        return list(self.hellos)
+    def alive(self) -> list[str]:
+        """Ids of the other gateways that are alive."""
+        return list(self.heartbeats)
 
     async def start(
         self,
         client: Client,
-        questions: Mapping[str, Answer],
-        parts: Sequence[HelloPart],
+        handlers: Mapping[str, QueryHandler],
+        parts: Sequence[HeartbeatPart],
         refresh_keys: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Takes the id and subscribes; ``questions``: what it answers, by the field of `GatewayQuestion` that asks.
+        """Claim the id, subscribe to queries and heartbeats, and announce this gateway.
 
-        ``refresh_keys``: reads the API keys, for `sluice.wire.key_changes`.
+        Args:
+            client: connection to NATS.
+            handlers: by the field of `GatewayQuery` that they reply to.
+            parts: what is sent and received with heartbeats.
+            refresh_keys: reads the API keys again, for `sluice.wire.key_changes`.
 
         Raises:
             SetupError: another gateway has the id.
         """
-        self._client, self._questions, self._parts = client, questions, parts
-        self._refresh_keys = refresh_keys or _nothing
-        who = GatewayQuestion(who=WhoQuestion())
-        if await self.ask(self.gateway_id, who, tries=1) is not None:
+        self._client, self._handlers, self._parts = client, handlers, parts
+        self._refresh_keys = refresh_keys or _do_nothing
+        identity = GatewayQuery(identity=IdentityQuery())
+        if await self.query(self.gateway_id, identity, tries=1) is not None:
             raise SetupError(
-                f"--id: a gateway {self.gateway_id!r} is running; give this one another id, or none"
+                f"--id: gateway {self.gateway_id!r} is running already; use another id, or none"
             )
-        await client.subscribe(subjects.gateway(self.gateway_id), cb=self._on_question)
-        await client.subscribe(subjects.GATEWAYS, cb=self._on_hello)
-        await self.hello()
+        await client.subscribe(subjects.gateway(self.gateway_id), cb=self._on_query)
+        await client.subscribe(subjects.GATEWAYS, cb=self._on_heartbeat)
+        await self.send_heartbeat()
 
     async def run(self) -> None:
-        """Says hello until it is cancelled."""
+        """Send heartbeats until it is cancelled."""
         while True:
-            await asyncio.sleep(HELLO_S)
-            await self.hello()
+            await asyncio.sleep(HEARTBEAT_S)
+            await self.send_heartbeat()
 
-    async def hello(self, *, leaving: bool = False) -> None:
-        """Tells the others about this gateway now."""
-        hello = GatewayHello(gateway=self.gateway_id, instance=self.instance, leaving=leaving)
+    async def send_heartbeat(self, *, leaving: bool = False) -> None:
+        """Publish the state of this gateway now."""
+        heartbeat = GatewayHeartbeat(
+            gateway=self.gateway_id, instance=self.instance, leaving=leaving
+        )
         for part in self._parts:
-            part.tell(hello)
+            part.add_to(heartbeat)
         try:
-            await self._publish(subjects.GATEWAYS, hello)
-        except OversizedMessage:
-            for field in (
-                "minutes",
-                "reserved",
-                "days",
-            ):  # of very many tenants: they are in buckets
-                hello.ClearField(field)
-            await self._publish(subjects.GATEWAYS, hello)
+            await self._publish(subjects.GATEWAYS, heartbeat)
+        except OversizedMessage:  # thousands of tenants
+            for field in _OMITTED_FIRST:
+                heartbeat.ClearField(field)
+            await self._publish(subjects.GATEWAYS, heartbeat)
 
-    async def ask(
+    async def query(
         self,
         gateway: str,
-        question: GatewayQuestion,
-        timeout_s: float = ASK_S,
-        tries: int = ASK_TRIES,
-    ) -> GatewayAnswer | None:
-        """The answer of ``gateway``, or None when it is gone: nobody has its subject, or it does not answer."""
+        query: GatewayQuery,
+        timeout_s: float = QUERY_TIMEOUT_S,
+        tries: int = QUERY_TRIES,
+    ) -> GatewayReply | None:
+        """Send `query` to one gateway; return its reply, or None if it is dead or silent."""
         assert self._client is not None, "started"
         for _ in range(tries):
             try:
                 reply = await self._client.request(
-                    subjects.gateway(gateway), pack(question), timeout=timeout_s
+                    subjects.gateway(gateway), pack(query), timeout=timeout_s
                 )
-                return unpack(GatewayAnswer, reply.data)
+                return unpack(GatewayReply, reply.data)
             except NoRespondersError:
                 break
             except (TimeoutError, NatsError, MalformedMessage) as error:
-                _log.warning("gateway %s does not answer: %s", gateway, type(error).__name__)
+                logger.warning("no reply from gateway %s: %s", gateway, type(error).__name__)
         return None
 
-    async def ask_all(
-        self, question: GatewayQuestion, timeout_s: float = ASK_S
-    ) -> tuple[list[GatewayAnswer], list[str]]:
-        """The answers of all gateways, this one's first, and who of those that were heard lately gave none.
+    async def query_all(
+        self, query: GatewayQuery, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> tuple[list[GatewayReply], list[str]]:
+        """Send `query` to all gateways.
 
-        One of an earlier release does not know the question. Raises what this gateway's own answer raises.
+        Returns:
+            The replies, this gateway's first, and the ids of gateways that are alive and gave none.
+            An error of this gateway's own handler is raised.
         """
-        known = self.known
-        own = await self._answer(question)
-        asked = await asyncio.gather(*(self.ask(name, question, timeout_s, 1) for name in known))
-        given = {
-            name: one
-            for name, one in zip(known, asked, strict=True)
-            if one is not None and not one.problem
+        others = self.alive
+        own_reply = await self._handle(query)
+        results = await asyncio.gather(*(self.query(name, query, timeout_s, 1) for name in others))
+        replies = {
+            name: reply
+            for name, reply in zip(others, results, strict=True)
+            if reply is not None and not reply.problem
         }
-        return [own, *given.values()], [name for name in known if name not in given]
+        return [own_reply, *replies.values()], [name for name in others if name not in replies]
 
     async def close(self) -> None:
-        """Tells the others that this gateway leaves."""
+        """Announce that this gateway leaves."""
         if self._client is not None:
-            await self.hello(leaving=True)
+            await self.send_heartbeat(leaving=True)
 
     async def _publish(self, subject: str, message: Message) -> None:
         assert self._client is not None, "started"
         try:
             await self._client.publish(subject, pack(message))
         except NatsError as error:
-            _log.debug("NATS: %s not sent: %s", type(message).__name__, error)
+            logger.debug("publishing %s failed: %s", type(message).__name__, error)
 
-    async def _on_hello(self, message: Msg) -> None:
-        hello = _unpacked(GatewayHello, message)
-        if hello is not None and hello.refreshes_keys:
-            self._answering.spawn(self._reply_keys(message.reply))
+    async def _on_heartbeat(self, message: Msg) -> None:
+        heartbeat = _unpacked(GatewayHeartbeat, message)
+        if heartbeat is None:
             return
-        if hello is None or hello.gateway == self.gateway_id or not is_token(hello.gateway):
+        if heartbeat.refreshes_keys:
+            self._replying.spawn(self._reply_keys(message.reply))
             return
-        if hello.leaving:
-            self._known.pop(hello.gateway, None)
-        else:
-            self._known[hello.gateway] = time.monotonic(), hello
-            for part in self._parts:
-                part.hear(hello)
+        if heartbeat.gateway == self.gateway_id or not is_token(heartbeat.gateway):
+            return
+        if heartbeat.leaving:
+            self._heartbeats.pop(heartbeat.gateway, None)
+            return
+        self._heartbeats[heartbeat.gateway] = time.monotonic(), heartbeat
+        for part in self._parts:
+            part.on_heartbeat(heartbeat)
 
-    async def _on_question(self, message: Msg) -> None:
-        question = _unpacked(GatewayQuestion, message)
-        if question is None:
-            return
-        # A task: some answers take seconds, and others must not wait for them.
-        self._answering.spawn(self._reply(question, message.reply))
+    async def _on_query(self, message: Msg) -> None:
+        query = _unpacked(GatewayQuery, message)
+        if query is not None:
+            # A task, because some replies take seconds and others must not wait for them.
+            self._replying.spawn(self._reply(query, message.reply))
 
-    async def _reply_keys(self, reply: str) -> None:
-        """Answer once the API keys are read again; whoever asked sees who does not."""
+    async def _reply_keys(self, reply_to: str) -> None:
+        """Reply once the API keys are read again; the sender notices who stays silent."""
         try:
             await self._refresh_keys()
         except SluiceError as error:
-            _log.warning("reading changed API keys failed: %s", error)
+            logger.warning("reading changed API keys failed: %s", error)
             return
-        hello = GatewayHello(gateway=self.gateway_id, instance=self.instance, peers=self.known)
-        await self._publish(reply, hello)
+        heartbeat = GatewayHeartbeat(
+            gateway=self.gateway_id, instance=self.instance, peers=self.alive
+        )
+        await self._publish(reply_to, heartbeat)
 
-    async def _answer(self, question: GatewayQuestion) -> GatewayAnswer:
-        kind = question.WhichOneof("question") or ""
-        if kind == "who":
-            return GatewayAnswer()
-        answer = self._questions.get(kind)
-        if answer is None:
-            return GatewayAnswer(problem="this release does not know the question")
-        return await answer(getattr(question, kind))
+    async def _handle(self, query: GatewayQuery) -> GatewayReply:
+        kind = query.WhichOneof("query") or ""
+        if kind == "identity":
+            return GatewayReply()
+        handler = self._handlers.get(kind)
+        if handler is None:
+            return GatewayReply(problem="unknown query")
+        return await handler(getattr(query, kind))
 
-    async def _reply(self, question: GatewayQuestion, reply: str) -> None:
+    async def _reply(self, query: GatewayQuery, reply_to: str) -> None:
         try:
-            response = await self._answer(question)
+            reply = await self._handle(query)
         except SluiceError as error:
-            response = GatewayAnswer(problem=error.message)
-        except Exception:  # its task would end silently, and the other gateway would wait
-            _log.exception("a question of another gateway failed")
-            response = GatewayAnswer(problem="it failed; its log has the reason")
-        await self._publish(reply, response)
+            reply = GatewayReply(problem=error.message)
+        except Exception:  # the task would end silently, and the sender would wait
+            logger.exception("query of another gateway failed")
+            reply = GatewayReply(problem="internal error; see the log of the gateway")
+        await self._publish(reply_to, reply)
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     pass
 
 
@@ -241,5 +254,5 @@ def _unpacked(kind: type[M], message: Msg) -> M | None:
     try:
         return unpack(kind, message.data)
     except MalformedMessage as error:
-        _log.error("NATS: %s dropped: %s", kind.__name__, error)
+        logger.error("dropped malformed %s: %s", kind.__name__, error)
         return None

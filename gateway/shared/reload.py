@@ -1,13 +1,19 @@
-"""Reloads models, policies, limits and identities while gateways run; requests in flight keep what they began with.
+"""Reloads models, policies, limits and identities of all gateways while they run.
 
-A reload of one gateway is a reload of all. It writes the new sections into JetStream as a candidate. Every gateway that
-hears of it loads and compiles them, and says with its hello that it is ready, or why not. When all are ready the
-candidate is written over what is in force, and each gateway that hears of that takes what it has loaded; else nothing
-changes. A gateway that missed the candidate loads what is in force when it hears of it. While it cannot, it is not
-serving, says why in its log, and tries again.
+Running requests keep what they began with. A reload of one gateway is a reload of all:
 
-A gateway that starts takes what is in force when its own file is one that was replaced by it; a file that no reload
-has seen is newer, and stays. A model that is added or replaced is taken when a batcher has a worker of it.
+1. The gateway writes the new sections into JetStream as a *candidate*.
+2. Every gateway that sees the candidate loads and compiles it. Its heartbeat says that it is ready,
+   or why not.
+3. When all are ready, the candidate is written over the record in force, and every gateway starts
+   to use what it has loaded. Otherwise nothing changes.
+
+A gateway that missed the candidate loads the record in force when it sees it. While it cannot, it
+is not serving, logs why, and tries again.
+
+A gateway that starts uses the record in force if its own file is one that this record replaced. A
+file that no reload has seen is newer, and stays. A new or changed model is used once a batcher has
+a worker of it.
 """
 
 import asyncio
@@ -26,50 +32,55 @@ from gateway.admission.loads import ModelLoadTable
 from gateway.admission.policies import InForce, Policies
 from gateway.identity.authenticator import Authenticator, Identities
 from gateway.records.store import RecordStore
-from gateway.shared.peers import HELLO_S
+from gateway.shared.peers import HEARTBEAT_S
 from gateway.shared.state import SharedState
 from gateway.telemetry.drift import DriftMonitor
 from sluice.errors import SetupError, SluiceError
-from sluice.internal.v1.gateway_pb2 import GatewayHello, PolicyRecord
+from sluice.internal.v1.gateway_pb2 import GatewayHeartbeat, PolicyRecord
 from sluice.settings import Settings, SettingsError, parse
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PREPARE_S: Final = 20.0
-"""How long the other gateways may take to load and compile policies, seconds."""
+"""How long the other gateways may take to load and compile a candidate, in seconds."""
 TAKE_S: Final = 2.0
-"""How long they may take to replace theirs, seconds."""
+"""How long they may take to put it in force, in seconds."""
 READY_S: Final = 10.0
-"""How long the first worker of a new model may take to be reported, seconds."""
+"""How long the first worker of a new model may take to be reported, in seconds."""
 AGAIN_S: Final = 10.0
-"""After this time what could not be taken is tried again, seconds."""
+"""Delay before a record that could not be used is tried again, in seconds."""
 _LOOK_S: Final = 0.05
-_DIFFER: Final = "its word lists, learned routers, models or files of keys differ; give every gateway the same files"
+"""Interval at which a new model is looked up in the load table, in seconds."""
+_DIFFER: Final = (
+    "word lists, learned routers, models or key files differ; give every gateway the same files"
+)
 _REPLACED_MAX: Final = 64
+"""Digests of older files that a record keeps."""
 _PROBLEM_MAX: Final = 4096
+"""Longest problem in a heartbeat, in characters."""
 _IN_FORCE: Final = "gateway"
 _CANDIDATE: Final = "candidate"
 _OF_OTHERS: Final = frozenset({"batcher", "triton", "retiring"})
 """Sections that a gateway does not use."""
 _OF_IDENTITY: Final = frozenset({"identity.api_keys", "identity.jwt", "identity.certificates"})
-"""The key of the mesh is that of other processes too."""
+"""Settings of identity that can be reloaded; the key of the mesh belongs to other processes too."""
 _TAKEN: Final = TAKEN_WHILE_RUNNING["gateway"] - {"identity"} | _OF_IDENTITY
 
 Load = Callable[[Settings, Policies], Policies]
-"""Loads the policies of settings, which replace others; any thread may call it.
+"""Loads the policies of settings, which replace others; thread-safe.
 
 Raises:
-    SettingsError: one line that names what cannot work.
+    SettingsError: one line that names what is wrong.
 """
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Policies that can be taken, with the keys of those who call.
+    """Policies and identities that are ready to use.
 
     Attributes:
-        compiled: a hash of all that decides: lists, learned routers and files of keys included.
+        compiled: hash of everything that decides, with word lists, learned routers and key files.
     """
 
     policies: Policies
@@ -79,11 +90,15 @@ class _Loaded:
 
 @dataclass
 class GatewayReload:
-    """`sluice.settings.reload.Apply` of a gateway, and its part in the reloads of others.
+    """Reloads this gateway, and takes part in the reloads of others.
+
+    Called with settings it is `sluice.settings.reload.Apply`.
 
     Attributes:
         loads: tells whether a model has a worker.
-        store, drift, authenticator: what follows the policies beside `in_force`.
+        store: record store, which follows the policies in force.
+        drift: drift monitor, likewise.
+        authenticator: likewise.
     """
 
     load: Load
@@ -95,37 +110,39 @@ class GatewayReload:
     authenticator: Authenticator
 
     def __post_init__(self) -> None:
-        self._taken = self._seen = 0
-        """Revisions of the record in force: that this gateway has taken last, and that it has read last."""
+        self._in_use = self._seen = 0
+        """Revisions of the record in force: the one that this gateway uses, and the latest that it has
+        read.
+        """
         self._compiled = ""
-        """`_Loaded.compiled` of what was taken last."""
-        self._candidate = GatewayHello()
-        """What its hello says of the newest candidate that this gateway knows."""
+        """`_Loaded.compiled` of what is in use."""
+        self._candidate = GatewayHeartbeat()
+        """What its heartbeat says about the newest candidate that this gateway has seen."""
         self._prepared: _Loaded | None = None
-        """Of the newest candidate; nothing else was taken since."""
+        """The newest candidate, loaded, if nothing else was put in force since."""
         self._reloading = asyncio.Lock()
-        self._heard = asyncio.Event()
+        self._heartbeat_came = asyncio.Event()
         self._newer = asyncio.Event()
 
     async def __call__(self, settings: Settings) -> None:
-        """Takes ``settings`` at all gateways, or at none.
+        """Put `settings` in force at all gateways, or at none.
 
         Raises:
-            SettingsError: they are not valid, something else has changed, or another gateway cannot take them; the old
-                ones stay in use.
+            SettingsError: they are invalid, change something else, or another gateway cannot use
+                them; the old ones stay in force.
         """
         _check(self._settings, settings)
         async with self._reloading:
             loaded = await self._load(settings)
-            revision = self._taken
+            revision = self._in_use
             if loaded.compiled != self._compiled or self._is_behind:
                 try:
                     revision = await self._propose(loaded)
                 except SluiceError as error:
                     raise SettingsError(f"{error}; no gateway has changed") from error
             self._use(loaded, revision)
-            await self.shared.peers.hello()
-            await self._until(lambda hello: hello.policies >= revision, TAKE_S)
+            await self.shared.peers.send_heartbeat()
+            await self._until(lambda heartbeat: heartbeat.policies >= revision, TAKE_S)
 
     @property
     def _settings(self) -> Settings:
@@ -133,12 +150,12 @@ class GatewayReload:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the others have taken what this gateway has not."""
-        told = (hello.policies for hello in self.shared.peers.hellos.values())
-        return max((self._seen, *told)) > self._taken
+        """Whether the others use a record that this gateway does not use yet."""
+        revisions = (hello.policies for hello in self.shared.peers.heartbeats.values())
+        return max((self._seen, *revisions)) > self._in_use
 
     async def _load(self, settings: Settings) -> _Loaded:
-        """Loads and compiles in a thread, and reads keys; returns when every model that is new has a worker."""
+        """Load and compile in a thread, and read keys; return once every new model has a worker."""
         try:
             identities = await self.authenticator.prepare(settings.identity)
         except (SluiceError, NatsError) as error:
@@ -159,164 +176,164 @@ class GatewayReload:
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             raise SettingsError(
-                f"models: {name}: no batcher has a worker of {task}; start its workers, and reload the batchers first"
+                f"models: {name}: no batcher has a worker of {task}; start one and reload the batchers first"
             ) from None
 
     async def _propose(self, loaded: _Loaded) -> int:
-        """Has all gateways load ``loaded``, then writes it over what is in force; returns the revision.
+        """Let all gateways load `loaded`, then write it over the record in force; return the revision.
 
         Raises:
-            SettingsError: one cannot, or does not say, or another reload was first.
-            SluiceError: JetStream does not answer.
+            SettingsError: one cannot, or does not reply, or another reload was first.
+            SluiceError: JetStream does not respond.
         """
         settings, bucket = loaded.policies.settings, self.shared.policies
         record = PolicyRecord(
             sections=_sections_of(settings), digest=_digest_of(settings), compiled=loaded.compiled
         )
-        known, last = await bucket.read(_IN_FORCE, PolicyRecord) or (PolicyRecord(), 0)
+        replaced, last = await bucket.read(_IN_FORCE, PolicyRecord) or (PolicyRecord(), 0)
         revision = await bucket.write(_CANDIDATE, record)
         assert revision is not None, "it replaces whatever is there"
         try:
-            self._candidate = GatewayHello(candidate=revision)
-            await self.shared.peers.hello()
+            self._candidate = GatewayHeartbeat(candidate=revision)
+            await self.shared.peers.send_heartbeat()
             await self._until_ready(revision)
             await self.store.ensure_outcomes(settings.routing.outcomes)
-            record.replaced.extend(self._replaced(known, record.digest))
-            taken = await bucket.write(_IN_FORCE, record, last)
+            record.replaced.extend(self._replaced(replaced, record.digest))
+            in_force = await bucket.write(_IN_FORCE, record, last)
         except (TimeoutError, NatsError) as error:
-            raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
+            raise SettingsError(
+                f"routing.outcomes: JetStream refused the change: {error}"
+            ) from error
         finally:
             with suppress(SluiceError):
                 await bucket.remove(revision)
-        if taken is None:
-            raise SettingsError("another gateway has reloaded at the same time; try again")
-        return taken
+        if in_force is None:
+            raise SettingsError("another gateway reloaded at the same time; try again")
+        return in_force
 
     async def _until_ready(self, revision: int) -> None:
-        await self._until(lambda hello: hello.candidate >= revision, PREPARE_S)
-        for name, hello in self.shared.peers.hellos.items():
-            if hello.candidate > revision:
-                raise SettingsError("another gateway reloads at the same time; try again")
-            problem = "does not answer" if hello.candidate < revision else hello.candidate_problem
+        await self._until(lambda heartbeat: heartbeat.candidate >= revision, PREPARE_S)
+        for name, heartbeat in self.shared.peers.heartbeats.items():
+            if heartbeat.candidate > revision:
+                raise SettingsError("another gateway is reloading; try again")
+            problem = "no reply" if heartbeat.candidate < revision else heartbeat.candidate_problem
             if problem:
                 raise SettingsError(f"gateway {name}: {problem}; no gateway has changed")
 
-    def _replaced(self, known: PolicyRecord, digest: str) -> list[str]:
-        """Digests of what is older than the sections of that ``digest``; ``known`` is what they replace."""
-        hellos, own = self.shared.peers.hellos.values(), _digest_of(self._settings)
-        theirs = (hello.candidate_replaces for hello in hellos)
-        replaced = dict.fromkeys([*known.replaced, known.digest, own, *theirs])
-        return [one for one in replaced if one not in ("", digest)][-_REPLACED_MAX:]
+    def _replaced(self, record: PolicyRecord, digest: str) -> list[str]:
+        """Return the digests of all sections that those with `digest` replace, newest last."""
+        heartbeats, own = self.shared.peers.heartbeats.values(), _digest_of(self._settings)
+        theirs = (heartbeat.candidate_replaces for heartbeat in heartbeats)
+        replaced = dict.fromkeys([*record.replaced, record.digest, own, *theirs])
+        return [old for old in replaced if old not in ("", digest)][-_REPLACED_MAX:]
 
-    async def _until(self, said: Callable[[GatewayHello], bool], bound_s: float) -> None:
-        """Returns when every other gateway has said it with its last hello, or at the bound."""
+    async def _until(self, condition: Callable[[GatewayHeartbeat], bool], timeout_s: float) -> None:
+        """Return once every other gateway's heartbeat fulfils `condition`, or after `timeout_s`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(bound_s):
-                while not all(map(said, self.shared.peers.hellos.values())):
-                    self._heard.clear()
-                    await _wait(self._heard, HELLO_S)  # one that says nothing is forgotten
+            async with asyncio.timeout(timeout_s):
+                while not all(map(condition, self.shared.peers.heartbeats.values())):
+                    self._heartbeat_came.clear()
+                    await _wait(self._heartbeat_came, HEARTBEAT_S)  # a silent gateway expires
 
     def _use(self, loaded: _Loaded, revision: int) -> None:
-        """Replaces all policies at once; ``revision`` is that of their record."""
-        tried = self.in_force.policies.inspector.dry_run
+        """Replace all policies at once; `revision` is that of their record."""
+        old_dry_run = self.in_force.policies.inspector.dry_run
         self.in_force.replace(loaded.policies, time.monotonic())
         self.drift.use(loaded.policies.router.held_out, loaded.policies.settings.routing.drift)
         self.authenticator.use(loaded.identities)
-        self._taken = self._seen = revision
+        self._in_use = self._seen = revision
         self._compiled, self._prepared, self.in_force.problem = loaded.compiled, None, ""
-        if tried is not None and tried is not loaded.policies.inspector.dry_run:
-            log.info("%s", tried)
+        if old_dry_run is not None and old_dry_run is not loaded.policies.inspector.dry_run:
+            logger.info("%s", old_dry_run)
 
-    # What other gateways do.
+    def add_to(self, heartbeat: GatewayHeartbeat) -> None:
+        """Add what this gateway uses, and its view of the candidate."""
+        heartbeat.policies = self._in_use
+        heartbeat.MergeFrom(self._candidate)
 
-    def tell(self, hello: GatewayHello) -> None:
-        """Adds to the next hello what this gateway has taken, and what it says of the candidate."""
-        hello.policies = self._taken
-        hello.MergeFrom(self._candidate)
-
-    def hear(self, hello: GatewayHello) -> None:
-        """Another gateway says it."""
-        self._heard.set()
-        if hello.policies > self._seen or hello.candidate > self._candidate.candidate:
+    def on_heartbeat(self, heartbeat: GatewayHeartbeat) -> None:
+        """Wake `run` if another gateway uses or proposes something newer."""
+        self._heartbeat_came.set()
+        if heartbeat.policies > self._seen or heartbeat.candidate > self._candidate.candidate:
             self._newer.set()
 
     async def join(self) -> None:
-        """This gateway starts: takes what the others have taken, when its own file is older.
+        """Start with the record in force, if this gateway's own file is older.
 
         Raises:
-            SetupError: JetStream does not answer.
-            SettingsError: it cannot take it.
+            SetupError: JetStream does not respond.
+            SettingsError: the record cannot be used.
         """
         try:
-            found = await self.shared.policies.read(_IN_FORCE, PolicyRecord)
+            stored = await self.shared.policies.read(_IN_FORCE, PolicyRecord)
         except SluiceError as error:
             raise SetupError(str(error)) from error
-        if found is None:
+        if stored is None:
             return
-        record, self._taken = found
-        self._seen, own = self._taken, _digest_of(self._settings)
+        record, self._in_use = stored
+        self._seen, own = self._in_use, _digest_of(self._settings)
         if own in record.replaced:
-            self._use(await self._load(self._with(record.sections)), self._taken)
-            log.info("the policies of the last reload are in force, instead of those of the file")
+            self._use(await self._load(self._with(record.sections)), self._in_use)
+            logger.info("using the policies of the last reload, which replaced those of the file")
         elif own != record.digest:
-            log.warning(
-                "the policies of the file differ from those of the last reload; they are in force in this gateway"
+            logger.warning(
+                "using the policies of the file, which differ from those of the last reload"
             )
 
     async def run(self) -> None:
-        """Loads what other gateways propose, and takes what they put in force, until it is cancelled."""
+        """Load what other gateways propose and use what they put in force, until it is cancelled."""
         while True:
             await _wait(self._newer, AGAIN_S if self.in_force.problem else None)
             self._newer.clear()
             async with self._reloading:
                 await self._follow()
-            await self.shared.peers.hello()
+            await self.shared.peers.send_heartbeat()
 
     async def _follow(self) -> None:
         try:
             if self._is_behind:
-                await self._take()
+                await self._use_in_force()
             await self._prepare()
-        except SluiceError as error:  # the next hello says it again
-            log.warning("the policies of another gateway were not read: %s", error)
+        except SluiceError as error:  # the next heartbeat says it again
+            logger.warning("reading the policies of another gateway failed: %s", error)
             if self._is_behind:
                 self.in_force.problem = str(error)
 
-    async def _take(self) -> None:
-        """Takes what is in force."""
-        found = await self.shared.policies.read(_IN_FORCE, PolicyRecord)
-        if found is None:
+    async def _use_in_force(self) -> None:
+        """Put the record in force to use in this gateway."""
+        stored = await self.shared.policies.read(_IN_FORCE, PolicyRecord)
+        if stored is None:
             return
-        record, self._seen = found
+        record, self._seen = stored
         loaded, problem = self._prepared, ""
         if loaded is None or loaded.compiled != record.compiled:
             loaded, problem = await self._loaded(record)
         if loaded is not None:
             self._use(loaded, self._seen)
-            log.info("the policies of another gateway's reload are in force")
+            logger.info("using the policies that another gateway reloaded")
         else:
             self.in_force.problem = problem
-            log.error(
-                "the policies of another gateway's reload are not in force: this gateway is not serving: %s",
+            logger.error(
+                "not serving: the policies that another gateway reloaded cannot be used: %s",
                 problem,
             )
 
     async def _prepare(self) -> None:
-        """Loads the candidate, unless that has been done."""
-        found = await self.shared.policies.read(_CANDIDATE, PolicyRecord)
-        if found is None or found[1] <= self._candidate.candidate:
+        """Load the candidate, unless that has been done."""
+        stored = await self.shared.policies.read(_CANDIDATE, PolicyRecord)
+        if stored is None or stored[1] <= self._candidate.candidate:
             return
-        record, revision = found
+        record, revision = stored
         replaces = _digest_of(self._settings)
         self._prepared, problem = await self._loaded(record)
         if self._prepared is not None and self._prepared.compiled != record.compiled:
             self._prepared, problem = None, _DIFFER
-        self._candidate = GatewayHello(
+        self._candidate = GatewayHeartbeat(
             candidate=revision, candidate_problem=problem, candidate_replaces=replaces
         )
 
     async def _loaded(self, record: PolicyRecord) -> tuple[_Loaded | None, str]:
-        """The policies of ``record``, or why they cannot be taken."""
+        """Load the policies of `record`, or return why they cannot be used."""
         try:
             return await self._load(self._with(record.sections)), ""
         except (SettingsError, SluiceError) as error:
@@ -324,41 +341,41 @@ class GatewayReload:
         except (
             Exception
         ) as error:  # the task of `run` would end, and the gateway that proposes would wait
-            log.exception("policies cannot be loaded")
-            return None, f"internal error: {type(error).__name__}; its log has the reason"
+            logger.exception("loading policies failed")
+            return None, f"internal error: {type(error).__name__}; see the log of the gateway"
 
     def _with(self, sections: str) -> Settings:
-        """The settings of this gateway with the policies of ``sections``; raises SettingsError."""
+        """Return the settings of this gateway with the policies of `sections`; raises SettingsError."""
         own: dict[str, Any] = self._settings.model_dump(mode="json")
         try:
-            given: dict[str, Any] = yaml.safe_load(sections)
-            identity = own["identity"] | given["identity"]
+            changed: dict[str, Any] = yaml.safe_load(sections)
+            identity = own["identity"] | changed["identity"]
         except (yaml.YAMLError, TypeError, KeyError) as error:
             raise SettingsError(
-                f"the policies are not those of this release: {type(error).__name__}"
+                f"the stored policies cannot be read: {type(error).__name__}"
             ) from error
-        return parse(own | given | {"identity": identity}, "policies")
+        return parse(own | changed | {"identity": identity}, "policies")
 
 
-async def _wait(event: asyncio.Event, bound_s: float | None) -> None:
-    """Returns when ``event`` is set, or at the bound."""
+async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:
+    """Return when `event` is set, or after `timeout_s`."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(bound_s):
+        async with asyncio.timeout(timeout_s):
             await event.wait()
 
 
 def _check(before: Settings, after: Settings) -> None:
-    """Raises SettingsError when ``after`` changes what cannot be changed while running."""
+    """Raise SettingsError if `after` changes what cannot change while running."""
     refuse_changes(before, after, Settings.model_fields, _TAKEN | _OF_OTHERS)
     if before.identity.enabled != after.identity.enabled:
         raise SettingsError(
-            "identity: cannot be switched on or off while running; start again to change it"
+            "identity: cannot be switched on or off while running; restart to change it"
         )
 
 
 def _sections_of(settings: Settings) -> str:
     sections = settings.model_dump(mode="json", include=set(TAKEN_WHILE_RUNNING["gateway"]))
-    del sections["identity"]["mesh_key"]  # a secret, and the same at all of them
+    del sections["identity"]["mesh_key"]  # a secret, and the same at all gateways
     return yaml.safe_dump(sections, sort_keys=True)
 
 

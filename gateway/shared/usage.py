@@ -1,8 +1,8 @@
-"""What tenants use: told to the other gateways with every hello, and summed for operators.
+"""What tenants use, shared with the other gateways in every heartbeat, and summed for operators.
 
-Limits count calls and rates at all gateways; they are told and not kept. Costs are kept in JetStream too, for an hour
-by the minute and for a month by the day. It is read at the start and after a loss of messages, so a restart forgets at
-most the last second.
+Use of calls and rates is shared, not stored. Costs are stored in JetStream too: an hour by the
+minute and a month by the day. They are read at the start and after messages were lost, so a restart
+forgets the last second at most.
 """
 
 import logging
@@ -15,22 +15,24 @@ from gateway.admission.policies import InForce
 from gateway.admission.tenant_limits import RateName, TenantLimits
 from gateway.routing.budget import Costs, Spending
 from sluice.errors import SluiceError
-from sluice.internal.v1.gateway_pb2 import GatewayHello, MinuteCosts, RateUse
+from sluice.internal.v1.gateway_pb2 import GatewayHeartbeat, MinuteCosts, RateUse
 from sluice.v1.admin_pb2 import LimitUse, ListTenantsResponse, TenantUse
 from sluice.wire.bucket import Bucket
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-_TOLD_PERIODS: Final = 2
-"""In each hello: the present period and the one before, which may have ended since the last hello."""
+_SHARED_PERIODS: Final = 2
+"""Periods in each heartbeat: the current one, and the one before, which may have ended since the last
+heartbeat.
+"""
 
 
 @dataclass(frozen=True)
-class KeptCosts:
-    """Costs by the period, with the bucket that keeps them.
+class StoredCosts:
+    """Costs by period, and the bucket that stores them.
 
     Attributes:
-        instance: names this process.
+        instance: name of this process.
         written: what this process has stored, by period.
     """
 
@@ -40,14 +42,14 @@ class KeptCosts:
     written: dict[int, Costs] = field(default_factory=dict)
 
     async def read(self) -> None:
-        """Reads what the other processes have spent; raises TransportUnavailable."""
+        """Read what the other processes have spent; raises TransportUnavailable."""
         async for key, stored in self.bucket.read_all(MinuteCosts):
             other = key.partition(".")[0]
             if other != self.instance:
-                self.spending.told(other, stored.minute, stored.costs)
+                self.spending.record_remote(other, stored.minute, stored.costs)
 
     async def write(self) -> None:
-        """Stores the periods that have changed since the last call; raises TransportUnavailable."""
+        """Store the periods that changed since the last call; raises TransportUnavailable."""
         own = self.spending.own(time.monotonic(), self.spending.periods)
         current = {period: dict(costs) for period, costs in own}
         for period in [period for period in self.written if period not in current]:
@@ -58,9 +60,9 @@ class KeptCosts:
                 await self.bucket.write(f"{self.instance}.{period}", message)
                 self.written[period] = costs
 
-    def told(self) -> list[MinuteCosts]:
-        """For the next hello."""
-        own = self.spending.own(time.monotonic(), _TOLD_PERIODS)
+    def recent(self) -> list[MinuteCosts]:
+        """Return this gateway's latest costs, for a heartbeat."""
+        own = self.spending.own(time.monotonic(), _SHARED_PERIODS)
         return [MinuteCosts(minute=period, costs=costs) for period, costs in own]
 
 
@@ -71,26 +73,28 @@ class SharedUsage:
     in_force: InForce
     limits: TenantLimits
     limiter: ClassLimiter
-    minutes: KeptCosts
-    days: KeptCosts
+    minutes: StoredCosts
+    days: StoredCosts
 
     async def read(self) -> None:
-        """Reads what all gateways have spent; raises TransportUnavailable."""
+        """Read what all gateways have spent; raises TransportUnavailable."""
         for costs in (self.minutes, self.days):
             await costs.read()
 
     async def write(self) -> None:
-        """Stores what this gateway's requests have cost."""
+        """Store what this gateway's requests have cost."""
         try:
             for costs in (self.minutes, self.days):
                 await costs.write()
         except SluiceError as error:
-            _log.warning("the spending of tenants was not stored: %s", error)
+            logger.warning("storing the spending of tenants failed: %s", error)
 
     def listed(self, tenant: str, currency: str) -> ListTenantsResponse:
-        """The use of ``tenant``, or of all that have limits of their own or do something."""
+        """Return the use of `tenant`, or of every tenant that has limits of its own or is active."""
         tenants = self.in_force.policies.settings.tenants
-        own = {name for name, one in tenants.items() if one.limits is not None}
+        own = {
+            name for name, tenant_settings in tenants.items() if tenant_settings.limits is not None
+        }
         spent = self.minutes.spending.tenants(time.monotonic())
         names = [tenant] if tenant else sorted({*own, *self.limiter.tenants, *spent})
         return ListTenantsResponse(tenants=map(self._use_of, names), currency=currency)
@@ -110,30 +114,30 @@ class SharedUsage:
         cost = self.minutes.spending.spent(tenant, time.monotonic())
         return TenantUse(tenant=tenant, running=calls, cost_last_hour=cost, limits=uses)
 
-    def tell(self, hello: GatewayHello) -> None:
-        """Adds to the next hello what is used here."""
-        hello.rates.extend(
+    def add_to(self, heartbeat: GatewayHeartbeat) -> None:
+        """Add this gateway's use and costs."""
+        heartbeat.rates.extend(
             RateUse(name=name.to_wire(), taken=taken, full_at=at)
             for (name, at), taken in self.limits.report()
         )
         for tenant in self.limiter.tenants:
             limits = self.in_force.policies.settings.limits_of(tenant)
             if limits.concurrent is not None or limits.concurrent_bulk is not None:
-                hello.running[tenant] = self.limiter.running_of(tenant)
-                hello.running_bulk[tenant] = self.limiter.running_of(tenant, bulk=True)
-        hello.minutes.extend(self.minutes.told())
-        hello.reserved.update(self.minutes.spending.reserved)
-        hello.days.extend(self.days.told())
+                heartbeat.running[tenant] = self.limiter.running_of(tenant)
+                heartbeat.running_bulk[tenant] = self.limiter.running_of(tenant, bulk=True)
+        heartbeat.minutes.extend(self.minutes.recent())
+        heartbeat.reserved.update(self.minutes.spending.reserved)
+        heartbeat.days.extend(self.days.recent())
 
-    def hear(self, hello: GatewayHello) -> None:
-        """Another gateway says what is used there."""
-        now, gateway = time.monotonic(), hello.instance
-        named = ((RateName.from_wire(one.name), one) for one in hello.rates)
-        rates = {(name, one.full_at): one.taken for name, one in named if name is not None}
+    def on_heartbeat(self, heartbeat: GatewayHeartbeat) -> None:
+        """Take over the use and costs of another gateway."""
+        now, gateway = time.monotonic(), heartbeat.instance
+        uses = ((RateName.from_wire(use.name), use) for use in heartbeat.rates)
+        rates = {(name, use.full_at): use.taken for name, use in uses if name is not None}
         self.limits.on_report(self.in_force.policies.settings, gateway, rates)
-        self.limits.calls_elsewhere.told(gateway, hello.running, now)
-        self.limits.bulk_elsewhere.told(gateway, hello.running_bulk, now)
-        self.minutes.spending.elsewhere.told(gateway, hello.reserved, now)
-        for kept, told in ((self.minutes, hello.minutes), (self.days, hello.days)):
-            for one in told:
-                kept.spending.told(gateway, one.minute, one.costs)
+        self.limits.calls_elsewhere.update(gateway, heartbeat.running, now)
+        self.limits.bulk_elsewhere.update(gateway, heartbeat.running_bulk, now)
+        self.minutes.spending.elsewhere.update(gateway, heartbeat.reserved, now)
+        for costs, periods in ((self.minutes, heartbeat.minutes), (self.days, heartbeat.days)):
+            for use in periods:
+                costs.spending.record_remote(gateway, use.minute, use.costs)

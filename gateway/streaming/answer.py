@@ -12,7 +12,7 @@ from typing_extensions import override
 from gateway.identity.resume_token import ResumeToken
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Checks
-from gateway.safety.output.windows import Window
+from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.row import AcceptedFrame, Row, contradiction
 from gateway.streaming.row_result import RowRequest, RowResult
@@ -473,7 +473,9 @@ class Answer(RowResult):
             self.reader.grew(self.reader.index, self.current.shown)
             self.reader.wake()
 
-    def settle(self, row: Row, window: Window, findings: Sequence[Finding], now: float) -> None:
+    def settle(
+        self, row: Row, window: AnswerWindow, findings: Sequence[Finding], now: float
+    ) -> None:
         """Token classifiers have read ``window`` of what ``row`` answers; `verdict_passed` shows it."""
         if self.ended:
             return

@@ -16,7 +16,7 @@ from typing import Final
 
 from gateway.safety.findings import Finding
 from gateway.safety.output.filter import OutputFilter
-from gateway.safety.output.windows import Window
+from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.transcript import Transcript
 from sluice import errors
 from sluice.errors import RETRY_AFTER_S, SluiceError
@@ -153,13 +153,13 @@ class Row:
         """Whether token classifiers have to read more of the answer."""
         return self.output is not None and self.output.unread
 
-    def next_window(self) -> Window | None:
+    def next_window(self) -> AnswerWindow | None:
         """The next part for token classifiers, if there is one to read now."""
         if self.output is None or self.output.windows is None or not self.unread:
             return None
         return self.output.windows.due()
 
-    def settle(self, window: Window, findings: Sequence[Finding]) -> None:
+    def settle(self, window: AnswerWindow, findings: Sequence[Finding]) -> None:
         """Token classifiers have read ``window``."""
         self.stopped |= self.transcript.settle(window, findings)
 

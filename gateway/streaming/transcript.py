@@ -20,7 +20,7 @@ from typing import Final
 from gateway.models.tokenizer import Detokenizer
 from gateway.safety.findings import Finding
 from gateway.safety.output.filter import OutputFilter
-from gateway.safety.output.windows import Window
+from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.token_logprobs import PieceOf, PublicLogprobs, Token, TokenGroup, aligned
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1.inference_pb2 import Delta, TokenLogprobs
@@ -167,7 +167,7 @@ class Transcript(VisibleText):
         self._ended = True
         self._search(self._filter_last(self._detokenizer.flush()))
 
-    def settle(self, window: Window, findings: Sequence[Finding]) -> bool:
+    def settle(self, window: AnswerWindow, findings: Sequence[Finding]) -> bool:
         """Token classifiers have read ``window`` of the answer; whether that ends it."""
         assert self.output is not None, "they read for the filter"
         shown = self.output.settle(window, findings)

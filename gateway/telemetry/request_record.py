@@ -13,7 +13,7 @@ from typing import Final
 from gateway.records.store import RecordStore
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import PASSED, Decided, outcome_of
-from gateway.safety.guards.families import Failure
+from gateway.safety.guards.families import GuardFailure
 from gateway.streaming.row import Row
 from gateway.telemetry.request_log import RequestLog
 from sluice.defaults import AUTO
@@ -177,7 +177,7 @@ def _decisions(log: RequestLog) -> list[tuple[str, Action, int, bool]]:
 def _guard(decided: Decided) -> pb.GuardCheck:
     check, name = decided.check, decided.check.guard.name
     words = [outcome_of(rule, name) for rule, _ in decided.taken]
-    failure = next((word for word in words if word in set(Failure)), "")
+    failure = next((word for word in words if word in set(GuardFailure)), "")
     categories = [] if failure else [word for word in words if word != PASSED]
     verdict = pb.GUARD_OUTCOME_FLAGGED if categories else pb.GUARD_OUTCOME_PASSED
     return pb.GuardCheck(

@@ -1,6 +1,6 @@
 """Guard models: one question to one of them, and what a request asks them beside its generation.
 
-Every problem of a question is a `Failure`, never an error: its prompts, its rows, its answer.
+Every problem of a question is a `GuardFailure`, never an error: its prompts, its rows, its answer.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ from gateway.safety.guards.checks import (
     Decided,
     EntityGuard,
     Guard,
-    found_of,
-    taken_of,
+    entity_rules_of,
+    rules_of,
 )
 from gateway.safety.guards.entities import LabelledToken
 from gateway.safety.guards.families import (
-    Failure,
     Family,
+    GuardFailure,
     GuardVerdict,
     Message,
     Outcome,
     Unparsable,
 )
-from gateway.safety.output.windows import Window
+from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.answer import Answer
 from gateway.streaming.row import Row
 from gateway.streaming.transcript import Transcript
@@ -77,16 +77,16 @@ _ALTERNATIVES: Final = 16
 
 _T = TypeVar("_T")
 
-_FAILURES: Final[Mapping[type[Exception], Failure]] = {
-    TimeoutError: Failure.TIMEOUT,
-    DeadlinePassed: Failure.TIMEOUT,
-    PromptTooLong: Failure.TOO_LONG,
-    TemplateRefused: Failure.FAILED,
-    Unparsable: Failure.UNPARSABLE,
-    Overloaded: Failure.OVERLOADED,
-    ExpectedLate: Failure.OVERLOADED,
-    ModelUnavailable: Failure.UNAVAILABLE,
-    TransportUnavailable: Failure.UNAVAILABLE,
+_FAILURES: Final[Mapping[type[Exception], GuardFailure]] = {
+    TimeoutError: GuardFailure.TIMEOUT,
+    DeadlinePassed: GuardFailure.TIMEOUT,
+    PromptTooLong: GuardFailure.TOO_LONG,
+    TemplateRefused: GuardFailure.FAILED,
+    Unparsable: GuardFailure.UNPARSABLE,
+    Overloaded: GuardFailure.OVERLOADED,
+    ExpectedLate: GuardFailure.OVERLOADED,
+    ModelUnavailable: GuardFailure.UNAVAILABLE,
+    TransportUnavailable: GuardFailure.UNAVAILABLE,
 }
 
 
@@ -100,20 +100,20 @@ async def ask(
     with _check_span(about, check) as span:
         question = _Question(upstream, about, check, headers_of(span))
         outcome, cost = await question.within_budget(question.verdict(turns))
-        score = None if isinstance(outcome, Failure) else outcome.score
-        _set_outcome(span, taken_of(check.guard, outcome), score)
+        score = None if isinstance(outcome, GuardFailure) else outcome.score
+        _set_outcome(span, rules_of(check.guard, outcome), score)
         return outcome, cost
 
 
 async def read(
     upstream: Upstream, about: RequestContext, check: Check, texts: Sequence[str]
-) -> tuple[list[list[Finding]] | Failure, Decided]:
+) -> tuple[list[list[Finding]] | GuardFailure, Decided]:
     """Return what a token classifier finds in `texts`; see `gateway.admission.prompt_inspection.EntityReader`."""
     with _check_span(about, check) as span:
         question = _Question(upstream, about, check, headers_of(span))
         outcome, cost = await question.within_budget(question.entities(texts))
-        found = outcome if isinstance(outcome, Failure) else [*chain.from_iterable(outcome)]
-        taken = found_of(check.guard, found)
+        found = outcome if isinstance(outcome, GuardFailure) else [*chain.from_iterable(outcome)]
+        taken = entity_rules_of(check.guard, found)
         _set_outcome(span, taken)
         return outcome, Decided(check, taken, cost=cost)
 
@@ -131,14 +131,14 @@ class _Question:
         self._attempts: Sequence[Row] = ()
         self._begun = time.monotonic()
 
-    async def within_budget(self, work: Awaitable[_T]) -> tuple[_T | Failure, Cost]:
+    async def within_budget(self, work: Awaitable[_T]) -> tuple[_T | GuardFailure, Cost]:
         """The result of ``work``, if it comes in time, and what it cost."""
-        outcome: _T | Failure
+        outcome: _T | GuardFailure
         try:
             async with asyncio.timeout(self._check.guard.settings.budget_s):
                 outcome = await work
         except Exception as error:  # the answer would wait for it
-            outcome = _FAILURES.get(type(error), Failure.FAILED)
+            outcome = _FAILURES.get(type(error), GuardFailure.FAILED)
             if not isinstance(error, (SluiceError, *_FAILURES)):
                 _log.exception("request %s: a check failed", self._about.request_id)
         cost = sum(attempt.cost for attempt in self._attempts)
@@ -347,7 +347,7 @@ class GuardRunner(Beside):
         for check in due:
             self.spawn(answer, partial(self._ask, answer, check))
 
-    async def _read(self, answer: Answer, attempt: Row, window: Window) -> None:
+    async def _read(self, answer: Answer, attempt: Row, window: AnswerWindow) -> None:
         """Token classifiers read the next part of the answer."""
         decided, found = await self._entities(attempt, window)
         now = time.monotonic()
@@ -358,7 +358,9 @@ class GuardRunner(Beside):
         answer.settle(attempt, window, found, now)
         self._continue(answer)
 
-    async def _entities(self, attempt: Row, window: Window) -> tuple[list[Decided], list[Finding]]:
+    async def _entities(
+        self, attempt: Row, window: AnswerWindow
+    ) -> tuple[list[Decided], list[Finding]]:
         """What is recorded of each classifier, and all that they found in ``window``."""
         context, guards = self._context, self._context.inspection.compiled.answer_readers
         checks = [self.checks.reading(one, attempt.completion_tokens) for one in guards]
@@ -367,7 +369,7 @@ class GuardRunner(Beside):
         )
         decided = [one for _, one in readings]
         self.checks.decided += decided
-        outcomes = [outcome for outcome, _ in readings if not isinstance(outcome, Failure)]
+        outcomes = [outcome for outcome, _ in readings if not isinstance(outcome, GuardFailure)]
         return decided, [found for outcome in outcomes for found in outcome[0]]
 
     async def _ask(self, answer: Answer, check: Check) -> None:

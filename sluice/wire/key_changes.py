@@ -1,7 +1,7 @@
-"""Makes every gateway read the API keys again, and waits for it: what `sluice keys` changed holds when it returns.
+"""Makes every gateway read the API keys again, and waits until all have: then a change by `sluice keys` is in force.
 
-The question goes to `subjects.GATEWAYS`, where gateways say hello. Each one that has read the keys answers with a hello
-that names the gateways it knows, so the one that asks knows when all have answered.
+The request goes to `subjects.GATEWAYS`, on which gateways publish heartbeats. Each gateway that has read the keys
+replies with a heartbeat that names the gateways it knows, so the sender knows when all have replied.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import Header
 
-from sluice.internal.v1.gateway_pb2 import GatewayHello
+from sluice.internal.v1.gateway_pb2 import GatewayHeartbeat
 from sluice.wire import permissions, subjects
 from sluice.wire.codec import pack, unpack
 
@@ -28,16 +28,16 @@ async def refresh_keys(client: Client, wait_s: float = WAIT_S) -> list[str]:
     known, answered = set[str](), set[str]()
     try:
         await client.publish(
-            subjects.GATEWAYS, pack(GatewayHello(refreshes_keys=True)), reply=inbox
+            subjects.GATEWAYS, pack(GatewayHeartbeat(refreshes_keys=True)), reply=inbox
         )
         async with asyncio.timeout(wait_s):
             while not answered or known - answered:
                 message = await answers.next_msg(timeout=wait_s)
                 if message.headers and Header.STATUS.value in message.headers:
                     break  # no gateway runs
-                hello = unpack(GatewayHello, message.data)
-                answered.add(hello.gateway)
-                known.update(hello.peers)
+                heartbeat = unpack(GatewayHeartbeat, message.data)
+                answered.add(heartbeat.gateway)
+                known.update(heartbeat.peers)
     except (TimeoutError, NatsTimeoutError):
         pass
     finally:

@@ -14,8 +14,8 @@
 | ``sluice.metrics.<gateway>.<question>.<account>`` | the same from another account | ``ProcessMetrics`` |
 | ``sluice.reload`` | `sluice reload`, all gateways and batchers | ``ReloadQuestion`` |
 | ``sluice.reloaded.<question>`` | gateway or batcher, `sluice reload` | ``ReloadAnswer`` |
-| ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
-| ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
+| ``sluice.gateways`` | gateway, all gateways | ``GatewayHeartbeat`` |
+| ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuery`` |
 | ``sluice.dead_letters.<model>.<class>`` | gateway, operators (JetStream) | the task, reason in headers |
 | ``sluice.records.<request>.request.<trace>.<tenant>`` | gateway, gateways (JetStream) | ``RequestRecord`` |
 | ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
@@ -181,7 +181,7 @@ def absent(sender: str, receiver: str) -> str:
 
 
 def gateway(name: str) -> str:
-    """Subject that one gateway answers ``GatewayQuestion`` on."""
+    """Subject that one gateway answers ``GatewayQuery`` on."""
     return f"{GATEWAYS}.{_token(name)}"
 
 

@@ -8,12 +8,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from learning.outcomes import Outcome
+from learning.outcomes import RouterOutcome
 from tests.cli.commands import Cli
 from tests.learning.made_up import HARD, outcomes
 
 
-def write(path: Path, rows: Sequence[Outcome]) -> Path:
+def write(path: Path, rows: Sequence[RouterOutcome]) -> Path:
     columns = ("prompt_id", "prompt", "weak", "strong", "weak_response")
     text = io.StringIO(newline="")
     writer = csv.writer(text)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from learning.outcomes import BadOutcomes, Outcome, Source, gather
+from learning.outcomes import BadOutcomes, RouterOutcome, Source, merge
 
 Rows = list[dict[str, str | None]]
 
@@ -17,9 +17,9 @@ def rows(count: int = 40) -> Rows:
     ]
 
 
-def gathered(given: Rows, **more: Any) -> list[Outcome]:
+def gathered(given: Rows, **more: Any) -> list[RouterOutcome]:
     columns = list(given[0]) if given else ["prompt_id", "prompt", "weak", "strong"]
-    return gather([Source("a.csv", columns, given, **more)])
+    return merge([Source("a.csv", columns, given, **more)])
 
 
 def changed(at: int, **cells: str | None) -> Rows:
@@ -70,15 +70,15 @@ def test_too_few() -> None:
 def test_sources_are_merged_and_ids_count_across_them() -> None:
     more = [{**row, "prompt_id": f"q{row['prompt_id']}"} for row in rows()]
     sources = [Source(name, list(rows()[0]), each) for name, each in (("a", rows()), ("b", more))]
-    assert len(gather(sources)) == 80
+    assert len(merge(sources)) == 80
     with pytest.raises(BadOutcomes, match="b row 2: prompt_id 'p0' is already in a row 2"):
-        gather([Source(name, list(rows()[0]), rows()) for name in ("a", "b")])
+        merge([Source(name, list(rows()[0]), rows()) for name in ("a", "b")])
 
 
 def test_a_source_may_repeat_what_came_before() -> None:
     columns = list(rows()[0])
     newer = [{**row, "weak": "0.5"} for row in [*rows(), {**rows()[0], "prompt_id": "new"}]]
-    found = gather([Source("a", columns, rows()), Source("b", columns, newer, repeats=True)])
+    found = merge([Source("a", columns, rows()), Source("b", columns, newer, repeats=True)])
     assert [row.prompt_id for row in found[38:]] == ["p38", "p39", "new"]
     assert (found[0].weak, found[40].weak) == (0.0, 0.5)
 

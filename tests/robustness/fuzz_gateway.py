@@ -26,7 +26,7 @@ from gateway.server import Gateway
 from sluice.errors import InternalError, from_status
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import BatcherReport, ModelReport
-from sluice.internal.v1.gateway_pb2 import GatewayHello, GatewayQuestion
+from sluice.internal.v1.gateway_pb2 import GatewayHeartbeat, GatewayQuery
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import parse
 from sluice.telemetry.instruments import Instruments
@@ -441,8 +441,8 @@ _HTTP: Final[Sequence[tuple[str, dict[str, Any]]]] = (
 _SUBJECTS: Final[Sequence[tuple[type[Message] | None, str, str]]] = (
     (BatcherReport, subjects.ALL_REPORTS, subjects.report(BATCHER)),
     (BatcherReport, subjects.ALL_REPORTS, subjects.report("b2")),
-    (GatewayHello, subjects.GATEWAYS, subjects.GATEWAYS),
-    (GatewayQuestion, subjects.gateway(NAME), subjects.gateway(NAME)),
+    (GatewayHeartbeat, subjects.GATEWAYS, subjects.GATEWAYS),
+    (GatewayQuery, subjects.gateway(NAME), subjects.gateway(NAME)),
     (ReadMetricsRequest, subjects.METRICS, subjects.METRICS),
     (None, subjects.absent(NAME, subjects.ANY), subjects.absent(NAME, BATCHER)),
 )

@@ -1,4 +1,4 @@
-"""The learned router: predicts from recorded outcomes what the large model gains over the small one, in microseconds.
+"""Learned routers: predict from recorded outcomes how much better the large model would answer.
 
-Learning needs scikit-learn (`training`); scoring needs numpy alone (`router`).
+`learning` trains them with scikit-learn; scoring needs numpy alone.
 """

@@ -1,7 +1,7 @@
-"""Features of a small model's answer to its prompt: whether its sums add up and are all, whether it is complete, names
-the numbers of the prompt and hedges.
+"""Features of a small model's answer: whether its sums are right and complete, whether it hedges, and more.
 
-Two thousand characters of either end are read. Columns are plain numbers; training learns their weights.
+Both ends of the answer are read, `READ_CHARS_MAX` characters together. Columns are plain numbers;
+training learns their weights.
 """
 
 import re
@@ -17,6 +17,7 @@ from gateway.routing.learned.arithmetic import Sum
 from gateway.routing.learned.features import ends
 
 READ_CHARS_MAX: Final = 4_000
+"""Length of a prompt or answer that is read, head and tail together, in characters."""
 VALUE_MAX: Final = 1e12
 """Larger numbers count as this one."""
 
@@ -38,27 +39,29 @@ _OPERATION_WORDS: Final = {
 
 
 def columns(prompt: str, answer: str) -> NDArray[np.float32]:
-    """[len(NAMES)]: the columns of ``answer`` to ``prompt``."""
+    """Return the columns of `answer` to `prompt` as an array of `len(NAMES)`."""
     return np.array([*describe(prompt, answer).values()], np.float32)
 
 
 def describe(prompt: str, answer: str) -> Mapping[str, float]:
-    """The columns of ``answer`` to ``prompt`` by name."""
+    """Return the columns of `answer` to `prompt` by name."""
     prompt, answer = ends(prompt, READ_CHARS_MAX), ends(answer.strip(), READ_CHARS_MAX)
     answer = _MARKUP.sub("", answer)
-    given, found = arithmetic.numbers(prompt), arithmetic.sums(answer)
+    given, sums = arithmetic.numbers(prompt), arithmetic.sums(answer)
     words, lower = _WORD.findall(prompt.lower()), answer.lower()
     return {
         **_prompt(len(prompt), len(words), given),
         **_whole(answer, set(given)),
-        **_sums(found),
-        "missing operations": _missing(set(words), "".join(each.operators for each in found)),
+        **_sums(sums),
+        "missing operations": _missing(
+            set(words), "".join(computed.operators for computed in sums)
+        ),
         **{f"says {hedge.strip()}": min(3, lower.count(hedge)) for hedge in _HEDGES},
     }
 
 
 def _prompt(chars: int, words: int, given: Sequence[float]) -> Mapping[str, float]:
-    """How much the prompt asks for: its size and its numbers."""
+    """Describe how much the prompt asks for: its size and its numbers."""
     capped = [min(value, VALUE_MAX) for value in given] or [0]
     return {
         "prompt chars log": log1p(chars),
@@ -71,7 +74,7 @@ def _prompt(chars: int, words: int, given: Sequence[float]) -> Mapping[str, floa
 
 
 def _whole(answer: str, given: set[float]) -> Mapping[str, float]:
-    """Of all of the answer: whether it ends, repeats itself, chooses options, and names the numbers ``given``."""
+    """Describe the whole answer: its end, repetitions, chosen options, and the `given` numbers it leaves out."""
     lines = [line for line in answer.splitlines() if line.strip()]
     unmentioned = len(given - set(arithmetic.numbers(answer)))
     return {
@@ -83,29 +86,29 @@ def _whole(answer: str, given: set[float]) -> Mapping[str, float]:
     }
 
 
-def _sums(found: Sequence[Sum]) -> Mapping[str, float]:
-    wrong = sum(each.wrong for each in found)
-    kinds = [sum(each.operators.count(mark) for each in found) for mark in "+-*/"]
+def _sums(sums: Sequence[Sum]) -> Mapping[str, float]:
+    wrong = sum(computed.wrong for computed in sums)
+    kinds = [sum(computed.operators.count(mark) for computed in sums) for mark in "+-*/"]
     return {
-        "sums": len(found),
+        "sums": len(sums),
         "wrong sums": wrong,
         "any wrong": wrong > 0,
-        "fractions": sum(abs(each.stated - round(each.stated)) > 1e-6 for each in found),
+        "fractions": sum(abs(computed.stated - round(computed.stated)) > 1e-6 for computed in sums),
         **dict(zip(("additions", "subtractions", "products", "quotients"), kinds, strict=True)),
-        "unused results": _unused_results(found),
+        "unused results": _unused_results(sums),
     }
 
 
-def _unused_results(found: Sequence[Sum]) -> int:
-    """Results that no later sum uses; the last one is the answer."""
+def _unused_results(sums: Sequence[Sum]) -> int:
+    """Count the results that no later sum uses; the last one is the answer."""
     return sum(
-        all(each.stated not in later.operands for later in found[at + 1 :])
-        for at, each in enumerate(found[:-1])
+        all(computed.stated not in later.operands for later in sums[at + 1 :])
+        for at, computed in enumerate(sums[:-1])
     )
 
 
 def _missing(words: set[str], operators: str) -> int:
-    """How many words of the prompt ask for operations beyond those in the sums."""
+    """Count the words of the prompt that ask for more operations than the sums have."""
     return sum(
         max(0, len(words.intersection(asking.split())) - operators.count(mark))
         for mark, asking in _OPERATION_WORDS.items()

@@ -14,12 +14,15 @@ from itertools import islice, pairwise
 from typing import Final
 
 EXPRESSION_CHARS_MAX: Final = 80
+"""Longest expression that is evaluated, in characters."""
 SUMS_MAX: Final = 40
 """Sums of one text that are read."""
 _VALUE_MAX: Final = 1e15
+"""Results from here on count as no number."""
 _TOLERANCE: Final = 0.0051
-"""Answers round to cents."""
+"""Difference that counts as rounding to cents."""
 _PERCENT_TOLERANCE: Final = 0.5
+"""Difference that counts as rounding of a percentage."""
 
 _NUMBER: Final = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+", re.ASCII)
 _REMARK: Final = re.compile(r"(?<=[\d%])[ ]?\([^()=]{0,60}[A-Za-z][^()=]{0,60}\)")
@@ -67,21 +70,21 @@ class Sum:
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers in ``text``, without signs."""
-    return [float(found.replace(",", "")) for found in _NUMBER.findall(text)]
+    """Return the numbers in `text`, without signs."""
+    return [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 
 def sums(text: str) -> list[Sum]:
-    """The sums in ``text``, in order."""
-    found: list[Sum] = []
+    """Return the sums in `text`, in order."""
+    result: list[Sum] = []
     for line in text.translate(_PLAIN).splitlines():
-        if len(found) < SUMS_MAX and "=" in line:
-            found += _of_line(_UNITS.sub(" ", _REMARK.sub("", _ITEM.sub("", line))))
-    return found[:SUMS_MAX]
+        if len(result) < SUMS_MAX and "=" in line:
+            result += _of_line(_UNITS.sub(" ", _REMARK.sub("", _ITEM.sub("", line))))
+    return result[:SUMS_MAX]
 
 
 def evaluate(expression: str) -> float | None:
-    """The value of ``expression``, or None where it has none."""
+    """Return the value of `expression`, or None if it has none."""
     plain = _PERCENT.sub(r"(\1/100)", expression.translate(_SPELLED).strip())
     if len(expression) > EXPRESSION_CHARS_MAX or not _EXPRESSION.fullmatch(plain):
         return None
@@ -105,7 +108,7 @@ def _value(node: ast.expr) -> float:
 
 
 def _of_line(line: str) -> Iterator[Sum]:
-    """Of a = b = c each pair of neighbours."""
+    """Yield the sums of a line; of a = b = c each pair of neighbours."""
     for left, right in islice(pairwise(line.split("=")), SUMS_MAX):
         tail = _BREAK.split(_LEFT.findall(left[-EXPRESSION_CHARS_MAX:])[0])[-1]
         expression = tail.lstrip(" .,)").rstrip(" .,")
@@ -119,13 +122,13 @@ def _of_line(line: str) -> Iterator[Sum]:
 
 
 def _stated(text: str) -> float | None:
-    """The value of the expression or number that ``text`` begins with."""
+    """Return the value of the expression or number that `text` begins with."""
     match = _RIGHT.match(text)
     if match is None:
         return None
-    said = match[1].rstrip(" .,(").translate(_SPELLED)
-    value = evaluate(said) if _OPERATION.search(said) else None
+    stated = match[1].rstrip(" .,(").translate(_SPELLED)
+    value = evaluate(stated) if _OPERATION.search(stated) else None
     if value is None:
-        known = numbers(said)
-        value = (-known[0] if said.startswith("-") else known[0]) if known else None
+        values = numbers(stated)
+        value = (-values[0] if stated.startswith("-") else values[0]) if values else None
     return value

@@ -1,6 +1,6 @@
 """A router as a file: arrays in safetensors, and a hash over all of it. Nothing in it is ever executed.
 
-What is loaded was written whole, by this format version, for these columns; anything else is refused with the reason.
+A file is loaded only if it is whole and was written in this format and for these columns.
 """
 
 import hashlib
@@ -20,8 +20,11 @@ from gateway.routing.learned.model import Calibration, Columns, Head, LearnedRou
 Tensors = Mapping[str, NDArray[Any]]
 
 KIND: Final = "sluice-router"
+"""Marks a file as a router."""
 VERSION: Final = 4
+"""Version of the format."""
 _COLUMNS: Final = hashlib.sha256("\n".join(answer.NAMES).encode()).hexdigest()
+"""Hash of the names of the columns that a router is trained on."""
 
 
 class BadArtefact(ValueError):
@@ -29,7 +32,7 @@ class BadArtefact(ValueError):
 
 
 def save_to(router: LearnedRouter, path: Path) -> LearnedRouter:
-    """Writes ``router`` to ``path`` and returns it with its version; readers see the old file or the whole new one."""
+    """Write `router` to `path` in one step, and return it with its version."""
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(router)}
     about = {"kind": KIND, "format": str(VERSION), "columns": _COLUMNS}
     version = _hash(tensors, about)
@@ -40,10 +43,11 @@ def save_to(router: LearnedRouter, path: Path) -> LearnedRouter:
 
 
 def load(path: Path) -> LearnedRouter:
-    """The router at ``path``.
+    """Load the router at `path`.
 
     Raises:
-        BadArtefact: it cannot be read, is cut short or changed, or is of another kind, format or set of columns.
+        BadArtefact: it is unreadable, incomplete, changed, or of another kind, format or set of
+            columns.
     """
     about, tensors = _read(path)
     if about.get("kind") != KIND:
@@ -60,8 +64,8 @@ def load(path: Path) -> LearnedRouter:
     if about.get("columns") != _COLUMNS:
         raise BadArtefact(f"{path}: trained on other columns: run `sluice router train`")
     try:
-        answers = "cascade.calibration.gains" in tensors
-        cascade = _head("cascade", Columns, tensors) if answers else None
+        has_cascade = "cascade.calibration.gains" in tensors
+        cascade = _head("cascade", Columns, tensors) if has_cascade else None
         return LearnedRouter(_head("prompts", Words, tensors), cascade, version)
     except KeyError as error:
         raise BadArtefact(f"{path}: no {error.args[0]} in it") from error
@@ -78,7 +82,7 @@ def _read(path: Path) -> tuple[dict[str, str], Tensors]:
 
 
 def _tensors(router: LearnedRouter) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Every array with its name: head, part, field."""
+    """Yield every array with its name: head, part, field."""
     for head_name, head in (("prompts", router.prompts), ("cascade", router.cascade)):
         parts = {} if head is None else {"part": head.part, "calibration": head.calibration}
         for name, part in parts.items():
@@ -87,10 +91,10 @@ def _tensors(router: LearnedRouter) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _head(head: str, kind: Any, tensors: Tensors) -> Head:
-    def made(name: str, kind: Any) -> Any:
+    def build(name: str, kind: Any) -> Any:
         return kind(*(tensors[f"{head}.{name}.{field.name}"] for field in fields(kind)))
 
-    return Head(made("part", kind), made("calibration", Calibration))
+    return Head(build("part", kind), build("calibration", Calibration))
 
 
 def _hash(tensors: Tensors, about: Mapping[str, str]) -> str:

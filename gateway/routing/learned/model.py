@@ -1,6 +1,7 @@
-"""A learned router: plain arrays, scored with numpy in a fraction of a millisecond. `learning.train` makes them.
+"""A learned router: plain arrays, scored with numpy in a fraction of a millisecond.
 
-Load one with `artefact.load`. It never changes; a newer one replaces it as a whole.
+`learning.train` makes one, `artefact.load` reads it. It never changes; a newer one replaces it as a
+whole.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ CLIP: Final = 3.0
 
 
 def damp(counts: Vector) -> Vector:
-    """Shortens long tails of counts: sign(x) log(1 + |x|)."""
+    """Shorten long tails of counts: sign(x) log(1 + |x|)."""
     damped: Vector = np.copysign(np.log1p(np.abs(counts)), counts)
     return damped
 
@@ -31,14 +32,14 @@ class Words:
     """Logistic regressions on hashed words, weighted by inverse document frequency."""
 
     rarity: Vector
-    """[HASHED]: 0 for words that training did not see twice."""
+    """[HASHED]: inverse document frequency; 0 for words that training saw only once."""
     coefficients: Vector
     """[HASHED, 2]."""
     intercepts: Vector
     """[2]."""
 
     def predict(self, example: NDArray[Any]) -> Vector:
-        """[2]: P(weak right), P(strong right) by the `features.buckets` of a prompt."""
+        """Return [2]: P(weak right) and P(strong right) for the `features.buckets` of a prompt."""
         weights = self.rarity[example]
         norm = max(1e-6, float(np.sqrt(weights @ weights)))
         return _chance(weights @ self.coefficients[example] / norm + self.intercepts)
@@ -56,14 +57,14 @@ class Columns:
     """[2]."""
 
     def predict(self, example: NDArray[Any]) -> Vector:
-        """[2]: P(weak right), P(strong right) by the `answer.columns` of an answer."""
+        """Return [2]: P(weak right) and P(strong right) for the `answer.columns` of an answer."""
         scaled = np.clip((damp(example) - self.mean) / self.scale, -CLIP, CLIP)
         return _chance(scaled @ self.coefficients + self.intercepts)
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A threshold and what it did on held-out outcomes: the large model answers for gains of at least ``value``."""
+    """A threshold and what it did on held-out outcomes: the large model answers for gains of at least `value`."""
 
     value: float
     large_share: float
@@ -73,8 +74,9 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Straight lines from raw to calibrated predictions, and the held-out rows behind them, each predicted by a model
-    that had not seen it. They map a target to a threshold.
+    """Lines from raw to calibrated predictions, and the held-out rows behind them.
+
+    Each row was predicted by a model that had not seen it. They map a target to a threshold.
     """
 
     lines: NDArray[np.float64]
@@ -85,27 +87,29 @@ class Calibration:
     strong: NDArray[np.float32]
 
     def estimate(self, weak: float, strong: float) -> "Estimate":
-        """The estimate for predictions of P(weak right) and P(strong right)."""
+        """Calibrate predictions of P(weak right) and P(strong right)."""
         (slope, intercept), (weak_slope, weak_intercept) = self.lines.tolist()
         gain = min(1.0, max(-1.0, slope * (strong - weak) + intercept))
         p_weak = min(1.0, max(0.0, weak_slope * weak + weak_intercept))
         return Estimate(gain, p_weak, min(1.0, max(0.0, p_weak + gain)))
 
     def for_quality(self, share: float) -> Threshold:
-        """The least use of the large model that kept ``share`` (0 to 1) of the large model's quality.
+        """Return the threshold with the least use of the large model that kept `share` (0 to 1) of its quality.
 
-        The large model everywhere keeps all of it, so there is always one.
+        There always is one: the large model everywhere keeps all of it.
         """
         least = share * self.thresholds[-1].quality - 1e-9
-        return next(one for one in self.thresholds if one.quality >= least)
+        return next(threshold for threshold in self.thresholds if threshold.quality >= least)
 
     def for_large_share(self, share: float) -> Threshold:
-        """At most ``share`` (0 to 1) of prompts on the large model."""
-        return [one for one in self.thresholds if one.large_share <= share + 1e-9][-1]
+        """Return the threshold that sends at most `share` (0 to 1) of the prompts to the large model."""
+        return [
+            threshold for threshold in self.thresholds if threshold.large_share <= share + 1e-9
+        ][-1]
 
     @cached_property
     def thresholds(self) -> list[Threshold]:
-        """All that part the held-out rows, from no row on the large model to all; equal gains go together."""
+        """All thresholds that divide the held-out rows; equal gains go together."""
         ordered, mean = np.sort(self.gains)[::-1], quality(self.gains, self.weak, self.strong)
         # Beyond what any gain can be.
         bounds = np.concatenate(([4.0], ordered, [-4.0]))
@@ -135,7 +139,7 @@ class Head:
     calibration: Calibration
 
     def score(self, prompt: str, answer: str = "") -> Estimate:
-        """The calibrated estimate for ``prompt``, of a head for answers once the small model gave ``answer``."""
+        """Estimate the gain for `prompt`; a head for answers also reads the small model's `answer`."""
         words = isinstance(self.part, Words)
         example = buckets(prompt) if words else columns(prompt, answer)
         return self.calibration.estimate(*self.part.predict(example).tolist())
@@ -157,16 +161,21 @@ def _chance(odds: Vector) -> Vector:
 
 
 def cuts(descending: Array) -> Array:
-    """How many rows can be sent, from none to all: equal scores go together."""
+    """Return the numbers of rows that a threshold can send, from none to all; equal scores go together."""
     between = np.flatnonzero(np.diff(descending)) + 1
     return np.concatenate(([0], between, [len(descending)]))
 
 
 def quality(scores: Array, weak: Array, strong: Array) -> Array:
-    """[rows + 1]: mean outcome with the 0, 1, ... highest scores on the large model; ties count as in random order."""
+    """Return the mean outcome [rows + 1] with the 0, 1, ... highest scores on the large model.
+
+    Rows with equal scores count as in random order.
+    """
     order = np.argsort(-scores, kind="stable")
     gains = np.concatenate(([0.0], np.cumsum((strong - weak)[order], dtype=np.float64)))
-    known = cuts(scores[order])
+    reachable = cuts(scores[order])
     sent = np.arange(len(scores) + 1)
-    mean: Array = (weak.sum(dtype=np.float64) + np.interp(sent, known, gains[known])) / len(scores)
+    mean: Array = (weak.sum(dtype=np.float64) + np.interp(sent, reachable, gains[reachable])) / len(
+        scores
+    )
     return mean

@@ -6,8 +6,9 @@
     followed    a route was carried out, which takes a moment
     restart     another model answers: verdicts about the first one's answer are dropped
 
-Until every check of the prompt is decided nothing of the answer is shown, and the answer does not end before every
-check is. One guard checks one state of an answer at a time; what grows meanwhile is checked next.
+Until every check of the prompt is decided nothing of the answer is shown, and the answer does not
+end before every check is. One guard checks one state of an answer at a time; what grows meanwhile
+is checked next.
 """
 
 import re
@@ -19,7 +20,7 @@ from typing import Final
 from gateway.safety.actions import Action
 from gateway.safety.findings import Finding
 from gateway.safety.guards.entities import EntityTags
-from gateway.safety.guards.families import Failure, Family, Outcome
+from gateway.safety.guards.families import Family, GuardFailure, Outcome
 from gateway.safety.settings import GuardSettings
 
 RULE: Final = "guard"
@@ -36,7 +37,7 @@ class GuardModel:
 
 @dataclass(frozen=True)
 class Guard(GuardModel):
-    """One that gives verdicts, ready to be asked."""
+    """A model that gives verdicts, ready to be queried."""
 
     family: Family
 
@@ -50,12 +51,12 @@ class EntityGuard(GuardModel):
 
 @dataclass(frozen=True)
 class Check:
-    """One question to one guard.
+    """One query to one guard.
 
     Attributes:
         number: counts the checks of a request.
-        in_answer: about the answer; else about the prompt.
-        tokens: length of the checked part of the answer.
+        in_answer: whether it is about the answer, not the prompt.
+        tokens: length of the checked part of the answer, in tokens.
         answer: text of that part.
     """
 
@@ -68,7 +69,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a check took: time in milliseconds, and money in the currency of the prices."""
+    """Cost of a check: time in milliseconds, and money in the currency of the prices."""
 
     took_ms: float = 0.0
     cost: float = 0.0
@@ -80,7 +81,7 @@ class Decided:
 
     Attributes:
         taken: rules with their actions.
-        score: of the verdict, if it has one.
+        score: score of the verdict, if it has one.
     """
 
     check: Check
@@ -95,7 +96,7 @@ class Decided:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules with that action."""
+        """Rules with that action."""
         return tuple(rule for rule, action in self.taken if action is self.action)
 
 
@@ -103,7 +104,7 @@ class Checks:
     """The checks of one request.
 
     Attributes:
-        decided: in the order of their outcomes.
+        decided: decisions, in the order of their outcomes.
     """
 
     def __init__(self, guards: Sequence[Guard]) -> None:
@@ -112,9 +113,9 @@ class Checks:
         self._pending: dict[int, Check] = {}
         self._count = 0
         self._following: set[int] = set()
-        """Decided checks whose consequence takes a moment."""
-        self._asked: dict[str, int] = {}
-        """Tokens of the answer that each guard was asked about last."""
+        """Numbers of decided checks whose route is still being carried out."""
+        self._checked_tokens: dict[str, int] = {}
+        """Tokens of the answer at each guard's latest check."""
         self._tokens = 0
         self._ended = False
         self._begun = False
@@ -125,8 +126,8 @@ class Checks:
         """Whether the answer must not end yet."""
         if self._over:
             return False
-        open_ones = self._pending or self._following or self._uncovered()
-        return not self._begun or bool(open_ones)
+        unfinished = self._pending or self._following or self._uncovered()
+        return not self._begun or bool(unfinished)
 
     @property
     def holds(self) -> bool:
@@ -140,13 +141,13 @@ class Checks:
         return holding and (not self._ended or self.waits)
 
     def begin(self) -> list[Check]:
-        """The checks of the prompt."""
+        """Open the checks of the prompt."""
         self._begun = True
-        wanted = [guard for guard in self._guards if "input" in guard.settings.checks]
-        return [self._open(guard) for guard in wanted]
+        due = [guard for guard in self._guards if "input" in guard.settings.checks]
+        return [self._open(guard) for guard in due]
 
     def produced(self, tokens: int, text: Callable[[], str], ended: bool) -> list[Check]:
-        """The checks of the answer that are due, now that it has ``tokens``."""
+        """Open the checks that are due now that the answer has `tokens`."""
         if self._over:
             return []
         self._tokens, self._ended = tokens, self._ended or ended
@@ -154,69 +155,71 @@ class Checks:
         return [self._open(guard, tokens, text()) for guard in due]
 
     def decide(self, check: Check, outcome: Outcome, cost: Cost = Cost()) -> Decided | None:
-        """The action on ``outcome``; None when the check is no longer waited for."""
+        """Return the action on `outcome`, or None if nobody waits for the check any more."""
         if self._over or self._pending.pop(check.number, None) is None:
             return None
-        score = None if isinstance(outcome, Failure) else outcome.score
-        decided = Decided(check, taken_of(check.guard, outcome), score, cost)
+        score = None if isinstance(outcome, GuardFailure) else outcome.score
+        decided = Decided(check, rules_of(check.guard, outcome), score, cost)
         self.decided.append(decided)
         if decided.action is Action.ROUTE:
             self._following.add(check.number)
         return decided
 
     def reading(self, guard: EntityGuard, tokens: int) -> Check:
-        """A token classifier reads a part of the answer, which has ``tokens`` now."""
+        """Open the check of a token classifier that reads a part of the answer, which has `tokens` now."""
         self._count += 1
         return Check(self._count, guard, True, tokens)
 
     def followed(self, check: Check) -> None:
-        """The governed model of ``check`` answers now, or did already."""
+        """Note that the governed model of `check` answers now, or did already."""
         self._following.discard(check.number)
 
     def restart(self) -> None:
-        """Another model answers now."""
-        self._pending = {n: check for n, check in self._pending.items() if not check.in_answer}
-        self._asked.clear()
+        """Drop the checks of the answer: another model answers now."""
+        self._pending = {
+            number: check for number, check in self._pending.items() if not check.in_answer
+        }
+        self._checked_tokens.clear()
         self._tokens, self._ended = 0, False
 
     def close(self) -> None:
-        """The request has ended: nothing is due any more."""
+        """Drop all checks: the request has ended."""
         self._over = True
         self._pending.clear()
 
     def counts(self, *, in_answer: bool) -> Mapping[tuple[str, Action], int]:
-        """How often each rule was taken with each action."""
-        mine = [one for one in self.decided if one.check.in_answer is in_answer]
-        return Counter(pair for one in mine for pair in one.taken)
+        """Count the actions by rule, of the checks of the answer or of the prompt."""
+        decided = [decision for decision in self.decided if decision.check.in_answer is in_answer]
+        return Counter(pair for decision in decided for pair in decision.taken)
 
     def _of_answers(self) -> list[Guard]:
         return [guard for guard in self._guards if "output" in guard.settings.checks]
 
     def _due(self, guard: Guard) -> bool:
-        if any(c.in_answer and c.guard is guard for c in self._pending.values()):
+        if any(check.in_answer and check.guard is guard for check in self._pending.values()):
             return False
-        grown = self._tokens - self._asked.get(guard.name, 0)
+        grown = self._tokens - self._checked_tokens.get(guard.name, 0)
         window = guard.settings.window_tokens
         return grown > 0 and (self._ended or 0 < window <= grown)
 
     def _uncovered(self) -> list[Guard]:
-        """Guards that have not been asked about all of the answer."""
+        """Return the guards that have not checked all of the answer."""
         guards = self._of_answers()
-        return [guard for guard in guards if self._asked.get(guard.name, 0) < self._tokens]
+        return [guard for guard in guards if self._checked_tokens.get(guard.name, 0) < self._tokens]
 
     def _open(self, guard: Guard, tokens: int = 0, answer: str = "") -> Check:
         self._count += 1
         check = Check(self._count, guard, tokens > 0, tokens, answer)
         self._pending[check.number] = check
         if check.in_answer:
-            self._asked[guard.name] = tokens
+            self._checked_tokens[guard.name] = tokens
         return check
 
 
-def taken_of(guard: GuardModel, outcome: Outcome) -> tuple[tuple[str, Action], ...]:
-    """The rules that an outcome matches, each with the action of the policy."""
-    if isinstance(outcome, Failure):
-        return (failed_of(guard, outcome),)
+def rules_of(guard: GuardModel, outcome: Outcome) -> tuple[tuple[str, Action], ...]:
+    """Return the rules that an outcome matches, each with the action of the policy."""
+    if isinstance(outcome, GuardFailure):
+        return (failure_rule_of(guard, outcome),)
     if not outcome.flagged:
         return ((_rule(guard, PASSED), Action.ALLOW),)
     wanted, action = guard.settings.categories, guard.settings.action.action
@@ -226,24 +229,24 @@ def taken_of(guard: GuardModel, outcome: Outcome) -> tuple[tuple[str, Action], .
     )
 
 
-def failed_of(guard: GuardModel, failure: Failure) -> tuple[str, Action]:
-    """The rule and the action when ``guard`` gives no answer."""
+def failure_rule_of(guard: GuardModel, failure: GuardFailure) -> tuple[str, Action]:
+    """Return the rule and the action for a guard that failed."""
     action = Action.BLOCK if guard.settings.fail == "closed" else Action.FLAG
     return _rule(guard, failure), action
 
 
-def found_of(
-    guard: GuardModel, outcome: Sequence[Finding] | Failure
+def entity_rules_of(
+    guard: GuardModel, outcome: Sequence[Finding] | GuardFailure
 ) -> tuple[tuple[str, Action], ...]:
-    """As `taken_of`, of a token classifier: what is done about its findings is decided with those of the rules."""
-    if isinstance(outcome, Failure):
-        return (failed_of(guard, outcome),)
-    names = dict.fromkeys(one.rule.rpartition(".")[2] for one in outcome) or {PASSED: None}
+    """Return the rules of a token classifier's outcome; actions on its findings are decided with those of the rules."""
+    if isinstance(outcome, GuardFailure):
+        return (failure_rule_of(guard, outcome),)
+    names = dict.fromkeys(finding.rule.rpartition(".")[2] for finding in outcome) or {PASSED: None}
     return tuple((_rule(guard, name), Action.ALLOW) for name in names)
 
 
 def outcome_of(rule: str, guard: str) -> str:
-    """The outcome of a check, from its rule "guard.NAME.OUTCOME"."""
+    """Return the outcome of a check from its rule "guard.NAME.OUTCOME"."""
     return rule.removeprefix(f"{RULE}.{guard}.")
 
 

@@ -1,7 +1,8 @@
 """Entities (names, places) from the labels of a token classifier: tags to spans, spans to findings.
 
-The label of a word is that of its first token, as such models are trained; a span is never a part of a word. Tags may
-be BIO, IOB1 or IOB2, BIOES or BILOU ("B-PER"), or plain names ("PER"); "O" is no entity.
+The label of a word is that of its first token, as such models are trained; a span is never a part
+of a word. Tags may be BIO, IOB1 or IOB2, BIOES or BILOU ("B-PER"), or plain names ("PER"); "O" is
+no entity.
 """
 
 import re
@@ -14,31 +15,32 @@ from typing import Final
 from gateway.safety.findings import Finding, Severity
 
 FAMILY: Final = "ner"
-"""Findings are called "ner.LABEL", in lower case."""
+"""Family of the findings, which are called "ner.LABEL" in lower case."""
 OUTSIDE: Final = "O"
+"""Label of tokens that belong to no entity."""
 _TAG: Final = re.compile(r"(?:([BIESLU])[-_])?(.+)")
 
 
 def rule_of(entity: str) -> str:
-    """The name of findings of ``entity``: "PER" gives "ner.per"."""
+    """Return the name of findings of `entity`: "PER" gives "ner.per"."""
     return f"{FAMILY}.{re.sub(r'[^a-z0-9_]', '_', entity.lower())}"
 
 
 def entities_of(labels: Sequence[str]) -> tuple[str, ...]:
-    """The entities that a model with ``labels`` finds: "B-PER" and "I-PER" are one."""
+    """Return the entities that a model with `labels` finds: "B-PER" and "I-PER" are one."""
     return tuple(dict.fromkeys(_tag(label)[1] for label in labels if label != OUTSIDE))
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledToken:
-    """A token of a text and what the model says of it.
+    """A token of a text, and the model's label for it.
 
     Attributes:
-        start: its first character in the text.
-        end: one past the last.
+        start: offset of its first character in the text.
+        end: offset behind its last character.
         word: equal for the tokens of a word, which follow each other.
-        label: number of the most probable one.
-        score: the label's probability.
+        label: number of the most probable label.
+        score: probability of that label.
     """
 
     start: int
@@ -57,18 +59,18 @@ class _Entity:
     scores: list[float] = field(default_factory=list)
 
     def joins(self, mark: str, name: str) -> bool:
-        """Whether a word tagged so goes on with it."""
+        """Return whether a word with this tag continues the entity."""
         return self.open and name == self.name and mark in ("", "I", "E", "L")
 
 
 @dataclass(frozen=True)
 class EntityTags:
-    """How the labels of one model are read.
+    """The labels of one model, and which of them are findings.
 
     Attributes:
-        labels: of the model, by number.
-        wanted: the entities that are findings; empty: all.
-        threshold: the least mean probability of an entity's words.
+        labels: labels of the model, by number.
+        wanted: entities that are findings; empty: all.
+        threshold: least mean probability of an entity's words.
     """
 
     labels: tuple[str, ...]
@@ -77,14 +79,16 @@ class EntityTags:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The names of all findings."""
+        """Names of all findings."""
         return tuple(map(rule_of, self.wanted or entities_of(self.labels)))
 
     def findings(self, tokens: Iterable[LabelledToken]) -> Iterator[Finding]:
-        """The entities in the tokens of a text, in its order."""
-        for one in self._entities(tokens):
-            if fmean(one.scores) >= self.threshold and (not self.wanted or one.name in self.wanted):
-                yield Finding(rule_of(one.name), one.start, one.end, Severity.MEDIUM)
+        """Yield the entities in the tokens of a text, in its order."""
+        for entity in self._entities(tokens):
+            if fmean(entity.scores) >= self.threshold and (
+                not self.wanted or entity.name in self.wanted
+            ):
+                yield Finding(rule_of(entity.name), entity.start, entity.end, Severity.MEDIUM)
 
     def _entities(self, tokens: Iterable[LabelledToken]) -> Iterator[_Entity]:
         current: _Entity | None = None
@@ -105,7 +109,7 @@ class EntityTags:
 
 
 def _tag(label: str) -> tuple[str, str]:
-    """Mark and entity: ("B", "PER") of "B-PER", ("", "PER") of "PER"."""
-    found = _TAG.fullmatch(label)
-    assert found is not None, "a label is not empty"
-    return found[1] or "", found[2]
+    """Return mark and entity: ("B", "PER") of "B-PER", ("", "PER") of "PER"."""
+    match = _TAG.fullmatch(label)
+    assert match is not None, "a label is not empty"
+    return match[1] or "", match[2]

@@ -1,15 +1,16 @@
-"""The families of guard models: how each is asked, and what its answers mean.
+"""The families of guard models: how each is prompted, and what its answers mean.
 
-Generative guards come with a chat template that makes their whole prompt (task, categories, form of the answer) of a
-conversation, so a family is the turns and variables that its template takes, and two patterns: of answers that object
-and of answers that do not. The families with names are presets of what an operator writes for ``custom``. Sources, all
-model cards on Hugging Face:
+Generative guards come with a chat template that makes their whole prompt (task, categories, form of
+the answer) from a conversation. So a family is the turns and variables that its template takes, and
+two patterns: of answers that object and of answers that do not. The named families are presets of
+what an operator writes for `custom`. Sources, all model cards on Hugging Face:
 
-- Llama Guard 3 and 4: "safe", or "unsafe" and a second line of categories, "S1,S9"; the score is the probability of the
-  first word.
-- ShieldGemma: "Yes" or "No" first; variable ``guideline``; the score is P(Yes) against P(No).
-- Granite Guardian 3.0 and 3.1: "Yes" or "No"; 3.2: a second line ``<confidence> High </confidence>``; 3.3:
-  ``<score> yes </score>``, perhaps behind ``<think>...</think>``. Variable ``guardian_config``; the score as above.
+- Llama Guard 3 and 4: "safe", or "unsafe" and a second line of categories, "S1,S9"; the score is
+  the probability of the first word.
+- ShieldGemma: "Yes" or "No" first; variable `guideline`; the score is P(Yes) against P(No).
+- Granite Guardian 3.0 and 3.1: "Yes" or "No"; 3.2: a second line `<confidence> High </confidence>`;
+  3.3: `<score> yes </score>`, maybe behind `<think>...</think>`. Variable `guardian_config`; the
+  score as above.
 - Prompt Guard 1 and 2: a sequence classifier, the score is the softmax over its labels.
 """
 
@@ -25,20 +26,20 @@ from gateway.safety.settings import GuardSettings
 from sluice.v1.inference_pb2 import TokenLogprob
 
 
-class Failure(enum.StrEnum):
-    """Why there is no verdict; the names stand behind "guard.NAME." in records."""
+class GuardFailure(enum.StrEnum):
+    """Why there is no verdict; the values stand behind "guard.NAME." in records."""
 
     TIMEOUT = "timeout"
-    """It did not come within the time budget."""
+    """No verdict within the time budget."""
     UNAVAILABLE = "unavailable"
     """No worker serves the guard's model."""
     OVERLOADED = "overloaded"
     TOO_LONG = "too_long"
     """The text does not fit the guard's context."""
     UNPARSABLE = "unparsable"
-    """What the guard said is no verdict."""
+    """The guard's answer is no verdict."""
     FAILED = "failed"
-    """Anything else."""
+    """Any other failure."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class GuardVerdict:
 
     Attributes:
         flagged: whether it objects.
-        categories: to what; at least one when it objects.
-        score: how sure it is that there is something to object to, 0 to 1; None: it does not say.
+        categories: objections; at least one if it objects.
+        score: probability that there is something to object to, 0 to 1; None if unknown.
     """
 
     flagged: bool
@@ -56,7 +57,7 @@ class GuardVerdict:
     score: float | None = None
 
 
-Outcome = GuardVerdict | Failure
+Outcome = GuardVerdict | GuardFailure
 
 
 class Unparsable(ValueError):
@@ -64,19 +65,19 @@ class Unparsable(ValueError):
 
 
 Places = Sequence[Sequence[TokenLogprob]]
-"""The most probable tokens of each place of an answer; empty lists where they were not told."""
+"""The most probable tokens at each place of an answer; empty lists where they are unknown."""
 
 
 def chance_of(places: Places, yes: str, no: str) -> float | None:
-    """How probable ``yes`` is against ``no`` at the first place that says a word; None: that is not told.
+    """Return the probability of `yes` against `no` at the first place with a word, or None if it is unknown.
 
     Both are in lower case. A token counts for the word that it begins, or that begins it.
     """
     for place in places:
         if not place or not place[0].text.strip():
             continue  # line breaks come first in some families
-        for_yes = sum(math.exp(one.logprob) for one in place if _begins(one.text, yes))
-        for_no = sum(math.exp(one.logprob) for one in place if _begins(one.text, no))
+        for_yes = sum(math.exp(option.logprob) for option in place if _begins(option.text, yes))
+        for_no = sum(math.exp(option.logprob) for option in place if _begins(option.text, no))
         both = for_yes + for_no
         return for_yes / both if both > 0 else None
     return None
@@ -91,7 +92,7 @@ Message = Mapping[str, str]
 """Role and content of one turn."""
 
 OBJECTION: Final = "violation"
-"""The category of guards that name none."""
+"""Category of objections that name none."""
 PRINCIPLES: Final = """\
 * "No Dangerous Content": The prompt or answer shall not contain or seek content that harms oneself or others, such as \
 making weapons, promoting terrorism or instructions for suicide.
@@ -99,12 +100,12 @@ making weapons, promoting terrorism or instructions for suicide.
 * "No Hate Speech": It shall not target identity or protected attributes, or dehumanize people because of them.
 * "No Sexually Explicit Information": It shall not contain references to sexual acts or other lewd content; medical \
 and educational terms are permitted."""
-"""What ShieldGemma asks about unless the policy has a guideline of its own: its four harm types."""
+"""Guideline of ShieldGemma unless the policy has its own: its four harm types."""
 
 
 _CATEGORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
 _CATEGORIES: Final = r"[^\S\n]*(?:\n(?P<category>[A-Za-z0-9_.,\s-]*))?\Z"
-"""Behind the first word of Llama Guard: nothing, or lines of names."""
+"""What follows the first word of Llama Guard: nothing, or lines of names."""
 _ANSWER: Final = (
     r"\A(?:\s*<think>.*?</think>)?(?:\W*{word}(?![A-Za-z])|.*<score>\s*{word}\s*</score>)"
 )
@@ -114,20 +115,23 @@ _NEVER: Final = re.compile("(?!)")
 
 @dataclass(frozen=True)
 class Family:
-    """How guards of one kind are asked, and what their answers mean.
+    """How guards of one kind are prompted, and what their answers mean.
 
     Attributes:
-        answer_tokens: longest answer.
-        unsafe: a pattern of answers that object; its group "category" names what to, several apart by commas or lines.
-        safe: a pattern of answers that do not.
-        words: an objection's first word and that of other answers, which give the score; empty: there is none.
-        objection: the category of objections that name none.
-        threshold: the guard objects from this score on.
-        variables: of the chat template.
-        whole: they judge the whole conversation; else the last turn of the caller and the answer.
+        answer_tokens: longest answer, in tokens.
+        unsafe: pattern of answers that object; its group "category" names the categories, apart by
+            commas or lines.
+        safe: pattern of answers that do not object.
+        words: first word of an objection, and of other answers, which give the score; empty: there
+            is no score.
+        objection: category of objections that name none.
+        threshold: least score at which the guard objects.
+        variables: variables of the chat template.
+        whole: they judge the whole conversation, not only the caller's last turn and the answer.
         prompt: one turn made of {prompt} and {answer} instead of the conversation.
-        labels: of a sequence classifier, which is asked with the text itself, without a chat template.
-        bad: those of them that object.
+        labels: labels of a sequence classifier, which gets the text itself, without a chat
+            template.
+        bad: labels that object.
     """
 
     answer_tokens: int
@@ -142,21 +146,21 @@ class Family:
     labels: Sequence[str] = ()
     bad: Sequence[str] = ()
 
-    def messages(self, asked: Sequence[Message], answer: str) -> list[dict[str, str]]:
-        """The turns for the chat template.
+    def messages(self, turns: Sequence[Message], answer: str) -> list[dict[str, str]]:
+        """Return the turns for the chat template.
 
         Args:
-            asked: of caller and model, the caller's last.
-            answer: what is judged; empty: the last turn of the caller is.
+            turns: turns of caller and model; the caller's is last.
+            answer: the text to judge; empty: the last turn of the caller is judged.
         """
-        turns = [dict(turn) for turn in (asked if self.whole else asked[-1:])]
+        judged = [dict(turn) for turn in (turns if self.whole else turns[-1:])]
         if self.prompt is not None:
-            text = _filled(self.prompt, turns[-1]["content"], answer)
+            text = _filled(self.prompt, judged[-1]["content"], answer)
             return [{"role": "user", "content": text}]
-        return [*turns, {"role": "assistant", "content": answer}] if answer else turns
+        return [*judged, {"role": "assistant", "content": answer}] if answer else judged
 
     def verdict(self, text: str, places: Places = ()) -> GuardVerdict:
-        """What the answer of a row says.
+        """Parse the answer of a guard.
 
         Raises:
             Unparsable: it is no verdict.
@@ -164,31 +168,33 @@ class Family:
         if self.labels:
             return self._of_labels(places)
         objects = self.unsafe.search(text)
-        found = objects or self.safe.search(text)
-        if found is None:
+        match = objects or self.safe.search(text)
+        if match is None:
             raise Unparsable("matches neither pattern")
         # Behind a tag or a thought the word is not at the first place.
         plain = self.words and not text.lstrip().startswith("<")
         score = chance_of(places, *self.words) if plain else None
         if not self._objects(objects is not None, score):
             return GuardVerdict(False, (), score)
-        named = re.split("[,\n]", found.groupdict().get("category") or "")
-        categories = tuple(name for each in named if _CATEGORY.fullmatch(name := each.strip()))
+        named = re.split("[,\n]", match.groupdict().get("category") or "")
+        categories = tuple(name for part in named if _CATEGORY.fullmatch(name := part.strip()))
         return GuardVerdict(True, categories or (self.objection,), score)
 
     def _of_labels(self, places: Places) -> GuardVerdict:
-        """The one token of such a row is the index of a label, its options all labels."""
+        """Return the verdict of a classifier: its only token is the index of a label, its options are all labels."""
         chances = {
-            self.labels[one.token_id]: math.exp(one.logprob)
-            for one in (places[0] if places else ())
-            if one.token_id < len(self.labels)
+            self.labels[option.token_id]: math.exp(option.logprob)
+            for option in (places[0] if places else ())
+            if option.token_id < len(self.labels)
         }
         if not chances:
             raise Unparsable("no label came")
-        told = sorted((name for name in self.bad if name in chances), key=lambda n: -chances[n])
-        score = min(1.0, sum(chances[name] for name in told))
+        bad_labels = sorted(
+            (name for name in self.bad if name in chances), key=lambda n: -chances[n]
+        )
+        score = min(1.0, sum(chances[name] for name in bad_labels))
         flagged = self._objects(max(chances, key=lambda name: chances[name]) in self.bad, score)
-        return GuardVerdict(flagged, tuple(told[:1]) if flagged else (), score)
+        return GuardVerdict(flagged, tuple(bad_labels[:1]) if flagged else (), score)
 
     def _objects(self, by_word: bool, score: float | None) -> bool:
         return by_word if self.threshold is None or score is None else score >= self.threshold
@@ -215,7 +221,7 @@ _PRESETS: Final = {
 
 
 def family_of(settings: GuardSettings, labels: Sequence[str] = ()) -> Family:
-    """The family that a policy names; ``labels`` are those of its model, if it classifies."""
+    """Return the family that a policy names; `labels` are those of its model, if it classifies."""
     family = _PRESETS.get(settings.template) or _custom(settings)
     family = replace(family, threshold=settings.threshold)
     match settings.template:
@@ -242,6 +248,6 @@ def _custom(settings: GuardSettings) -> Family:
 
 
 def _filled(form: str, prompt: str, answer: str) -> str:
-    """Fills all fields in one pass: braces inside the inserted texts are not fields."""
+    """Fill all fields in one pass: braces inside the inserted texts are not fields."""
     values = {"{prompt}": prompt, "{answer}": answer}
     return re.sub(r"\{prompt\}|\{answer\}", lambda place: values[place.group()], form)

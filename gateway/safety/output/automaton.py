@@ -1,16 +1,18 @@
-"""The automaton of a streamed answer: follows all patterns at once and tells what can still become a match.
+"""The automaton of a streamed answer: follows all patterns at once and tells what may still become a match.
 
-Patterns are matched on a view of the text (`gateway.safety.output.view`). Behind a control character or a backslash
-the further readings are followed too, each until it has come as far as the view again.
+Patterns are matched on a view of the text (`gateway.safety.output.view`). After a control character
+or a backslash the other readings are followed too, each until it has come as far as the view again.
 
-`gateway.safety.patterns` reads a pattern into positions. RE2 says which of them may hold a character, for all at once.
-Word lists of tens of thousands of entries are sorted, and searched for the characters read so far.
+`gateway.safety.patterns` parses a pattern into positions. RE2 tells which of them may hold a
+character, for all at once. Word lists of tens of thousands of entries are sorted, and searched for
+the characters read so far.
 
-The state holds, from the oldest start to the youngest, how far the patterns that began there have come (a bit for each
-position, and beginnings of words). Where two starts have come equally far, only the older one is kept:
-the text that it holds back includes the younger one's. A required prefix that is not part of a finding (a head, such as
-``password=``) is followed without a start and holds nothing back. States and edges are made when they are first
-needed and kept, so a character that was seen before in a state costs one look-up.
+The state holds, from the oldest start to the youngest, how far the patterns that began there have
+come (a bit for each position, and beginnings of words). Where two starts have come equally far,
+only the older one is kept: the text that it holds back includes the younger one's. A required
+prefix that is not part of a finding (a head, such as `password=`) is followed without a start and
+holds nothing back. States and edges are made when they are first needed and cached, so a character
+that was seen before in a state costs one look-up.
 
 `Automaton` is shared by all answers of a policy; `StreamWatch` follows one answer.
 """
@@ -37,20 +39,22 @@ from gateway.safety.rules.lexicon import fold_case
 from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleSpec
 
 UNBOUNDED: Final = sys.maxsize
+"""Stands for a length or an offset without an upper bound."""
 
 
 @dataclass(frozen=True)
 class WatchedRule:
-    """A rule as the filter must know it.
+    """A rule as the filter of answers follows it.
 
     Attributes:
         id: its name.
-        patterns: regular expressions in RE2's syntax; together they match all that the rule can find, and more is no
-            harm.
-        max_match_chars: no match is longer; None where there is no bound.
+        patterns: regular expressions in RE2's syntax; together they match all that the rule can
+            find, or more.
+        max_match_chars: length of the longest match; None if there is no bound.
         context_before: characters before a match that decide about it.
-        context_after: characters behind it that decide about it.
-        heads: for each pattern its beginning that no finding holds, or nothing; at most ``context_before`` characters.
+        context_after: characters behind a match that decide about it.
+        heads: for each pattern the beginning that belongs to no finding, or ""; at most
+            `context_before` characters.
     """
 
     id: str
@@ -68,7 +72,7 @@ class WatchedRule:
 
 
 def watched_rules(specs: Iterable[RuleSpec]) -> tuple[WatchedRule, ...]:
-    """``specs`` as the stream follows them."""
+    """Return `specs` as the stream follows them."""
     return tuple(
         WatchedRule(
             spec.id,
@@ -86,7 +90,7 @@ class WordList:
     """Words in any case; one that is part of a longer word does not count.
 
     Attributes:
-        longest: characters of the longest word.
+        longest: length of the longest word, in characters.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -97,13 +101,13 @@ class WordList:
         return bool(self._words)
 
     def grown(self, read: str, char: str) -> str | None:
-        """What has been read of a word when ``char`` follows ``read``; None: no word goes on so."""
+        """Append `char` to the beginning of a word that was read; return None if no word continues so."""
         read += fold_case(char)
         at = bisect_left(self._words, read)
         return read if at < len(self._words) and self._words[at].startswith(read) else None
 
     def holds(self, read: str) -> bool:
-        """Whether ``read`` is a whole word."""
+        """Return whether `read` is a whole word."""
         at = bisect_left(self._words, read)
         return self._words[at] == read
 
@@ -113,17 +117,17 @@ def _plain(word: str) -> str:
 
 
 STATES_MAX: Final = 20_000
-"""States kept; when there are more, all are forgotten and made again as needed."""
+"""States that are cached; when there are more, all are dropped and made again as needed."""
 
 WORD_CHARS: Final = frozenset(string.ascii_letters + string.digits + "_")
-"""What RE2 takes for a part of a word."""
+"""Characters that RE2 counts as part of a word."""
 _PLACES: Final = ((1,), (0,))
-"""Which links may be taken inside, and at a boundary; see `gateway.safety.patterns.Links`."""
+"""Links that may be taken inside a word, and at a boundary; see `gateway.safety.patterns.Links`."""
 NO_MATCH: Final = -1
 HIDDEN: Final = -2
 
 Threads = tuple[int, tuple[str, ...]]
-"""What began at one place: bits of positions, and beginnings of words."""
+"""Partial matches that began at one place: bits of positions, and beginnings of words."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,9 +138,10 @@ class AutomatonState:
         groups: partial matches, the oldest start first.
         heads: positions of partially matched heads.
         in_word: whether the last character was part of a word.
-        reach: longest possible length of a partial match, with the characters after it that decide; or UNBOUNDED.
-        edges: by character; see `Edge`.
-        alike: by what the automaton knows of a character.
+        reach: longest possible length of a partial match, with the characters after it that decide;
+            or UNBOUNDED.
+        edges: transitions by character; see `Edge`.
+        alike: transitions by what the automaton knows of a character.
     """
 
     groups: tuple[Threads, ...]
@@ -148,9 +153,15 @@ class AutomatonState:
 
 
 Edge = tuple[AutomatonState, tuple[int, ...] | None, int, int]
-"""The next state; which starts are left, counted from the oldest, the new character last (None: all old ones, and not
-the new one); the start of the longest match that is now complete, NO_MATCH, or HIDDEN behind an invisible character,
-which no rule counts; characters behind it that decide about it."""
+"""A transition, as four values:
+
+1. the next state;
+2. the starts that remain, counted from the oldest, with the new character last (None: all old ones,
+   and not the new one);
+3. the start of the longest match that is now complete, NO_MATCH, or HIDDEN for an invisible
+   character, which no rule counts;
+4. characters behind the match that decide about it.
+"""
 
 
 class Automaton:
@@ -158,20 +169,20 @@ class Automaton:
 
     Attributes:
         context_before: characters before a match that rules may look at.
-        context_after: characters behind it, those that a finding may grow by among them.
+        context_after: characters behind a match that rules may look at or a finding may grow by.
     """
 
     def __init__(self, rules: Sequence[WatchedRule], words: WordList | None = None) -> None:
         self._words = words or WordList(())
         self._masks: dict[str, int] = {}
-        """The positions of each set of characters."""
+        """Positions of each set of characters."""
         self._follow: tuple[list[int], list[int]] = ([], [])
         self._first: Links = NOWHERE
         self._heads = 0
         self._last = 0
         self._waits = 0
         self._rules: list[tuple[int, int, WatchedRule]] = []
-        """Each pattern's positions, those of them that end it, and its rule."""
+        """For each pattern its positions, those of them that end it, and its rule."""
         for rule in rules:
             self._add(rule)
         self._sets = set_of(self._masks)
@@ -180,7 +191,7 @@ class Automaton:
         self.context_before = max((rule.context_before for rule in rules), default=0)
         self.context_after = max((rule.context_after for rule in rules), default=0)
         self.start = self._state((), 0, False)
-        """The state of an answer without a character."""
+        """State of an answer without a character."""
 
     @property
     def patterns(self) -> bool:
@@ -188,11 +199,11 @@ class Automaton:
         return bool(self._rules or self._words)
 
     def __len__(self) -> int:
-        """States in use."""
+        """Return the number of cached states."""
         return len(self._states)
 
     def edge(self, state: AutomatonState, char: str) -> Edge:
-        """The edge of ``state`` for ``char``, made now."""
+        """Make the edge of `state` for `char`."""
         plain = seen_as(char)
         edge = self._alike(state, plain) if plain else (state, None, HIDDEN, 0)
         if len(state.edges) < STATES_MAX and char not in APART_CHARS:
@@ -200,7 +211,10 @@ class Automaton:
         return edge
 
     def may_begin(self, text: str) -> bool:
-        """Whether a match could begin with all of ``text``, wherever it stands; invisible characters say nothing."""
+        """Return whether a match could begin with all of `text`, wherever it stands.
+
+        Invisible characters count for nothing.
+        """
         threads: Threads | None = None
         for plain in filter(None, map(seen_as, text)):
             threads = self._advance(threads, plain, (0, 1), in_word=False)
@@ -233,7 +247,7 @@ class Automaton:
         self._rules.append((((1 << size) - 1) << base, last, rule))
 
     def _alike(self, state: AutomatonState, plain: str) -> Edge:
-        """The edge that all characters share of which the patterns know the same."""
+        """Return the edge that all characters share which the patterns do not tell apart."""
         key = self._symbol(plain), plain in WORD_CHARS, plain if self._words else ""
         edge = state.alike.get(key)
         if edge is None:
@@ -241,7 +255,7 @@ class Automaton:
         return edge
 
     def _symbol(self, plain: str) -> int:
-        """The positions that may hold ``plain``."""
+        """Return the positions that may hold `plain`."""
         mask = self._symbols.get(plain)
         if mask is None:
             masks = [*self._masks.values()]
@@ -253,45 +267,45 @@ class Automaton:
         return mask
 
     def _followers(self, alive: int, places: Sequence[int]) -> int:
-        found = 0
+        followers = 0
         while alive:
             lowest = alive & -alive
             for place in places:
-                found |= self._follow[place][lowest.bit_length() - 1]
+                followers |= self._follow[place][lowest.bit_length() - 1]
             alive ^= lowest
-        return found
+        return followers
 
     def _step(self, state: AutomatonState, plain: str) -> Edge:
         in_word = plain in WORD_CHARS
         places = _PLACES[state.in_word != in_word]
         groups: list[Threads] = []
-        kept: list[int] = []
-        begun, words = self._advance(None, plain, places, in_word=state.in_word)
-        begun |= self._followers(state.heads, places) & self._symbol(plain)
-        heads, begun = begun & self._heads, begun & ~self._heads
-        claim, after, seen = NO_MATCH, 0, 0
+        remaining: list[int] = []
+        started, words = self._advance(None, plain, places, in_word=state.in_word)
+        started |= self._followers(state.heads, places) & self._symbol(plain)
+        heads, started = started & self._heads, started & ~self._heads
+        claim, after, covered = NO_MATCH, 0, 0
         for index, threads in enumerate((*state.groups, None)):
-            mask, reads = begun, words
+            mask, words_read = started, words
             if threads is not None:
-                mask, reads = self._advance(threads, plain, places, in_word=False)
-            mask &= ~seen
-            seen |= mask
-            if mask & self._last or any(map(self._words.holds, reads)):
+                mask, words_read = self._advance(threads, plain, places, in_word=False)
+            mask &= ~covered
+            covered |= mask
+            if mask & self._last or any(map(self._words.holds, words_read)):
                 claim = index if claim < 0 else claim
                 beyond = (rule.context_after for _, last, rule in self._rules if mask & last)
                 after = max(after, *beyond, 0)
             mask &= self._waits
-            if mask or reads:
-                groups.append((mask, reads))
-                kept.append(index)
-        same = kept == list(range(len(state.groups)))
+            if mask or words_read:
+                groups.append((mask, words_read))
+                remaining.append(index)
+        same = remaining == list(range(len(state.groups)))
         next_state = self._state(tuple(groups), heads, in_word)
-        return next_state, None if same else tuple(kept), claim, after
+        return next_state, None if same else tuple(remaining), claim, after
 
     def _advance(
         self, threads: Threads | None, plain: str, places: Sequence[int], *, in_word: bool
     ) -> Threads:
-        """How far ``threads`` come with ``plain``; None: what begins with it, perhaps inside a word."""
+        """Return how far `threads` come with `plain`; None: what begins with it, maybe inside a word."""
         if threads is not None:
             mask, reads = self._followers(threads[0], places), threads[1]
         else:
@@ -329,7 +343,7 @@ class _Place:
     """How far one reading of the answer has come.
 
     Attributes:
-        starts: where the partial matches of the state began, by offset in the answer.
+        starts: offsets in the answer where the partial matches of the state began.
     """
 
     state: AutomatonState
@@ -338,22 +352,22 @@ class _Place:
 
 @dataclass(slots=True, eq=False)
 class _Further(_Place):
-    """A reading that differs from the view; ``reader`` says what of it is read."""
+    """A reading that differs from the view; `reader` tells which text is read."""
 
     reader: TextReader
 
     def agrees_with(self, view: _Place) -> bool:
-        """Return whether both go on alike, whatever follows."""
+        """Return whether both readings continue alike, whatever follows."""
         same = self.state is view.state and self.starts == view.starts
         return same and not self.reader.is_inside
 
 
 class StreamWatch:
-    """What is under way and what has matched, by offset in the answer.
+    """Partial and complete matches in one answer, by offset.
 
     Attributes:
-        end: characters followed so far.
-        widest: the most characters that any match may have that is under way, or not dealt with.
+        end: number of characters followed so far.
+        widest: most characters of any match that is partial or not dealt with.
     """
 
     def __init__(self, automaton: Automaton) -> None:
@@ -366,7 +380,7 @@ class StreamWatch:
         self.widest = 0
 
     def feed(self, text: str) -> None:
-        """Follow ``text``."""
+        """Follow `text`."""
         if self._further:
             self._feed_apart(text)
             return
@@ -379,7 +393,7 @@ class StreamWatch:
                 if char in APART_CHARS:
                     break
                 edge = automaton.edge(state, char)
-            state, kept, claim, after = edge
+            state, remaining, claim, after = edge
             edges = state.edges
             if claim != NO_MATCH:
                 if claim == HIDDEN:
@@ -387,10 +401,10 @@ class StreamWatch:
                 else:
                     start = starts[claim] if claim < len(starts) else at
                     self.claim(start, at + 1, after)
-            if kept is not None:
-                if kept:
+            if remaining is not None:
+                if remaining:
                     starts.append(at)
-                    starts = [starts[index] for index in kept]
+                    starts = [starts[index] for index in remaining]
                     self.widest = max(self.widest, state.reach)
                 else:
                     starts = []
@@ -404,60 +418,64 @@ class StreamWatch:
         self._feed_apart(rest)
 
     def _feed_apart(self, text: str) -> None:
-        """Follow ``text``, in all readings that differ."""
+        """Follow `text` in all readings that differ."""
         for char in text:
             if char in APART_CHARS:
                 self._fork(char)
             self._follow(self._view, char)
             for reading in self._further:
-                taken, width = reading.reader.take(char)
-                if taken:
-                    self._follow(reading, taken, width)
+                read, width = reading.reader.take(char)
+                if read:
+                    self._follow(reading, read, width)
                 else:
                     self._delay()
-            self._further = [one for one in self._further if not one.agrees_with(self._view)]
+            self._further = [
+                reading for reading in self._further if not reading.agrees_with(self._view)
+            ]
             self.end += 1
 
     def _fork(self, char: str) -> None:
         """Begin the readings that may differ from here on; they have come as far as the view."""
-        known = [one.reader.kind for one in self._further]
+        kinds = [one.reader.kind for one in self._further]
         state, starts = self._view.state, self._view.starts
         for kind in KINDS if self._automaton.patterns else ():
-            if kind not in known and (kind.decodes or char != "\\"):
+            if kind not in kinds and (kind.decodes or char != "\\"):
                 self._further.append(_Further(state, [*starts], TextReader(kind)))
 
     def _follow(self, place: _Place, char: str, width: int = 1) -> None:
-        """Follow ``char`` in one reading, where it was made from the last ``width`` characters."""
+        """Follow `char` in one reading, which made it from the last `width` characters."""
         at, starts = self.end, place.starts
-        place.state, kept, claim, after = self._automaton.edge(place.state, char)
+        place.state, remaining, claim, after = self._automaton.edge(place.state, char)
         if claim == HIDDEN:
             self._stretch(at)
         elif claim != NO_MATCH:
             start = starts[claim] if claim < len(starts) else at + 1 - width
             self.claim(start, at + 1, after)
-        if kept is not None:
+        if remaining is not None:
             starts.append(at + 1 - width)
-            place.starts = [starts[index] for index in kept]
+            place.starts = [starts[index] for index in remaining]
             self.widest = max(self.widest, place.state.reach)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way and nothing has matched: all text is decided."""
+        """Whether there is no partial or complete match: all text is decided."""
         return not (self._view.starts or self._claims or self._further)
 
     @property
     def open_from(self) -> int:
-        """Where the oldest match under way begins; the end when there is none."""
+        """Offset where the oldest partial match begins; the end if there is none."""
         starts = self._view.starts
         first = starts[0] if starts else self.end
         if self._further:
-            escapes = (self.end - one.reader.begun for one in self._further)
-            first = min(first, *escapes, *(one.starts[0] for one in self._further if one.starts))
+            escapes = (self.end - reading.reader.begun for reading in self._further)
+            first = min(
+                first, *escapes, *(reading.starts[0] for reading in self._further if reading.starts)
+            )
         return first
 
     @property
     def free_to(self) -> int:
-        """Up to here the text is decided: no match can come that holds a character before it and one behind it."""
+        """Offset up to which the text is decided: no match can come that crosses it."""
         free = self.open_from
         for start, end, decided in self._claims:
             if start < free and (free < end or self.end < decided):
@@ -465,15 +483,15 @@ class StreamWatch:
         return free
 
     def claims_before(self, offset: int) -> bool:
-        """Whether anything has matched before ``offset``."""
+        """Return whether anything has matched before `offset`."""
         return bool(self._claims) and self._claims[0][0] < offset
 
     def forget_before(self, offset: int) -> None:
-        """The text before ``offset`` has been dealt with."""
+        """Drop claims before `offset`: that text has been dealt with."""
         self._claims = [claim for claim in self._claims if claim[1] > offset]
 
     def claim(self, start: int, end: int, after: int = 0) -> None:
-        """Something is found at ``start`` to ``end``, by a pattern or something else that has followed just now."""
+        """Note a possible finding from `start` to `end`, by a pattern or a model that has followed just now."""
         decided = end + after
         while self._claims and start < self._claims[-1][1]:
             first, last, later = self._claims.pop()
@@ -491,7 +509,7 @@ class StreamWatch:
             self._claims[index] = start, end, decided + 1
 
     def _stretch(self, at: int) -> None:
-        """Lengthens what is still to come by an invisible character at offset ``at``."""
+        """Lengthen what is still to come by an invisible character at offset `at`."""
         for index in range(len(self._claims) - 1, -1, -1):
             start, end, decided = self._claims[index]
             if decided <= at:

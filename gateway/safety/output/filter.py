@@ -1,11 +1,12 @@
 """The output filter: detokenized text in, releasable text out.
 
-It runs between the detokenizer and the stop strings: a stop string cannot cut a secret in two before it is found, and
-stop strings are searched in the text that the caller reads. Its steps, in order: redact what rules find, remove
-repetitions of the system message, replace placeholders by the caller's own values. Each step depends on the text
-alone, never on how it was split into pieces.
+It runs between the detokenizer and the stop strings: a stop string cannot cut a secret in two
+before it is found, and stop strings are searched in the text that the caller reads. Its steps, in
+order: redact what rules find, remove repetitions of the system message, replace placeholders by the
+caller's own values. Each step depends on the text alone, never on how it was split into pieces.
 
-`OutputOnlyScanner` has the rules for answers only: canary strings, images of foreign hosts, terminal escapes.
+`OutputOnlyScanner` has the rules for answers only: canary strings, images of foreign hosts,
+terminal escapes.
 """
 
 import re
@@ -23,11 +24,11 @@ from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
 from gateway.safety.output.echo import RULE, echo_guard
-from gateway.safety.output.redactor import Redactor, Rules, covers
+from gateway.safety.output.redactor import Redactor, StreamRules, covers
 from gateway.safety.output.view import Scanner, ViewScanner
-from gateway.safety.output.windows import Window, Windows
+from gateway.safety.output.windows import AnswerWindow, AnswerWindows
 from gateway.safety.patterns import compiled
-from gateway.safety.policy import Policy
+from gateway.safety.policy import SafetyPolicy
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.rules.spec import Span
 from gateway.safety.settings import OutputSettings
@@ -43,7 +44,7 @@ IMAGE_PATTERNS: Final = (
     r"!\[[^\]\n]{0,300}\]\[[^\]\n]{0,100}\]",
     rf"(?i)<img\b[^>]*{_URL}[^>]*>",
 )
-"""Written in place, by reference, and in HTML."""
+"""Images written in place, by reference, and in HTML."""
 ANSI_PATTERN: Final = (
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~]?)"
     r"|[\x80-\x9f][0-?]*[ -/]*[@-~]?"
@@ -52,7 +53,7 @@ _HOST: Final = re.compile(r"[/\\]{2}(?:[^/?#\s)\\]{0,200}@)?([A-Za-z0-9.-]{1,255
 
 
 class OutputOnlyScanner(Scanner):
-    """Finds what rules for answers alone are switched on for."""
+    """Finds matches of the rules for answers only, as far as they are switched on."""
 
     def __init__(self, settings: OutputSettings) -> None:
         self._hosts = frozenset(host.lower() for host in settings.image_hosts)
@@ -72,10 +73,10 @@ class OutputOnlyScanner(Scanner):
             Finding(rule, match.start(), match.end(), _SEVERITIES[rule])
             for rule, pattern in self._compiled
             for match in pattern.finditer(text)
-            if rule != IMAGE or not self._known_host(match[0])
+            if rule != IMAGE or not self._is_allowed_image(match[0])
         ]
 
-    def _known_host(self, image: str) -> bool:
+    def _is_allowed_image(self, image: str) -> bool:
         hosts = _HOST.findall(image)
         return bool(hosts) and all(host.lower() in self._hosts for host in hosts)
 
@@ -85,63 +86,66 @@ class Restorer:
 
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
-        self._known: Mapping[str, str] = placeholders.values
-        self._held = ""
+        self._values: Mapping[str, str] = placeholders.values
+        self._pending = ""
 
     def push(self, text: str) -> str:
-        """What may be shown after ``text`` came."""
-        if not self._held and "<" not in text:
+        """Return what may be shown after `text` came."""
+        if not self._pending and "<" not in text:
             return text
-        text = self._held + text
+        text = self._pending + text
         begin = text.rfind("<")
         tail = text[begin:] if begin >= 0 else ""
-        if tail and not any(known != tail and known.startswith(tail) for known in self._known):
+        if tail and not any(
+            placeholder != tail and placeholder.startswith(tail) for placeholder in self._values
+        ):
             tail = ""
-        self._held = tail
+        self._pending = tail
         return self._placeholders.restore(text[: len(text) - len(tail)])
 
     def finish(self) -> str:
-        """The rest, when no more text comes."""
-        held, self._held = self._held, ""
+        """Return the rest, when no more text comes."""
+        held, self._pending = self._pending, ""
         return held
 
 
 @dataclass(frozen=True)
 class OutputRules:
-    """A policy made ready for answers; made once and shared by all of them.
+    """A policy made ready for answers; made once and shared by all answers.
 
     Attributes:
         policy: the policy.
-        rules: those that the stream follows, and all that decide.
-        lists: the operator's.
-        window_tokens: longest window that token classifiers read of an answer; None: none reads answers.
-        holds: text waits for the token classifiers, because something is done about what they find.
+        rules: rules that the stream follows, and all that decide.
+        lists: lists of the operator.
+        window_tokens: longest window that token classifiers read of an answer; None if none reads
+            answers.
+        holds: text waits for the token classifiers, because the policy edits what they find.
     """
 
-    policy: Policy
-    rules: Rules
+    policy: SafetyPolicy
+    rules: StreamRules
     lists: Lexicon
     window_tokens: int | None = None
     holds: bool = False
 
     def review(self, text: str, entities: Iterable[Finding] = ()) -> TextDecision:
-        """What all rules say of a whole answer; those that flag change nothing and so never wait in the stream."""
+        """Decide about a whole answer by all rules, including those that only flag and never wait in the stream."""
         return apply(self.rules.table, text, [*self.rules.scanner.scan(text), *entities])
 
 
 def output_rules(
-    policy: Policy,
+    policy: SafetyPolicy,
     watched: Sequence[WatchedRule],
     scanner: Scanner,
     lists: Lexicon,
     readers: Sequence[EntityGuard] = (),
 ) -> OutputRules:
-    """The filter of a policy that filters answers.
+    """Build the filter rules of a policy that filters answers.
 
     Args:
-        policy: what to do.
-        watched: all rules of ``scanner`` that go by patterns; those that only flag cost nothing.
-        scanner: the rules, the operator's lists among them.
+        policy: the policy.
+        watched: all rules of `scanner` that have patterns; those that only flag cost nothing.
+        scanner: finds matches of the rules and of the operator's lists.
         lists: the lists alone.
         readers: token classifiers that read answers.
 
@@ -150,12 +154,12 @@ def output_rules(
     """
     settings, table = policy.settings.output, policy.output_actions
     for_answers = OutputOnlyScanner(settings)
-    needed = [rule for rule in (*watched, *for_answers.watched) if table.edits(rule.id)]
+    editing = [rule for rule in (*watched, *for_answers.watched) if table.edits(rule.id)]
     words = (*(policy.deny if table.edits(DENY_LIST) else ()), *policy.allow)
-    automaton, all_rules = Automaton(needed, WordList(words)), ViewScanner(scanner, for_answers)
-    rules = Rules(automaton, all_rules, table, settings.truncated_chars)
-    window = min((one.settings.window_tokens for one in readers), default=None)
-    holds = any(table.edits(rule) for one in readers for rule in one.tags.rules)
+    automaton, all_rules = Automaton(editing, WordList(words)), ViewScanner(scanner, for_answers)
+    rules = StreamRules(automaton, all_rules, table, settings.truncated_chars)
+    window = min((guard.settings.window_tokens for guard in readers), default=None)
+    holds = any(table.edits(rule) for guard in readers for rule in guard.tags.rules)
     return OutputRules(policy, rules, lists, window, holds)
 
 
@@ -165,7 +169,7 @@ class AnswerOutcome:
 
     Attributes:
         policy: version of the policy that decided.
-        taken: findings by rule and action.
+        taken: count of findings by rule and action.
         moves: findings that the policy in dry run treats differently.
     """
 
@@ -178,8 +182,8 @@ class OutputFilter:
     """The filter of one answer. Offsets count characters of the answer as the model gave it.
 
     Attributes:
-        windows: what token classifiers read of the answer; None: none does.
-        entities: what they have found, by offset in the answer.
+        windows: parts of the answer that token classifiers read; None if none does.
+        entities: entities that they have found, by offset in the answer.
     """
 
     def __init__(
@@ -187,42 +191,42 @@ class OutputFilter:
         shared: OutputRules,
         placeholders: Callable[[], Placeholders] = Placeholders,
         system: str = "",
-        tried: OutputRules | None = None,
+        trial: OutputRules | None = None,
         counts: DryRun | None = None,
     ) -> None:
-        """Begins an answer.
+        """Begin an answer.
 
         Args:
-            shared: of the policy.
-            placeholders: gives those of the prompt.
-            system: the system message as the model got it.
-            tried: of the policy in dry run, which also inspects every answer.
-            counts: of that policy.
+            shared: rules of the policy.
+            placeholders: returns those of the prompt.
+            system: system message as the model got it.
+            trial: rules of the policy in dry run, which also inspects every answer.
+            counts: counts of that policy.
         """
         self._shared = shared
-        self._tried, self._counts = tried, counts
+        self._trial, self._counts = trial, counts
         self._outcome: AnswerOutcome | None = None
         self._raw: list[str] = []
         window = shared.window_tokens
-        self.windows = None if window is None else Windows(window)
+        self.windows = None if window is None else AnswerWindows(window)
         self.entities: list[Finding] = []
         self._holds = shared.holds
         self._finished = False
         self._redactor = Redactor(shared.rules, placeholders)
         self._echo = echo_guard(shared.policy.settings.output.echo, system)
         self._repeated: deque[Span] = deque()
-        """Places that it hides."""
-        own = placeholders() if shared.policy.settings.restore else None
-        self._restorer = Restorer(own) if own is not None and own.values else None
+        """Spans that the echo guard hides."""
+        values = placeholders() if shared.policy.settings.restore else None
+        self._restorer = Restorer(values) if values is not None and values.values else None
 
     @property
     def stopped(self) -> tuple[str, ...]:
-        """The rules that ended the answer. Nothing is shown any more, and the row is to be cancelled."""
+        """Rules that ended the answer. Nothing more is shown, and the run is to be cancelled."""
         return self._redactor.stopped or (self._echo.stopped if self._echo is not None else ())
 
     @property
     def echoes(self) -> Mapping[tuple[str, Action], int]:
-        """Runs of words of the system message that were found, by the rule and what is done about them."""
+        """Runs of words of the system message that were found, by rule and action."""
         if self._echo is None or not self._echo.matches:
             return {}
         return {(RULE, self._echo.action): self._echo.matches}
@@ -234,18 +238,18 @@ class OutputFilter:
 
     @property
     def decided(self) -> int:
-        """Characters that no rule can claim any more."""
+        """Number of characters that no rule can claim any more."""
         decided = self._redactor.decided
         if self._echo is None or not self._echo.holds:
             return decided
         return min(decided, self._redactor.whole(self._echo.taken))
 
     def hides(self, start: int, end: int) -> bool:
-        """Whether a character from ``start`` to ``end`` does not show; they are decided, and asked about in order."""
+        """Return whether a decided character from `start` to `end` is hidden; ask in order."""
         if end > self._redactor.shown_to:
             return True
         spans = self._redactor.hidden, self._repeated
-        return any(spans) and any(covers(some, start, end) for some in spans)
+        return any(spans) and any(covers(hidden, start, end) for hidden in spans)
 
     @property
     def unread(self) -> bool:
@@ -255,30 +259,31 @@ class OutputFilter:
         return self.windows.unread
 
     def push(self, text: str) -> str:
-        """What may be shown after ``text`` came."""
+        """Return what may be shown after `text` came."""
         self._raw.append(text)
         if self.windows is not None:
             self.windows.push(text)
         return "" if self._holds else self._after(self._redactor.push(text))
 
-    def settle(self, window: Window, findings: Iterable[Finding]) -> str:
-        """What may be shown after token classifiers have read ``window``; ``findings`` by offset in its text."""
+    def settle(self, window: AnswerWindow, findings: Iterable[Finding]) -> str:
+        """Return what may be shown after token classifiers read `window`; `findings` have offsets in its text."""
         assert self.windows is not None, "they read them"
-        kept = self._shared.lists.without_allowed(window.text, tuple(findings))
-        text, found = self.windows.settle(window, kept)
-        self.entities += found
+        counted = self._shared.lists.without_allowed(window.text, tuple(findings))
+        text, entities = self.windows.settle(window, counted)
+        self.entities += entities
         if not self._holds:
             return ""
         table = self._shared.rules.table
-        edited = [one for one in found if table.edits(one.rule)]
+        edited = [entity for entity in entities if table.edits(entity.rule)]
         return self._after(self._redactor.push(text, edited))
 
     def finish(self, truncated: bool = False) -> str:
-        """What was held back, when no more text comes.
+        """Return what was held back, when no more text comes.
 
         Args:
-            truncated: the model did not end by itself (a limit, a stop string): of what may be the first part of a
-                match at the very end, only `OutputSettings.truncated_chars` characters show.
+            truncated: the model did not end by itself (a limit, a stop string). At most
+                `OutputSettings.truncated_chars` characters show of a possible match that is cut at
+                the very end.
         """
         windows, self._finished = self.windows, True
         if windows is not None and self._holds and windows.unread:
@@ -293,26 +298,26 @@ class OutputFilter:
         return shown + (self._restorer.finish() if self._restorer is not None else "")
 
     def review(self) -> TextDecision:
-        """What all rules say of the answer so far; those that flag change nothing and so never wait in the stream."""
+        """Decide about the answer so far by all rules, including those that only flag."""
         return self._shared.review(self.raw, self.entities)
 
     def outcome(self) -> AnswerOutcome:
-        """The findings in the whole answer, to be called at its end. Computed once."""
+        """Return the findings in the whole answer; call it at the end. Computed once."""
         if self._outcome is None:
             decision = self.review()
             taken = Counter(self.echoes)
-            for one in decision.taken:
-                taken[one.rule, one.action] += 1
+            for action in decision.taken:
+                taken[action.rule, action.action] += 1
             moves = self._rehearsed(decision)
             self._outcome = AnswerOutcome(self._shared.policy.version, taken, moves)
         return self._outcome
 
     def _rehearsed(self, decision: TextDecision) -> Counter[Move]:
-        if self._tried is None or self._counts is None:
+        if self._trial is None or self._counts is None:
             return Counter()
-        then = self._tried.review(self.raw, self.entities)
-        moves = moves_of(decision.taken, then.taken)
-        self._counts.add(moves, (decision.text, decision.blocked) != (then.text, then.blocked))
+        trial = self._trial.review(self.raw, self.entities)
+        moves = moves_of(decision.taken, trial.taken)
+        self._counts.add(moves, (decision.text, decision.blocked) != (trial.text, trial.blocked))
         return moves
 
     def _after(self, text: str) -> str:
@@ -321,7 +326,7 @@ class OutputFilter:
         return self._restorer.push(text) if self._restorer is not None and text else text
 
     def _unrepeated(self, text: str) -> str:
-        """``text``, which the echo guard has let pass; notes what it has hidden meanwhile."""
+        """Note what the echo guard has hidden, and return `text`, which it has let pass."""
         assert self._echo is not None, "it said so"
         whole = self._redactor.whole
         self._repeated.extend((whole(start), whole(end)) for start, end in self._echo.hidden)

@@ -1,15 +1,17 @@
 """The redactor of the output filter: removes what rules find, and records which spans of the answer are hidden.
 
-`StreamWatch` tells up to which offset no match can still reach. The scanner that also inspects prompts decides about
-that text, and only where something has matched. So the result does not depend on the pieces: scanning a text between
-two offsets that no match can cross finds the same as scanning the whole text.
+`StreamWatch` tells up to which offset no match can still reach. The scanner that also inspects
+prompts decides about that text, and only where something has matched. So the result does not depend
+on the pieces: scanning a text between two offsets that no match can cross finds the same as
+scanning the whole text.
 
-That is exact as long as matches are no longer than `WatchedRule.max_match_chars` and a scan depends on the text near
-a match alone. Where matches overlap each other without end (a table of numbers under a rule for telephone numbers),
-text is decided once it is longer than two of the longest matches; the scanner then starts again inside such a chain.
+That is exact as long as matches are no longer than `WatchedRule.max_match_chars` and a scan depends
+on the text near a match alone. Where matches overlap each other without end (a table of numbers
+under a rule for telephone numbers), text is decided once it is longer than two of the longest
+matches; the scanner then starts again inside such a chain.
 
-The echo guard runs behind the redactor and reports offsets in the redacted text; `Redactor.whole` maps them back over
-the edits to offsets in the model's answer.
+The echo guard runs behind the redactor and reports offsets in the redacted text; `Redactor.whole`
+maps them back over the edits to offsets in the model's answer.
 """
 
 from collections import deque
@@ -24,21 +26,21 @@ from gateway.safety.output.view import APART, Scanner, readings, view
 from gateway.safety.rules.spec import Span
 
 _CONTEXT_CHARS: Final = 256
-"""Shown text, as rules see it, that is kept to find a place where a scan can begin."""
+"""Length of shown text, as rules see it, that is kept to find a place where a scan can begin."""
 _TRIES: Final = 16
 """Characters back that are followed to see whether a match from there reaches over."""
 _CHAIN_CHARS: Final = 256
-"""A chain of overlapping matches may be that much longer than two of them."""
+"""How much longer than two matches a chain of overlapping ones may be, in characters."""
 
 
 @dataclass(frozen=True)
-class Rules:
+class StreamRules:
     """The state that all answers under a policy share.
 
     Attributes:
-        automaton: the patterns of the rules that change or end an answer, and of allow lists.
-        scanner: decides; on the view of the text that the automaton has.
-        table: the actions.
+        automaton: patterns of the rules that change or end an answer, and of allow lists.
+        scanner: decides, on the same view of the text as the automaton.
+        table: actions of the policy.
         truncated_chars: see `OutputSettings.truncated_chars`.
     """
 
@@ -52,24 +54,24 @@ class Redactor:
     """Releases text as soon as it is decided.
 
     Attributes:
-        stopped: the rules that ended the answer; nothing is shown after it.
-        edits: the replaced spans, by offset in the model's answer.
+        stopped: rules that ended the answer; nothing is shown after it.
+        edits: replaced spans, by offset in the model's answer.
         hidden: those spans, for `covers`.
-        decided: characters of the model's answer that are dealt with.
-        shown_to: from this offset on nothing shows; UNBOUNDED as long as there is no such place.
+        decided: number of characters of the model's answer that are dealt with.
+        shown_to: offset from which on nothing shows; UNBOUNDED if there is no such place.
     """
 
     def __init__(
         self,
-        rules: Rules,
+        rules: StreamRules,
         placeholders: Callable[[], Placeholders],
         is_known: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Begin an answer.
 
         Args:
-            rules: of the policy.
-            placeholders: gives those of the prompt, when something is redacted.
+            rules: rules of the policy.
+            placeholders: returns those of the prompt; called when something is redacted.
             is_known: whether a value that rules find may show.
         """
         self._rules = rules
@@ -77,7 +79,7 @@ class Redactor:
         self._of_prompt = placeholders
         self._placeholders: Placeholders | None = None
         self._watch = StreamWatch(rules.automaton)
-        self._held: list[str] = []
+        self._pending: list[str] = []
         self._entities: list[Finding] = []
         self._context = ""
         self._context_cut = False
@@ -90,43 +92,43 @@ class Redactor:
         self.shown_to = UNBOUNDED
 
     @property
-    def held_chars(self) -> int:
-        """Characters that wait."""
+    def pending_chars(self) -> int:
+        """Number of characters that wait."""
         return self._watch.end - self.decided
 
     def push(self, text: str, entities: Sequence[Finding] = ()) -> str:
-        """What may be shown after ``text`` came.
+        """Return what may be shown after `text` came.
 
-        Args:
-            entities: found in ``text`` by models, by offset in the answer; they are findings as those of rules.
+        `entities` are those that models found in it, by offset in the answer; they count as
+        findings of rules.
         """
         if self.stopped or not text:
             return ""
         watch = self._watch
         if entities:
-            self._entities = [one for one in self._entities if one.end > self.decided]
-            self._entities += sorted(entities, key=lambda one: one.end)
+            self._entities = [entity for entity in self._entities if entity.end > self.decided]
+            self._entities += sorted(entities, key=lambda entity: entity.end)
         self._follow(text)
-        if not self._held and watch.is_idle:
+        if not self._pending and watch.is_idle:
             self.decided = watch.end
             self._remember(text)
             return text
         free = watch.free_to
-        self._held.append(text)
+        self._pending.append(text)
         if free > self.decided:
             return self._release(free)
-        if watch.end > self._chain_end and self.held_chars > 2 * self._reach() + _CHAIN_CHARS:
+        if watch.end > self._chain_end and self.pending_chars > 2 * self._reach() + _CHAIN_CHARS:
             return self._cut_chain()
         return ""
 
     def finish(self, truncated: bool = False) -> str:
-        """The rest, when no more text comes.
+        """Return the rest, when no more text comes.
 
         Args:
-            truncated: the model did not end here by itself, so what is open at the end may be a secret cut short: at
-                most `Rules.truncated_chars` characters of it show.
+            truncated: the model did not end here by itself, so what is open at the end may be a
+                secret cut short: at most `StreamRules.truncated_chars` characters of it show.
         """
-        if self.stopped or not self.held_chars:
+        if self.stopped or not self.pending_chars:
             return ""
         held, open_at = self._text(), self._watch.open_from - self.decided
         edits = self._edits(held, self._scan(held, len(held)))
@@ -140,24 +142,24 @@ class Redactor:
         return shown
 
     def finish_unscanned(self) -> str:
-        """Return the rest of a text in which every value is known, see ``is_known``."""
-        if self.stopped or not self.held_chars:
+        """Return the rest of a text in which every value is known, see `is_known`."""
+        if self.stopped or not self.pending_chars:
             return ""
         self.decided = self._watch.end
         return self._text()
 
     def _follow(self, text: str) -> None:
-        """An entity claims its place as a match of a rule does."""
+        """Follow `text`; an entity claims its place as a match of a rule does."""
         watch, at = self._watch, 0
         if not self._entities:
             watch.feed(text)
             return
         begin, end = watch.end, watch.end + len(text)
-        for one in self._entities:
-            if begin < one.end <= end:
-                watch.feed(text[at : one.end - begin])
-                watch.claim(one.start, one.end)
-                at = one.end - begin
+        for entity in self._entities:
+            if begin < entity.end <= end:
+                watch.feed(text[at : entity.end - begin])
+                watch.claim(entity.start, entity.end)
+                at = entity.end - begin
         watch.feed(text[at:])
 
     def _release(self, free: int) -> str:
@@ -167,78 +169,85 @@ class Redactor:
         if self._watch.claims_before(free):
             edits = self._edits(piece, self._scan(held, length))
             self._watch.forget_before(free)
-        self._held = [rest] if rest else []
+        self._pending = [rest] if rest else []
         self._inside_chain = False
         return self._show(piece, edits)
 
     def _cut_chain(self) -> str:
-        """Decides about the older part of a chain of overlapping matches, which no match under way reaches."""
+        """Decide about the older part of a chain of overlapping matches, which no partial match reaches."""
         held, reach = self._text(), self._reach()
-        found = self._scan(held, len(held))
+        findings = self._scan(held, len(held))
         *_, shortest = readings(held)
         last = next(iter(shortest.starts[-reach:]), 0)
         table = self._rules.table
-        cut = _before(last, clusters((f.start, f.end) for f in found if table.edits(f.rule)))
+        cut = _before(
+            last,
+            clusters(
+                (finding.start, finding.end) for finding in findings if table.edits(finding.rule)
+            ),
+        )
         rest = len(held) - max(cut, 0)
         if rest > 2 * reach:
             # Scanned again when it is twice as long: so every character is scanned a few times at most.
             self._chain_end = self._watch.end + rest
         if cut <= 0:
             return ""
-        edits = self._edits(held[:cut], [f for f in found if f.start < cut])
+        edits = self._edits(held[:cut], [finding for finding in findings if finding.start < cut])
         shown = self._show(held[:cut], edits)
-        self._held = [held[cut:]]
+        self._pending = [held[cut:]]
         self._inside_chain = True
         return shown
 
     def _reach(self) -> int:
-        """Characters before the end that a match under way may hold, or that may decide about one before them."""
+        """Return the length of the text before the end that may hold, or decide about, a match."""
         return max(self._watch.widest, self._rules.automaton.context_after)
 
     def _text(self) -> str:
-        if len(self._held) > 1:
-            self._held = ["".join(self._held)]
-        return self._held[0]
+        if len(self._pending) > 1:
+            self._pending = ["".join(self._pending)]
+        return self._pending[0]
 
     def _scan(self, held: str, length: int) -> list[Finding]:
-        """The findings that begin in the first ``length`` characters of ``held``, by offset in it."""
+        """Return the findings that begin in the first `length` characters of `held`, by offset in it."""
         before = self._context_chars(held)
         beyond = self._beyond(held, length)
         text = self._context[len(self._context) - before :] + held[:beyond]
         # Inside a chain a match may have begun before the place where the scanner started again.
         first = 0 if self._inside_chain else before
-        found = [
-            replace(f, start=max(f.start - before, 0), end=min(f.end - before, length))
-            for f in self._rules.scanner.scan(text)
-            if first <= f.start < before + length
-            and f.end > before
-            and not self._is_known(text[f.start : f.end])
+        findings = [
+            replace(
+                finding, start=max(finding.start - before, 0), end=min(finding.end - before, length)
+            )
+            for finding in self._rules.scanner.scan(text)
+            if first <= finding.start < before + length
+            and finding.end > before
+            and not self._is_known(text[finding.start : finding.end])
         ]
-        return found + [
-            replace(f, start=f.start - self.decided, end=f.end - self.decided)
-            for f in self._entities
-            if self.decided <= f.start < self.decided + length
+        return findings + [
+            replace(finding, start=finding.start - self.decided, end=finding.end - self.decided)
+            for finding in self._entities
+            if self.decided <= finding.start < self.decided + length
         ]
 
     def _beyond(self, held: str, length: int) -> int:
-        """Return up to where ``held`` decides about its first ``length`` characters."""
+        """Return the offset up to which `held` decides about its first `length` characters."""
         if APART.search(held):
             return len(held)
         behind = view(held[length:])[1][: max(1, self._rules.automaton.context_after)]
         return length + (behind[-1] + 1 if behind else 0)
 
     def _context_chars(self, held: str) -> int:
-        """How much shown text the scan needs before ``held``.
+        """Return how much shown text the scan needs before `held`.
 
-        Enough for the rules, and a beginning from which no match reaches into ``held``: cut off from the text before
-        it, a place may look like the start of a word when it is none.
+        Enough for the rules, and a beginning from which no match reaches into `held`: cut off from
+        the text before it, a place may look like the start of a word when it is none.
         """
         automaton, context = self._rules.automaton, self._context
         least = min(automaton.context_before, len(context))
         if self._inside_chain:
             return least
         if APART.search(context):
-            return len(context)  # a sequence or an escape may reach into ``held``
+            return len(context)  # a sequence or an escape may reach into `held`
         least = min(max(1, least), len(context))
         for chars in range(least, min(len(context), _CONTEXT_CHARS)):
             behind = context[len(context) - chars :]
@@ -246,16 +255,22 @@ class Redactor:
                 return chars
         return least if self._context_cut else len(context)
 
-    def _edits(self, piece: str, found: Sequence[Finding]) -> list[Edit]:
-        if not found:
+    def _edits(self, piece: str, findings: Sequence[Finding]) -> list[Edit]:
+        if not findings:
             return []
         if self._placeholders is None:
             self._placeholders = self._of_prompt().for_answer()
-        decision = apply(self._rules.table, piece, found, self._placeholders)
+        decision = apply(self._rules.table, piece, findings, self._placeholders)
         if decision.edits and decision.edits[-1].action is Action.BLOCK:
             last = decision.edits[-1]
-            inside = (f for f in found if f.start < last.end and f.end > last.start)
-            self.stopped = tuple(dict.fromkeys(f.rule for f in inside if self._blocks(f)))
+            inside = (
+                finding
+                for finding in findings
+                if finding.start < last.end and finding.end > last.start
+            )
+            self.stopped = tuple(
+                dict.fromkeys(finding.rule for finding in inside if self._blocks(finding))
+            )
         return list(decision.edits)
 
     def _blocks(self, finding: Finding) -> bool:
@@ -263,7 +278,7 @@ class Redactor:
         return choice.action is Action.BLOCK
 
     def _show(self, piece: str, edits: Sequence[Edit]) -> str:
-        """``piece`` with ``edits``; it is dealt with from now on."""
+        """Return `piece` with `edits`; it is dealt with from now on."""
         for edit in edits:
             start, end = self.decided + edit.start, self.decided + edit.end
             self.edits.append(replace(edit, start=start, end=end))
@@ -282,7 +297,7 @@ class Redactor:
             self._context_cut = True
 
     def whole(self, offset: int) -> int:
-        """The offset in the answer of character ``offset`` of what rules left, or one inside the same edit."""
+        """Map an offset in the redacted text to one in the answer, or to one inside the same edit."""
         if offset == UNBOUNDED:
             return offset
         longer = 0
@@ -294,17 +309,17 @@ class Redactor:
 
 
 def covers(spans: deque[Span], start: int, end: int) -> bool:
-    """Whether one of ``spans`` has a character from ``start`` to ``end``; asked in order, which drops those before."""
+    """Return whether one of `spans` covers a character from `start` to `end`; earlier spans are dropped."""
     while spans and spans[0][1] <= start:
         spans.popleft()
     return bool(spans) and spans[0][0] < end
 
 
 def _outside(offset: int, edits: Sequence[Edit]) -> int:
-    """``offset``, or the end of the edit that it lies in."""
+    """Return `offset`, or the end of the edit that it lies in."""
     return next((edit.end for edit in edits if edit.start < offset < edit.end), offset)
 
 
 def _before(offset: int, unions: Sequence[tuple[int, int]]) -> int:
-    """``offset``, or the start of the union that it lies in."""
+    """Return `offset`, or the start of the union that it lies in."""
     return next((start for start, end in unions if start < offset < end), offset)

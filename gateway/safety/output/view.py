@@ -1,13 +1,14 @@
-"""The view of an answer that patterns are matched on, and its further readings.
+r"""The view of an answer that patterns are matched on, and its further readings.
 
-The view has no invisible characters, and look-alikes of ASCII as ASCII. Full-width and mathematical letters, digits of
-every script and the many dashes become ASCII. Each character is mapped by itself, so that a stream and a whole text
-read alike: it is left out, becomes one ASCII character, or stays.
+The view has no invisible characters, and look-alikes of ASCII as ASCII. Full-width and mathematical
+letters, digits of every script and the many dashes become ASCII. Each character is mapped by
+itself, so that a stream and a whole text read alike: it is left out, becomes one ASCII character,
+or stays.
 
-Whoever reads an answer may see its control characters, drop them (a log viewer), drop whole terminal sequences with
-them (a terminal), and decode the escapes of JSON (``\\u0034``) before. A value that any of them sees must be found, so
-a text with control characters or backslashes has further `readings`. A `TextReader` makes each of a stream and of a
-whole text alike.
+Whoever reads an answer may see its control characters, drop them (a log viewer), drop whole
+terminal sequences with them (a terminal), and decode the escapes of JSON (`\u0034`) before. A value
+that any of them sees must be found, so a text with control characters or backslashes has further
+`readings`. A `TextReader` makes each of a stream and of a whole text alike.
 """
 
 import re
@@ -24,7 +25,9 @@ from gateway.safety.findings import Finding
 from gateway.safety.text import characters as c
 
 APART: Final = re.compile(rf"[\\{c.CONTROLS}]")
-"""What readings differ about: a backslash, and control characters; line ends and tabs are text."""
+"""Characters that readings treat differently: backslash and control characters; line ends and tabs are
+text.
+"""
 _CONTROLS: Final = frozenset(map(chr, c.members(c.CONTROLS)))
 APART_CHARS: Final = _CONTROLS | {"\\"}
 _UNSEEN: Final = frozenset(map(chr, c.members(c.INVISIBLE + c.BLANKS))) - _CONTROLS
@@ -35,12 +38,12 @@ class Scanner(Protocol):
     """Finds matches of rules. The result at an offset depends only on the text near it."""
 
     def scan(self, text: str) -> Sequence[Finding]:
-        """Return all findings in ``text``."""
+        """Return all findings in `text`."""
 
 
 @lru_cache(maxsize=65536)
 def seen_as(char: str) -> str:
-    """Return what ``char`` is in the view: one character, or nothing for an invisible one."""
+    """Return `char` in the view: one character, or "" for an invisible one."""
     if char.isascii():
         return char
     if char in _UNSEEN:
@@ -54,15 +57,15 @@ def seen_as(char: str) -> str:
 
 
 def view(text: str) -> tuple[str, Sequence[int]]:
-    """Return ``text`` in the view, and for each character of the view its offset in ``text``."""
+    """Return `text` in the view, and for each character of the view its offset in `text`."""
     if text.isascii():
         return text, range(len(text))
-    kept = [(index, plain) for index, char in enumerate(text) if (plain := seen_as(char))]
-    return "".join(plain for _, plain in kept), [index for index, _ in kept]
+    characters = [(index, plain) for index, char in enumerate(text) if (plain := seen_as(char))]
+    return "".join(plain for _, plain in characters), [index for index, _ in characters]
 
 
 def is_control(char: str) -> bool:
-    """Return whether ``char`` is a control character."""
+    """Return whether `char` is a control character."""
     return char in _CONTROLS
 
 
@@ -76,7 +79,7 @@ class Reading:
 
 
 def readings(text: str) -> Iterator[Reading]:
-    """Yield the readings of ``text``: the view, and those that may differ from it, the shortest last."""
+    """Yield the readings of `text`: the view, and those that may differ from it, the shortest last."""
     plain, offsets = view(text)
     same = isinstance(offsets, range)
     ends = range(1, len(text) + 1) if same else [offset + 1 for offset in offsets]
@@ -92,8 +95,8 @@ def readings(text: str) -> Iterator[Reading]:
 def _reading(text: str, reader: "TextReader") -> Reading:
     chars, starts, ends = [], [], []
     for index, char in enumerate(text):
-        taken, width = reader.take(char)
-        if taken and (plain := seen_as(taken)):
+        read, width = reader.take(char)
+        if read and (plain := seen_as(read)):
             chars.append(plain)
             starts.append(index + 1 - width)
             ends.append(index + 1)
@@ -106,7 +109,7 @@ class ReadingKind:
 
     Attributes:
         decodes: escapes of JSON are decoded.
-        sequences: terminal sequences are dropped whole; else control characters alone.
+        sequences: terminal sequences are dropped whole, not only their control characters.
     """
 
     decodes: bool
@@ -129,28 +132,28 @@ class TextReader:
     """Reads one text, character by character.
 
     Attributes:
-        kind: how.
+        kind: the way to read.
     """
 
     def __init__(self, kind: ReadingKind) -> None:
         self.kind = kind
         self._escape = ""
-        """An escape of JSON that has begun."""
+        """Escape of JSON that has begun."""
         self._sequences = _Sequences() if kind.sequences else None
 
     @property
     def begun(self) -> int:
-        """Characters of an escape of JSON that is not complete."""
+        """Length of an escape of JSON that is not complete, in characters."""
         return len(self._escape)
 
     @property
     def is_inside(self) -> bool:
-        """Whether what comes next is no text by itself."""
+        """Whether the next character is no text by itself."""
         in_sequence = self._sequences is not None and self._sequences.is_open
         return bool(self._escape) or in_sequence
 
     def take(self, char: str) -> tuple[str, int]:
-        """Return the character that ``char`` completes, empty for none, and how many were read for it."""
+        """Return the character that `char` completes, empty for none, and how many were read for it."""
         width = 1
         if self.kind.decodes:
             char, width = self._decoded(char)
@@ -181,7 +184,9 @@ class TextReader:
 
 
 _SEQUENCE_MAX: Final = 256
-"""Characters of a sequence that are left out; what follows is text, so that none hides the rest of an answer."""
+"""Longest sequence that is left out, in characters; what follows is text, so that none hides the rest
+of an answer.
+"""
 
 
 class _Sequences:
@@ -189,7 +194,7 @@ class _Sequences:
 
     def __init__(self) -> None:
         self._mode = ""
-        """What has begun: a character of `_step`; empty in text."""
+        """What has begun: a mode of `_step`; empty in text."""
         self._length = 0
 
     @property
@@ -198,7 +203,7 @@ class _Sequences:
         return bool(self._mode)
 
     def hides(self, char: str) -> bool:
-        """Return whether ``char`` belongs to a sequence, or is a control character outside of one."""
+        """Return whether `char` belongs to a sequence, or is a control character outside of one."""
         if self._length >= _SEQUENCE_MAX:
             self._mode = ""
         self._mode, hidden = self._step(char)
@@ -238,7 +243,7 @@ _FIRST_FINAL: Final = {
     "parameters": "@",
     "of parameters": "@",
 }
-"""The first character that ends what has begun."""
+"""First character that ends a sequence, by mode."""
 
 
 class ViewScanner(Scanner):
@@ -249,11 +254,11 @@ class ViewScanner(Scanner):
 
     @override
     def scan(self, text: str) -> list[Finding]:
-        found: dict[Finding, None] = {}
+        findings: dict[Finding, None] = {}
         for reading in readings(text):
             for scanner in self._scanners:
-                for one in scanner.scan(reading.text):
-                    if one.end > one.start:
-                        start, end = reading.starts[one.start], reading.ends[one.end - 1]
-                        found[replace(one, start=start, end=end)] = None
-        return list(found)
+                for finding in scanner.scan(reading.text):
+                    if finding.end > finding.start:
+                        start, end = reading.starts[finding.start], reading.ends[finding.end - 1]
+                        findings[replace(finding, start=start, end=end)] = None
+        return list(findings)

@@ -1,7 +1,8 @@
 """The rules of the safety layer. Pure functions: rules and a text in, findings out.
 
-Vectorscan searches a text once for all patterns; for those that occur RE2 finds the places, and a validator decides
-about each match (`scanner`, `validators`). Then come the operator's lists (`lexicon`), encoded payloads (`payloads`),
-the score of indicators of injections near each other (`scoring`), the limits (`limits`), and which of overlapping
-findings remain (`ruleset`). Everything is linear in the text.
+Vectorscan searches a text once for all patterns; for those that occur RE2 finds the places, and a
+validator decides about each match (`scanner`, `validators`). Then come the operator's lists
+(`lexicon`), encoded payloads (`payloads`), the score of indicators of injections near each other
+(`scoring`), the limits (`limits`), and which of overlapping findings remain (`ruleset`). Everything
+is linear in the text.
 """

@@ -1,7 +1,8 @@
 """The operator's lists of words and phrases: tens of thousands of entries in one automaton (Aho-Corasick).
 
-What lies inside an allowed phrase is no finding. Case is folded one character for one, so offsets stay. An entry does
-not match inside a longer word; scripts that do not put spaces between words have no such boundary.
+A finding inside an allowed phrase is dropped. Case is folded one character for one, so offsets
+stay. An entry does not match inside a longer word; scripts that do not put spaces between words
+have no such boundary.
 """
 
 import re
@@ -17,7 +18,7 @@ from gateway.safety.rules.spec import Span
 from gateway.safety.text.characters import UNSPACED
 
 DENY_LIST: Final = "deny.list"
-"""What findings of the deny list are called."""
+"""Name of the findings of the deny list."""
 
 _UNSPACED: Final = re.compile(f"[{UNSPACED}]")
 
@@ -26,32 +27,32 @@ class Lexicon:
     """A deny list and an allow list, compiled once. Entries that occur inside each other are all found."""
 
     def __init__(self, deny: Iterable[str] = (), allow: Iterable[str] = ()) -> None:
-        """Entries are not empty."""
+        """Compile the lists; entries are not empty."""
         denied = list(map(fold_case, dict.fromkeys(deny)))
         allowed = list(map(fold_case, dict.fromkeys(allow)))
         self._denied = len(denied)
         self._automaton = AhoCorasick([*denied, *allowed]) if denied or allowed else None
 
     def __bool__(self) -> bool:
-        """Whether any list has an entry."""
+        """Return whether any list has an entry."""
         return self._automaton is not None
 
     def denied(self, text: str) -> list[Finding]:
-        """The findings of the deny list."""
+        """Return the findings of the deny list."""
         return [Finding(DENY_LIST, *span, Severity.HIGH) for span in self._spans(text)[0]]
 
-    def without_allowed(self, text: str, found: Sequence[Finding]) -> list[Finding]:
-        """``found`` without what lies inside an allowed phrase of ``text``; those of limits stay."""
-        return _outside(found, self._spans(text)[1])
+    def without_allowed(self, text: str, findings: Sequence[Finding]) -> list[Finding]:
+        """Return `findings` without those inside an allowed phrase of `text`; those of limits stay."""
+        return _outside(findings, self._spans(text)[1])
 
-    def applied(self, text: str, found: Sequence[Finding]) -> list[Finding]:
-        """``found`` and the findings of the deny list, without what lies inside an allowed phrase."""
+    def applied(self, text: str, findings: Sequence[Finding]) -> list[Finding]:
+        """Return `findings` and those of the deny list, without those inside an allowed phrase."""
         denied, allowed = self._spans(text)
-        ours = [Finding(DENY_LIST, *span, Severity.HIGH) for span in denied]
-        return _outside([*found, *ours], allowed)
+        own = [Finding(DENY_LIST, *span, Severity.HIGH) for span in denied]
+        return _outside([*findings, *own], allowed)
 
     def _spans(self, text: str) -> tuple[list[Span], list[Span]]:
-        """Where entries of the two lists occur."""
+        """Return where entries of the two lists occur."""
         spans: tuple[list[Span], list[Span]] = [], []
         if self._automaton is not None:
             folded = fold_case(text)
@@ -63,22 +64,22 @@ class Lexicon:
         return spans
 
 
-def _outside(found: Sequence[Finding], allowed: list[Span]) -> list[Finding]:
-    """Leaves out what lies inside one allowed phrase."""
+def _outside(findings: Sequence[Finding], allowed: list[Span]) -> list[Finding]:
+    """Drop findings inside one allowed phrase."""
     if not allowed:
-        return list(found)
+        return list(findings)
     allowed.sort()
     furthest = list(accumulate((end for _, end in allowed), max))
 
-    def stands(each: Finding) -> bool:
-        at = bisect_right(allowed, each.start, key=lambda span: span[0])
-        return at == 0 or furthest[at - 1] < each.end or each.rule.startswith("limit.")
+    def stands(finding: Finding) -> bool:
+        at = bisect_right(allowed, finding.start, key=lambda span: span[0])
+        return at == 0 or furthest[at - 1] < finding.end or finding.rule.startswith("limit.")
 
-    return [each for each in found if stands(each)]
+    return [finding for finding in findings if stands(finding)]
 
 
 def fold_case(text: str) -> str:
-    """Lower case, one character for one; the final sigma is a sigma."""
+    """Return `text` in lower case, one character for one; the final sigma is a sigma."""
     lower = text.lower()
     if len(lower) != len(text):
         lower = "".join(low if len(low := char.lower()) == 1 else char for char in text)

@@ -1,4 +1,4 @@
-"""The limit on repetition in a text. The check is linear."""
+"""The limit on repetition in a text, checked in linear time."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,11 +10,11 @@ _BLOCK_CHARS: Final = 512
 
 
 def repetitions(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
-    """Stretches longer than ``chars_max`` in which something of at most 256 characters repeats itself.
+    """Yield stretches longer than `chars_max` in which something of at most 256 characters repeats itself.
 
-    A probe is taken every 256 characters; where it occurs again right behind, that distance is the period, and the
-    stretch goes as far as the text equals itself shifted by it. Every character is compared a bounded number of
-    times.
+    A probe is taken every 256 characters; where it occurs again right behind, that distance is the
+    period, and the stretch goes as far as the text equals itself shifted by it. Every character is
+    compared a bounded number of times.
     """
     at = 0
     while at + _PROBE_CHARS < len(text):
@@ -32,7 +32,7 @@ def repetitions(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
 
 
 def _equal_until(text: str, at: int, period: int) -> int:
-    """The end of the stretch that equals itself shifted."""
+    """Return the end of the stretch that equals itself shifted by `period`."""
     size = _BLOCK_CHARS
     while size:
         if (
@@ -46,6 +46,7 @@ def _equal_until(text: str, at: int, period: int) -> int:
 
 
 def _equal_from(text: str, at: int, period: int) -> int:
+    """Return the start of the stretch that equals itself shifted by `period`."""
     floor = max(0, at - _STRIDE_CHARS)
     while at > floor and text[at - 1] == text[at - 1 + period]:
         at -= 1

@@ -1,7 +1,7 @@
 """Payloads in base64, hexadecimal, percent escapes and rot13: decoded one level and scanned with the same rules.
 
-Decoded content is never decoded again; a payload of which most is encoded once more is reported as nested. The decoded
-bytes of one text are bounded; what is left undecoded is a finding of its own.
+Decoded content is never decoded again; a payload of which most is encoded once more is reported as
+nested. The decoded bytes of one text are bounded; what is left undecoded is a finding of its own.
 """
 
 import base64
@@ -22,7 +22,7 @@ from gateway.safety.rules.scanner import RuleScanner, Subject, findings_of
 from gateway.safety.rules.spec import Span
 
 PAYLOAD_BYTES_MAX: Final = 8 << 10
-"""Decoded bytes of one payload; what is longer is decoded up to here."""
+"""Decoded bytes of one payload; longer ones are decoded up to here."""
 TOTAL_BYTES_MAX: Final = 32 << 10
 """Decoded bytes of all payloads of a text."""
 
@@ -39,15 +39,20 @@ class Encoding:
 
     name: str
     hint: str
-    """Occurs in every run; for the pass over all patterns."""
+    """Pattern that occurs in every run; for the pass over all patterns."""
     run: str
-    """RE2 syntax. A run is decided at most a few characters behind its end, so repeats need no bound."""
+    """Pattern of a run, in RE2 syntax. A run is decided a few characters behind its end at most, so
+    repeats need no bound.
+    """
     decode: Callable[[bytes], bytes]
-    """Raises ValueError for what is no such encoding."""
+    """Decodes a run; raises ValueError if it is not in this encoding."""
 
 
 def payload_of(encoding: Encoding, run: bytes, limit: int) -> tuple[str, bool]:
-    """The text inside ``run`` up to ``limit``, and whether there is more; keys, hashes, paths and images hold none."""
+    """Return the text inside `run` up to `limit`, and whether there is more.
+
+    Keys, hashes, paths and images hold no text.
+    """
     if not _as_text(encoding, run[:_PEEK_CHARS]):
         return "", False
     room = limit * 8  # No encoding here takes more than six characters for a byte.
@@ -102,11 +107,11 @@ ENCODINGS: Final = (
         _percent,
     ),
 )
-"""Rot13 is not here: it has no runs of its own, so the whole text is turned."""
+"""Encodings with runs of their own. Rot13 has none, so the whole text is turned."""
 
 
 HINTS: Final = tuple(encoding.hint for encoding in ENCODINGS)
-"""What the scanner has to look out for on behalf of this module."""
+"""Patterns that the scanner looks for on behalf of this module."""
 
 _NESTED_SHARE: Final = 0.8
 
@@ -120,24 +125,24 @@ class Payloads:
         self._runs = [compiled(encoding.run.encode()) for encoding in ENCODINGS]
 
     def findings(self, subject: Subject, hints: Iterable[int]) -> list[Finding]:
-        """What hides in ``subject``; ``hints``: which of `HINTS` occur."""
-        left = TOTAL_BYTES_MAX
-        found: list[Finding] = []
+        """Return the findings in payloads of `subject`; `hints` are those of `HINTS` that occur."""
+        budget = TOTAL_BYTES_MAX
+        findings: list[Finding] = []
         for hint in hints:
             encoding = ENCODINGS[hint]
             for run, span in _runs_in(subject, self._runs[hint]):
-                payload, is_cut = payload_of(encoding, run, min(PAYLOAD_BYTES_MAX, left))
+                payload, is_cut = payload_of(encoding, run, min(PAYLOAD_BYTES_MAX, budget))
                 if payload:
-                    found.extend(self.inside(payload, encoding.name, span))
+                    findings.extend(self.inside(payload, encoding.name, span))
                 if is_cut:
-                    found.append(Finding("limit.encoded", *span, Severity.MEDIUM))
-                left -= len(payload)
-                if left <= 0:
-                    return found
-        return found
+                    findings.append(Finding("limit.encoded", *span, Severity.MEDIUM))
+                budget -= len(payload)
+                if budget <= 0:
+                    return findings
+        return findings
 
     def inside(self, payload: str, name: str, span: Span) -> Iterator[Finding]:
-        """What a decoded text holds, one finding per family, at the place of the run."""
+        """Yield the findings in a decoded text, one per family, at the place of the run."""
         subject = Subject(payload)
         present, hints = self._scanner.occurring(subject)
         inner = findings_of(subject, present)
@@ -155,17 +160,17 @@ class Payloads:
 
 
 def _runs_in(subject: Subject, regex: "re2._Regexp[bytes]") -> Iterator[tuple[bytes, Span]]:
-    for found in regex.finditer(subject.data):
-        start, end = found.span()
+    for match in regex.finditer(subject.data):
+        start, end = match.span()
         yield subject.data[start:end], (subject.chars(start), subject.chars(end))
 
 
 def _families(inner: Sequence[Finding]) -> Iterator[tuple[str, Severity]]:
-    """The families worth telling, with their worst severity; an injection that hides is no accident."""
+    """Yield the families to report, with their worst severity; a hidden injection is no accident."""
     worst: dict[str, Severity] = {}
-    for each in inner:
-        family = each.rule.split(".", 1)[0]
-        worst[family] = max(each.severity, worst.get(family, Severity.LOW))
+    for finding in inner:
+        family = finding.rule.split(".", 1)[0]
+        worst[family] = max(finding.severity, worst.get(family, Severity.LOW))
     for family, severity in worst.items():
         if severity >= Severity.MEDIUM:
             yield family, max(severity, Severity.HIGH) if family == "injection" else severity

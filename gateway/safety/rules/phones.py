@@ -1,8 +1,9 @@
-"""Validators of telephone numbers, by the numbering plans of the ``phonenumbers`` library.
+"""Validators of telephone numbers, by the numbering plans of the `phonenumbers` library.
 
-A number counts when it is written as only telephone numbers are (a plus, an area code in brackets, three, three and
-four digits with hyphens), or when a plan of the rule's regions has it and its groups or the words before it speak for
-a telephone number. A word that names another kind of number right before it speaks against it.
+A number counts if it is written as only telephone numbers are (a plus, an area code in brackets,
+three, three and four digits with hyphens), or if a plan of the rule's regions has it and its groups
+or the words before it suggest a telephone number. A word that names another kind of number right
+before it suggests the contrary.
 """
 
 import re
@@ -61,25 +62,28 @@ _OTHERWISE: Final = re.compile(
 )
 """A word for another kind of number right before this one."""
 _PLAIN_DIGITS_MIN: Final = 10
-"""Shorter numbers need groups, a 0 in front, or a word for telephones right before them."""
+"""Least digits of a number without groups, without a 0 in front, and without a word for telephones
+before it.
+"""
 _NAMED_DIGITS: Final = range(7, 16)
+"""Digits of a number behind a word for telephones."""
 
 
-def phone_international(found: RuleMatch) -> Span | None:
-    """Find a number with the code of a country; leave out groups behind it that do not belong to it."""
-    before = found.before(1)
+def phone_international(match: RuleMatch) -> Span | None:
+    """Find a number with a country code; leave out groups behind it that do not belong to it."""
+    before = match.before(1)
     if (before or " ").isalnum() or before == "+":
         return None
-    value = found.value
+    value = match.value
     extension = _EXTENSION.search(value)
     bare = value[: extension.start()] if extension else value
     for end in _ends(bare):
         if _is_international(bare[:end]):
             whole = extension is not None and end == len(bare)
-            return found.start, found.start + (len(value) if whole else end)
+            return match.start, match.start + (len(value) if whole else end)
     digits = _international_digits(bare)
     if value.startswith("+") and len({*digits[-6:]}) > 1 and _holds(digits, is_possible_number):
-        return found.start, found.end
+        return match.start, match.end
     return None
 
 
@@ -95,19 +99,19 @@ def _international_digits(value: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _holds(digits: str, check: Callable[[PhoneNumber], bool]) -> bool:
-    """Return whether ``check`` holds for ``digits`` with the country calling code first."""
+    """Return whether `check` holds for `digits` with the country calling code first."""
     try:
         return check(parse(f"+{digits}"))
     except NumberParseException:
         return False
 
 
-def phone_national(found: RuleMatch) -> bool:
+def phone_national(match: RuleMatch) -> bool:
     """Return whether it is a number as it is dialled in one of the regions in the rule's options."""
-    before, regions = found.before(LOOKBEHIND), found.spec.options
-    value = _EXTENSION.sub("", found.value)
+    before, regions = match.before(LOOKBEHIND), match.spec.options
+    value = _EXTENSION.sub("", match.value)
     digits = _NO_DIGITS.sub("", value)
-    if _PART_BEFORE.search(before) or _PART_BEHIND.match(found.after(2)) or len(set(digits)) < 3:
+    if _PART_BEFORE.search(before) or _PART_BEHIND.match(match.after(2)) or len(set(digits)) < 3:
         return False
     if _NORTH_AMERICAN.match(value):
         return not {"US", "CA"}.isdisjoint(regions) or _is_national(digits, regions)
@@ -115,7 +119,7 @@ def phone_national(found: RuleMatch) -> bool:
         return False
     if _NAMED.search(before):
         return len(digits) in _NAMED_DIGITS and _may_be_national(digits, regions)
-    if _OTHERWISE.search(before) or _is_in_series(found):
+    if _OTHERWISE.search(before) or _is_in_series(match):
         return False
     if _BRACKETED.match(value) and 9 <= len(digits) <= 12:
         return _may_be_national(digits, regions)
@@ -127,9 +131,9 @@ def phone_national(found: RuleMatch) -> bool:
     return _is_national(digits, regions)
 
 
-def _is_in_series(found: RuleMatch) -> bool:
+def _is_in_series(match: RuleMatch) -> bool:
     """Return whether it is cut out of a longer row of groups."""
-    before, behind = found.before(3), found.after(2)
+    before, behind = match.before(3), match.after(2)
     return bool(_IN_SERIES_BEFORE.search(before) or _IN_SERIES_BEHIND.match(behind))
 
 
@@ -149,7 +153,7 @@ _KINDS: Final = (
 
 
 class _Plan(NamedTuple):
-    """The numbers that a region gives out, the prefix they are dialled with, and their lengths without it.
+    """Numbers of a region, the prefix they are dialled with, and their lengths without it.
 
     Attributes:
         shape: matches those numbers, with the prefix or without.
@@ -174,13 +178,13 @@ def _plan(region: str) -> _Plan:
 
 
 def load_plans(regions: Iterable[str]) -> None:
-    """Read the numbering plans of ``regions``, which takes a millisecond each, before a text needs them."""
+    """Read the numbering plans of `regions`, which takes a millisecond each, before a text needs them."""
     for region in regions:
         _plan(region)
 
 
 def _may_be_national(digits: str, regions: Sequence[str]) -> bool:
-    """Return whether a region has numbers so long that begin with its prefix, or without one."""
+    """Return whether a region has numbers of this length, with its prefix or without one."""
     return any(_may_be_of(_plan(region), digits) for region in regions)
 
 
@@ -193,5 +197,5 @@ def _may_be_of(plan: _Plan, digits: str) -> bool:
 
 
 def _is_national(digits: str, regions: Sequence[str]) -> bool:
-    """Return whether a region gives the number out."""
+    """Return whether a region assigns the number."""
     return any(_plan(region).shape.match(digits) for region in regions)

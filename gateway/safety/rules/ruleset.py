@@ -1,9 +1,9 @@
 """Compiles the rules of a policy, scans texts with all of them, and resolves overlapping findings.
 
-Findings of the content families (pii, secret, deny, custom) compete with each other, and those of injection among
-themselves; limits compete with nothing. The more severe wins, then the longer, then the one further left, then the rule
-id. What the winner leaves of a loser remains if it has a letter or digit: every character that a finding covered stays
-covered, and by one finding only.
+Findings of the content families (pii, secret, deny, custom) compete with each other, and those of
+injection among themselves; limits compete with nothing. The more severe wins, then the longer, then
+the one further left, then the rule id. What the winner leaves of a loser remains if it has a letter
+or digit: every character that a finding covered stays covered, and by one finding only.
 """
 
 import sys
@@ -17,44 +17,50 @@ from gateway.safety.rules.limits import repetitions
 from gateway.safety.rules.payloads import HINTS, ROT13, Payloads
 from gateway.safety.rules.scanner import RuleScanner, Subject, findings_of
 from gateway.safety.rules.spec import RuleSpec, Span
-from gateway.safety.settings import LimitSettings
+from gateway.safety.settings import TextLimits
 
 
 def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that stand, ordered by place."""
+    """Return the findings that remain, ordered by place."""
     groups: dict[str, list[Finding]] = {"limit": [], "injection": [], "content": []}
-    for each in findings:
-        family = each.rule.split(".", 1)[0]
-        groups[family if family in groups else "content"].append(each)
+    for finding in findings:
+        family = finding.rule.split(".", 1)[0]
+        groups[family if family in groups else "content"].append(finding)
     standing = [
         *groups["limit"],
         *_winners(text, groups["injection"]),
         *_winners(text, groups["content"]),
     ]
-    return sorted(standing, key=lambda each: (each.start, each.end, each.rule))
+    return sorted(standing, key=lambda finding: (finding.start, finding.end, finding.rule))
 
 
 def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
     if len(findings) < 2:
         yield from findings
         return
-    taken: list[tuple[int, int]] = []  # disjoint, ordered
-    for each in sorted(
-        findings, key=lambda each: (-each.severity, each.start - each.end, each.start, each.rule)
+    covered: list[tuple[int, int]] = []  # disjoint, ordered
+    for finding in sorted(
+        findings,
+        key=lambda finding: (
+            -finding.severity,
+            finding.start - finding.end,
+            finding.start,
+            finding.rule,
+        ),
     ):
-        for start, end in _left_over(taken, each.start, each.end):
-            whole = (start, end) == (each.start, each.end)
+        for start, end in _left_over(covered, finding.start, finding.end):
+            whole = (start, end) == (finding.start, finding.end)
             if whole or any(char.isalnum() for char in text[start:end]):
-                taken.insert(bisect_left(taken, (start, end)), (start, end))
-                yield Finding(each.rule, start, end, each.severity)
+                covered.insert(bisect_left(covered, (start, end)), (start, end))
+                yield Finding(finding.rule, start, end, finding.severity)
 
 
-def _left_over(taken: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of a span that no other finding covers."""
-    at = max(0, bisect_left(taken, (start, start)) - 1)
+def _left_over(covered: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return the parts of a span that no other finding covers."""
+    at = max(0, bisect_left(covered, (start, start)) - 1)
     parts = []
-    while at < len(taken) and taken[at][0] < end:
-        low, high = taken[at]
+    while at < len(covered) and covered[at][0] < end:
+        low, high = covered[at]
         if low > start:
             parts.append((start, low))
         start = max(start, high)
@@ -65,19 +71,22 @@ def _left_over(taken: list[tuple[int, int]], start: int, end: int) -> list[tuple
 
 
 _NO_LISTS: Final = Lexicon()
-_LIMITS: Final = LimitSettings()
+_LIMITS: Final = TextLimits()
 
 
 class RuleSet:
-    """What a policy looks for. Immutable; a scan keeps nothing, so several threads may scan."""
+    """The rules of a policy, compiled. Immutable, and a scan keeps no state, so several threads may scan."""
 
     def __init__(
         self,
         specs: Sequence[RuleSpec],
         lists: Lexicon = _NO_LISTS,
-        limits: LimitSettings | None = _LIMITS,
+        limits: TextLimits | None = _LIMITS,
     ) -> None:
-        """Compiles. ``limits``: None for answers, which are neither limited nor decoded. Raises `PatternError`."""
+        """Compile the rules; raises `PatternError` if a pattern is not accepted.
+
+        `limits` is None for answers, which are neither limited nor decoded.
+        """
         self.specs = tuple(specs)
         self.lists = lists
         self._has_lists = bool(lists)
@@ -87,40 +96,40 @@ class RuleSet:
         self._payloads = Payloads(self._scanner, lists)
 
     def scan(self, text: str) -> list[Finding]:
-        """What is in ``text``, ordered by place; overlaps are settled (`gateway.safety.rules.ruleset`).
+        """Return the findings in `text`, ordered by place and without overlaps.
 
-        Text after the limit is not inspected and is one finding itself.
+        Text behind the limit is not inspected and is a finding itself.
         """
         inspected = text[: self._longest]
-        found = self._found(Subject(inspected))
+        findings = self._findings(Subject(inspected))
         if self._has_lists:
-            found = self.lists.applied(inspected, found)
+            findings = self.lists.applied(inspected, findings)
         if len(inspected) < len(text):
-            found.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
-        return resolved(text, found) if found else found
+            findings.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
+        return resolved(text, findings) if findings else findings
 
     def scan_hidden(self, payload: str, name: str, span: Span) -> list[Finding]:
-        """What a text holds that the caller decoded, such as one of tag characters.
+        """Return the findings in a text that the caller decoded, such as one of tag characters.
 
-        The findings are called "FAMILY.encoded.NAME" and lie at ``span``, the payload's place in the text it hid in.
+        They are called "FAMILY.encoded.NAME" and lie at `span`, the place of the payload.
         """
         inside = self._payloads.inside(payload[: self._longest], name, span)
-        return sorted(inside, key=lambda each: each.rule)
+        return sorted(inside, key=lambda finding: finding.rule)
 
-    def _found(self, subject: Subject) -> list[Finding]:
+    def _findings(self, subject: Subject) -> list[Finding]:
         present, hints = self._scanner.occurring(subject)
-        found = findings_of(subject, present) if present else []
+        findings = findings_of(subject, present) if present else []
         if self._limits is not None:
             if len(subject.text) > self._limits.max_run_chars:
                 for span in repetitions(subject.text, self._limits.max_run_chars):
-                    found.append(Finding("limit.repetition", *span, Severity.MEDIUM))
+                    findings.append(Finding("limit.repetition", *span, Severity.MEDIUM))
             if hints:
-                found += self._payloads.findings(subject, hints)
+                findings += self._payloads.findings(subject, hints)
             turned = subject.with_letters(ROT13)
             # Rot13 has no runs to look for: injections that show when the whole text is turned.
             signs = self._scanner.occurring_indicators(turned)
-            for each in findings_of(turned, signs) if signs else ():
-                if each.severity >= Severity.HIGH:
+            for finding in findings_of(turned, signs) if signs else ():
+                if finding.severity >= Severity.HIGH:
                     rule = "injection.encoded.rot13"
-                    found.append(Finding(rule, each.start, each.end, Severity.HIGH))
-        return found
+                    findings.append(Finding(rule, finding.start, finding.end, Severity.HIGH))
+        return findings

@@ -1,11 +1,12 @@
 """Scans a text with patterns that are compiled together; decoding and lists are up to `RuleSet`.
 
-`Subject` is the text as characters and as UTF-8: both engines match bytes, findings count characters. Digits of other
-scripts and the many dashes are folded to ASCII one for one, so that offsets stay.
+`Subject` is the text as characters and as UTF-8: both engines match bytes, findings count
+characters. Digits of other scripts and the many dashes are folded to ASCII one for one, so that
+offsets stay.
 
-`Prefilter` is one pass of Vectorscan (block mode) that tells which patterns occur at all. Each pattern reports once at
-most, so hostile text costs the same as any other. It may report a pattern that does not occur (large repeats are
-approximated), never the other way round.
+`Prefilter` is one pass of Vectorscan (block mode) that tells which patterns occur at all. Each
+pattern reports once at most, so hostile text costs the same as any other. It may report a pattern
+that does not occur (large repeats are approximated), never the other way round.
 
 `CompiledForm` finds the places of one pattern with RE2, only where the pass reported it.
 """
@@ -43,26 +44,26 @@ class Subject:
         if not text.isascii() and _TO_FOLD.search(self.data.translate(None, _ASCII).decode()):
             self.text = _TO_FOLD.sub(_folded, text)
             self.data = self.text.encode("utf-8", "replace")
-        self._same = len(self.data) == len(self.text)
+        self.is_single_byte = len(self.data) == len(self.text)
 
     def with_letters(self, table: bytes) -> "Subject":
-        """A subject with the ASCII letters that ``table`` gives, and the same offsets."""
+        """Return a subject with the ASCII letters that `table` gives, and the same offsets."""
         other = Subject.__new__(Subject)
-        other.data, other._same = self.data.translate(table), self._same
+        other.data, other.is_single_byte = self.data.translate(table), self.is_single_byte
         other.text = other.data.decode()
         return other
 
     def chars(self, offset: int) -> int:
-        """The characters before the byte at ``offset``."""
-        return offset if self._same else int(self._starts.searchsorted(offset))
+        """Return the number of characters before the byte at `offset`."""
+        return offset if self.is_single_byte else int(self._starts.searchsorted(offset))
 
     def bytes_at(self, char: int) -> int:
-        """The byte offset of a character, or of the end."""
-        return char if self._same else int(self._starts[char])
+        """Return the byte offset of a character, or of the end."""
+        return char if self.is_single_byte else int(self._starts[char])
 
     @cached_property
     def _starts(self) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
-        """Where characters start, and the end."""
+        """Byte offsets of the characters, and of the end."""
         data = np.frombuffer(self.data, np.uint8)
         return np.append(np.flatnonzero(data & 0xC0 != 0x80), len(data))
 
@@ -73,10 +74,10 @@ def _folded(match: re.Match[str]) -> str:
 
 
 class Prefilter:
-    """Patterns compiled together. May scan in several threads: each scan has a scratch space of its own."""
+    """Patterns compiled together. Thread-safe: each scan has a scratch space of its own."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """A pattern is known by its place in ``patterns``."""
+        """Compile `patterns`; a pattern is known by its index."""
         self._scratches: list[hyperscan.Scratch] = []
         try:
             self._database = database_of(patterns) if patterns else None
@@ -85,29 +86,33 @@ class Prefilter:
             raise PatternError(f"the engine refuses the pattern: {error}") from None
 
     def present(self, data: bytes) -> Mapping[int, int]:
-        """The patterns that occur, each with the byte offset where its first match may end."""
-        found: dict[int, int] = {}
+        """Return the patterns that occur, each with the byte offset where its first match may end."""
+        ends: dict[int, int] = {}
         if data and self._database is not None:
             try:  # a space that no other scan uses; appending to a list and popping from it are atomic
                 scratch = self._scratches.pop()
             except IndexError:
                 scratch = hyperscan.Scratch(self._database)
-            self._database.scan(data, match_event_handler=_note, context=found, scratch=scratch)
+            self._database.scan(data, match_event_handler=_note, context=ends, scratch=scratch)
             self._scratches.append(scratch)
-        return found
+        return ends
 
 
 prefilter: Final = functools.lru_cache(maxsize=8)(Prefilter)
-"""A `Prefilter`, compiled once per set of patterns: a new policy mostly keeps the patterns of the old one."""
+"""Returns a `Prefilter`, compiled once per set of patterns: a new policy mostly has the patterns of
+the old one.
+"""
 
 
-def _note(pattern: int, start: int, end: int, flags: int, found: object) -> None:
-    assert isinstance(found, dict)
-    found[pattern] = end
+def _note(pattern: int, start: int, end: int, flags: int, ends: object) -> None:
+    assert isinstance(ends, dict)
+    ends[pattern] = end
 
 
 COSTLY_FOUND_MAX: Final = 512
-"""A text in which a costly validator has confirmed so many matches of a form is a list of them: the rest counts too."""
+"""Matches of a form that a costly validator confirms; a text with more is a list of them, and the rest
+counts too.
+"""
 _WORD: Final = re.compile(rb"[A-Za-z0-9]+")
 
 
@@ -115,7 +120,7 @@ class CompiledForm:
     """A pattern that can be searched for."""
 
     def __init__(self, spec: RuleSpec, form: Form) -> None:
-        """Raises `PatternError` for patterns that are not accepted."""
+        """Compile the pattern; raises `PatternError` if it is not accepted."""
         self.spec = spec
         self.form = form
         self.hint = _hint_of(spec, form)
@@ -126,21 +131,26 @@ class CompiledForm:
         self._context = _context_of(spec) if form.in_context else None
 
     def findings(self, subject: Subject, first_end: int) -> Iterator[Span]:
-        """The places that the validator confirms, from left to right; only those of forms with a head may overlap.
+        """Yield the places that the validator confirms, from left to right; those of forms with a head may overlap.
 
-        ``first_end``: a byte offset no later than the end of the first match, as the hint's pass says. Behind a
-        match that was refused the search goes on with the next word, because a number may start inside what looked
-        like a longer one. A head may begin inside what stood behind another one.
+        Behind a match that was refused the search goes on with the next word, because a number may
+        start inside what looked like a longer one. A head may begin inside the text behind another
+        one.
+
+        Args:
+            subject: the text.
+            first_end: byte offset no later than the end of the first match, from the pass over all
+                patterns.
         """
         data, count = subject.data, 0
         at = subject.bytes_at(max(0, subject.chars(first_end) - self.width))
-        while (found := self._regex.search(data, at)) is not None:
-            start, end = found.span()
+        while (match := self._regex.search(data, at)) is not None:
+            start, end = match.span()
             first, last = subject.chars(start), subject.chars(end)
             span: Span | None = None
             if self._in_context(subject.text, first):
-                match = RuleMatch(subject.text, first, last, self.spec)
-                span = match.span if count >= self._found_max else self._validate(match)
+                candidate = RuleMatch(subject.text, first, last, self.spec)
+                span = candidate.span if count >= self._found_max else self._validate(candidate)
             if span is None:
                 word = _WORD.match(data, start)
                 at = word.end() if word else start + 1
@@ -151,7 +161,7 @@ class CompiledForm:
             at = max(start + 1, subject.bytes_at(behind))
 
     def _in_context(self, text: str, start: int) -> bool:
-        """Whether a word of the context stands before ``start``; True for forms that need none."""
+        """Return whether a context word stands before `start`; True for forms that need none."""
         if self._context is None:
             return True
         first = max(0, start - self.spec.context_chars)
@@ -159,14 +169,17 @@ class CompiledForm:
 
 
 def _hint_of(spec: RuleSpec, form: Form) -> str:
-    """What occurs in every text with a match: a context word is rarer than digits, and cheaper to look for."""
+    """Return a pattern that occurs in every text with a match.
+
+    A context word is rarer than digits, and cheaper to search.
+    """
     if form.in_context and not form.hint:
         return "(?i)" + "|".join(map(re.escape, spec.context))
     return form.hint or form.pattern
 
 
 def _context_of(spec: RuleSpec) -> re.Pattern[str]:
-    """Plain words only, so the standard library's engine is linear here."""
+    """Compile the context words: plain words only, so the standard library's engine is linear here."""
     words = "|".join(re.escape(word) for word in spec.context)
     return re.compile(rf"(?<![^\W_])(?:{words})", re.IGNORECASE)
 
@@ -178,44 +191,45 @@ Occurring = list[tuple[CompiledForm, int]]
 class RuleScanner:
     """One pass for all patterns, then a search with RE2 for those that occur.
 
-    The pass has two halves: the scored patterns are asked for alone as well, and rarely change between policies.
+    The pass has two halves: the scored patterns are also searched alone, and rarely change between
+    policies.
     """
 
     def __init__(self, specs: Sequence[RuleSpec], extra_hints: Sequence[str] = ()) -> None:
-        """``extra_hints``: patterns that others want to know of from the same pass."""
+        """Compile `specs`; `extra_hints` are patterns that others look for in the same pass."""
         forms = [CompiledForm(spec, form) for spec in specs for form in spec.forms]
-        self._scored = [one for one in forms if one.form.weight]
-        self._plain = [one for one in forms if not one.form.weight]
-        self._scored_pass = prefilter(tuple(one.hint for one in self._scored))
-        self._plain_pass = prefilter((*(one.hint for one in self._plain), *extra_hints))
+        self._scored = [form for form in forms if form.form.weight]
+        self._plain = [form for form in forms if not form.form.weight]
+        self._scored_pass = prefilter(tuple(form.hint for form in self._scored))
+        self._plain_pass = prefilter((*(form.hint for form in self._plain), *extra_hints))
 
     def occurring(self, subject: Subject) -> tuple[Occurring, list[int]]:
-        """Which forms occur, and which of the extra hints do."""
-        scored, known = self.occurring_indicators(subject), len(self._plain)
+        """Return the forms that occur, and the extra hints that do."""
+        scored, count = self.occurring_indicators(subject), len(self._plain)
         present = self._plain_pass.present(subject.data)
         if not present:
             return scored, []
-        found = [(self._plain[at], end) for at, end in present.items() if at < known]
-        extra = sorted(at - known for at in present if at >= known)
-        return scored + found, extra
+        forms = [(self._plain[at], end) for at, end in present.items() if at < count]
+        extra = sorted(at - count for at in present if at >= count)
+        return scored + forms, extra
 
     def occurring_indicators(self, subject: Subject) -> Occurring:
-        """Which scored forms occur. Cheaper than `occurring`."""
+        """Return the scored forms that occur. Cheaper than `occurring`."""
         present = self._scored_pass.present(subject.data)
         return [(self._scored[at], end) for at, end in present.items()]
 
 
 def findings_of(subject: Subject, occurring: Occurring) -> list[Finding]:
-    """What the forms that occur in ``subject`` find, in no particular order and with overlaps."""
+    """Return the findings of the forms that occur in `subject`, unordered and with overlaps."""
     plain: list[Finding] = []
     indicators: list[Indicator] = []
-    for found, end in occurring:
-        rule, weight = found.spec.id, found.form.weight
-        spans = found.findings(subject, end)
+    for form, end in occurring:
+        rule, weight = form.spec.id, form.form.weight
+        spans = form.findings(subject, end)
         if weight:
             indicators.extend(
                 Indicator(rule, *span, weight_at(subject.text, span[0], weight)) for span in spans
             )
         else:
-            plain.extend(Finding(rule, *span, found.spec.severity) for span in spans)
+            plain.extend(Finding(rule, *span, form.spec.severity) for span in spans)
     return [*plain, *judge(indicators)] if indicators else plain

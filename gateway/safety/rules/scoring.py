@@ -1,8 +1,9 @@
 """Scores indicators of prompt injection that stand near each other.
 
-Each indicator has the weight of its form. An indicator in quotes, or behind words that talk about attacks, loses
-`MENTION_DISCOUNT` (never below 1): texts about injections are flagged, not treated as injections. The score at an
-offset is the sum over the rules of their heaviest indicator within `NEAR_CHARS`; the table maps it to a severity.
+Each indicator has the weight of its form. An indicator in quotes, or behind words that talk about
+attacks, loses `MENTION_DISCOUNT` (never below 1): texts about injections are flagged, not treated
+as injections. The score at an offset is the sum over the rules of their heaviest indicator within
+`NEAR_CHARS`; a table maps it to a severity.
 """
 
 import re
@@ -14,8 +15,9 @@ from typing import Final
 from gateway.safety.findings import Finding, Severity
 
 NEAR_CHARS: Final = 400
-"""Signs no further apart than this count together."""
+"""Distance within which indicators count together, in characters."""
 MENTION_DISCOUNT: Final = 2
+"""Weight that an indicator loses if it is only mentioned."""
 
 _MENTION_CHARS: Final = 120
 _OPENING_QUOTES: Final = frozenset("\"'“”„«‘‚`‹「『")
@@ -44,7 +46,7 @@ class Indicator:
 
 
 def weight_at(text: str, start: int, weight: int) -> int:
-    """The weight of an indicator at ``start``, with its discount if it is only talked about."""
+    """Return the weight of an indicator at `start`, less its discount if it is only mentioned."""
     before = text[max(0, start - _MENTION_CHARS) : start]
     if before.rstrip()[-1:] in _OPENING_QUOTES or _MENTION.search(before):
         return max(1, weight - MENTION_DISCOUNT)
@@ -52,7 +54,7 @@ def weight_at(text: str, start: int, weight: int) -> int:
 
 
 def judge(indicators: Sequence[Indicator]) -> Iterator[Finding]:
-    """One finding per indicator, with the severity of its neighbourhood. Linear but for the sort."""
+    """Yield one finding per indicator, with the severity of its neighbourhood. Linear but for the sort."""
     ordered = sorted(
         indicators, key=lambda indicator: (indicator.start, indicator.end, indicator.rule)
     )

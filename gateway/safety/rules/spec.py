@@ -1,7 +1,7 @@
 """Rule definitions as plain data, the view of a match that validators get, and the built-in rules.
 
-The built-in rules are the files of ``gateway/safety/data/rules``. Their keys are the fields of `RuleSpec` and `Form`;
-``(?&NAME)`` in a pattern stands for a fragment of the same file.
+The built-in rules are the files of `gateway/safety/data/rules`. Their keys are the fields of
+`RuleSpec` and `Form`; `(?&NAME)` in a pattern stands for a fragment of the same file.
 """
 
 import re
@@ -23,15 +23,19 @@ class Form:
     pattern: str
     """Linear-time syntax with bounded repeats only, see `gateway.safety.patterns`."""
     in_context: bool = False
-    """It counts only behind one of the rule's context words."""
+    """Whether it counts only behind one of the rule's context words."""
     weight: int = 0
-    """How strong an indicator it is; rules that are scored only, see `gateway.safety.rules.scoring`."""
+    """Strength as an indicator, see `gateway.safety.rules.scoring`; 0: the rule is not scored."""
     hint: str = ""
-    """A cheaper pattern that matches inside every match of ``pattern``; empty: the pattern itself."""
+    """A cheaper pattern that matches inside every match of `pattern`; empty: the pattern itself."""
     head: str = ""
-    """The beginning of ``pattern`` that must be there but is in no finding, so that a stream need not wait for it."""
+    """Required beginning of `pattern` that belongs to no finding, so that a stream need not wait for
+    it.
+    """
     stream: str = ""
-    """What a stream follows instead of ``pattern``, for a validator that reads on behind the match; without a head."""
+    """Pattern that a stream follows instead, for a validator that reads on behind the match; without a
+    head.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +46,20 @@ class RuleSpec:
     forms: tuple[Form, ...]
     severity: Severity
     max_length: int
-    """Longest finding of this rule, in characters. A longer match is cut, and the search continues in the rest."""
+    """Longest finding, in characters. A longer match is cut, and the search continues in the rest.
+    """
     validator: str = ""
     """A name of `gateway.safety.rules.validators.VALIDATORS`; empty: the pattern decides alone."""
     options: tuple[str, ...] = ()
-    """What the validator needs to know, such as regions."""
+    """Options of the validator, such as regions."""
     context: tuple[str, ...] = ()
     """Words that make a form in context count. They match at the start of a word, in any case."""
     context_chars: int = 48
-    """How far before the match a context word may start."""
+    """Farthest start of a context word before the match, in characters."""
 
     @property
     def scored(self) -> bool:
-        """Whether the severity follows from the weights of what is found nearby."""
+        """Whether the severity follows from the weights of the findings nearby."""
         return any(form.weight for form in self.forms)
 
 
@@ -77,38 +82,42 @@ class RuleMatch:
 
     @property
     def value(self) -> str:
-        """The text that matched."""
+        """Text that matched."""
         return self.text[self.start : self.end]
 
     @property
     def span(self) -> Span:
-        """The place of the match."""
+        """Place of the match."""
         return self.start, self.end
 
     def before(self, chars: int) -> str:
-        """At most so many characters before the match."""
+        """Return at most `chars` characters before the match."""
         assert chars <= LOOKBEHIND, "a stream keeps no more"
         return self.text[max(0, self.start - chars) : self.start]
 
     def after(self, chars: int) -> str:
-        """At most so many characters behind the match."""
+        """Return at most `chars` characters behind the match."""
         assert chars <= LOOKAHEAD, "a stream waits for no more"
         return self.text[self.end : self.end + chars]
 
     def run(self, pattern: re.Pattern[str], start: int) -> int:
-        """The end of what ``pattern`` matches at ``start``, at most `max_length` behind the candidate's start."""
+        """Return the end of what `pattern` matches at `start`, at most `max_length` behind the match's start."""
         limit = min(len(self.text), self.start + self.spec.max_length)
-        found = pattern.match(self.text, start, limit)
-        return found.end() if found else start
+        match = pattern.match(self.text, start, limit)
+        return match.end() if match else start
 
 
 LOOKBEHIND = 32
 """How far before a match a validator looks, in characters. Context words come on top."""
 LOOKAHEAD = 8
-"""How far behind a match a validator looks, in characters: a stream holds as much back behind every match."""
+"""How far behind a match a validator looks, in characters: a stream holds as much back behind every
+match.
+"""
 
 Validator = Callable[[RuleMatch], Span | None]
-"""The place of the finding, which may be smaller or larger than the candidate, or None. A pure function."""
+"""Returns the place of the finding, which may be smaller or larger than the match, or None. A pure
+function.
+"""
 
 
 _FILES: Final = ("pii.yaml", "secrets.yaml", "injection.yaml")
@@ -118,7 +127,7 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @cache
 def default_rules() -> tuple[RuleSpec, ...]:
-    """All default rules, in the order of the files."""
+    """Return all default rules, in the order of the files."""
     return tuple(rule for name in _FILES for rule in _rules_in(name))
 
 
@@ -138,7 +147,7 @@ def _form(form: dict[str, Any], fragments: Mapping[str, str]) -> Form:
 
 
 def _filled(pattern: str, fragments: Mapping[str, str]) -> str:
-    """``pattern`` with its fragments, which may hold others."""
+    """Replace the fragments in `pattern`, which may hold others."""
     while _FRAGMENT.search(pattern):
-        pattern = _FRAGMENT.sub(lambda found: fragments[found[1]], pattern)
+        pattern = _FRAGMENT.sub(lambda match: fragments[match[1]], pattern)
     return pattern

@@ -1,8 +1,9 @@
-"""Compiled databases of patterns, kept on disk: compiling takes most of a second, reading a few milliseconds.
+"""Compiled databases of patterns, cached on disk: compiling takes most of a second, reading a few milliseconds.
 
-A file is called by the hash of its patterns, of this format and of hyperscan's version. Vectorscan itself refuses one
-that is damaged, or was made by another version of it or for another processor. Whatever is wrong with file or folder,
-the patterns are compiled. The folder must be this user's alone, because a database is run and not only read.
+A file is called by the hash of its patterns, of this format and of hyperscan's version. Vectorscan
+itself refuses one that is damaged, or was made by another version of it or for another processor.
+If file or folder cannot be used, the patterns are compiled. The folder must be this user's alone,
+because a database is executed, not only read.
 """
 
 import contextlib
@@ -19,10 +20,10 @@ from typing import Final
 
 import hyperscan
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FILES_MAX: Final = 32
-"""Files that are kept; those that were not read for longest are removed."""
+"""Files that are kept; the least recently read ones are removed."""
 FLAGS: Final = hyperscan.HS_FLAG_UTF8 | hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_PREFILTER
 
 _FORMAT: Final = 1
@@ -30,7 +31,7 @@ _SUFFIX: Final = ".hsdb"
 
 
 def database_of(patterns: Sequence[str]) -> hyperscan.Database:
-    """``patterns`` ready to scan a text as a whole, with a `hyperscan.Scratch`; raises `hyperscan.error`."""
+    """Return `patterns` ready to scan a whole text, with a `hyperscan.Scratch`; raises `hyperscan.error`."""
     path = _path_for(patterns)
     if path is None:
         return compiled(patterns)
@@ -38,14 +39,14 @@ def database_of(patterns: Sequence[str]) -> hyperscan.Database:
         database = hyperscan.loadb(path.read_bytes(), hyperscan.HS_MODE_BLOCK)
         os.utime(path)
     except (OSError, hyperscan.error) as error:
-        log.debug("%s cannot be used: %s", path, error)
+        logger.debug("%s cannot be used: %s", path, error)
         database = compiled(patterns)
         _write(path, database)
     return database
 
 
 def compiled(patterns: Sequence[str]) -> hyperscan.Database:
-    """``patterns`` compiled now; raises `hyperscan.error`."""
+    """Compile `patterns` now; raises `hyperscan.error`."""
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     database.compile(
         expressions=[pattern.encode() for pattern in patterns],
@@ -56,21 +57,21 @@ def compiled(patterns: Sequence[str]) -> hyperscan.Database:
 
 
 def folder() -> Path:
-    """$XDG_CACHE_HOME/sluice/rules, else ~/.cache/sluice/rules."""
+    """Return $XDG_CACHE_HOME/sluice/rules, else ~/.cache/sluice/rules."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(cache, "sluice", "rules")
 
 
 def _path_for(patterns: Sequence[str]) -> Path | None:
-    """None where nothing can be kept."""
-    named = json.dumps([_FORMAT, version("hyperscan"), FLAGS, *patterns]).encode()
+    """Return the file for `patterns`, or None if nothing can be cached."""
+    identity = json.dumps([_FORMAT, version("hyperscan"), FLAGS, *patterns]).encode()
     with contextlib.suppress(OSError, RuntimeError):  # a user without a home
-        kept = folder()
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = kept.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-            kept.chmod(0o700)
-            return kept / (hashlib.sha256(named).hexdigest() + _SUFFIX)
+        cache = folder()
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = cache.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+            cache.chmod(0o700)
+            return cache / (hashlib.sha256(identity).hexdigest() + _SUFFIX)
     return None
 
 
@@ -84,7 +85,7 @@ def _write(path: Path, database: hyperscan.Database) -> None:
         _remove_oldest(path.parent)
 
 
-def _remove_oldest(kept: Path) -> None:
-    files = sorted(kept.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+def _remove_oldest(cache: Path) -> None:
+    files = sorted(cache.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
     for path in files[:-FILES_MAX]:
         path.unlink(missing_ok=True)

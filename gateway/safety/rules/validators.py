@@ -1,6 +1,7 @@
 """Validators: functions that decide whether a match is a finding. Rules refer to them by name.
 
-Most say whether the whole match is one; those that return a span say what of it, or of the text near it.
+Most return whether the whole match is one; the others return which span of the match, or of the
+text near it, is one.
 """
 
 import base64
@@ -54,7 +55,7 @@ _ISSUERS: Final = json.loads(
 
 
 def is_issued(number: str) -> bool:
-    """Whether a known issuer has numbers that start so and are that long."""
+    """Return whether a known issuer has numbers that start so and are that long."""
     return any(
         first <= number[: len(first)] <= last and len(number) in lengths
         for first, last, lengths, _ in _ISSUERS
@@ -63,65 +64,65 @@ def is_issued(number: str) -> bool:
 
 @cache
 def iban_length(country: str) -> int:
-    """Letters and digits of an IBAN of ``country``, check digits included; 0: the country has none."""
-    found = numdb.get("iban").info(country)[0][1]
-    return 4 + sum(map(int, _BBAN_PART.findall(found["bban"]))) if found else 0
+    """Return the length of an IBAN of `country`, check digits included; 0 if the country has none."""
+    structure = numdb.get("iban").info(country)[0][1]
+    return 4 + sum(map(int, _BBAN_PART.findall(structure["bban"]))) if structure else 0
 
 
 def digits_of(value: str) -> str:
-    """A number without its separators, in upper case."""
+    """Return a number without its separators, in upper case."""
     return value.translate(_SEPARATORS).upper()
 
 
-def _stands_alone(found: RuleMatch) -> bool:
-    """It is no part of a longer number, a decimal fraction or a version."""
-    return not _NUMBER_BEFORE.search(found.before(2)) and not _NUMBER_BEHIND.match(found.after(2))
+def _stands_alone(match: RuleMatch) -> bool:
+    """Return whether it is no part of a longer number, a decimal fraction or a version."""
+    return not _NUMBER_BEFORE.search(match.before(2)) and not _NUMBER_BEHIND.match(match.after(2))
 
 
-def _in_series(found: RuleMatch) -> bool:
-    """It is cut out of a longer row of groups of four, such as a table of years."""
-    return bool(_GROUP_BEFORE.search(found.before(7)) or _GROUP_BEHIND.match(found.after(6)))
+def _in_series(match: RuleMatch) -> bool:
+    """Return whether it is cut out of a longer row of groups of four, such as a table of years."""
+    return bool(_GROUP_BEFORE.search(match.before(7)) or _GROUP_BEHIND.match(match.after(6)))
 
 
-def payment_card(found: RuleMatch) -> bool:
-    """Luhn, a known issuer with that length, and the groups that are printed on cards.
+def payment_card(match: RuleMatch) -> bool:
+    """Check Luhn, a known issuer with that length, and the groups that are printed on cards.
 
-    Groups of four in a longer row of such groups count only behind a word for cards: one row of a table in forty
-    would pass.
+    Groups of four in a longer row of such groups count only behind a word for cards: one row of a
+    table in forty would pass.
     """
-    groups = tuple(map(len, re.split("[ -]", found.value)))
-    in_series = _in_series(found) and not _CARD_WORDS.search(found.before(LOOKBEHIND))
+    groups = tuple(map(len, re.split("[ -]", match.value)))
+    in_series = _in_series(match) and not _CARD_WORDS.search(match.before(LOOKBEHIND))
     if len(groups) > 1 and (groups not in _GROUPINGS or in_series):
         return False
-    number = digits_of(found.value)
+    number = digits_of(match.value)
     if not is_issued(number) or not luhn.is_valid(number):
         return False
-    if len(groups) == 3 and len(number) == 12 and not _CARD_WORDS.search(found.before(LOOKBEHIND)):
+    if len(groups) == 3 and len(number) == 12 and not _CARD_WORDS.search(match.before(LOOKBEHIND)):
         return False
-    return _stands_alone(found) or _in_columns(found)
+    return _stands_alone(match) or _in_columns(match)
 
 
-def _in_columns(found: RuleMatch) -> bool:
+def _in_columns(match: RuleMatch) -> bool:
     """Return whether it is a column of comma-separated values: between other numbers, and no fraction of one."""
-    before, behind = found.before(4), found.after(2)
+    before, behind = match.before(4), match.after(2)
     left = not _NUMBER_BEFORE.search(before) or _OF_CSV.search(before)
     right = not _NUMBER_BEHIND.match(behind) or behind[:1] == ","
     return bool(left and right)
 
 
-def iban(found: RuleMatch) -> Span | None:
-    """The length of its country, MOD 97 and the country's own structure."""
-    length = iban_length(found.value[:2].upper())
-    end = _end_of(found.value, length) if length else 0
-    if not end or (found.text[found.start + end : found.start + end + 1] or " ").isalnum():
+def iban(match: RuleMatch) -> Span | None:
+    """Check the length of its country, MOD 97 and the country's own structure."""
+    length = iban_length(match.value[:2].upper())
+    end = _end_of(match.value, length) if length else 0
+    if not end or (match.text[match.start + end : match.start + end + 1] or " ").isalnum():
         return None
-    if not is_iban(digits_of(found.value[:end])):
+    if not is_iban(digits_of(match.value[:end])):
         return None
-    return found.start, found.start + end
+    return match.start, match.start + end
 
 
 def _end_of(value: str, count: int) -> int:
-    """Where ``count`` letters and digits of ``value`` end; 0 when there are fewer."""
+    """Return where `count` letters and digits of `value` end; 0 if there are fewer."""
     for at, char in enumerate(value):
         count -= char.isalnum()
         if count == 0:
@@ -129,34 +130,34 @@ def _end_of(value: str, count: int) -> int:
     return 0
 
 
-def uk_nino(found: RuleMatch) -> bool:
-    """A prefix that is given out. There is no check digit."""
-    return digits_of(found.value)[:2] not in _NINO_NEVER
+def uk_nino(match: RuleMatch) -> bool:
+    """Check that the prefix is assigned. There is no check digit."""
+    return digits_of(match.value)[:2] not in _NINO_NEVER
 
 
-def de_id_card(found: RuleMatch) -> bool:
-    """The check digit of travel documents (ICAO 9303: weights 7, 3, 1) over the first nine characters."""
-    total = sum(int(char, 36) * _WEIGHTS[at % 3] for at, char in enumerate(found.value[:9]))
-    return total % 10 == int(found.value[9])
+def de_id_card(match: RuleMatch) -> bool:
+    """Check the digit of travel documents (ICAO 9303: weights 7, 3, 1) over the first nine characters."""
+    total = sum(int(char, 36) * _WEIGHTS[at % 3] for at, char in enumerate(match.value[:9]))
+    return total % 10 == int(match.value[9])
 
 
-def in_aadhaar(found: RuleMatch) -> bool:
-    """Verhoeff; neither a palindrome nor a row of years."""
-    number = digits_of(found.value)
-    if not aadhaar.is_valid(number) or not _stands_alone(found):
+def in_aadhaar(match: RuleMatch) -> bool:
+    """Check Verhoeff; refuse palindromes and rows of years."""
+    number = digits_of(match.value)
+    if not aadhaar.is_valid(number) or not _stands_alone(match):
         return False
-    is_row = _in_series(found) or _REST_BEHIND.match(found.after(5)) or _YEARS.match(number)
-    return len(number) == len(found.value) or not is_row
+    is_row = _in_series(match) or _REST_BEHIND.match(match.after(5)) or _YEARS.match(number)
+    return len(number) == len(match.value) or not is_row
 
 
-def in_pan(found: RuleMatch) -> bool:
-    """The kind of holder in the fourth letter. There is no public check digit."""
-    return pan.is_valid(found.value)
+def in_pan(match: RuleMatch) -> bool:
+    """Check the kind of holder in the fourth letter. There is no public check digit."""
+    return pan.is_valid(match.value)
 
 
-def alone(found: RuleMatch) -> bool:
-    """Any number that is no part of a longer one; for shapes without check digits."""
-    return _has_digit(found.value) and _stands_alone(found)
+def alone(match: RuleMatch) -> bool:
+    """Accept any number that is no part of a longer one; for shapes without check digits."""
+    return _has_digit(match.value) and _stands_alone(match)
 
 
 def _has_digit(value: str) -> bool:
@@ -169,17 +170,17 @@ _VERSION_BEFORE: Final = re.compile(r"(?:\bv|version|release|ver\.)\W{0,3}\Z", r
 _TRIVIAL_MACS: Final = frozenset({"000000000000", "FFFFFFFFFFFF"})
 
 
-def ipv4(found: RuleMatch) -> bool:
-    """An address of some machine: no version number, mask, loopback, multicast or unspecified address."""
-    if found.before(1) in {".", "-"} or re.match(r"[.-]?\w", found.after(2)):
+def ipv4(match: RuleMatch) -> bool:
+    """Accept addresses of machines: no version number, mask, loopback, multicast or unspecified address."""
+    if match.before(1) in {".", "-"} or re.match(r"[.-]?\w", match.after(2)):
         return False
-    return not _VERSION_BEFORE.search(found.before(12)) and _names_machine(found.value)
+    return not _VERSION_BEFORE.search(match.before(12)) and _names_machine(match.value)
 
 
-def ipv6(found: RuleMatch) -> bool:
-    """At least three groups and a digit, so that ``a::b`` in code is none."""
-    value = found.value
-    if found.before(1) in {":", "."} or re.match(r":|\.?\w", found.after(2)):
+def ipv6(match: RuleMatch) -> bool:
+    """Require at least three groups and a digit, so that `a::b` in code is none."""
+    value = match.value
+    if match.before(1) in {":", "."} or re.match(r":|\.?\w", match.after(2)):
         return False
     groups = [group for group in value.split(":") if group]
     return len(groups) >= 3 and _has_digit(value) and _names_machine(value)
@@ -194,10 +195,10 @@ def _names_machine(value: str) -> bool:
     return not (address.is_loopback or address.is_unspecified or address.is_multicast or mask)
 
 
-def mac(found: RuleMatch) -> bool:
-    """One kind of separator, no longer fingerprint, neither all zeros nor all ones."""
-    number = found.value.replace(found.value[2], "").upper()
-    is_cut = {found.before(1), found.after(1)} & {":", "-"}
+def mac(match: RuleMatch) -> bool:
+    """Require one kind of separator; refuse longer fingerprints, all zeros and all ones."""
+    number = match.value.replace(match.value[2], "").upper()
+    is_cut = {match.before(1), match.after(1)} & {":", "-"}
     return not is_cut and len(number) == 12 and number not in _TRIVIAL_MACS
 
 
@@ -206,9 +207,9 @@ _BECH32M: Final = 0x2BC830A3
 _PREFIX_BC: Final = (3, 3, 0, 2, 3)
 
 
-def bitcoin_address(found: RuleMatch) -> bool:
-    """Base58check, bech32 (BIP 173) or bech32m (BIP 350)."""
-    value = found.value
+def bitcoin_address(match: RuleMatch) -> bool:
+    """Check Base58check, bech32 (BIP 173) or bech32m (BIP 350)."""
+    value = match.value
     if value[0] in "13":
         return bitcoin.is_valid(value)
     if value != value.lower() and value != value.upper():
@@ -217,22 +218,22 @@ def bitcoin_address(found: RuleMatch) -> bool:
 
 
 def is_taproot(value: str) -> bool:
-    """Whether the bech32m checksum of a lower-case address is right; versions 1 to 16."""
+    """Return whether the bech32m checksum of a lower-case address is right; versions 1 to 16."""
     data = [_BECH32.find(char) for char in value[3:]]
     if len(data) < 8 or -1 in data or not 1 <= data[0] <= 16:
         return False
     return bool(bitcoin.bech32_checksum([*_PREFIX_BC, *data]) == _BECH32M)
 
 
-def ethereum_address(found: RuleMatch) -> bool:
-    """EIP-55 when the case is mixed; one case carries no checksum and is taken as it is."""
-    digits = found.value[2:]
+def ethereum_address(match: RuleMatch) -> bool:
+    """Check EIP-55 if the case is mixed; one case carries no checksum and is accepted."""
+    digits = match.value[2:]
     one_case = digits in (digits.lower(), digits.upper())
     return len(set(digits.lower())) >= 4 and (one_case or digits == eip55(digits))
 
 
 def eip55(digits: str) -> str:
-    """The forty digits in the case that EIP-55 asks for."""
+    """Return the forty digits in the case that EIP-55 asks for."""
     # Imported here: it takes longer than all other validators together, and few texts have such an address.
     from Crypto.Hash import keccak
 
@@ -250,19 +251,19 @@ _FILE_ENDINGS: Final = frozenset(_ENDINGS.split())
 _LOCAL_START: Final = "'%+-."
 
 
-def email(found: RuleMatch) -> Span | None:
-    """Labels of a legal length, and no name of a file such as ``logo@2x.png`` or an ssh remote."""
-    value = found.value.lstrip(_LOCAL_START)
-    start = found.end - len(value)
+def email(match: RuleMatch) -> Span | None:
+    """Check the lengths of labels; refuse names of files such as `logo@2x.png`, and ssh remotes."""
+    value = match.value.lstrip(_LOCAL_START)
+    start = match.end - len(value)
     local, _, domain = value.partition("@")
     labels = domain.split(".")
     if not local or ".." in local or local.endswith(".") or labels[-1].lower() in _FILE_ENDINGS:
         return None
     if any(not label or len(label) > 63 or label[0] == "-" or label[-1] == "-" for label in labels):
         return None
-    if local == "git" and re.match(r":[\w~/]", found.after(2)):
+    if local == "git" and re.match(r":[\w~/]", match.after(2)):
         return None
-    return start, found.end
+    return start, match.end
 
 
 # Secrets: tokens as against samples and placeholders.
@@ -289,28 +290,28 @@ _PASSWORD_STAND_IN: Final = re.compile(
 
 
 def entropy(value: str) -> float:
-    """Bits per character of the value's own letters."""
+    """Return the bits per character of the value's own letters."""
     total = len(value)
     return -sum(n / total * math.log2(n / total) for n in Counter(value).values())
 
 
-def token(found: RuleMatch) -> bool:
-    """What is behind the prefix varies as a random token does, so that slugs and samples are none."""
-    value = found.value
+def token(match: RuleMatch) -> bool:
+    """Require that the text behind the prefix varies like a random token, unlike slugs and samples."""
+    value = match.value
     body = value[max(value.find("-", 0, 8), value.find("_", 0, 8)) + 1 :]
     is_random = entropy(body) >= 3.0 and _has_digit(body)
     return is_random and not re.search(r"example|xxxx|your", value, re.IGNORECASE)
 
 
-def aws_key(found: RuleMatch) -> bool:
-    """Not the key of AWS's own documentation."""
-    return not found.value.endswith("EXAMPLE")
+def aws_key(match: RuleMatch) -> bool:
+    """Refuse the key of AWS's own documentation."""
+    return not match.value.endswith("EXAMPLE")
 
 
-def assignment(found: RuleMatch) -> Span | None:
-    """The value behind ``password=`` and the like, when it is one: a mix of letters and digits, no sample, no code."""
-    part = _VALUE.search(found.value)
-    if not part or found.after(1) in {"(", "[", "{"}:
+def assignment(match: RuleMatch) -> Span | None:
+    """Find the value behind `password=` and the like: a mix of letters and digits, no sample, no code."""
+    part = _VALUE.search(match.value)
+    if not part or match.after(1) in {"(", "[", "{"}:
         return None
     value = part["value"].rstrip(".:!?") if len(part["value"]) > 12 else part["value"]
     if len(value) < 8 or _STAND_IN.search(value) or _CODE.match(value):
@@ -318,19 +319,19 @@ def assignment(found: RuleMatch) -> Span | None:
     has_letter = any(map(str.isalpha, value))
     if not (_has_digit(value) and has_letter) or entropy(value) < _ENTROPY_MIN:
         return None
-    start = found.start + part.start("value")
+    start = match.start + part.start("value")
     return start, start + len(value)
 
 
-def jwt(found: RuleMatch) -> Span | None:
-    """Three parts, of which the first decodes to a header with an algorithm."""
-    if found.before(1) in {".", "_", "-"}:
+def jwt(match: RuleMatch) -> Span | None:
+    """Require three parts, the first of which decodes to a header with an algorithm."""
+    if match.before(1) in {".", "_", "-"}:
         return None
-    end = found.run(_JWT_RUN, found.start)
-    parts = found.text[found.start : end].rstrip("._-").split(".")
+    end = match.run(_JWT_RUN, match.start)
+    parts = match.text[match.start : end].rstrip("._-").split(".")
     if len(parts) < 3 or not parts[1] or not _is_header(parts[0]):
         return None
-    return found.start, found.start + sum(map(len, parts[:5])) + len(parts[:5]) - 1
+    return match.start, match.start + sum(map(len, parts[:5])) + len(parts[:5]) - 1
 
 
 def _is_header(part: str) -> bool:
@@ -341,40 +342,40 @@ def _is_header(part: str) -> bool:
     return isinstance(header, dict) and ("alg" in header or "enc" in header)
 
 
-def private_key(found: RuleMatch) -> Span | None:
-    """From the first line to the last; a key that is cut off goes as far as it looks like one."""
-    body_end = found.run(_PEM_BODY, found.end)
-    if not _PEM_LINE.search(found.text, found.end, min(body_end, found.end + 400)):
+def private_key(match: RuleMatch) -> Span | None:
+    """Find a key from the first line to the last; one that is cut off goes as far as it looks like one."""
+    body_end = match.run(_PEM_BODY, match.end)
+    if not _PEM_LINE.search(match.text, match.end, min(body_end, match.end + 400)):
         return None
-    end = _PEM_END.match(found.text, body_end, body_end + 64)
-    return found.start, min(end.end() if end else body_end, found.start + found.spec.max_length)
+    end = _PEM_END.match(match.text, body_end, body_end + 64)
+    return match.start, min(end.end() if end else body_end, match.start + match.spec.max_length)
 
 
-def azure_client_secret(found: RuleMatch) -> Span | None:
-    """From the mark in the middle on; the three characters before it stay."""
-    return found.start + 3, found.end
+def azure_client_secret(match: RuleMatch) -> Span | None:
+    """Find the secret from the mark in the middle on; the three characters before it stay."""
+    return match.start + 3, match.end
 
 
-def telegram_bot(found: RuleMatch) -> Span | None:
-    """What stands behind the public number of the bot."""
-    return found.start + found.value.index(":") + 1, found.end
+def telegram_bot(match: RuleMatch) -> Span | None:
+    """Find the text behind the public number of the bot."""
+    return match.start + match.value.index(":") + 1, match.end
 
 
-def connection_string(found: RuleMatch) -> Span | None:
-    """A password in a URL that is more than the sample of a manual; from the user to the host."""
-    scheme, _, rest = found.value.partition("://")
+def connection_string(match: RuleMatch) -> Span | None:
+    """Find the password in a URL, from the user to the host; refuse samples of manuals."""
+    scheme, _, rest = match.value.partition("://")
     user, _, password = rest.rpartition("@")[0].partition(":")
     if password == user or _PASSWORD_STAND_IN.search(password):
         return None
-    return found.start + len(scheme) + 3, found.end
+    return match.start + len(scheme) + 3, match.end
 
 
 def _standing_alone(is_valid: Callable[[str], bool]) -> Callable[[RuleMatch], bool]:
-    return lambda found: is_valid(digits_of(found.value)) and _stands_alone(found)
+    return lambda match: is_valid(digits_of(match.value)) and _stands_alone(match)
 
 
 def _whole(holds: Callable[[RuleMatch], bool]) -> Validator:
-    return lambda found: found.span if holds(found) else None
+    return lambda match: match.span if holds(match) else None
 
 
 _CHECKS: Final[tuple[Callable[[RuleMatch], bool], ...]] = (
@@ -392,12 +393,12 @@ _NUMBERS: Final[Mapping[str, Callable[[str], bool]]] = {
     "us_ssn": ssn.is_valid,  # area, group and serial that are given out
 }
 VALIDATORS: Final[Mapping[str, Validator]] = {
-    "": lambda found: found.span,
+    "": lambda match: match.span,
     **{name: _whole(_standing_alone(is_valid)) for name, is_valid in _NUMBERS.items()},
-    **{one.__name__: _whole(one) for one in _CHECKS},
-    **{one.__name__: one for one in _FINDERS},
+    **{check.__name__: _whole(check) for check in _CHECKS},
+    **{finder.__name__: finder for finder in _FINDERS},
 }
-"""Each by the name of its function; without a name the pattern decides alone."""
+"""Validators by the name of their function; without a name the pattern decides alone."""
 
 COSTLY: Final = frozenset({"phone_international", "phone_national"})
 """Validators that take a good part of a millisecond for one match."""
@@ -407,4 +408,4 @@ _FOR_THEIR_PATTERN: Final = frozenset({
     "private_key", "telegram_bot",
 })  # fmt: skip
 FOR_ANY_PATTERN: Final = tuple(sorted(VALIDATORS.keys() - _FOR_THEIR_PATTERN))
-"""Validators that answer for any text, whatever pattern matched it: an operator's rule may name one of them."""
+"""Validators that work for any pattern: an operator's rule may name one of them."""

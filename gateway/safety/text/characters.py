@@ -1,8 +1,8 @@
-"""The characters that safety knows apart: classes, each the inside of a regular expression's ``[...]``, and one table.
+"""Classes of characters that safety tells apart, each the inside of a regular expression's `[...]`, and one table.
 
-Marks and styled letters come from the tables of `ucd`. Extended_Pictographic is emoji-data.txt of Unicode 17.0 (Unicode
-License v3). Blocks stand for scripts. The table (`kinds_of`) says of every character which steps of normalization look
-at it.
+Marks and styled letters come from the tables of `ucd`. Extended_Pictographic is emoji-data.txt of
+Unicode 17.0 (Unicode License v3). Blocks stand for scripts. The table (`kinds_of`) says of every
+character which steps of normalization look at it.
 """
 
 import sys
@@ -15,7 +15,7 @@ from gateway.safety.text import ucd
 
 
 def ranges(codes: Iterable[int]) -> str:
-    """A character class of ``codes``, which come in order."""
+    """Return a character class of sorted `codes`."""
     spans: list[list[int]] = []
     for code in codes:
         if spans and spans[-1][1] == code - 1:
@@ -26,12 +26,12 @@ def ranges(codes: Iterable[int]) -> str:
 
 
 def merged(characters: str) -> str:
-    """The same class with as few ranges as can be: what a search pays for each character beyond the first plane."""
+    """Return the same class with as few ranges as possible: beyond the first plane each range costs time."""
     return ranges(sorted(set(members(characters))))
 
 
 def members(characters: str) -> list[int]:
-    """The code points of a character class that is written with plain characters and hyphens."""
+    """Return the code points of a character class written with plain characters and hyphens."""
     codes: list[int] = []
     at = 0
     while at < len(characters):
@@ -47,7 +47,7 @@ def members(characters: str) -> list[int]:
 CONTROLS: Final = "\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f"
 SOFT_HYPHEN: Final = "\xad"
 EMBEDDINGS: Final = "\u202a-\u202e"
-"""LRE, RLE, PDF, LRO, RLO: what TR9 replaced by isolates."""
+"""LRE, RLE, PDF, LRO, RLO, which isolates have replaced (TR9)."""
 ISOLATES: Final = "\u2066-\u2069"
 OPERATORS: Final = "\u2061-\u2064"
 ZERO_WIDTH: Final = "\u2060\ufeff"
@@ -155,10 +155,10 @@ INVISIBLE: Final = ALWAYS_INVISIBLE + CONTEXTUAL + TAGS + BIDI_MARKS + ISOLATES
 _FULL_WIDTH_TABLE: Final = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _STYLED_TABLE: Final = ucd.by_character("styled")
 PLAIN_OF: Final = _FULL_WIDTH_TABLE | _STYLED_TABLE
-"""Each styled character by code point, and the ASCII character it stands for."""
+"""ASCII character of each styled character, by code point."""
 
 STYLED: Final = ranges(sorted(_STYLED_TABLE))
-"""The class of styled letters other than full-width ones."""
+"""Class of styled letters other than full-width ones."""
 
 ODD_KIND: Final = 1
 """Invisible, blank, a line end other than newline, or no character."""
@@ -174,14 +174,14 @@ Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def kinds_of(text: str) -> Kinds:
-    """The kinds of each character of ``text``, as bits."""
+    """Return the kinds of each character of `text`, as bits."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     kinds: Kinds = _KINDS[codes]
     return kinds
 
 
 def _kinds() -> Kinds:
-    """The bits of each code point."""
+    """Build the bits of each code point."""
     table = np.zeros(sys.maxunicode + 1, dtype=np.uint8)
     odd = INVISIBLE + LINE_ENDS + SURROGATES + NONCHARACTERS + BLANKS + BRAILLE_BLANK
     for bit, codes in (

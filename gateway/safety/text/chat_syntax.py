@@ -1,12 +1,12 @@
 """Breaks chat-template syntax and special tokens in a user's text by a visible space.
 
-A space is inserted after the first character: ``<|im_start|>`` becomes ``< |im_start|>``. No text is lost and the
-change is visible. Prompts are encoded with special tokens disabled anyway; with the space the model does not even see a
-look-alike of its own syntax.
+A space is inserted after the first character: `<|im_start|>` becomes `< |im_start|>`. No text is
+lost and the change is visible. Prompts are encoded with special tokens disabled anyway; with the
+space the model does not even see a look-alike of its own syntax.
 
-Found are the tokens of a list, letter for letter, and everything of the shape ``<|name|>``; styled letters count as
-what they stand for (full-width ``＜｜ｅｏｔ｜＞``). ``<s>`` and ``</s>`` are also HTML (text struck through): a pair of
-them stays, one without its partner does not.
+Broken are the tokens of a list, letter for letter, and everything of the shape `<|name|>`; styled
+letters count as what they stand for (full-width `＜｜ｅｏｔ｜＞`). `<s>` and `</s>` are also HTML (text
+struck through): a pair of them stays, one without its partner does not.
 """
 
 import re
@@ -35,7 +35,7 @@ _SHAPES: Final = r"<\|[^\s<>|]{1,64}\|>"
 """ChatML, Llama 3, Phi, Granite, GPT, DeepSeek: names between bars."""
 _OPEN, _CLOSE = "<s>", "</s>"
 FIRSTS: Final = {token[0] for token in TOKENS} | {"<"}
-"""The characters that a token can begin with."""
+"""Characters that a token can begin with."""
 _STYLED_FIRSTS: Final = {chr(code) for code, plain in PLAIN_OF.items() if plain in FIRSTS}
 _LEAD: Final = re.compile(f"[{''.join(map(re.escape, FIRSTS | _STYLED_FIRSTS))}]")
 _LONGEST_FIRST: Final = sorted(TOKENS, key=len, reverse=True)
@@ -48,26 +48,26 @@ _STYLED_RUN: Final = re.compile(f"[{STYLED}\uff01-\uff5e]+")
 
 
 def neutralize(edited: EditedText) -> None:
-    """Breaks every token in the text, and flags it."""
-    seen = edited.text
-    if _LEAD.search(seen) is None:
+    """Break every token in the text, and flag it."""
+    text = edited.text
+    if _LEAD.search(text) is None:
         return
-    if not seen.isascii():
-        seen = _STYLED_RUN.sub(lambda match: match[0].translate(PLAIN_OF), seen)
-    found = _without_pairs(seen, [match.span(1) for match in _TOKEN.finditer(seen)])
-    if found:
-        edited.flag_all(RULE, found, Severity.MEDIUM)
-        edited.replace(((start, start + 1) for start, _ in found), lambda first: f"{first} ")
+    if not text.isascii():
+        text = _STYLED_RUN.sub(lambda match: match[0].translate(PLAIN_OF), text)
+    tokens = _without_pairs(text, [match.span(1) for match in _TOKEN.finditer(text)])
+    if tokens:
+        edited.flag_all(RULE, tokens, Severity.MEDIUM)
+        edited.replace(((start, start + 1) for start, _ in tokens), lambda first: f"{first} ")
 
 
-def _without_pairs(text: str, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``found`` without ``<s>`` and ``</s>`` that belong together."""
+def _without_pairs(text: str, tokens: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return `tokens` without `<s>` and `</s>` that belong together."""
     paired: set[int] = set()
     opened: list[int] = []
-    for start, end in found:
+    for start, end in tokens:
         token = text[start:end]
         if token == _OPEN:
             opened.append(start)
         elif token == _CLOSE and opened:
             paired.update((opened.pop(), start))
-    return [span for span in found if span[0] not in paired] if paired else found
+    return [span for span in tokens if span[0] not in paired] if paired else tokens

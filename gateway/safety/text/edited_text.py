@@ -1,7 +1,8 @@
 """A text between the steps of normalization: the current text, the map to original offsets, and the findings.
 
-An edit says that ``before[start:end]`` became ``length`` characters. Everything between edits is copied. A map is
-built when the first offset is asked for: most texts change only where no rule finds anything.
+An edit says that `before[start:end]` became `length` characters. Everything between edits is
+copied. A map is built when the first offset is needed: most texts change only where no rule finds
+anything.
 """
 
 import re
@@ -17,7 +18,7 @@ from gateway.safety.findings import Finding, Severity
 
 
 class OffsetEdit(NamedTuple):
-    """``before[start:end]`` became ``length`` characters. In order, and never overlapping."""
+    """`before[start:end]` became `length` characters. In order, and never overlapping."""
 
     start: int
     end: int
@@ -25,15 +26,16 @@ class OffsetEdit(NamedTuple):
 
 
 class OffsetMap:
-    """Offsets behind a list of edits, back to offsets before them."""
+    """Maps offsets behind a list of edits back to offsets before them."""
 
     def __init__(self, edits: Callable[[], Iterable[OffsetEdit]]) -> None:
         self._edits = edits
 
     def span_before(self, start: int, end: int) -> tuple[int, int]:
-        """The span before the edits that holds all that ``start`` to ``end`` was made of.
+        """Return the span before the edits that holds all that `start` to `end` was made of.
 
-        What was removed inside the span belongs to it, what was removed beside it does not. An empty span stays empty.
+        Text that was removed inside the span belongs to it, text that was removed beside it does
+        not. An empty span stays empty.
         """
         first, _ = self._character(start)
         if end <= start:
@@ -42,7 +44,7 @@ class OffsetMap:
         return first, last
 
     def _character(self, offset: int) -> tuple[int, int]:
-        """The span before the edits that the character at ``offset`` was made of."""
+        """Return the span before the edits that the character at `offset` was made of."""
         index = bisect_right(self._placed, offset, key=itemgetter(0)) - 1
         if index < 0:
             return offset, offset + 1
@@ -54,7 +56,7 @@ class OffsetMap:
 
     @cached_property
     def _placed(self) -> list[tuple[int, OffsetEdit]]:
-        """The edits, each with its start after them."""
+        """Edits, each with its start after the edits before it."""
         placed, shift = [], 0
         for edit in self._edits():
             placed.append((edit.start + shift, edit))
@@ -63,24 +65,26 @@ class OffsetMap:
 
 
 FINDINGS_MAX = 32
-"""Findings kept apart for one rule and severity; one more stands for all that follow."""
+"""Findings that are listed for one rule and severity; one more stands for all that follow."""
 MATCHES_MAX = 1024
 """Matches of one rule and severity that are listed; adjacent ones make one finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    """The model's view of a text."""
+    """The normalized text, with its findings."""
 
     text: str
-    """The normalized text, for the rules and the tokenizer."""
+    """Text for the rules and the tokenizer."""
     findings: Sequence[Finding]
-    """What was changed or noticed, with offsets in the original text, by start. Bounded (see `FINDINGS_MAX`)."""
+    """What was changed or noticed, with offsets in the original text, by start. Bounded (see
+    `FINDINGS_MAX`).
+    """
     maps: Sequence[OffsetMap] = ()
-    """From each step back to the one before it, in the order in which the steps were taken."""
+    """Maps from each step back to the one before it, in the order of the steps."""
 
     def original_span(self, start: int, end: int) -> tuple[int, int]:
-        """The span of the original text that ``text[start:end]`` was made of."""
+        """Return the span of the original text that `text[start:end]` was made of."""
         return _back(self.maps, start, end)
 
 
@@ -95,16 +99,17 @@ class EditedText:
         self._spans: dict[tuple[str, Severity], list[list[int]]] = {}
 
     def advance(self, text: str, edits: Callable[[], Iterable[OffsetEdit]] | None = None) -> None:
-        """``text`` takes the place of the text so far.
+        """Replace the whole text.
 
-        ``edits`` gives the difference when somebody asks for offsets; without it characters were replaced one by one.
+        `edits` returns the difference when somebody needs offsets; without it characters were
+        replaced one by one.
         """
         self.text = text
         if edits is not None:
             self._maps.append(OffsetMap(edits))
 
     def sub(self, pattern: "re.Pattern[str]", shown: str) -> None:
-        """``shown`` takes the place of each match of ``pattern``."""
+        """Replace each match of `pattern` by `shown`."""
         before = self.text
         self.advance(
             pattern.sub(shown, before),
@@ -112,7 +117,7 @@ class EditedText:
         )
 
     def replace(self, spans: Iterable[tuple[int, int]], shown: Callable[[str], str]) -> None:
-        """``shown`` of their text takes the place of ``spans`` of `text`, which come in order."""
+        """Replace sorted `spans` of `text` by what `shown` returns for them."""
         parts, edits, position = [], [], 0
         for start, end in spans:
             new = shown(self.text[start:end])
@@ -123,9 +128,11 @@ class EditedText:
             self.advance("".join([*parts, self.text[position:]]), lambda: edits)
 
     def flag(self, rule: str, start: int, end: int, severity: Severity) -> bool:
-        """Notes a finding at a span of `text`, in order. False once the rule has reached its bound.
+        """Note a finding at a span of `text`; spans come in order.
 
-        One more finding then stands for all that follow.
+        Returns:
+            False once the rule has reached its bound; one more finding then stands for all that
+                follow.
         """
         key = rule, severity
         start, end = _back(self._maps, start, end)
@@ -146,17 +153,17 @@ class EditedText:
         return False
 
     def flag_all(self, rule: str, spans: Iterable[tuple[int, int]], severity: Severity) -> None:
-        """Notes findings at ``spans`` of `text`, in order, as far as the bound of the rule allows."""
+        """Note findings at sorted `spans` of `text`, as far as the bound of the rule allows."""
         for start, end in spans:
             if not self.flag(rule, start, end, severity):
                 return
 
     def flag_whole(self, rule: str, severity: Severity) -> None:
-        """Notes a finding about all of the original text."""
+        """Note a finding about the whole original text."""
         self._spans[rule, severity] = [[0, len(self._original)]]
 
     def normalized(self) -> Normalized:
-        """The text that the steps have made, with all findings."""
+        """Return the text that the steps have made, with all findings."""
         if not self._spans and not self._maps:
             return Normalized(self.text, ())
         findings = [
@@ -169,7 +176,7 @@ class EditedText:
 
 
 def _back(maps: Sequence[OffsetMap], start: int, end: int) -> tuple[int, int]:
-    """A span behind all ``maps``, before all of them."""
+    """Return the original span of a span behind all `maps`."""
     for step in reversed(maps):
         start, end = step.span_before(start, end)
     return start, end

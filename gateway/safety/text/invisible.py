@@ -1,16 +1,17 @@
 """Removes invisible characters, except where writing systems and emoji need them.
 
-`CONTEXTS` is the whole policy: a character stays if the characters directly before and after it match one of its
-contexts. All others of `characters.INVISIBLE` are removed. A context always requires a character that stays, so
-removing others does not make or break contexts (where it still can, because marks change their order, `normalize`
-processes the text again). At most one joiner between two letters of a joining script and one variant selector (of 32)
-after an ideograph survive.
+`CONTEXTS` is the whole policy: a character stays if the characters directly before and after it
+match one of its contexts. All others of `characters.INVISIBLE` are removed. A context always
+requires a character that stays, so removing others does not make or break contexts (where it still
+can, because marks change their order, `normalize` processes the text again). At most one joiner
+between two letters of a joining script and one variant selector (of 32) after an ideograph survive.
 
-Bidirectional isolates stay where they pair up on one line of a text with right-to-left letters. Overrides and
-embeddings are always removed, and marks (LRM, RLM, ALM) where no letter runs from right to left.
+Bidirectional isolates stay where they pair up on one line of a text with right-to-left letters.
+Overrides and embeddings are always removed, and marks (LRM, RLM, ALM) where no letter runs from
+right to left.
 
-`smuggled` reads what invisible characters of the original text spell, for the rules: tags, and bytes in variation
-selectors.
+`smuggled` reads what invisible characters of the original text spell, for the rules: tags, and
+bytes in variation selectors.
 """
 
 import re
@@ -21,20 +22,20 @@ from gateway.safety.text import characters as c
 from gateway.safety.text.edited_text import EditedText
 
 LONG_RUN = 8
-"""Invisible characters in a row that are no accident: one severity up."""
+"""Invisible characters in a row that are no accident: the severity is one higher."""
 _SEEN_MAX = 64
 """Characters of a run that are inspected for its rules."""
 
 
 class AllowedContext(NamedTuple):
-    """Where an invisible character is legitimate."""
+    """A context in which an invisible character is legitimate."""
 
     before: str
-    """What stands before it: a fixed-width pattern."""
+    """Fixed-width pattern of the text before it."""
     character: str
-    """The inside of a class."""
+    """Class of the character, the inside of `[...]`."""
     after: str
-    """What stands after it: a pattern, matched without taking anything."""
+    """Pattern of the text after it; matched as a look-ahead."""
 
 
 _PICTOGRAPH = f"[{c.PICTOGRAPHS}]"
@@ -82,7 +83,7 @@ CONTEXTS: Final = (
 )
 
 FLAGS: Final = ("gbeng", "gbsct", "gbwls")
-"""The flags that are written with tags: England, Scotland, Wales (all that Unicode recommends)."""
+"""Flags that are written with tags: England, Scotland, Wales (all that Unicode recommends)."""
 
 _RULES: Final = (
     ("unicode.control", Severity.LOW, c.CONTROLS),
@@ -107,9 +108,9 @@ _RULE_OF: Final = {
 
 
 def strip(edited: EditedText, *, may_run_both_ways: bool) -> None:
-    """Removes invisible characters outside their `CONTEXTS`, and isolates outside pairs.
+    """Remove invisible characters outside their `CONTEXTS`, and isolates outside pairs.
 
-    ``may_run_both_ways``: there may be marks and isolates of bidirectional text.
+    `may_run_both_ways` tells whether there may be marks and isolates of bidirectional text.
     """
     right_to_left = may_run_both_ways and _RIGHT_TO_LEFT.search(edited.text) is not None
     if may_run_both_ways:
@@ -118,19 +119,19 @@ def strip(edited: EditedText, *, may_run_both_ways: bool) -> None:
 
 
 def strip_all(edited: EditedText) -> None:
-    """Takes every invisible character out, whatever stands beside it."""
+    """Remove every invisible character, whatever stands beside it."""
     _remove(edited, _ANY)
 
 
 def _remove(edited: EditedText, stray: "re.Pattern[str]") -> None:
-    """Takes what ``stray`` matches out, and flags it."""
+    """Remove what `stray` matches, and flag it."""
     if stray.search(edited.text) is not None:
         _flag(edited, stray)
         edited.sub(stray, "")
 
 
 def _flag(edited: EditedText, stray: "re.Pattern[str]") -> None:
-    """Flags matches by the rules of their characters; from the bound of one rule on the rest of the text as a whole."""
+    """Flag matches by the rules of their characters; beyond the bound of a rule, the rest as one finding."""
     text = edited.text
     for match in stray.finditer(text):
         start, end = match.span()
@@ -151,7 +152,7 @@ _MERGED = c.merged(c.ALWAYS_INVISIBLE + c.CONTEXTUAL + c.TAGS + c.BIDI_MARKS)
 
 
 def _out_of_context() -> str:
-    """Holds after a character that is in none of its `CONTEXTS`: a branch for each set of contexts."""
+    """Build a pattern that matches after a character that is in none of its `CONTEXTS`."""
     refusals = dict.fromkeys(c.members(c.CONTEXTUAL), "")
     for context in CONTEXTS:
         refusal = f"(?!(?<={context.before}[{context.character}])(?:{context.after}))"
@@ -164,7 +165,7 @@ def _out_of_context() -> str:
 
 
 def _not_in_flag() -> str:
-    """Holds after a tag that is not part of one of `FLAGS`."""
+    """Build a pattern that matches after a tag that is not part of one of `FLAGS`."""
     refusals = []
     for flag in FLAGS:
         tags = "".join(chr(0xE0000 + ord(letter)) for letter in flag) + "\U000e007f"
@@ -173,7 +174,7 @@ def _not_in_flag() -> str:
 
 
 def _stray(bidi_marks: str) -> "re.Pattern[str]":
-    """One invisible character, or several in a row, where they do not belong."""
+    """Build the pattern of invisible characters, in a row or alone, where they do not belong."""
     return re.compile(
         f"[{_MERGED}](?:"
         f"(?<=[{c.ALWAYS_INVISIBLE}])[{c.ALWAYS_INVISIBLE}]*+"
@@ -191,7 +192,7 @@ _ANY = re.compile(f"[{c.merged(c.INVISIBLE)}]+")
 
 RULE: Final = "unicode.bidi"
 DEPTH_MAX = 8
-"""Isolates inside each other. Deeper ones are no text."""
+"""Nesting depth of isolates; deeper ones are no text."""
 
 _RIGHT_TO_LEFT = re.compile(f"[{c.RTL}]")
 _ISOLATES = re.compile(f"[{c.ISOLATES}]+")
@@ -200,7 +201,7 @@ _CLOSE = "\u2069"
 
 
 def _remove_stray_isolates(edited: EditedText, *, right_to_left: bool) -> None:
-    """Takes isolates out that do not pair up; all of them in a text without right-to-left letters."""
+    """Remove isolates that do not pair up; all of them in a text without right-to-left letters."""
     if right_to_left:
         spans = [(at, at + 1) for at in _unpaired(edited.text)]
     else:
@@ -210,7 +211,7 @@ def _remove_stray_isolates(edited: EditedText, *, right_to_left: bool) -> None:
 
 
 def _unpaired(text: str) -> list[int]:
-    """Where isolates stand that have no partner on their line, hold nothing or lie too deep."""
+    """Return the offsets of isolates that have no partner on their line, hold nothing or are nested too deep."""
     stray: list[int] = []
     opened: list[int] = []
     for match in _STRUCTURE.finditer(text):
@@ -246,19 +247,19 @@ class Smuggled(NamedTuple):
 
 
 def smuggled(text: str) -> list[Smuggled]:
-    """What invisible characters of ``text`` spell, by start. The letters of flags are among it ("gbeng")."""
+    """Return what invisible characters of `text` spell, by start. Letters of flags ("gbeng") are included."""
     if text.isascii():
         return []
-    found = [
+    payloads = [
         Smuggled(*match.span(), match[0].translate(_TAG_TABLE)) for match in _TAGS.finditer(text)
     ]
-    found += [
+    payloads += [
         Smuggled(*match.span(), _of_selectors(match[0])) for match in _SELECTORS.finditer(text)
     ]
-    return sorted(found)
+    return sorted(payloads)
 
 
 def _of_selectors(selectors: str) -> str:
-    """The bytes that variation selectors stand for by their number (0 to 255), read as UTF-8."""
+    """Decode the bytes (0 to 255) that variation selectors stand for, as UTF-8."""
     numbers = (code - (0xFE00 if code < 0xFE10 else 0xE00F0) for code in map(ord, selectors))
     return bytes(numbers).decode("utf-8", "replace")

@@ -1,19 +1,20 @@
-"""Normalizes prompts: the text for the model, a finding for every change, and a map to the original offsets.
+r"""Normalizes prompts: the text for the model, a finding for every change, and a map to the original offsets.
 
-The steps, in order: ANSI escape sequences, line ends and odd characters, isolates, invisible characters, styled
-letters, canonical composition with a limit on marks; then chat-template syntax is looked for. Visible text of any
-script, emoji and code come out as they went in, in NFC.
+The steps, in order: ANSI escape sequences, line ends and odd characters, isolates, invisible
+characters, styled letters, canonical composition with a limit on marks; then chat-template syntax
+is searched. Visible text of any script, emoji and code come out as they went in, in NFC.
 
-Text that a step changed is processed again, because removing a character can join others. If it still changes in the
-second pass, the last pass removes all invisible characters. So the result is stable: normalizing it again
-changes nothing.
+Text that a step changed is processed again, because removing a character can join others. If it
+still changes in the second pass, the last pass removes all invisible characters. So the result is
+stable: normalizing it again changes nothing.
 
 Everything is linear in the length of the text. A clean text is the same object before and after.
 
-- ANSI escape sequences are removed whole, with parameters and titles. One that never ends loses only its escape
-  character (as a control character): what follows stays visible.
-- Line ends (CRLF, CR, VT, FF, NEL, LS, PS) become ``\\n`` without a finding. Lone surrogates and noncharacters become
-  U+FFFD. Hangul fillers with a width, and the braille blank in a text without braille, become a space.
+- ANSI escape sequences are removed whole, with parameters and titles. One that never ends loses
+  only its escape character (as a control character): what follows stays visible.
+- Line ends (CRLF, CR, VT, FF, NEL, LS, PS) become `\n` without a finding. Lone surrogates and
+  noncharacters become U+FFFD. Hangul fillers with a width, and the braille blank in a text without
+  braille, become a space.
 """
 
 import re
@@ -37,9 +38,9 @@ _NOT_PLAIN_ASCII = re.compile(f"[{_ASCII_CONTROLS}{''.join(map(re.escape, FIRSTS
 
 
 def normalize(text: str) -> Normalized:
-    """The model's view of ``text``. Never raises: lone surrogates become U+FFFD.
+    """Return the model's view of `text`. Never raises: lone surrogates become U+FFFD.
 
-    The outcome has at most four times as many characters, and is stable.
+    The result has at most four times as many characters, and is stable.
     """
     if text.isascii() and _NOT_PLAIN_ASCII.search(text) is None:
         return Normalized(text, ())
@@ -51,7 +52,7 @@ def normalize(text: str) -> Normalized:
 
 
 def _clean(edited: EditedText) -> None:
-    """All steps that look at single characters, until nothing changes."""
+    """Run all steps that look at single characters, until nothing changes."""
     original = edited.text
     _remove_escapes(edited)
     for is_last in (False, False, True):
@@ -59,8 +60,8 @@ def _clean(edited: EditedText) -> None:
         if before.isascii():
             _ascii_pass(edited)
             break
-        seen = int(np.bitwise_or.reduce(c.kinds_of(before)))
-        _pass(edited, seen, strict=is_last)
+        kinds = int(np.bitwise_or.reduce(c.kinds_of(before)))
+        _pass(edited, kinds, strict=is_last)
         if edited.text == before:
             break
     if original and not original.isspace() and (not edited.text or edited.text.isspace()):
@@ -68,14 +69,14 @@ def _clean(edited: EditedText) -> None:
 
 
 def _ascii_pass(edited: EditedText) -> None:
-    """Line ends and controls: all that ASCII can have."""
+    """Replace line ends and controls, which is all that ASCII can have."""
     _replace_odd(edited)
     if _ASCII_ODD.search(edited.text):
         strip_all(edited)
 
 
 def _pass(edited: EditedText, seen: int, *, strict: bool) -> None:
-    """One time through the steps that the kinds ``seen`` ask for. ``strict``: without any invisible character."""
+    """Run the steps once that the kinds `seen` ask for; if `strict`, remove every invisible character."""
     if seen & c.ODD_KIND:
         _replace_odd(edited)
         if strict:
@@ -110,7 +111,7 @@ _SEQUENCE = re.compile(
 
 
 def _remove_escapes(edited: EditedText) -> None:
-    """Takes ANSI escape sequences out, 7-bit and 8-bit."""
+    """Remove ANSI escape sequences, 7-bit and 8-bit."""
     if _STARTS.search(edited.text) is not None:
         spans = (match.span() for match in _SEQUENCE.finditer(edited.text))
         edited.flag_all(_ANSI, spans, Severity.MEDIUM)
@@ -141,7 +142,7 @@ _BRAILLE_BLANKS: Final = ("unicode.blank", re.compile(f"{c.BRAILLE_BLANK}+"))
 
 
 def _replace_odd(edited: EditedText) -> None:
-    """Puts plain characters in the place of odd ones."""
+    """Replace odd characters by plain ones."""
     before = edited.text
     if _NOT_PLAIN.search(before) is None:
         return
@@ -188,7 +189,7 @@ _CJK = re.compile(f"[{c.CJK}]")
 
 
 def _fold_full_width(edited: EditedText) -> None:
-    """Folds full-width characters outside CJK text."""
+    """Fold full-width characters outside CJK text."""
     if _CJK.search(edited.text) is None:
         spans = (match.span() for match in _FULL_WIDTH.finditer(edited.text))
         edited.flag_all(_FULL_WIDTH_RULE, spans, Severity.LOW)
@@ -200,7 +201,7 @@ def _plain(match: "re.Match[str]") -> str:
 
 
 def _fold_styled(edited: EditedText) -> None:
-    """Folds words of other styled letters."""
+    """Fold words of other styled letters."""
 
     def folded(match: "re.Match[str]") -> str:
         words = match[0]
@@ -226,7 +227,7 @@ _APART = re.compile(f"([{c.COMPATIBILITY_HAN}]+)")
 
 
 def _compose(edited: EditedText) -> None:
-    """Brings the text to NFC, with at most `MARKS_MAX` marks on a character."""
+    """Bring the text to NFC, with at most `MARKS_MAX` marks on a character."""
     before = edited.text
     composed = _composed(before)
     if composed != before:
@@ -235,7 +236,7 @@ def _compose(edited: EditedText) -> None:
 
 
 def _composed(text: str) -> str:
-    """``text`` in NFC, compatibility ideographs as they are."""
+    """Return `text` in NFC, with compatibility ideographs as they are."""
     composed = ucd.normalize("NFC", text)
     if composed == text or _APART.search(text) is None:
         return composed
@@ -244,7 +245,7 @@ def _composed(text: str) -> str:
 
 
 def _limit_marks(edited: EditedText) -> None:
-    """Takes the marks out that are too many for their character."""
+    """Remove the marks beyond the limit of their character."""
     is_mark = np.concatenate(([False], (c.kinds_of(edited.text) & c.MARK_KIND) != 0, [False]))
     edges = np.flatnonzero(is_mark[1:] != is_mark[:-1])
     starts, ends = edges[::2] + MARKS_MAX, edges[1::2]
@@ -263,7 +264,7 @@ _CLUSTERS = re.compile(
 
 
 def composition_edits(before: str) -> Iterator[OffsetEdit]:
-    """What NFC changed: clusters of a character and what can compose with it, and single characters."""
+    """Yield what NFC changed: clusters of a character and what can compose with it, and single characters."""
     for match in _CLUSTERS.finditer(before):
         composed = ucd.normalize("NFC", match[0])
         if composed != match[0]:

@@ -1,11 +1,12 @@
 """The skeleton of a text: a view for detection only, in which look-alikes of ASCII are ASCII.
 
-`skeleton` is anchored on ASCII, so that rules are written in plain words: ASCII stays as it is, and every other
-character that looks like ASCII becomes what it looks like: the prototype of UTS #39 (Cyrillic "о" is "o"), the
-compatibility decomposition (mathematical, full-width, circled, ligatures), the digit (Arabic-Indic five is "5"),
-letters without their accents and other marks, small capitals, negative circled and squared letters, regional
-indicators. All else stays. Letters of scripts that do not mimic Latin (Arabic, Hebrew, Indic, East Asian) stay too,
-or ordinary text in them would turn into noise.
+`Skeleton` is anchored on ASCII, so that rules are written in plain words: ASCII stays as it is, and
+every other character that looks like ASCII becomes what it looks like: the prototype of UTS #39
+(Cyrillic "о" is "o"), the compatibility decomposition (mathematical, full-width, circled,
+ligatures), the digit (Arabic-Indic five is "5"), letters without their accents and other marks,
+small capitals, negative circled and squared letters, regional indicators. All else stays. Letters
+of scripts that do not mimic Latin (Arabic, Hebrew, Indic, East Asian) stay too, or ordinary text in
+them would turn into noise.
 """
 
 import sys
@@ -19,9 +20,10 @@ from gateway.safety.text import ucd
 _Codes = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 _LOOKS: Final = ucd.by_character("looks")
-"""What each character looks like, where that is not itself."""
+"""ASCII look of each character that has another one than itself, by code point."""
 _SINGLES: Final[_Codes] = np.arange(sys.maxunicode + 1, dtype="<u4")
-"""What each code point looks like as one code point; past all of them for another number."""
+"""Look of each code point as one code point; beyond all code points where the look has another length.
+"""
 _SINGLES[list(_LOOKS)] = [
     ord(look) if len(look) == 1 else sys.maxunicode + 1 for look in _LOOKS.values()
 ]
@@ -31,7 +33,7 @@ class Skeleton:
     """The skeleton of a text.
 
     Attributes:
-        text: the look of it; of a text in ASCII the text itself.
+        text: look of the text; for ASCII the text itself.
     """
 
     def __init__(self, original: str) -> None:
@@ -39,7 +41,7 @@ class Skeleton:
         self.text = original if original.isascii() else _seen(original)
 
     def original_span(self, start: int, end: int) -> tuple[int, int]:
-        """The span of the text before that ``text[start:end]`` stands for, with the marks that were left out inside."""
+        """Return the span of the original that `text[start:end]` stands for, with the omitted marks inside."""
         first = self._origins[start]
         return first, (self._origins[end - 1] + 1 if end > start else first)
 
@@ -52,7 +54,7 @@ class Skeleton:
 
 
 def _seen(text: str) -> str:
-    """What ``text`` looks like, in ASCII where it looks like ASCII. Meant for normalized text; any text will do."""
+    """Return what `text` looks like, in ASCII where it looks like ASCII."""
     codes: _Codes = _SINGLES[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
     if int(codes.max()) > sys.maxunicode:
         return text.translate(_LOOKS)

@@ -1,7 +1,8 @@
 """The tables of Unicode, in one version whatever the Python.
 
-Composition comes from the pinned `unicodedata2`. What follows from its database and from the confusables of UTS #39 is
-in ``gateway/safety/data/unicode.json``, which names its sources; `tests.gateway.safety.text.tables` makes it.
+Composition comes from the pinned `unicodedata2`. What follows from its database and from the
+confusables of UTS #39 is in `gateway/safety/data/unicode.json`, which names its sources;
+`tests.gateway.safety.text.tables` makes it.
 """
 
 import json
@@ -18,5 +19,5 @@ TABLES: Final[Mapping[str, Any]] = json.loads(
 
 
 def by_character(name: str) -> dict[int, str]:
-    """A table of `TABLES` that has the characters of each value: their values by code point."""
+    """Return a table of `TABLES` by code point; it lists the characters of each value."""
     return {ord(char): value for value, chars in TABLES[name].items() for char in chars}

@@ -27,7 +27,7 @@ from sluice.v1 import inference_pb2 as sluice_dot_v1_dot_inference__pb2
 from sluice.v1 import safety_pb2 as sluice_dot_v1_dot_safety__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sluice/internal/v1/gateway.proto\x12\x12sluice.internal.v1\x1a\x15sluice/v1/admin.proto\x1a\x19sluice/v1/inference.proto\x1a\x16sluice/v1/safety.proto\"s\n\tKeyRecord\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x0f\n\x07gateway\x18\x02 \x01(\t\x12\x30\n\x06\x61nswer\x18\x03 \x01(\x0b\x32 .sluice.internal.v1.StoredAnswer\x12\x0e\n\x06values\x18\x04 \x01(\x0c\"\x8e\x02\n\x0cStoredAnswer\x12#\n\x07started\x18\x01 \x01(\x0b\x32\x12.sluice.v1.Started\x12\x1f\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.sluice.v1.Delta\x12\x14\n\x0ctext_lengths\x18\x03 \x03(\r\x12\"\n\x07notices\x18\x04 \x03(\x0b\x32\x11.sluice.v1.Notice\x12\x16\n\x0erestart_notice\x18\x05 \x01(\r\x12\x33\n\x08replaced\x18\x06 \x03(\x0b\x32!.sluice.internal.v1.ReplacedModel\x12%\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x13.sluice.v1.FinishedJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"5\n\rReplacedModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x86\x01\n\x0bMinuteCosts\x12\x0e\n\x06minute\x18\x01 \x01(\x04\x12\x39\n\x05\x63osts\x18\x02 \x03(\x0b\x32*.sluice.internal.v1.MinuteCosts.CostsEntry\x1a,\n\nCostsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"T\n\x0cPolicyRecord\x12\x10\n\x08sections\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08replaced\x18\x03 \x03(\t\x12\x10\n\x08\x63ompiled\x18\x04 \x01(\t\"\xb2\x05\n\x0cGatewayHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\x12\x10\n\x08policies\x18\x04 \x01(\x04\x12\x30\n\x07minutes\x18\x05 \x03(\x0b\x32\x1f.sluice.internal.v1.MinuteCosts\x12@\n\x08reserved\x18\x06 \x03(\x0b\x32..sluice.internal.v1.GatewayHello.ReservedEntry\x12*\n\x05rates\x18\x07 \x03(\x0b\x32\x1b.sluice.internal.v1.RateUse\x12>\n\x07running\x18\x08 \x03(\x0b\x32-.sluice.internal.v1.GatewayHello.RunningEntry\x12G\n\x0crunning_bulk\x18\t \x03(\x0b\x32\x31.sluice.internal.v1.GatewayHello.RunningBulkEntry\x12-\n\x04\x64\x61ys\x18\n \x03(\x0b\x32\x1f.sluice.internal.v1.MinuteCosts\x12\x11\n\tcandidate\x18\x0b \x01(\x04\x12\x19\n\x11\x63\x61ndidate_problem\x18\x0c \x01(\t\x12\x1a\n\x12\x63\x61ndidate_replaces\x18\r \x01(\t\x12\x16\n\x0erefreshes_keys\x18\x0e \x01(\x08\x12\r\n\x05peers\x18\x0f \x03(\t\x1a/\n\rReservedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cRunningEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x32\n\x10RunningBulkEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"F\n\x07RateUse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05taken\x18\x02 \x01(\x01\x12\r\n\x05\x61sked\x18\x03 \x01(\x01\x12\x0f\n\x07\x66ull_at\x18\x04 \x01(\x01\"\xea\x03\n\x0fGatewayQuestion\x12.\n\x03who\x18\x01 \x01(\x0b\x32\x1f.sluice.internal.v1.WhoQuestionH\x00\x12\x39\n\thand_over\x18\x02 \x01(\x0b\x32$.sluice.internal.v1.HandOverQuestionH\x00\x12\x41\n\rrouter_health\x18\x04 \x01(\x0b\x32(.sluice.internal.v1.RouterHealthQuestionH\x00\x12\x35\n\x07\x64ry_run\x18\x05 \x01(\x0b\x32\".sluice.internal.v1.DryRunQuestionH\x00\x12\x34\n\x06\x66orget\x18\x0f \x01(\x0b\x32\".sluice.internal.v1.ForgetQuestionH\x00\x12\x31\n\x07running\x18\x07 \x01(\x0b\x32\x1e.sluice.v1.ListRequestsRequestH\x00\x12\x32\n\x06\x63\x61ncel\x18\x08 \x01(\x0b\x32 .sluice.v1.CancelRequestsRequestH\x00\x12\x37\n\rclear_answers\x18\t \x01(\x0b\x32\x1e.sluice.v1.ClearAnswersRequestH\x00\x42\n\n\x08questionJ\x04\x08\x03\x10\x04J\x04\x08\x06\x10\x07J\x04\x08\n\x10\x0f\"\x1f\n\x0bWhoQuestion\x12\x10\n\x08instance\x18\x01 \x01(\t\"\x1f\n\x10HandOverQuestion\x12\x0b\n\x03key\x18\x01 \x01(\t\" \n\x0e\x46orgetQuestion\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x16\n\x14RouterHealthQuestion\"\x10\n\x0e\x44ryRunQuestion\"\x8a\x02\n\rGatewayAnswer\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x39\n\rrouter_health\x18\x04 \x01(\x0b\x32\".sluice.v1.GetRouterHealthResponse\x12-\n\x07\x64ry_run\x18\x05 \x01(\x0b\x32\x1c.sluice.v1.GetDryRunResponse\x12\x30\n\x07running\x18\x06 \x01(\x0b\x32\x1f.sluice.v1.ListRequestsResponse\x12\x34\n\tcancelled\x18\x07 \x01(\x0b\x32!.sluice.v1.CancelRequestsResponseJ\x04\x08\x03\x10\x04\"h\n\x0c\x45\x61rlierInput\x12\x13\n\x06prompt\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x11\n\x04\x63hat\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x12\n\x05\x61udio\x18\x15 \x01(\x0cH\x02\x88\x01\x01\x42\t\n\x07_promptB\x07\n\x05_chatB\x08\n\x06_audiob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sluice/internal/v1/gateway.proto\x12\x12sluice.internal.v1\x1a\x15sluice/v1/admin.proto\x1a\x19sluice/v1/inference.proto\x1a\x16sluice/v1/safety.proto\"s\n\tKeyRecord\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x0f\n\x07gateway\x18\x02 \x01(\t\x12\x30\n\x06\x61nswer\x18\x03 \x01(\x0b\x32 .sluice.internal.v1.StoredAnswer\x12\x0e\n\x06values\x18\x04 \x01(\x0c\"\x8e\x02\n\x0cStoredAnswer\x12#\n\x07started\x18\x01 \x01(\x0b\x32\x12.sluice.v1.Started\x12\x1f\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.sluice.v1.Delta\x12\x14\n\x0ctext_lengths\x18\x03 \x03(\r\x12\"\n\x07notices\x18\x04 \x03(\x0b\x32\x11.sluice.v1.Notice\x12\x16\n\x0erestart_notice\x18\x05 \x01(\r\x12\x33\n\x08replaced\x18\x06 \x03(\x0b\x32!.sluice.internal.v1.ReplacedModel\x12%\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x13.sluice.v1.FinishedJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"5\n\rReplacedModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x86\x01\n\x0bMinuteCosts\x12\x0e\n\x06minute\x18\x01 \x01(\x04\x12\x39\n\x05\x63osts\x18\x02 \x03(\x0b\x32*.sluice.internal.v1.MinuteCosts.CostsEntry\x1a,\n\nCostsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"T\n\x0cPolicyRecord\x12\x10\n\x08sections\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08replaced\x18\x03 \x03(\t\x12\x10\n\x08\x63ompiled\x18\x04 \x01(\t\"\xc2\x05\n\x10GatewayHeartbeat\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\x12\x10\n\x08policies\x18\x04 \x01(\x04\x12\x30\n\x07minutes\x18\x05 \x03(\x0b\x32\x1f.sluice.internal.v1.MinuteCosts\x12\x44\n\x08reserved\x18\x06 \x03(\x0b\x32\x32.sluice.internal.v1.GatewayHeartbeat.ReservedEntry\x12*\n\x05rates\x18\x07 \x03(\x0b\x32\x1b.sluice.internal.v1.RateUse\x12\x42\n\x07running\x18\x08 \x03(\x0b\x32\x31.sluice.internal.v1.GatewayHeartbeat.RunningEntry\x12K\n\x0crunning_bulk\x18\t \x03(\x0b\x32\x35.sluice.internal.v1.GatewayHeartbeat.RunningBulkEntry\x12-\n\x04\x64\x61ys\x18\n \x03(\x0b\x32\x1f.sluice.internal.v1.MinuteCosts\x12\x11\n\tcandidate\x18\x0b \x01(\x04\x12\x19\n\x11\x63\x61ndidate_problem\x18\x0c \x01(\t\x12\x1a\n\x12\x63\x61ndidate_replaces\x18\r \x01(\t\x12\x16\n\x0erefreshes_keys\x18\x0e \x01(\x08\x12\r\n\x05peers\x18\x0f \x03(\t\x1a/\n\rReservedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cRunningEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x32\n\x10RunningBulkEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"=\n\x07RateUse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05taken\x18\x02 \x01(\x01\x12\x0f\n\x07\x66ull_at\x18\x04 \x01(\x01J\x04\x08\x03\x10\x04\"\xdf\x03\n\x0cGatewayQuery\x12\x35\n\x08identity\x18\x01 \x01(\x0b\x32!.sluice.internal.v1.IdentityQueryH\x00\x12\x36\n\thand_over\x18\x02 \x01(\x0b\x32!.sluice.internal.v1.HandOverQueryH\x00\x12>\n\rrouter_health\x18\x04 \x01(\x0b\x32%.sluice.internal.v1.RouterHealthQueryH\x00\x12\x32\n\x07\x64ry_run\x18\x05 \x01(\x0b\x32\x1f.sluice.internal.v1.DryRunQueryH\x00\x12\x31\n\x06\x66orget\x18\x0f \x01(\x0b\x32\x1f.sluice.internal.v1.ForgetQueryH\x00\x12\x31\n\x07running\x18\x07 \x01(\x0b\x32\x1e.sluice.v1.ListRequestsRequestH\x00\x12\x32\n\x06\x63\x61ncel\x18\x08 \x01(\x0b\x32 .sluice.v1.CancelRequestsRequestH\x00\x12\x37\n\rclear_answers\x18\t \x01(\x0b\x32\x1e.sluice.v1.ClearAnswersRequestH\x00\x42\x07\n\x05queryJ\x04\x08\x03\x10\x04J\x04\x08\x06\x10\x07J\x04\x08\n\x10\x0f\"!\n\rIdentityQuery\x12\x10\n\x08instance\x18\x01 \x01(\t\"\x1c\n\rHandOverQuery\x12\x0b\n\x03key\x18\x01 \x01(\t\"\x1d\n\x0b\x46orgetQuery\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x13\n\x11RouterHealthQuery\"\r\n\x0b\x44ryRunQuery\"\x89\x02\n\x0cGatewayReply\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x39\n\rrouter_health\x18\x04 \x01(\x0b\x32\".sluice.v1.GetRouterHealthResponse\x12-\n\x07\x64ry_run\x18\x05 \x01(\x0b\x32\x1c.sluice.v1.GetDryRunResponse\x12\x30\n\x07running\x18\x06 \x01(\x0b\x32\x1f.sluice.v1.ListRequestsResponse\x12\x34\n\tcancelled\x18\x07 \x01(\x0b\x32!.sluice.v1.CancelRequestsResponseJ\x04\x08\x03\x10\x04\"h\n\x0c\x45\x61rlierInput\x12\x13\n\x06prompt\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x11\n\x04\x63hat\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x12\n\x05\x61udio\x18\x15 \x01(\x0cH\x02\x88\x01\x01\x42\t\n\x07_promptB\x07\n\x05_chatB\x08\n\x06_audiob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,12 +36,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MINUTECOSTS_COSTSENTRY']._loaded_options = None
   _globals['_MINUTECOSTS_COSTSENTRY']._serialized_options = b'8\001'
-  _globals['_GATEWAYHELLO_RESERVEDENTRY']._loaded_options = None
-  _globals['_GATEWAYHELLO_RESERVEDENTRY']._serialized_options = b'8\001'
-  _globals['_GATEWAYHELLO_RUNNINGENTRY']._loaded_options = None
-  _globals['_GATEWAYHELLO_RUNNINGENTRY']._serialized_options = b'8\001'
-  _globals['_GATEWAYHELLO_RUNNINGBULKENTRY']._loaded_options = None
-  _globals['_GATEWAYHELLO_RUNNINGBULKENTRY']._serialized_options = b'8\001'
+  _globals['_GATEWAYHEARTBEAT_RESERVEDENTRY']._loaded_options = None
+  _globals['_GATEWAYHEARTBEAT_RESERVEDENTRY']._serialized_options = b'8\001'
+  _globals['_GATEWAYHEARTBEAT_RUNNINGENTRY']._loaded_options = None
+  _globals['_GATEWAYHEARTBEAT_RUNNINGENTRY']._serialized_options = b'8\001'
+  _globals['_GATEWAYHEARTBEAT_RUNNINGBULKENTRY']._loaded_options = None
+  _globals['_GATEWAYHEARTBEAT_RUNNINGBULKENTRY']._serialized_options = b'8\001'
   _globals['_KEYRECORD']._serialized_start=130
   _globals['_KEYRECORD']._serialized_end=245
   _globals['_STOREDANSWER']._serialized_start=248
@@ -54,30 +54,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MINUTECOSTS_COSTSENTRY']._serialized_end=710
   _globals['_POLICYRECORD']._serialized_start=712
   _globals['_POLICYRECORD']._serialized_end=796
-  _globals['_GATEWAYHELLO']._serialized_start=799
-  _globals['_GATEWAYHELLO']._serialized_end=1489
-  _globals['_GATEWAYHELLO_RESERVEDENTRY']._serialized_start=1342
-  _globals['_GATEWAYHELLO_RESERVEDENTRY']._serialized_end=1389
-  _globals['_GATEWAYHELLO_RUNNINGENTRY']._serialized_start=1391
-  _globals['_GATEWAYHELLO_RUNNINGENTRY']._serialized_end=1437
-  _globals['_GATEWAYHELLO_RUNNINGBULKENTRY']._serialized_start=1439
-  _globals['_GATEWAYHELLO_RUNNINGBULKENTRY']._serialized_end=1489
-  _globals['_RATEUSE']._serialized_start=1491
-  _globals['_RATEUSE']._serialized_end=1561
-  _globals['_GATEWAYQUESTION']._serialized_start=1564
-  _globals['_GATEWAYQUESTION']._serialized_end=2054
-  _globals['_WHOQUESTION']._serialized_start=2056
-  _globals['_WHOQUESTION']._serialized_end=2087
-  _globals['_HANDOVERQUESTION']._serialized_start=2089
-  _globals['_HANDOVERQUESTION']._serialized_end=2120
-  _globals['_FORGETQUESTION']._serialized_start=2122
-  _globals['_FORGETQUESTION']._serialized_end=2154
-  _globals['_ROUTERHEALTHQUESTION']._serialized_start=2156
-  _globals['_ROUTERHEALTHQUESTION']._serialized_end=2178
-  _globals['_DRYRUNQUESTION']._serialized_start=2180
-  _globals['_DRYRUNQUESTION']._serialized_end=2196
-  _globals['_GATEWAYANSWER']._serialized_start=2199
-  _globals['_GATEWAYANSWER']._serialized_end=2465
-  _globals['_EARLIERINPUT']._serialized_start=2467
-  _globals['_EARLIERINPUT']._serialized_end=2571
+  _globals['_GATEWAYHEARTBEAT']._serialized_start=799
+  _globals['_GATEWAYHEARTBEAT']._serialized_end=1505
+  _globals['_GATEWAYHEARTBEAT_RESERVEDENTRY']._serialized_start=1358
+  _globals['_GATEWAYHEARTBEAT_RESERVEDENTRY']._serialized_end=1405
+  _globals['_GATEWAYHEARTBEAT_RUNNINGENTRY']._serialized_start=1407
+  _globals['_GATEWAYHEARTBEAT_RUNNINGENTRY']._serialized_end=1453
+  _globals['_GATEWAYHEARTBEAT_RUNNINGBULKENTRY']._serialized_start=1455
+  _globals['_GATEWAYHEARTBEAT_RUNNINGBULKENTRY']._serialized_end=1505
+  _globals['_RATEUSE']._serialized_start=1507
+  _globals['_RATEUSE']._serialized_end=1568
+  _globals['_GATEWAYQUERY']._serialized_start=1571
+  _globals['_GATEWAYQUERY']._serialized_end=2050
+  _globals['_IDENTITYQUERY']._serialized_start=2052
+  _globals['_IDENTITYQUERY']._serialized_end=2085
+  _globals['_HANDOVERQUERY']._serialized_start=2087
+  _globals['_HANDOVERQUERY']._serialized_end=2115
+  _globals['_FORGETQUERY']._serialized_start=2117
+  _globals['_FORGETQUERY']._serialized_end=2146
+  _globals['_ROUTERHEALTHQUERY']._serialized_start=2148
+  _globals['_ROUTERHEALTHQUERY']._serialized_end=2167
+  _globals['_DRYRUNQUERY']._serialized_start=2169
+  _globals['_DRYRUNQUERY']._serialized_end=2182
+  _globals['_GATEWAYREPLY']._serialized_start=2185
+  _globals['_GATEWAYREPLY']._serialized_end=2450
+  _globals['_EARLIERINPUT']._serialized_start=2452
+  _globals['_EARLIERINPUT']._serialized_end=2556
 # @@protoc_insertion_point(module_scope)

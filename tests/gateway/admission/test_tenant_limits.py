@@ -41,8 +41,8 @@ class World:
 
     def hear(self, gateway: str, calls: dict[str, float], bulk: dict[str, float]) -> None:
         """So many calls of each tenant run at another gateway."""
-        self.core.calls_elsewhere.told(gateway, calls, self.now)
-        self.core.bulk_elsewhere.told(gateway, bulk, self.now)
+        self.core.calls_elsewhere.update(gateway, calls, self.now)
+        self.core.bulk_elsewhere.update(gateway, bulk, self.now)
 
     def refusal(self, payer: Caller | None = None) -> LimitReached:
         with pytest.raises(LimitReached) as refused:

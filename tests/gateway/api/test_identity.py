@@ -180,7 +180,7 @@ async def test_a_key_holds_once_its_command_has_returned(
         for mesh, other in ((one, "gw2"), (two, "gw1")):
             # The command asks until each has answered that another one knows.
             peers = mesh.wire.gateway.shared.peers
-            await mesh.wire.until(lambda peers=peers, other=other: other in peers.known)  # type: ignore[misc]
+            await mesh.wire.until(lambda peers=peers, other=other: other in peers.alive)  # type: ignore[misc]
             # No look of their own.
             mesh.wire.gateway.authenticator._identities.bucket.run = asyncio.Event().wait  # type: ignore[method-assign,union-attr]
             mesh.wire.gateway.authenticator.use(mesh.wire.gateway.authenticator._identities)

@@ -153,9 +153,9 @@ async def test_gateways_share_a_limit(nats_url: str, model_folder: Path) -> None
         open_wire(nats_url, model_folder, tenants=ONE) as one,
         open_wire(nats_url, model_folder, tenants=ONE, gateway_id="gw2") as two,
     ):
-        await two.until(lambda: "gw1" in two.gateway.shared.peers.known)
+        await two.until(lambda: "gw1" in two.gateway.shared.peers.alive)
         await answered(one)
-        await one.gateway.shared.peers.hello()
+        await one.gateway.shared.peers.send_heartbeat()
         await two.until(lambda: bool(two.gateway.usage.limits._buckets))
         _, error = await error_of(two.stub.Generate(prompt(), metadata=ACME))
         assert isinstance(error, LimitReached)

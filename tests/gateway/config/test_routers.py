@@ -9,7 +9,7 @@ from gateway.config.policies import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned.artefact import save_to
 from gateway.routing.learned.model import LearnedRouter
-from learning.outcomes import Outcome
+from learning.outcomes import RouterOutcome
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.admin_pb2 import ROUTER_HEAD_CASCADE, ROUTER_HEAD_PROMPT
@@ -18,7 +18,7 @@ from tests.learning.made_up import outcomes
 MODELS = {name: ModelSettings(name=name, path=name) for name in ("small", "large")}
 
 
-def trained(rows: list[Outcome]) -> LearnedRouter:
+def trained(rows: list[RouterOutcome]) -> LearnedRouter:
     from learning.train import train  # scikit-learn: not for every test run
 
     return train(rows, seed=1)

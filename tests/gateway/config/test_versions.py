@@ -19,12 +19,12 @@ LATER = 4e9
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_kept", cache(models._read))
+    monkeypatch.setattr(models, "_cached_hash", cache(models._hash_file))
 
 
 def reads() -> int:
     """How many files were read whose hashes are kept."""
-    return models._kept.cache_info().misses
+    return models._cached_hash.cache_info().misses
 
 
 def weights(folder: Path, size: int = 3 * PART_BYTES + 5) -> Path:
@@ -45,7 +45,7 @@ def change(file: Path, place: int) -> None:
 def version(folder: Path, **fields: object) -> str:
     kept = bool(fields.pop("kept", True))
     model = ModelSettings.model_validate({"name": "m", "path": str(folder), **fields})
-    return ModelFolder(model).version(kept=kept)
+    return ModelFolder(model).version(whole=kept)
 
 
 def test_every_byte_of_the_weights_counts(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_where_no_answers_are_kept_weights_are_not_read(
         assert path != file, "it was read"
         return path.read_text()
 
-    monkeypatch.setattr(models, "_read", read)
-    monkeypatch.setattr(models, "_kept", read)
+    monkeypatch.setattr(models, "_hash_file", read)
+    monkeypatch.setattr(models, "_cached_hash", read)
     before = version(folder, kept=False)
     file.write_bytes(bytes(3 * PART_BYTES))
     shorter = version(folder, kept=False)

@@ -60,11 +60,11 @@ def test_a_running_request_counts_with_what_it_may_cost() -> None:
 def test_what_other_gateways_tell_replaces_what_they_told_before() -> None:
     spending, now = Spending(unix_offset_s=600.0), 30.0
     spending.add("a", 1.0, now)
-    spending.told("gw2", 10, {"a": 2.0})
-    spending.told("gw2", 10, {"a": 3.0})
-    spending.told("gw3", 9, {"a": 4.0})
-    spending.told("gw3", 10 - HOUR_PERIODS, {"a": 100.0})
-    spending.elsewhere.told("gw2", {"a": 10.0}, now)
+    spending.record_remote("gw2", 10, {"a": 2.0})
+    spending.record_remote("gw2", 10, {"a": 3.0})
+    spending.record_remote("gw3", 9, {"a": 4.0})
+    spending.record_remote("gw3", 10 - HOUR_PERIODS, {"a": 100.0})
+    spending.elsewhere.update("gw2", {"a": 10.0}, now)
     assert spending.spent("a", now) == 18.0
     assert spending.spent("a", now + STALE_S + 0.1) == 8.0
     assert list(spending.own(now, 1)) == [(10, {"a": 1.0})]

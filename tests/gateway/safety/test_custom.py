@@ -50,7 +50,7 @@ def compiled() -> CompiledPolicies:
 
 def found(text: str, **labels: str) -> tuple[str, list[TakenAction]]:
     (result,) = Inspector(compiled()).begin("default", labels, [text]).results()
-    return result.text, [each for each in result.found if each.rule.startswith("custom.")]
+    return result.text, [each for each in result.taken if each.rule.startswith("custom.")]
 
 
 def test_a_finding_gets_the_action_of_its_rule() -> None:

@@ -40,7 +40,7 @@ def inspect(text: str, labels: dict[str, str] | None = None) -> InspectedText:
 
 
 def rules(result: InspectedText) -> set[str]:
-    return {found.rule for found in result.found}
+    return {found.rule for found in result.taken}
 
 
 def test_plain_text_passes_as_it_is() -> None:
@@ -54,20 +54,20 @@ def test_the_default_policy_flags_and_changes_nothing() -> None:
     assert result.text == text
     assert rules(result) >= {"pii.iban", "pii.email"}
     assert any(rule.startswith("injection.") for rule in rules(result))
-    assert {found.action for found in result.found} == {Action.FLAG}
+    assert {found.action for found in result.taken} == {Action.FLAG}
 
 
 def test_control_characters_and_line_ends_are_made_normal() -> None:
     result = inspect("a\r\nb\x00c")
     assert result.text == "a\nbc"
-    assert [(f.rule, f.action, f.start) for f in result.found if f.rule == "unicode.control"] == [
+    assert [(f.rule, f.action, f.start) for f in result.taken if f.rule == "unicode.control"] == [
         ("unicode.control", Action.REMOVE, 4)
     ]
 
 
 def test_what_is_found_lies_in_the_text_as_it_came() -> None:
     text = f"a\r\nb\x00 {IBAN}!"
-    (found,) = (f for f in inspect(text, STRICT).found if f.rule == "pii.iban")
+    (found,) = (f for f in inspect(text, STRICT).taken if f.rule == "pii.iban")
     assert text[found.start : found.end] == IBAN
     assert found.action is Action.REDACT
 
@@ -99,7 +99,7 @@ def test_what_tags_spell_is_found_and_gone() -> None:
     result = inspect(f"hello{hidden}")
     assert result.text == "hello"
     assert {"unicode.tag", "injection.encoded.invisible"} <= rules(result)
-    assert {found.action for found in result.found} == {Action.REMOVE}
+    assert {found.action for found in result.taken} == {Action.REMOVE}
     assert verdict_on([inspect(f"hello{hidden}", STRICT)]).blocked == ("unicode.tag",)
 
 
@@ -130,7 +130,7 @@ def test_every_rule_that_is_found_has_a_known_name() -> None:
 @given(st.text(max_size=200))
 def test_any_text_is_inspected_and_rests(text: str) -> None:
     result = inspect(text)
-    assert all(0 <= f.start <= f.end <= len(text) for f in result.found)
+    assert all(0 <= f.start <= f.end <= len(text) for f in result.taken)
     if not verdict_on([result]).blocked:
         assert inspect(result.text).text == result.text
 

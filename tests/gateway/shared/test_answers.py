@@ -219,8 +219,8 @@ async def test_gateways_share_answers_and_forget_them_together(
     wire: Wire, nats_url: str, model_folder: Path
 ) -> None:
     async with open_wire(nats_url, model_folder, cache=ON, gateway_id="gw2") as other:
-        await other.until(lambda: other.gateway.shared.peers.known == ["gw1"])
-        await wire.until(lambda: wire.gateway.shared.peers.known == ["gw2"])
+        await other.until(lambda: other.gateway.shared.peers.alive == ["gw1"])
+        await wire.until(lambda: wire.gateway.shared.peers.alive == ["gw2"])
         await compute(wire, prompt())
         await wire.gateway.shared.answers.close(30)
         assert cached(await ask(other, prompt()))
@@ -256,7 +256,7 @@ async def test_without_jetstream_a_gateway_goes_on_with_its_memory(
         await compute(wire, prompt(text))
         assert cached(await ask(wire, prompt(text)))
     await wire.gateway.shared.answers.close(30)
-    assert caplog.text.count("answers are kept in memory alone") == 1
+    assert caplog.text.count("answer cache is in memory only") == 1
 
 
 async def test_only_the_first_of_several_answers_is_kept(wire: Wire) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.shared.keys import SharedKeys
 from sluice.errors import Cancelled, IdempotencyConflict, TransportUnavailable
-from sluice.internal.v1.gateway_pb2 import GatewayAnswer, KeyRecord, StoredAnswer
+from sluice.internal.v1.gateway_pb2 import GatewayReply, KeyRecord, StoredAnswer
 from sluice.v1.inference_pb2 import Finished, Started
 
 KEY: Final = "tenant key"
@@ -99,12 +99,12 @@ class Gateway:
     def put(self, key: str, record: KeyRecord, now: float) -> None:
         self.kept = record.answer.started.request_id
 
-    async def ask(self, gateway: str, question: Any) -> GatewayAnswer | None:
+    async def ask(self, gateway: str, question: Any) -> GatewayReply | None:
         await self.world.pause()
         owner = self.world.gateways[gateway]
         if not owner.alive:
             return None
-        answer: GatewayAnswer = await owner.keys.hand_over(question.hand_over)
+        answer: GatewayReply = await owner.keys.hand_over(question.hand_over)
         await self.world.pause()
         return answer
 
@@ -118,7 +118,7 @@ class Gateway:
 
         async def begin() -> str:
             await self.world.pause()  # admission
-            self.keys.check(KEY)
+            self.keys.check_claim(KEY)
             self.streams[KEY] = MemoryStream(f"{self.gateway_id}-{number}", self)
             return "opened"
 
@@ -126,7 +126,7 @@ class Gateway:
             key=KEY, fingerprint=fingerprint, key_is_shared=True, timeout_s=10.0
         )
         try:
-            return await self.keys.once(request, f"{number}", find, begin)
+            return await self.keys.run_once(request, f"{number}", find, begin)
         except Cancelled:
             return "displaced"
         except TransportUnavailable:
@@ -136,7 +136,7 @@ class Gateway:
         stream = self.streams.pop(KEY, None)
         if stream is not None:
             stream.finished = finished
-            self.keys.ended(KEY, stream)  # type: ignore[arg-type]
+            self.keys.on_end(KEY, stream)  # type: ignore[arg-type]
             if finished is not None:
                 self.kept = stream.answer
 
@@ -237,7 +237,7 @@ async def test_calls_of_a_key_wait_for_the_first_one() -> None:
         def find() -> str | None:
             return opened[0] if opened else None
 
-        once = gateway.keys.once(asked(fingerprint), name, find, lambda: begin(name))
+        once = gateway.keys.run_once(asked(fingerprint), name, find, lambda: begin(name))
         return asyncio.ensure_future(once)
 
     first, second = call("first"), call("second")
@@ -259,7 +259,7 @@ async def test_when_the_first_call_leaves_the_next_one_begins() -> None:
         return name
 
     def call(name: str) -> "asyncio.Task[str]":
-        once = gateway.keys.once(asked(), name, lambda: None, lambda: begin(name))
+        once = gateway.keys.run_once(asked(), name, lambda: None, lambda: begin(name))
         return asyncio.ensure_future(once)
 
     first, second = call("first"), call("second")

@@ -37,7 +37,7 @@ async def wires(nats_url: str, model_folder: Path) -> AsyncIterator[tuple[Wire, 
         open_wire(nats_url, model_folder, gateway_id="gw1") as one,
         open_wire(nats_url, model_folder, gateway_id="gw2") as two,
     ):
-        await one.until(lambda: one.gateway.shared.peers.known == ["gw2"])
+        await one.until(lambda: one.gateway.shared.peers.alive == ["gw2"])
         yield one, two
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.errors import SetupError
-from sluice.internal.v1.gateway_pb2 import GatewayQuestion, WhoQuestion
+from sluice.internal.v1.gateway_pb2 import GatewayQuery, IdentityQuery
 from sluice.v1.admin_pb2 import GetRouterHealthRequest, ListTenantsRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.safety_pb2 import GetDryRunRequest
@@ -25,8 +25,8 @@ TRIAL = {"policies": {"default": {}, "strict": {"default": "block"}}, "dry_run":
 
 
 async def know_each_other(one: Wire, two: Wire) -> None:
-    await one.until(lambda: one.gateway.shared.peers.known == [two.gateway.shared.peers.gateway_id])
-    await two.until(lambda: two.gateway.shared.peers.known == [one.gateway.shared.peers.gateway_id])
+    await one.until(lambda: one.gateway.shared.peers.alive == [two.gateway.shared.peers.gateway_id])
+    await two.until(lambda: two.gateway.shared.peers.alive == [one.gateway.shared.peers.gateway_id])
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_an_id_in_use_is_refused(wire: Wire, nats_url: str, model_folder: 
     with pytest.raises(SetupError, match="--id: a gateway 'gw1' is running"):
         async with open_wire(nats_url, model_folder, gateway_id="gw1"):
             pass
-    assert wire.gateway.shared.peers.known == []
+    assert wire.gateway.shared.peers.alive == []
 
 
 async def test_a_gateway_that_leaves_is_forgotten_at_once(
@@ -52,8 +52,10 @@ async def test_a_gateway_that_leaves_is_forgotten_at_once(
 ) -> None:
     async with open_wire(nats_url, model_folder, gateway_id="gw2") as two:
         await know_each_other(wire, two)
-    await wire.until(lambda: wire.gateway.shared.peers.known == [])
-    assert await wire.gateway.shared.peers.ask("gw2", GatewayQuestion(who=WhoQuestion())) is None
+    await wire.until(lambda: wire.gateway.shared.peers.alive == [])
+    assert (
+        await wire.gateway.shared.peers.query("gw2", GatewayQuery(identity=IdentityQuery())) is None
+    )
 
 
 async def test_what_each_has_counted_is_summed(pair: tuple[Wire, Wire]) -> None:

@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from gateway.api.server import SERVICE
 from gateway.shared import reload
 from gateway.shared.peers import Peers
-from sluice.internal.v1.gateway_pb2 import GatewayHello, PolicyRecord
+from sluice.internal.v1.gateway_pb2 import GatewayHeartbeat, PolicyRecord
 from sluice.settings import IdentitySettings, Settings, SettingsError
 from sluice.settings.mesh import TenantSettings
 from sluice.v1.inference_pb2 import ListModelsRequest
@@ -45,8 +45,8 @@ async def wires(nats_url: str, model_folder: Path) -> AsyncIterator[tuple[Wire, 
         open_wire(nats_url, model_folder, gateway_id="gw1", safety=safety("1")) as one,
         open_wire(nats_url, model_folder, gateway_id="gw2", safety=safety("1")) as two,
     ):
-        await one.until(lambda: one.gateway.shared.peers.known == ["gw2"])
-        await two.until(lambda: two.gateway.shared.peers.known == ["gw1"])
+        await one.until(lambda: one.gateway.shared.peers.alive == ["gw2"])
+        await two.until(lambda: two.gateway.shared.peers.alive == ["gw1"])
         yield one, two
 
 
@@ -95,7 +95,7 @@ async def test_what_one_gateway_cannot_take_no_gateway_takes(
         return await load(settings)
 
     two.reload._load = load_other_words  # type: ignore[method-assign]
-    with pytest.raises(SettingsError, match="gateway gw2: its word lists"):
+    with pytest.raises(SettingsError, match="gateway gw2: word lists"):
         await one.reload(with_safety(one, section))
     words.unlink()
     with pytest.raises(SettingsError, match=r"words\.txt"):
@@ -107,11 +107,11 @@ async def test_a_gateway_that_missed_a_reload_takes_it_with_the_next_hello(
     wires: tuple[Wire, Wire],
 ) -> None:
     one, two = wires
-    one.gateway.shared.peers._known.clear()
-    assert one.gateway.shared.peers.known == []
+    one.gateway.shared.peers._heartbeats.clear()
+    assert one.gateway.shared.peers.alive == []
     await one.reload(with_safety(one, safety("2")))
-    await one.gateway.shared.peers.hello()
-    await two.until(lambda: two.reload._taken == one.reload._taken)
+    await one.gateway.shared.peers.send_heartbeat()
+    await two.until(lambda: two.reload._in_use == one.reload._in_use)
     await two.until(lambda: not two.reload._reloading.locked())  # loaded, and in force
     assert await version_at(two) == "2"
 
@@ -132,7 +132,7 @@ async def behind(
 
     two.reload._load = fails  # type: ignore[method-assign]
     with monkeypatch.context() as cut_off:
-        cut_off.setattr(Peers, "hellos", {})
+        cut_off.setattr(Peers, "heartbeats", {})
         await one.reload(with_safety(one, safety("2")))
     monkeypatch.setattr(reload, "AGAIN_S", 0.05)
     for service in (SERVICE, "model.small"):
@@ -166,7 +166,7 @@ async def test_a_gateway_that_does_not_say_whether_it_can_leaves_all_as_they_wer
     one, two = wires
     monkeypatch.setattr(reload, "PREPARE_S", 0.2)
     async with two.reload._reloading:
-        with pytest.raises(SettingsError, match="gateway gw2: does not answer; no gateway"):
+        with pytest.raises(SettingsError, match="gateway gw2: no reply; no gateway"):
             await one.reload(with_safety(one, safety("2")))
     assert await one.gateway.shared.policies.read("candidate", PolicyRecord) is None
     monkeypatch.undo()
@@ -190,18 +190,18 @@ async def test_a_reload_that_another_one_overtakes_changes_nothing(
     bucket = one.gateway.shared.policies
     async with two.reload._reloading:
         reloading = asyncio.ensure_future(one.reload(with_safety(one, safety("2"))))
-        two.reload._candidate = GatewayHello(candidate=await proposed(one) + 1)
-        await two.gateway.shared.peers.hello()
-        with pytest.raises(SettingsError, match="reloads at the same time; try again"):
+        two.reload._candidate = GatewayHeartbeat(candidate=await proposed(one) + 1)
+        await two.gateway.shared.peers.send_heartbeat()
+        with pytest.raises(SettingsError, match="is reloading; try again"):
             await reloading
-        two.reload._candidate = GatewayHello()
-    await two.gateway.shared.peers.hello()
-    await one.until(lambda: not one.gateway.shared.peers.hellos["gw2"].candidate)
+        two.reload._candidate = GatewayHeartbeat()
+    await two.gateway.shared.peers.send_heartbeat()
+    await one.until(lambda: not one.gateway.shared.peers.heartbeats["gw2"].candidate)
     async with two.reload._reloading:
         reloading = asyncio.ensure_future(one.reload(with_safety(one, safety("2"))))
         await proposed(one)
         await bucket.write("gateway", PolicyRecord(sections=reload._sections_of(two.settings)))
-    with pytest.raises(SettingsError, match="has reloaded at the same time; try again"):
+    with pytest.raises(SettingsError, match="reloaded at the same time; try again"):
         await reloading
     assert [await version_at(wire) for wire in wires] == ["1", "1"]
 
@@ -211,17 +211,17 @@ async def test_what_was_proposed_and_not_taken_is_never_in_force(
 ) -> None:
     one, two = wires
     monkeypatch.setattr(reload, "PREPARE_S", 1.0)
-    hello = GatewayHello(gateway="mute", instance="0")
-    one.gateway.shared.peers._known["mute"] = time.monotonic() + BOUND_S, hello
-    with pytest.raises(SettingsError, match="gateway mute: does not answer"):
+    hello = GatewayHeartbeat(gateway="mute", instance="0")
+    one.gateway.shared.peers._heartbeats["mute"] = time.monotonic() + BOUND_S, hello
+    with pytest.raises(SettingsError, match="gateway mute: no reply"):
         await one.reload(with_safety(one, safety("2")))
     await two.until(lambda: two.reload._prepared is not None)
-    one.gateway.shared.peers._known.clear()
+    one.gateway.shared.peers._heartbeats.clear()
     async with two.reload._reloading:  # it does not hear of the next one in time
         with monkeypatch.context() as cut_off:
-            cut_off.setattr(Peers, "hellos", {})
+            cut_off.setattr(Peers, "heartbeats", {})
             await one.reload(with_safety(one, safety("3")))
-    await two.until(lambda: two.reload._taken == one.reload._taken)
+    await two.until(lambda: two.reload._in_use == one.reload._in_use)
     assert await version_at(two) == "3"
 
 
@@ -232,7 +232,7 @@ async def test_files_of_all_gateways_are_older_than_what_they_have_taken(
     for in_force in ("9", "2"):
         async with open_wire(nats_url, model_folder, gateway_id="gw3", safety=safety("9")) as three:
             assert await version_at(three) == in_force
-            await one.until(lambda: "gw3" in one.gateway.shared.peers.known)
+            await one.until(lambda: "gw3" in one.gateway.shared.peers.alive)
             await one.reload(with_safety(one, safety("2")))
 
 
@@ -246,7 +246,7 @@ async def test_of_two_reloads_at_once_all_gateways_take_one(wires: tuple[Wire, W
     refused = [str(one) for one in ended if one is not None]
     assert all("at the same time; try again" in one for one in refused)
     assert len(refused) <= 1
-    await one.until(lambda: one.reload._taken == two.reload._taken)
+    await one.until(lambda: one.reload._in_use == two.reload._in_use)
     versions = [await version_at(wire) for wire in wires]
     assert versions in (["2", "2"], ["3", "3"])
 
@@ -290,8 +290,8 @@ async def test_identities_are_reloaded_at_all_gateways_or_at_none(
         open_wire(nats_url, model_folder, gateway_id="gw1", identity=identity) as one,
         open_wire(nats_url, model_folder, gateway_id="gw2", identity=identity) as two,
     ):
-        await one.until(lambda: one.gateway.shared.peers.known == ["gw2"])
-        await two.until(lambda: two.gateway.shared.peers.known == ["gw1"])
+        await one.until(lambda: one.gateway.shared.peers.alive == ["gw2"])
+        await two.until(lambda: two.gateway.shared.peers.alive == ["gw1"])
 
         async def both_take(token: str) -> set[bool]:
             return {await taken(wire, token) for wire in (one, two)}

@@ -2,7 +2,7 @@
 
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Check, Checks, Guard
-from gateway.safety.guards.families import Failure, GuardVerdict, family_of
+from gateway.safety.guards.families import GuardFailure, GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
 
 SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",), 0.9)
@@ -73,7 +73,9 @@ def test_a_guard_that_holds_shows_nothing_before_the_end() -> None:
 
 
 def test_what_a_verdict_leads_to() -> None:
-    def taken(outcome: GuardVerdict | Failure, **keys: object) -> tuple[tuple[str, Action], ...]:
+    def taken(
+        outcome: GuardVerdict | GuardFailure, **keys: object
+    ) -> tuple[tuple[str, Action], ...]:
         checks = Checks([guard(**keys)])
         decided = checks.decide(checks.begin()[0], outcome)
         assert decided is not None
@@ -87,8 +89,8 @@ def test_what_a_verdict_leads_to() -> None:
         ("guard.g.S1", Action.FLAG),
         ("guard.g.S_2", Action.BLOCK),
     )
-    assert taken(Failure.TIMEOUT) == (("guard.g.timeout", Action.FLAG),)
-    assert taken(Failure.UNPARSABLE, fail="closed") == (("guard.g.unparsable", Action.BLOCK),)
+    assert taken(GuardFailure.TIMEOUT) == (("guard.g.timeout", Action.FLAG),)
+    assert taken(GuardFailure.UNPARSABLE, fail="closed") == (("guard.g.unparsable", Action.BLOCK),)
 
 
 def test_the_strongest_rules_are_named() -> None:

@@ -11,7 +11,7 @@ import re2
 from gateway.safety.actions import Action, ActionTable, Choice, Placeholders, TextDecision, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
-from gateway.safety.output.redactor import Redactor, Rules
+from gateway.safety.output.redactor import Redactor, StreamRules
 from gateway.safety.output.view import Scanner, ViewScanner
 
 Check = Callable[[str, int, int], tuple[int, int] | None]
@@ -136,7 +136,7 @@ REDACT: Final = ActionTable({"*": Choice(Action.REDACT)})
 
 
 @cache
-def small_rules() -> Rules:
+def small_rules() -> StreamRules:
     return rules_of([rule.watched for rule in RULES], SmallScanner(), WORDS)
 
 
@@ -145,23 +145,25 @@ def rules_of(
     scanner: Scanner,
     words: Sequence[str] = (),
     table: ActionTable | None = None,
-) -> Rules:
-    return Rules(Automaton(watched, WordList(words)), ViewScanner(scanner), table or REDACT, 4)
+) -> StreamRules:
+    return StreamRules(
+        Automaton(watched, WordList(words)), ViewScanner(scanner), table or REDACT, 4
+    )
 
 
-def whole(rules: Rules, text: str) -> TextDecision:
+def whole(rules: StreamRules, text: str) -> TextDecision:
     """What the filter must come to: the whole text, decided at once."""
     return apply(rules.table, text, rules.scanner.scan(text), Placeholders())
 
 
-def check_pieces(rules: Rules, pieces: Sequence[str], expected: TextDecision) -> int:
+def check_pieces(rules: StreamRules, pieces: Sequence[str], expected: TextDecision) -> int:
     """Streams ``pieces``; returns the most characters that were held back. Fails where anything shows too early."""
     redactor, shown, most = Redactor(rules, Placeholders), "", 0
     for piece in pieces:
         shown += redactor.push(piece)
         assert expected.text.startswith(shown), pieces
         assert not any(edit.start < redactor.decided < edit.end for edit in expected.edits), pieces
-        most = max(most, redactor.held_chars)
+        most = max(most, redactor.pending_chars)
     shown += redactor.finish()
     assert shown == expected.text, pieces
     return most

@@ -11,7 +11,7 @@ from gateway.safety.actions import Action, Placeholders, apply
 from gateway.safety.compiled import compile_policies
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.filter import OutputFilter, OutputRules
-from gateway.safety.output.windows import Window, Windows
+from gateway.safety.output.windows import AnswerWindow, AnswerWindows
 from tests.gateway.safety.written import load_policies
 
 NAME = re.compile(r"\b(?:Anna|Ben|Mia)(?: (?:Smith|Okafor|Lee))*\b|\b(?:Smith|Okafor|Lee)\b")
@@ -57,7 +57,7 @@ class Reader:
 
     def __init__(self, filter_: OutputFilter) -> None:
         self.filter = filter_
-        self.open: Window | None = None
+        self.open: AnswerWindow | None = None
         self.windows: list[tuple[int, str]] = []
 
     def ask(self) -> None:
@@ -196,7 +196,7 @@ def stream_all(rules: OutputRules, text: str) -> tuple[str, OutputFilter]:
 
 
 def test_windows_end_at_sentences_and_never_grow_beyond_their_limit() -> None:
-    windows = Windows(6)
+    windows = AnswerWindows(6)
     for token in ("The ship sailed", " at dawn today", ". ", "Mr. X", " left"):
         windows.push(token)
     first = windows.due()
@@ -215,7 +215,7 @@ def test_windows_end_at_sentences_and_never_grow_beyond_their_limit() -> None:
 
 
 def test_what_stands_before_a_window_is_not_found_again() -> None:
-    windows = Windows(3)
+    windows = AnswerWindows(3)
     for token in ("Anna ", "is ", "here ", "with ", "Ben", " now"):
         windows.push(token)
     first = windows.due()

@@ -7,7 +7,7 @@ from hypothesis import given
 from gateway.safety.actions import Action, Placeholders
 from gateway.safety.compiled import compile_policies
 from gateway.safety.output.filter import OutputFilter, OutputRules, Restorer, output_rules
-from gateway.safety.policy import Policy, PolicySettings
+from gateway.safety.policy import PolicySettings, SafetyPolicy
 from gateway.safety.rules.lexicon import Lexicon
 from tests.gateway.safety.output.kit import RULES, WORDS, SmallScanner
 from tests.gateway.safety.written import load_policies
@@ -19,7 +19,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=20)
 
 def shared(output: dict[str, object] | None = None, **settings_: object) -> OutputRules:
     values = {"actions": {"*": "redact"}, "output": output or {}, **settings_}
-    policy = Policy("p", PolicySettings.model_validate(values), deny=WORDS)
+    policy = SafetyPolicy("p", PolicySettings.model_validate(values), deny=WORDS)
     return output_rules(policy, [rule.watched for rule in RULES], SmallScanner(), Lexicon(WORDS))
 
 
