@@ -73,19 +73,19 @@ def merge(sources: Sequence[Source]) -> list[RouterOutcome]:
             never differs from the large one.
     """
     outcomes: list[RouterOutcome] = []
-    seen: dict[str, str] = {}
+    places: dict[str, str] = {}
     for source in sources:
         require_columns(source.name, source.columns, REQUIRED)
         for row, cells in enumerate(source.rows, _FIRST_ROW):
             place = f"{source.name} row {row}"
             outcome = _outcome(place, cells)
-            if outcome.prompt_id in seen:
+            if outcome.prompt_id in places:
                 if source.repeats:
                     continue
                 raise BadOutcomes(
-                    f"{place}: prompt_id {outcome.prompt_id!r} is already in {seen[outcome.prompt_id]}"
+                    f"{place}: prompt_id {outcome.prompt_id!r} is already in {places[outcome.prompt_id]}"
                 )
-            seen[outcome.prompt_id] = place
+            places[outcome.prompt_id] = place
             outcomes.append(outcome)
     _require_classes(outcomes, ", ".join(source.name for source in sources))
     return outcomes

@@ -362,12 +362,12 @@ def content_hash(file: Path, now: float) -> str:
     if _HUB_BLOB.search(str(real)):
         return real.name  # in the hub's cache a large file is called by its SHA-256
     status = real.stat()
-    hash_file = _cached_hash if now - status.st_ctime >= SETTLED_S else _hash_file
-    return hash_file(real, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+    hashed = cached_hash if now - status.st_ctime >= SETTLED_S else hash_file
+    return hashed(real, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _hash_file(file: Path, size: int, *_known_by: int) -> str:
-    """Return a hash over the hashes of the parts."""
+def hash_file(file: Path, size: int, *_identity: int) -> str:
+    """Return a hash over the hashes of the parts; the other arguments are keys of the cache."""
     with file.open("rb") as opened, ThreadPoolExecutor(_THREADS) as pool:
 
         def part(start: int) -> bytes:
@@ -377,6 +377,6 @@ def _hash_file(file: Path, size: int, *_known_by: int) -> str:
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-_cached_hash: Final = cache(_hash_file)
+cached_hash: Final = cache(hash_file)
 """Caches `_read`. A file that changed while it was read is never looked up with these times again.
 """

@@ -137,11 +137,11 @@ class Inspector:
         return list(RequestInspection(trial, inspection.texts).results(inspection.entities))
 
     def count(
-        self, inspected: Sequence[InspectedText], tried: Sequence[InspectedText]
+        self, inspected: Sequence[InspectedText], trial_results: Sequence[InspectedText]
     ) -> Counter[Move]:
         """Count the differences between the active policy and the one in dry run, and return them."""
         total: Counter[Move] = Counter()
-        for active, trial in zip(inspected, tried, strict=False):
+        for active, trial in zip(inspected, trial_results, strict=False):
             moves = moves_of(active.taken, trial.taken)
             if self.dry_run is not None:
                 self.dry_run.add(moves, _outcome(active) != _outcome(trial))

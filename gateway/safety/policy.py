@@ -210,7 +210,11 @@ def _action_problems(
     settings: SafetySettings, rules: Collection[str], models: Mapping[str, Sequence[str]]
 ) -> Iterator[Problem]:
     """Yield unknown rules, and actions that come too late: after normalization or without inspection."""
-    own = (*(rule.id for rule in settings.rules), *_entity_rules(settings, models), *ANSWER_RULES)
+    custom = (
+        *(rule.id for rule in settings.rules),
+        *_entity_rules(settings, models),
+        *ANSWER_RULES,
+    )
     for policy, body in settings.policies.items():
         for keys, actions in (
             (("actions",), body.actions),
@@ -218,7 +222,7 @@ def _action_problems(
         ):
             for rule, choice in actions.items():
                 place = ("policies", policy, *keys, rule)
-                if rules and not _fits(rule, [*rules, *own]):
+                if rules and not _fits(rule, [*rules, *custom]):
                     yield place, f"no rule {rule!r}"
                 if actions is body.output.actions:
                     continue
@@ -262,10 +266,10 @@ def _entity_rules(settings: SafetySettings, models: Mapping[str, Sequence[str]])
                 yield from map(rule_of, entities_of(models.get(guard.model, ())))
 
 
-def _fits(rule: str, known: Collection[str]) -> bool:
+def _fits(rule: str, names: Collection[str]) -> bool:
     if not rule.endswith("*"):
-        return rule in known
-    return any(name.startswith(rule[:-1]) for name in known)
+        return rule in names
+    return any(name.startswith(rule[:-1]) for name in names)
 
 
 def _list_lines(

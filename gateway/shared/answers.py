@@ -217,7 +217,7 @@ class SharedAnswerCache:
         parts = _pattern(request).split(".")
         self._memory.drop(
             lambda key: all(
-                wanted in ("*", part) for wanted, part in zip(parts, key.split("."), strict=True)
+                pattern in ("*", part) for pattern, part in zip(parts, key.split("."), strict=True)
             )
         )
         return GatewayReply()

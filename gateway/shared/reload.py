@@ -42,14 +42,6 @@ from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 
 logger = logging.getLogger(__name__)
 
-PREPARE_S: Final = 20.0
-"""How long the other gateways may take to load and compile a candidate, in seconds."""
-TAKE_S: Final = 2.0
-"""How long they may take to put it in force, in seconds."""
-READY_S: Final = 10.0
-"""How long the first worker of a new model may take to be reported, in seconds."""
-AGAIN_S: Final = 10.0
-"""Delay before a record that could not be used is tried again, in seconds."""
 _LOOK_S: Final = 0.05
 """Interval at which a new model is looked up in the load table, in seconds."""
 _DIFFER: Final = (
@@ -76,6 +68,23 @@ Raises:
 
 
 @dataclass(frozen=True)
+class ReloadTimes:
+    """Bounds of the waits of a reload, in seconds.
+
+    Attributes:
+        prepare_s: how long the other gateways may take to load and compile a candidate.
+        use_s: how long they may take to put it in force.
+        ready_s: how long the first worker of a new model may take to be reported.
+        retry_s: delay before a record that could not be used is tried again.
+    """
+
+    prepare_s: float = 20.0
+    use_s: float = 2.0
+    ready_s: float = 10.0
+    retry_s: float = 10.0
+
+
+@dataclass(frozen=True)
 class _Loaded:
     """Policies and identities that are ready to use.
 
@@ -99,6 +108,8 @@ class GatewayReload:
         store: record store, which follows the policies in force.
         drift: drift monitor, likewise.
         authenticator: likewise.
+        revision: revision of the record that this gateway uses; 0: none.
+        lock: held while a reload runs here.
     """
 
     load: Load
@@ -108,9 +119,10 @@ class GatewayReload:
     store: RecordStore
     drift: DriftMonitor
     authenticator: Authenticator
+    times: ReloadTimes = ReloadTimes()
 
     def __post_init__(self) -> None:
-        self._in_use = self._seen = 0
+        self.revision = self._seen = 0
         """Revisions of the record in force: the one that this gateway uses, and the latest that it has
         read.
         """
@@ -120,7 +132,7 @@ class GatewayReload:
         """What its heartbeat says about the newest candidate that this gateway has seen."""
         self._prepared: _Loaded | None = None
         """The newest candidate, loaded, if nothing else was put in force since."""
-        self._reloading = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._heartbeat_came = asyncio.Event()
         self._newer = asyncio.Event()
 
@@ -132,9 +144,9 @@ class GatewayReload:
                 them; the old ones stay in force.
         """
         _check(self._settings, settings)
-        async with self._reloading:
+        async with self.lock:
             loaded = await self._load(settings)
-            revision = self._in_use
+            revision = self.revision
             if loaded.compiled != self._compiled or self._is_behind:
                 try:
                     revision = await self._propose(loaded)
@@ -142,7 +154,7 @@ class GatewayReload:
                     raise SettingsError(f"{error}; no gateway has changed") from error
             self._use(loaded, revision)
             await self.shared.peers.send_heartbeat()
-            await self._until(lambda heartbeat: heartbeat.policies >= revision, TAKE_S)
+            await self._until(lambda heartbeat: heartbeat.policies >= revision, self.times.use_s)
 
     @property
     def _settings(self) -> Settings:
@@ -152,7 +164,7 @@ class GatewayReload:
     def _is_behind(self) -> bool:
         """Whether the others use a record that this gateway does not use yet."""
         revisions = (hello.policies for hello in self.shared.peers.heartbeats.values())
-        return max((self._seen, *revisions)) > self._in_use
+        return max((self._seen, *revisions)) > self.revision
 
     async def _load(self, settings: Settings) -> _Loaded:
         """Load and compile in a thread, and read keys; return once every new model has a worker."""
@@ -162,16 +174,16 @@ class GatewayReload:
             raise SettingsError(f"identity: {error}") from error
         before = self.in_force.policies
         policies = await asyncio.to_thread(self.load, settings, before)
-        known = set(before.catalog.tasks.values())
+        served = set(before.catalog.tasks.values())
         for name, task in policies.catalog.tasks.items():
-            if task not in known:
+            if task not in served:
                 await self._until_served(name, task)
-        digest = _digest([_sections_of(settings), policies.versions, identities.digests])
+        digest = _digest([sections_of(settings), policies.versions, identities.digests])
         return _Loaded(policies, identities, digest)
 
     async def _until_served(self, name: str, task: str) -> None:
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(self.times.ready_s):
                 while not self.loads.load(task, time.monotonic()).ready:  # noqa: ASYNC110, reports come every second
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
@@ -188,7 +200,7 @@ class GatewayReload:
         """
         settings, bucket = loaded.policies.settings, self.shared.policies
         record = PolicyRecord(
-            sections=_sections_of(settings), digest=_digest_of(settings), compiled=loaded.compiled
+            sections=sections_of(settings), digest=_digest_of(settings), compiled=loaded.compiled
         )
         replaced, last = await bucket.read(_IN_FORCE, PolicyRecord) or (PolicyRecord(), 0)
         revision = await bucket.write(_CANDIDATE, record)
@@ -212,7 +224,7 @@ class GatewayReload:
         return in_force
 
     async def _until_ready(self, revision: int) -> None:
-        await self._until(lambda heartbeat: heartbeat.candidate >= revision, PREPARE_S)
+        await self._until(lambda heartbeat: heartbeat.candidate >= revision, self.times.prepare_s)
         for name, heartbeat in self.shared.peers.heartbeats.items():
             if heartbeat.candidate > revision:
                 raise SettingsError("another gateway is reloading; try again")
@@ -223,8 +235,8 @@ class GatewayReload:
     def _replaced(self, record: PolicyRecord, digest: str) -> list[str]:
         """Return the digests of all sections that those with `digest` replace, newest last."""
         heartbeats, own = self.shared.peers.heartbeats.values(), _digest_of(self._settings)
-        theirs = (heartbeat.candidate_replaces for heartbeat in heartbeats)
-        replaced = dict.fromkeys([*record.replaced, record.digest, own, *theirs])
+        elsewhere = (heartbeat.candidate_replaces for heartbeat in heartbeats)
+        replaced = dict.fromkeys([*record.replaced, record.digest, own, *elsewhere])
         return [old for old in replaced if old not in ("", digest)][-_REPLACED_MAX:]
 
     async def _until(self, condition: Callable[[GatewayHeartbeat], bool], timeout_s: float) -> None:
@@ -241,14 +253,14 @@ class GatewayReload:
         self.in_force.replace(loaded.policies, time.monotonic())
         self.drift.use(loaded.policies.router.held_out, loaded.policies.settings.routing.drift)
         self.authenticator.use(loaded.identities)
-        self._in_use = self._seen = revision
+        self.revision = self._seen = revision
         self._compiled, self._prepared, self.in_force.problem = loaded.compiled, None, ""
         if old_dry_run is not None and old_dry_run is not loaded.policies.inspector.dry_run:
             logger.info("%s", old_dry_run)
 
     def add_to(self, heartbeat: GatewayHeartbeat) -> None:
         """Add what this gateway uses, and its view of the candidate."""
-        heartbeat.policies = self._in_use
+        heartbeat.policies = self.revision
         heartbeat.MergeFrom(self._candidate)
 
     def on_heartbeat(self, heartbeat: GatewayHeartbeat) -> None:
@@ -270,10 +282,10 @@ class GatewayReload:
             raise SetupError(str(error)) from error
         if stored is None:
             return
-        record, self._in_use = stored
-        self._seen, own = self._in_use, _digest_of(self._settings)
+        record, self.revision = stored
+        self._seen, own = self.revision, _digest_of(self._settings)
         if own in record.replaced:
-            self._use(await self._load(self._with(record.sections)), self._in_use)
+            self._use(await self._load(self._with(record.sections)), self.revision)
             logger.info("using the policies of the last reload, which replaced those of the file")
         elif own != record.digest:
             logger.warning(
@@ -283,9 +295,9 @@ class GatewayReload:
     async def run(self) -> None:
         """Load what other gateways propose and use what they put in force, until it is cancelled."""
         while True:
-            await _wait(self._newer, AGAIN_S if self.in_force.problem else None)
+            await _wait(self._newer, self.times.retry_s if self.in_force.problem else None)
             self._newer.clear()
-            async with self._reloading:
+            async with self.lock:
                 await self._follow()
             await self.shared.peers.send_heartbeat()
 
@@ -373,14 +385,15 @@ def _check(before: Settings, after: Settings) -> None:
         )
 
 
-def _sections_of(settings: Settings) -> str:
+def sections_of(settings: Settings) -> str:
+    """Return the sections of `settings` that a reload changes, as YAML without secrets."""
     sections = settings.model_dump(mode="json", include=set(TAKEN_WHILE_RUNNING["gateway"]))
     del sections["identity"]["mesh_key"]  # a secret, and the same at all gateways
     return yaml.safe_dump(sections, sort_keys=True)
 
 
 def _digest_of(settings: Settings) -> str:
-    return _digest(_sections_of(settings))
+    return _digest(sections_of(settings))
 
 
 def _digest(content: object) -> str:

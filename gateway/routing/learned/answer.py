@@ -47,11 +47,11 @@ def describe(prompt: str, answer: str) -> Mapping[str, float]:
     """Return the columns of `answer` to `prompt` by name."""
     prompt, answer = ends(prompt, READ_CHARS_MAX), ends(answer.strip(), READ_CHARS_MAX)
     answer = _MARKUP.sub("", answer)
-    given, sums = arithmetic.numbers(prompt), arithmetic.sums(answer)
+    prompt_numbers, sums = arithmetic.numbers(prompt), arithmetic.sums(answer)
     words, lower = _WORD.findall(prompt.lower()), answer.lower()
     return {
-        **_prompt(len(prompt), len(words), given),
-        **_whole(answer, set(given)),
+        **_prompt(len(prompt), len(words), prompt_numbers),
+        **_whole(answer, set(prompt_numbers)),
         **_sums(sums),
         "missing operations": _missing(
             set(words), "".join(computed.operators for computed in sums)
@@ -60,29 +60,30 @@ def describe(prompt: str, answer: str) -> Mapping[str, float]:
     }
 
 
-def _prompt(chars: int, words: int, given: Sequence[float]) -> Mapping[str, float]:
+def _prompt(chars: int, words: int, prompt_numbers: Sequence[float]) -> Mapping[str, float]:
     """Describe how much the prompt asks for: its size and its numbers."""
-    capped = [min(value, VALUE_MAX) for value in given] or [0]
+    capped = [min(value, VALUE_MAX) for value in prompt_numbers] or [0]
     return {
         "prompt chars log": log1p(chars),
         "prompt words": words,
         "prompt decimals": sum(value != int(value) for value in capped),
         "prompt largest log": log1p(max(capped)),
         "prompt smallest log": log1p(min(capped)),
-        "prompt small share": sum(value < 10 for value in given) / max(1, len(given)),
+        "prompt small share": sum(value < 10 for value in prompt_numbers)
+        / max(1, len(prompt_numbers)),
     }
 
 
-def _whole(answer: str, given: set[float]) -> Mapping[str, float]:
-    """Describe the whole answer: its end, repetitions, chosen options, and the `given` numbers it leaves out."""
+def _whole(answer: str, prompt_numbers: set[float]) -> Mapping[str, float]:
+    """Describe the whole answer: its end, repetitions, chosen options, and the prompt's numbers it leaves out."""
     lines = [line for line in answer.splitlines() if line.strip()]
-    unmentioned = len(given - set(arithmetic.numbers(answer)))
+    unmentioned = len(prompt_numbers - set(arithmetic.numbers(answer)))
     return {
         "chars log": log1p(len(answer)),
         "unfinished": _ENDED.search(answer) is None,
         "repeated lines": len(lines) - len(set(lines)),
         "choices": len(set(_CHOICE.findall(answer))),
-        "unmentioned share": unmentioned / (1 + len(given)),
+        "unmentioned share": unmentioned / (1 + len(prompt_numbers)),
     }
 
 

@@ -54,9 +54,9 @@ def load(path: Path) -> LearnedRouter:
         raise BadArtefact(f"{path}: not a router")
     if about.get("format") != str(VERSION):
         # Earlier formats had it under the key "version".
-        found = about.get("format") or about.get("version")
+        old_format = about.get("format") or about.get("version")
         raise BadArtefact(
-            f"{path}: format {found}, this program reads format {VERSION}: run `sluice router train`"
+            f"{path}: format {old_format}, this program reads format {VERSION}: run `sluice router train`"
         )
     version = about.pop("hash", "")
     if version != _hash(tensors, about):

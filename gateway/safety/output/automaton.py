@@ -436,7 +436,7 @@ class StreamWatch:
 
     def _fork(self, char: str) -> None:
         """Begin the readings that may differ from here on; they have come as far as the view."""
-        kinds = [one.reader.kind for one in self._further]
+        kinds = [reading.reader.kind for reading in self._further]
         state, starts = self._view.state, self._view.starts
         for kind in KINDS if self._automaton.patterns else ():
             if kind not in kinds and (kind.decodes or char != "\\"):

@@ -105,8 +105,8 @@ class Restorer:
 
     def finish(self) -> str:
         """Return the rest, when no more text comes."""
-        held, self._pending = self._pending, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 @dataclass(frozen=True)

@@ -130,14 +130,14 @@ class Redactor:
         """
         if self.stopped or not self.pending_chars:
             return ""
-        held, open_at = self._text(), self._watch.open_from - self.decided
-        edits = self._edits(held, self._scan(held, len(held)))
-        if truncated and open_at < len(held):
+        pending, open_at = self._text(), self._watch.open_from - self.decided
+        edits = self._edits(pending, self._scan(pending, len(pending)))
+        if truncated and open_at < len(pending):
             shown_to = _outside(open_at + self._rules.truncated_chars, edits)
             edits = [edit for edit in edits if edit.start < shown_to]
-            held = held[:shown_to]
+            pending = pending[:shown_to]
             self.shown_to = self.decided + shown_to
-        shown = self._show(held, edits)
+        shown = self._show(pending, edits)
         self.decided = self._watch.end
         return shown
 
@@ -163,11 +163,11 @@ class Redactor:
         watch.feed(text[at:])
 
     def _release(self, free: int) -> str:
-        held, length = self._text(), free - self.decided
-        piece, rest = held[:length], held[length:]
+        pending, length = self._text(), free - self.decided
+        piece, rest = pending[:length], pending[length:]
         edits: Sequence[Edit] = ()
         if self._watch.claims_before(free):
-            edits = self._edits(piece, self._scan(held, length))
+            edits = self._edits(piece, self._scan(pending, length))
             self._watch.forget_before(free)
         self._pending = [rest] if rest else []
         self._inside_chain = False
@@ -175,9 +175,9 @@ class Redactor:
 
     def _cut_chain(self) -> str:
         """Decide about the older part of a chain of overlapping matches, which no partial match reaches."""
-        held, reach = self._text(), self._reach()
-        findings = self._scan(held, len(held))
-        *_, shortest = readings(held)
+        pending, reach = self._text(), self._reach()
+        findings = self._scan(pending, len(pending))
+        *_, shortest = readings(pending)
         last = next(iter(shortest.starts[-reach:]), 0)
         table = self._rules.table
         cut = _before(
@@ -186,15 +186,15 @@ class Redactor:
                 (finding.start, finding.end) for finding in findings if table.edits(finding.rule)
             ),
         )
-        rest = len(held) - max(cut, 0)
+        rest = len(pending) - max(cut, 0)
         if rest > 2 * reach:
             # Scanned again when it is twice as long: so every character is scanned a few times at most.
             self._chain_end = self._watch.end + rest
         if cut <= 0:
             return ""
-        edits = self._edits(held[:cut], [finding for finding in findings if finding.start < cut])
-        shown = self._show(held[:cut], edits)
-        self._pending = [held[cut:]]
+        edits = self._edits(pending[:cut], [finding for finding in findings if finding.start < cut])
+        shown = self._show(pending[:cut], edits)
+        self._pending = [pending[cut:]]
         self._inside_chain = True
         return shown
 
@@ -207,11 +207,11 @@ class Redactor:
             self._pending = ["".join(self._pending)]
         return self._pending[0]
 
-    def _scan(self, held: str, length: int) -> list[Finding]:
-        """Return the findings that begin in the first `length` characters of `held`, by offset in it."""
-        before = self._context_chars(held)
-        beyond = self._beyond(held, length)
-        text = self._context[len(self._context) - before :] + held[:beyond]
+    def _scan(self, pending: str, length: int) -> list[Finding]:
+        """Return the findings that begin in the first `length` characters of `pending`, by offset in it."""
+        before = self._context_chars(pending)
+        beyond = self._beyond(pending, length)
+        text = self._context[len(self._context) - before :] + pending[:beyond]
         # Inside a chain a match may have begun before the place where the scanner started again.
         first = 0 if self._inside_chain else before
         findings = [
@@ -229,18 +229,18 @@ class Redactor:
             if self.decided <= finding.start < self.decided + length
         ]
 
-    def _beyond(self, held: str, length: int) -> int:
-        """Return the offset up to which `held` decides about its first `length` characters."""
-        if APART.search(held):
-            return len(held)
-        behind = view(held[length:])[1][: max(1, self._rules.automaton.context_after)]
+    def _beyond(self, pending: str, length: int) -> int:
+        """Return the offset up to which `pending` decides about its first `length` characters."""
+        if APART.search(pending):
+            return len(pending)
+        behind = view(pending[length:])[1][: max(1, self._rules.automaton.context_after)]
         return length + (behind[-1] + 1 if behind else 0)
 
-    def _context_chars(self, held: str) -> int:
-        """Return how much shown text the scan needs before `held`.
+    def _context_chars(self, pending: str) -> int:
+        """Return how much shown text the scan needs before `pending`.
 
-        Enough for the rules, and a beginning from which no match reaches into `held`: cut off from
-        the text before it, a place may look like the start of a word when it is none.
+        Enough for the rules, and a beginning from which no match reaches into `pending`: cut off
+        from the text before it, a place may look like the start of a word when it is none.
         """
         automaton, context = self._rules.automaton, self._context
         least = min(automaton.context_before, len(context))
@@ -251,7 +251,7 @@ class Redactor:
         least = min(max(1, least), len(context))
         for chars in range(least, min(len(context), _CONTEXT_CHARS)):
             behind = context[len(context) - chars :]
-            if not automaton.may_begin(behind + held[:1] if chars < _TRIES else behind[0]):
+            if not automaton.may_begin(behind + pending[:1] if chars < _TRIES else behind[0]):
                 return chars
         return least if self._context_cut else len(context)
 

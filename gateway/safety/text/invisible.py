@@ -139,7 +139,7 @@ def _flag(edited: EditedText, stray: "re.Pattern[str]") -> None:
             continue  # a byte order mark in its own place
         grade = 1 if end - start >= LONG_RUN else 0
         rules = dict.fromkeys(_RULE_OF[character] for character in match[0][:_SEEN_MAX])
-        graded = [(rule, Severity(min(own + grade, Severity.CRITICAL))) for rule, own in rules]
+        graded = [(rule, Severity(min(least + grade, Severity.CRITICAL))) for rule, least in rules]
         listed = [edited.flag(rule, start, end, severity) for rule, severity in graded]
         if not all(listed):
             for character in sorted(set("".join(stray.findall(text, end)))):

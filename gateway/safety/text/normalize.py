@@ -75,19 +75,19 @@ def _ascii_pass(edited: EditedText) -> None:
         strip_all(edited)
 
 
-def _pass(edited: EditedText, seen: int, *, strict: bool) -> None:
-    """Run the steps once that the kinds `seen` ask for; if `strict`, remove every invisible character."""
-    if seen & c.ODD_KIND:
+def _pass(edited: EditedText, kinds: int, *, strict: bool) -> None:
+    """Run the steps once that `kinds` ask for; if `strict`, remove every invisible character."""
+    if kinds & c.ODD_KIND:
         _replace_odd(edited)
         if strict:
             strip_all(edited)
         else:
-            strip(edited, may_run_both_ways=bool(seen & c.BIDI_KIND))
-    if seen & c.FULL_WIDTH_KIND:
+            strip(edited, may_run_both_ways=bool(kinds & c.BIDI_KIND))
+    if kinds & c.FULL_WIDTH_KIND:
         _fold_full_width(edited)
-    if seen & c.STYLED_KIND:
+    if kinds & c.STYLED_KIND:
         _fold_styled(edited)
-    if seen & c.MARK_KIND:
+    if kinds & c.MARK_KIND:
         _limit_marks(edited)
     _compose(edited)
 

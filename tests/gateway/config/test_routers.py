@@ -51,9 +51,7 @@ def test_the_target_moves_the_line(artefact: Path) -> None:
     assert shares[-1] == 1.0
 
 
-def test_an_artefact_that_is_damaged_missing_or_lacks_a_part_is_named(
-    artefact: Path, tmp_path: Path
-) -> None:
+def test_load_router_names_a_bad_artefact(artefact: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.router"
     cut.write_bytes(artefact.read_bytes()[:-100])
     for path in (cut, tmp_path / "none.router"):
@@ -80,7 +78,7 @@ def test_an_unknown_check_is_refused_with_those_that_are_known() -> None:
         load_router(Settings(routing=routing), MODELS)
 
 
-def test_what_the_prompt_head_sends_away_is_no_reference_for_the_cascade_head(
+def test_cascade_head_ignores_prompts_sent_to_the_strong_model(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "both.router"

@@ -114,7 +114,7 @@ def test_another_server_gets_nothing_it_was_not_named_for() -> None:
         assert router.plan(auto("hi"), fits=lambda name: name == "far").model == model
 
 
-def test_the_safety_policy_goes_before_the_caller_and_nothing_replaces_it() -> None:
+def test_safety_route_overrides_caller_budget_and_load() -> None:
     settings = {
         "budgets": [{"per_hour": 1, "model": "small"}],
         "canaries": [{"model": "next", "of": "large", "share": 1}],
@@ -250,7 +250,7 @@ def test_a_plan_names_the_policy_that_routed() -> None:
     assert plan(settings, auto()).policy == ""
 
 
-def test_shadows_are_drawn_by_their_share_and_apart_from_canaries() -> None:
+def test_shadows_are_drawn_independently_of_canaries() -> None:
     trial = Trial(model="next", of="large", share=0.5)
     keys = [f"req-{number}" for number in range(2000)]
     canary = {key for key in keys if drawn([trial], "large", key)}

@@ -120,9 +120,7 @@ def test_of_overlapping_findings_the_strongest_action_edits(strongest: Action, f
         ([found("redact.b", 0, 3), found("redact.a", 0, 3)], "redact.a"),
     ],
 )
-def test_of_equal_actions_the_most_severe_the_longest_the_first_names_it(
-    findings: list[Finding], winner: str
-) -> None:
+def test_equal_actions_most_severe_then_longest_names(findings: list[Finding], winner: str) -> None:
     (edit,) = apply(EACH, "0123456789", findings).edits
     assert edit.rule == winner
 

@@ -79,7 +79,7 @@ def test_turns_share_their_placeholders() -> None:
     assert second.text == "and <IBAN_2> is not <IBAN_1>, mail <EMAIL_1>"
 
 
-def test_a_placeholder_that_only_normalization_makes_is_reserved_too() -> None:
+def test_placeholder_made_by_normalization_is_reserved() -> None:
     result = inspect(f"<IB\u200bAN_1> and {IBAN}", STRICT)
     assert result.text == "<IBAN_1> and <IBAN_2>"
 

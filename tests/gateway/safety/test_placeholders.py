@@ -40,7 +40,7 @@ def test_what_the_answer_adds_cannot_be_restored_from_the_prompt() -> None:
     assert dict(answer.values) == {"<EMAIL_1>": "a@b", "<EMAIL_2>": "new@x"}
 
 
-def test_text_that_the_prompt_has_is_no_placeholder_of_its_answer() -> None:
+def test_prompt_text_is_never_a_placeholder() -> None:
     answer = Placeholders(["<EMAIL_1>"]).for_answer()
     assert answer.of("pii.email", "a@b") == "<EMAIL_2>"
 

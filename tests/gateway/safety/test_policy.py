@@ -127,9 +127,7 @@ def test_unknown_rules_and_models_are_refused_when_all_are_known() -> None:
         ("{output: {actions: {secret.*: flag}}}", Action.FLAG),
     ],
 )
-def test_secrets_are_redacted_in_answers_unless_the_policy_speaks_of_them(
-    body: str, action: Action
-) -> None:
+def test_answers_redact_secrets_by_default(body: str, action: Action) -> None:
     policy = load(f"safety: {{policies: {{default: {body}}}}}").by_name["default"]
     assert policy.output_actions.choose("secret.jwt", Severity.CRITICAL).action is action
 

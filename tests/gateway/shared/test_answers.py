@@ -77,7 +77,7 @@ async def test_an_equal_request_gets_the_same_answer_as_its_own(wire: Wire) -> N
     assert not again[-1].finished.attempts
 
 
-async def test_an_answer_of_a_model_that_was_replaced_is_computed_again(
+async def test_replaced_model_computes_answers_again(
     nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where only one number of its weights is another."""
@@ -188,7 +188,7 @@ async def test_equal_requests_at_the_same_time_share_one_row(
     assert sorted(map(cached, answers)) == [False] + [True] * (count - 1)
 
 
-async def test_when_the_first_caller_leaves_another_request_is_computed(wire: Wire) -> None:
+async def test_next_request_computes_when_the_leader_leaves(wire: Wire) -> None:
     first = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
     second = wire.stub.Generate(prompt())

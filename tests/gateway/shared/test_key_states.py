@@ -99,12 +99,12 @@ class Gateway:
     def put(self, key: str, record: KeyRecord, now: float) -> None:
         self.kept = record.answer.started.request_id
 
-    async def ask(self, gateway: str, question: Any) -> GatewayReply | None:
+    async def query(self, gateway: str, query: Any) -> GatewayReply | None:
         await self.world.pause()
         owner = self.world.gateways[gateway]
         if not owner.alive:
             return None
-        answer: GatewayReply = await owner.keys.hand_over(question.hand_over)
+        answer: GatewayReply = await owner.keys.hand_over(query.hand_over)
         await self.world.pause()
         return answer
 

@@ -188,7 +188,7 @@ async def answer_until(wire: Wire, until: "asyncio.Future[list[str]]") -> None:
             waiting.cancel()
 
 
-async def test_without_jetstream_a_named_key_is_refused_and_others_are_not(
+async def test_without_jetstream_only_named_keys_are_refused(
     wires: tuple[Wire, Wire], nats_url: str
 ) -> None:
     one, _ = wires

@@ -5,7 +5,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from gateway.admission import policies
-from gateway.shared import reload
+from gateway.shared.reload import ReloadTimes
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.inference_pb2 import GenerateRequest
@@ -20,11 +20,11 @@ def with_models(wire: Wire, *models: ModelSettings) -> Settings:
     return wire.settings.model_copy(update={"models": models, "routing": default})
 
 
-async def test_a_replaced_model_gets_new_requests_and_running_ones_keep_the_former(
+async def test_replaced_model_serves_new_requests_only(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policies, "PREPARE_S", 0.0)
-    monkeypatch.setattr(reload, "READY_S", 0.1)
+    wire.reload.times = ReloadTimes(ready_s=0.1)
     small, large = wire.settings.models
     after = with_models(wire, small.model_copy(update={"generation": 1}), large)
     running = wire.stub.Generate(GenerateRequest(prompt="one", model="small"))

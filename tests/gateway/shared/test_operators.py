@@ -130,7 +130,7 @@ async def with_a_drained_worker(wire: Wire) -> WireBatcher:
     return wire.batcher
 
 
-async def test_a_batcher_hears_which_workers_are_drained_until_it_says_so(
+async def test_batcher_is_told_drained_workers_until_it_reports(
     pair: tuple[Wire, Wire],
 ) -> None:
     batcher = await with_a_drained_worker(pair[0])

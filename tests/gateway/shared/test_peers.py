@@ -41,7 +41,7 @@ async def pair(nats_url: str, model_folder: Path) -> AsyncIterator[tuple[Wire, W
 
 
 async def test_an_id_in_use_is_refused(wire: Wire, nats_url: str, model_folder: Path) -> None:
-    with pytest.raises(SetupError, match="--id: a gateway 'gw1' is running"):
+    with pytest.raises(SetupError, match="--id: gateway 'gw1' is running"):
         async with open_wire(nats_url, model_folder, gateway_id="gw1"):
             pass
     assert wire.gateway.shared.peers.alive == []

@@ -17,7 +17,7 @@ def grown(checks: Checks, tokens: int, *, ended: bool = False) -> list[Check]:
     return checks.produced(tokens, lambda: "x" * tokens, ended)
 
 
-def test_nothing_is_shown_before_every_check_of_the_prompt_is_decided() -> None:
+def test_checks_hold_until_prompt_checks_are_decided() -> None:
     checks = Checks([guard("a"), guard("b")])
     assert checks.holds
     first, second = checks.begin()
@@ -48,7 +48,7 @@ def test_windows_are_checked_one_at_a_time_and_the_end_last() -> None:
     assert grown(checks, 22, ended=True) == []
 
 
-def test_without_windows_the_end_alone_is_checked_and_an_empty_answer_not_at_all() -> None:
+def test_without_windows_only_the_end_is_checked() -> None:
     checks = Checks([guard(checks=["output"], window_tokens=0)])
     checks.begin()
     assert grown(checks, 1000) == []
@@ -100,7 +100,7 @@ def test_the_strongest_rules_are_named() -> None:
     assert (decided.action, decided.rules) == (Action.BLOCK, ("guard.g.S2",))
 
 
-def test_another_models_answer_is_checked_anew_and_the_prompt_is_not() -> None:
+def test_restart_checks_the_new_answer_but_not_the_prompt() -> None:
     checks = Checks([guard(checks=["input", "output"], window_tokens=4)])
     (prompt,) = checks.begin()
     (stale,) = grown(checks, 4)

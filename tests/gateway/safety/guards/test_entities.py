@@ -50,7 +50,7 @@ def test_another_entity_ends_one_and_a_lone_inside_tag_is_one() -> None:
     ]
 
 
-def test_a_word_has_the_label_of_its_first_token_and_is_never_cut() -> None:
+def test_word_has_the_label_of_its_first_token() -> None:
     tokens = [
         LabelledToken(0, 5, "karlsruhe", 1, 0.9),
         LabelledToken(5, 9, "karlsruhe", 0, 0.9),

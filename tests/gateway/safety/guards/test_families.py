@@ -86,7 +86,7 @@ def test_a_list_that_is_no_list_of_categories() -> None:
         family("llama_guard").verdict("unsafe\n<|eot_id|>S1")
 
 
-def test_the_score_is_that_of_the_first_word_and_a_threshold_overrules_it() -> None:
+def test_threshold_overrules_the_first_word() -> None:
     answer = said("\n\nsafe", {"\n\n": 1.0}, {"safe": 0.6, "unsafe": 0.3, " maybe": 0.1})
     verdict = family("llama_guard").verdict(*answer)
     assert not verdict.flagged
@@ -104,7 +104,7 @@ def test_behind_a_thought_there_is_no_score() -> None:
     )
 
 
-def test_a_word_between_tags_is_not_overruled_by_what_could_have_stood_first() -> None:
+def test_word_between_tags_has_no_score() -> None:
     answer = said("<score> no </score>", {"<": 0.9, "Yes": 0.1})
     assert family("granite_guardian", threshold=0.5).verdict(*answer) == GuardVerdict(False)
 

@@ -91,7 +91,7 @@ def stream(rules: OutputRules, tokens: Sequence[str], draw: random.Random) -> tu
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_stream_shows_what_the_whole_answer_would_however_it_arrives(seed: int) -> None:
+def test_stream_equals_whole_answer_for_any_split(seed: int) -> None:
     draw = random.Random(seed)
     rules = rules_of("{ner.*: redact, pii.*: redact}")
     text = random_answer(draw)
@@ -105,7 +105,7 @@ def test_the_stream_shows_what_the_whole_answer_would_however_it_arrives(seed: i
         assert any(f.start <= one.start and one.end <= f.end for f in findings), text[one.start :]
 
 
-def test_a_name_inside_an_address_is_one_finding_and_the_address_names_it() -> None:
+def test_name_inside_an_address_is_one_finding() -> None:
     rules = rules_of("{ner.*: redact, pii.*: redact}", window=64)
     text = "Write to anna.Smith@example.org and to Anna Smith."
     shown, reader = stream(rules, list(text), random.Random(0))
@@ -195,7 +195,7 @@ def stream_all(rules: OutputRules, text: str) -> tuple[str, OutputFilter]:
     return shown + filter_.finish(), filter_
 
 
-def test_windows_end_at_sentences_and_never_grow_beyond_their_limit() -> None:
+def test_windows_end_at_sentences_within_their_limit() -> None:
     windows = AnswerWindows(6)
     for token in ("The ship sailed", " at dawn today", ". ", "Mr. X", " left"):
         windows.push(token)

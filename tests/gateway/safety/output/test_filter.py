@@ -96,7 +96,7 @@ def test_an_echo_can_stop_the_answer() -> None:
     assert filter_.echoes == {("output.system_echo", Action.BLOCK): 1}
 
 
-def test_a_cut_answer_is_decided_by_the_same_scan_and_shows_no_half_secret() -> None:
+def test_cut_answer_shows_no_half_secret() -> None:
     filter_ = OutputFilter(ALL)
     assert filter_.push("mail a@b.co or ") == "mail <EMAIL_1> or "
     assert filter_.push("c@d.ef AKIAIOSFODNN7") == "<EMAIL_2> "

@@ -264,7 +264,7 @@ def test_ten_megabytes_of_marks_leave_almost_nothing() -> None:
     assert [finding.rule for finding in normalized.findings] == ["unicode.combining_flood"]
 
 
-def test_what_stays_is_no_finding_where_another_rule_found_too_much() -> None:
+def test_kept_text_is_no_finding_beyond_a_bound() -> None:
     text = "a\u200b" * 100 + "\u05e9\u05dc\u200f \u202e"
     normalized = normalize(text)
     assert normalized.text.endswith("\u05e9\u05dc\u200f ")
@@ -273,7 +273,7 @@ def test_what_stays_is_no_finding_where_another_rule_found_too_much() -> None:
     assert len(normalized.findings) <= FINDINGS_MAX + 2
 
 
-def test_what_a_later_step_finds_before_the_rest_of_an_earlier_one_is_covered() -> None:
+def test_rest_finding_covers_later_steps() -> None:
     edited = EditedText("0123456789" * 10)
     for at in range(40, 40 + 2 * FINDINGS_MAX, 2):
         listed = edited.flag("unicode.format", at, at + 1, Severity.LOW)
