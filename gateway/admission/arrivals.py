@@ -84,6 +84,8 @@ class Arrivals:
         uploads: Those of them whose client may send many messages.
         watching: Watchers of health, by address: nobody knows their callers.
         turns: Turns of tenants to begin calls.
+        arriving: Messages that are arriving or wait for that, by tenant.
+        without_credentials: Calls about health by address, the oldest first.
         parsing: Threads for messages above `LOOP_BYTES`, one for each tenant.
     """
 
@@ -122,10 +124,9 @@ class Arrivals:
         )
         self.parsing = TenantThreads("parsing", own=1)
         self.turns = turns or CallTurns()
-        self._brief: dict[str, dict[asyncio.Timeout, None]] = {}
-        """Calls without credentials by address, the oldest first."""
+        self.without_credentials: dict[str, dict[asyncio.Timeout, None]] = {}
         self._receiving: dict[str, TenantSlots] = {}
-        self._arriving = defaultdict[str, int](int)
+        self.arriving = defaultdict[str, int](int)
 
     async def arrive(self, call: Call, roles: frozenset[str], method: str) -> None:
         """Authenticate the caller of `call`, check that it may call `method`, and wait for its tenant's turn.
@@ -149,7 +150,7 @@ class Arrivals:
             DeadlinePassed: It did not arrive in time.
         """
         slots = self._receiving.setdefault(tenant, TenantSlots(self.receiving_max))
-        self._arriving[tenant] += 1
+        self.arriving[tenant] += 1
         try:
             await slots.take(tenant)
             try:
@@ -164,9 +165,9 @@ class Arrivals:
                 f"the message of the call did not arrive within {self.receive_s:g} s"
             ) from None
         finally:
-            self._arriving[tenant] -= 1
-            if not self._arriving[tenant]:
-                del self._arriving[tenant], self._receiving[tenant]
+            self.arriving[tenant] -= 1
+            if not self.arriving[tenant]:
+                del self.arriving[tenant], self._receiving[tenant]
 
     async def pieces(
         self, messages: AsyncIterator[_Message], late: Callable[[], SluiceError]
@@ -198,7 +199,7 @@ class Arrivals:
         Raises:
             DeadlinePassed: The time is up, or too many calls of the address came later.
         """
-        running = self._brief.setdefault(address, {})
+        running = self.without_credentials.setdefault(address, {})
         if len(running) >= self.receiving_max:
             oldest = next(iter(running))
             del running[oldest]
@@ -218,8 +219,8 @@ class Arrivals:
             ) from None
         finally:
             running.pop(limit, None)
-            if not running and self._brief.get(address) is running:
-                del self._brief[address]
+            if not running and self.without_credentials.get(address) is running:
+                del self.without_credentials[address]
 
     def close(self) -> None:
         """Begin and parse nothing more."""

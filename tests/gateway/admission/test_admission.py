@@ -76,7 +76,7 @@ async def test_tenants_do_not_share_idempotency_keys(wire: Wire) -> None:
     await events_of(second)
 
 
-async def test_what_would_be_late_is_refused_at_once_and_never_published(wire: Wire) -> None:
+async def test_late_request_is_refused_before_its_task_is_sent(wire: Wire) -> None:
     await report(wire, "small", "large")
     code, error = await error_of(wire.stub.Generate(prompt("hello"), timeout=5.0))
     assert code.name == "RESOURCE_EXHAUSTED"

@@ -41,20 +41,6 @@ async def test_less_urgent_calls_leave_room_for_more_urgent_ones() -> None:
     assert limiter.active == 0
 
 
-async def test_interactive_calls_may_take_what_nobody_else_needs() -> None:
-    limiter = new_limiter()
-    with ExitStack() as held:
-        assert enter(limiter, held, "interactive") == 100
-        assert enter(limiter, held, "bulk") == 0
-
-
-async def test_a_tenant_leaves_room_for_the_others() -> None:
-    limiter = new_limiter(shares=CallShares())
-    with ExitStack() as held:
-        assert enter(limiter, held, "interactive", "loud") == 80
-        assert enter(limiter, held, "interactive", "quiet") == 20
-
-
 async def test_all_calls_of_a_tenant_together_leave_places_to_others() -> None:
     limiter = new_limiter(shares=CallShares())
     with ExitStack() as held:
@@ -84,7 +70,7 @@ async def test_neither_bulk_nor_one_tenant_takes_the_last_place(
             held.enter_context(limiter.running("interactive", "c"))
 
 
-async def test_who_left_makes_room() -> None:
+async def test_ended_call_makes_room() -> None:
     limiter = new_limiter(1)
     with limiter.running("interactive", "t"), pytest.raises(Overloaded) as refused:
         limiter.running("interactive", "t").__enter__()
@@ -149,7 +135,7 @@ async def test_a_share_of_less_than_all_leaves_one_place(
         assert enter(limiter, held, "bulk", "one") == places
 
 
-async def test_limits_of_the_tenant_itself_hold_with_those_of_its_bulk_calls() -> None:
+async def test_tenant_settings_limit_calls_and_bulk_calls() -> None:
     spending = Spending()
     core = TenantLimits(spending, spending, lambda: 0.0)
     limits = Settings(limits=LimitSettings(concurrent=3, concurrent_bulk=1))
@@ -193,7 +179,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_burst_of_bulk_is_let_in_a_few_at_a_time_and_does_not_hold_up_others() -> None:
+async def test_bulk_burst_is_prepared_a_few_at_a_time() -> None:
     limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
     names = ["bulk"] * 50 + ["interactive"] * 3 + ["standard"] * 9
     calls = [asyncio.create_task(waiting(limiter, name, entered, leave)) for name in names]
@@ -210,24 +196,7 @@ async def test_a_burst_of_bulk_is_let_in_a_few_at_a_time_and_does_not_hold_up_ot
     assert len(entered) == len(names)
 
 
-async def test_who_gives_up_while_waiting_takes_no_turn() -> None:
-    limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
-    calls = [asyncio.create_task(waiting(limiter, "bulk", entered, leave)) for _ in range(4)]
-    await settled()
-    calls[2].cancel()
-    leave.set()
-    async with asyncio.timeout(BOUND_S):
-        await asyncio.wait(calls)
-    assert len(entered) == 3
-    async with (
-        asyncio.timeout(BOUND_S),
-        limiter.preparing("bulk", "a"),
-        limiter.preparing("bulk", "b"),
-    ):
-        pass  # All slots came back.
-
-
-async def test_who_has_many_that_wait_for_a_slot_delays_another_tenant_by_one() -> None:
+async def test_busy_tenant_delays_another_by_one_slot() -> None:
     limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
     calls = [
         asyncio.create_task(waiting(limiter, "bulk", entered, leave, tenant))
@@ -240,20 +209,7 @@ async def test_who_has_many_that_wait_for_a_slot_delays_another_tenant_by_one() 
     assert entered.index("quiet") <= PREPARING_MAX["bulk"] + 1
 
 
-async def test_a_slot_that_comes_as_its_caller_leaves_goes_to_the_next() -> None:
-    limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
-    calls = [asyncio.create_task(waiting(limiter, "bulk", entered, leave)) for _ in range(4)]
-    await settled()
-    leave.set()
-    calls[0].cancel()  # gives its slot to the third
-    calls[2].cancel()
-    async with asyncio.timeout(BOUND_S):
-        await asyncio.wait(calls)
-        async with limiter.preparing("bulk", "a"), limiter.preparing("bulk", "b"):
-            pass
-
-
-async def test_a_place_that_came_to_who_gave_up_in_the_same_moment_goes_to_the_next() -> None:
+async def test_slot_of_a_cancelled_waiter_goes_to_the_next() -> None:
     limiter = new_limiter()
     async with AsyncExitStack() as stack:
         first = [limiter.preparing("bulk", "a") for _ in range(2)]
@@ -279,7 +235,7 @@ async def test_a_place_that_came_to_who_gave_up_in_the_same_moment_goes_to_the_n
                 pytest.fail("there was no place")
 
 
-async def test_rows_of_a_tenants_texts_are_bounded_together() -> None:
+async def test_texts_of_a_tenant_are_bounded_together() -> None:
     texts = new_limiter().texts
     with texts.held("acme", 7_999), texts.held("acme", 1):
         with pytest.raises(Overloaded, match="8000 texts of your tenant"), texts.held("acme"):

@@ -33,15 +33,6 @@ def test_a_batcher_without_workers_makes_nothing_ready() -> None:
     assert not loads.load("m", 0).ready
 
 
-def test_a_load_is_computed_once_between_two_reports() -> None:
-    loads = ModelLoadTable()
-    loads.update(report("b1"), 0)
-    first = loads.load("m", 1)
-    assert loads.load("m", 2) is first
-    loads.update(report("b1", queued=9), 2)
-    assert loads.load("m", 2).queued == 9
-
-
 def test_of_two_batchers_the_silent_one_is_left_out() -> None:
     loads = ModelLoadTable()
     loads.update(report("b1", queued=1), 0)

@@ -101,7 +101,7 @@ def test_what_is_in_time_goes_where_it_was_sent(scene: Scene) -> None:
     assert scene.choose(3.1).model == "large"
 
 
-def test_a_tenant_that_floods_a_model_leaves_the_others_their_wait(scene: Scene) -> None:
+def test_flooding_tenant_leaves_others_their_wait(scene: Scene) -> None:
     def class_of(wait_s: float, **tenants_s: float) -> ClassReport:
         return ClassReport(
             priority_class="standard",
@@ -123,7 +123,7 @@ def test_a_tenant_that_floods_a_model_leaves_the_others_their_wait(scene: Scene)
         assert isinstance(problem, ExpectedLate) is is_late
 
 
-def test_what_would_be_late_is_refused_with_the_time_to_come_back(scene: Scene) -> None:
+def test_late_request_is_refused_with_retry_time(scene: Scene) -> None:
     scene.report(large=4.0)
     with pytest.raises(ExpectedLate) as caught:
         scene.choose(3.0)
@@ -146,7 +146,7 @@ def test_without_a_worker_the_model_is_unavailable(scene: Scene) -> None:
         scene.choose(3.0)
 
 
-def test_the_first_smaller_model_in_time_answers_if_the_caller_allows_it(scene: Scene) -> None:
+def test_first_fallback_in_time_answers_if_allowed(scene: Scene) -> None:
     scene.report(large=9.0, medium=9.0, small=0.1)
     plan = scene.choose(3.0, allow=True)
     assert (plan.model, plan.tier, plan.route.degraded) == ("small", "s", True)
@@ -169,7 +169,7 @@ def test_where_safety_sends_a_request_it_stays(scene: Scene) -> None:
         scene.choose(3.0, allow=True, strategy=ROUTE_STRATEGY_SAFETY)
 
 
-def test_the_wait_grows_by_what_was_sent_since_the_report_and_shrinks_with_time(
+def test_wait_grows_with_sent_tasks_and_shrinks_with_time(
     scene: Scene,
 ) -> None:
     scene.report(large=1.0)
@@ -191,7 +191,7 @@ def test_a_report_knows_of_what_was_sent_before_it(scene: Scene) -> None:
     assert scene.choose(2.6).model == "large"
 
 
-def test_what_was_sent_is_forgotten_where_nobody_asks_for_the_wait(scene: Scene) -> None:
+def test_sent_tasks_are_dropped_without_a_query(scene: Scene) -> None:
     for _ in range(100):
         scene.report(large=1.0)
         scene.send(1)
@@ -213,7 +213,7 @@ def test_batchers_share_the_work(scene: Scene) -> None:
     assert load.of_class("standard").wait_s == 2.0
 
 
-def test_a_request_is_hopeless_when_no_model_that_may_answer_is_in_time(scene: Scene) -> None:
+def test_request_is_hopeless_if_no_model_is_in_time(scene: Scene) -> None:
     scene.report(large=9.0, medium=9.0, small=9.0)
     late = SchedulingParams("standard", scene.now + 3.0, allow_degraded=True, rules=RULES)
     with pytest.raises(ExpectedLate):
@@ -229,7 +229,7 @@ def test_a_request_is_hopeless_when_no_model_that_may_answer_is_in_time(scene: S
         )
 
 
-def test_a_model_that_failed_is_left_alone_and_the_next_one_answers(scene: Scene) -> None:
+def test_failed_model_is_skipped_for_the_next(scene: Scene) -> None:
     scene.report(large=0.0, medium=0.0)
     scene.breakers.failed("large", RULES.breaker, scene.now)
     plan = scene.choose(3.0, allow=True)

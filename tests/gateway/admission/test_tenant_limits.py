@@ -93,7 +93,7 @@ def test_tokens_are_reserved_and_settled() -> None:
     assert world.refusal().metadata["limit"] == "tokens_per_minute"
 
 
-def test_a_request_larger_than_the_burst_reserves_the_burst_and_pays_what_it_used() -> None:
+def test_request_above_the_burst_reserves_the_burst() -> None:
     world = World({"tokens_per_minute": 6000, "burst_s": 10})
     world.core.reserve(world.given, ACME, "small", 50_000)(3000)
     assert world.refusal().retry_after_s == pytest.approx(20.01)
@@ -135,7 +135,7 @@ def test_a_request_for_a_model_is_one_of_its_rate() -> None:
         world.core.reserve(world.given, ACME, "large", 1)
 
 
-def test_calls_elsewhere_are_added_and_forgotten_with_their_gateway() -> None:
+def test_calls_elsewhere_go_with_their_gateway() -> None:
     world = World()
     assert world.core.running("acme", 2, 1) == (2, 1)
     world.hear("one", {"acme": 3}, {"acme": 1})
@@ -152,7 +152,7 @@ def test_calls_elsewhere_are_added_and_forgotten_with_their_gateway() -> None:
     assert world.core.running("acme", 0, 0) == (5, 0)
 
 
-def test_who_is_told_of_again_is_kept_and_who_was_silent_is_not() -> None:
+def test_silent_gateways_are_dropped() -> None:
     world = World()
     world.hear("one", {"acme": 1}, {})
     world.now = 3.5
@@ -185,7 +185,7 @@ def test_a_gateway_that_was_silent_is_new_again() -> None:
     assert world.core._reports == {"one": (100.0, {name: 150.0})}
 
 
-def test_of_a_key_that_comes_here_late_only_what_is_taken_then_counts() -> None:
+def test_late_key_counts_only_what_it_takes_then() -> None:
     world, payer = (
         World(),
         Caller("acme", key_id="k1", key_limits=RateLimits(requests_per_minute=60)),
@@ -297,7 +297,7 @@ def test_costs_of_a_day_and_of_a_month() -> None:
 
 
 @pytest.mark.parametrize("day", [0, 30, 31, 58])
-def test_a_cost_that_is_spent_comes_back_when_its_day_or_month_ends(day: int) -> None:
+def test_spent_cost_is_back_after_its_period(day: int) -> None:
     for limit in ("cost_per_day", "cost_per_month"):
         world = World({limit: 2.0}, now=day * DAY_S + 100)
         world.days.add("acme", 2.0, world.now)
@@ -334,7 +334,7 @@ def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:
     world.core.enter(world.given, ACME)
 
 
-def test_what_another_gateway_has_taken_counts_and_its_past_does_not() -> None:
+def test_taken_elsewhere_counts_without_its_past() -> None:
     one, two = World({"requests_per_minute": 60}), World({"requests_per_minute": 60})
     two.core.on_report(two.given, "one", {})
     for _ in range(6):
@@ -400,7 +400,7 @@ def test_headers_for_http() -> None:
     }
 
 
-def test_what_another_gateway_took_before_it_was_idle_counts_once() -> None:
+def test_taken_elsewhere_before_idling_counts_once() -> None:
     one, two = World({"requests_per_minute": 60}), World({"requests_per_minute": 60})
 
     def pass_s(seconds: int) -> None:

@@ -26,7 +26,7 @@ async def threads() -> AsyncIterator[TenantThreads]:
     made.close()
 
 
-async def test_the_next_is_of_the_tenant_that_waits_longest_for_its_turn() -> None:
+async def test_next_slot_goes_to_the_longest_waiting_tenant() -> None:
     slots, order = TenantSlots(1), list[str]()
 
     async def hold(tenant: str, name: str) -> None:
@@ -70,7 +70,7 @@ async def test_slot_whose_waiters_have_gone_stays_free() -> None:
         await slots.take("c")
 
 
-async def test_much_work_of_one_tenant_delays_that_of_another_by_one_turn(
+async def test_busy_tenant_delays_work_of_another_by_one(
     threads: TenantThreads,
 ) -> None:
     gate, order = threading.Event(), list[str]()
@@ -128,7 +128,7 @@ async def test_an_error_is_the_callers_and_threads_go_on(threads: TenantThreads)
 
 
 @pytest.mark.parametrize("method", ["CheckText", "GenerateText"])
-async def test_long_texts_of_one_tenant_do_not_queue_before_those_of_another(
+async def test_long_texts_of_a_tenant_leave_others_their_turn(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     gate, order = threading.Event(), list[str]()

@@ -73,7 +73,7 @@ def test_no_window_has_more_than_burst_and_rate(
 
 
 @given(ARRIVALS, st.floats(0.5, 50), st.floats(10, 100), st.integers(2, 4), st.integers(0, 99))
-def test_several_gateways_exceed_it_by_their_stated_error_at_most(
+def test_several_gateways_exceed_it_by_a_stated_error(
     arrivals: list[tuple[float, float, int]], rate_per_s: float, burst: float, count: int, seed: int
 ) -> None:
     mesh, taken, now = Gateways(count, rate_per_s, burst, seed), [], 0.0
@@ -95,7 +95,7 @@ def test_what_was_reserved_is_settled_exactly(reserved: float, used: float) -> N
     assert bucket.taken == pytest.approx(used, abs=1e-6)
 
 
-def test_what_asks_for_more_than_the_burst_gets_it_when_the_bucket_is_full() -> None:
+def test_request_above_the_burst_waits_for_a_full_bucket() -> None:
     bucket = TokenBucket(1.0, 10.0, 0.0)
     assert bucket.wait_s(25.0, 0.0) == 0.0
     bucket.take(25.0, 0.0)
@@ -130,7 +130,7 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     assert bucket.level(6.0) == 8.0
 
 
-def test_what_others_take_leaves_the_bucket_and_is_not_told_as_ours() -> None:
+def test_taken_elsewhere_is_not_reported_as_ours() -> None:
     bucket = TokenBucket(8.0, 16.0, 0.0)
     bucket.taken_elsewhere(5.0, 0.0)
     assert (bucket.level(0.0), bucket.taken) == (11.0, 0.0)
@@ -138,7 +138,7 @@ def test_what_others_take_leaves_the_bucket_and_is_not_told_as_ours() -> None:
     assert bucket.level(0.0) == 16.0, "what was returned, a burst at most"
 
 
-def test_what_is_full_and_known_is_not_told() -> None:
+def test_full_bucket_reports_nothing() -> None:
     bucket = TokenBucket(8.0, 16.0, 0.0)
     assert bucket.report(0.0) is None
     bucket.take(4.0, 0.0)
@@ -150,7 +150,7 @@ def test_what_is_full_and_known_is_not_told() -> None:
     assert bucket.report(1.0) is None
 
 
-def test_another_burst_is_there_at_once_and_what_was_taken_stays_taken() -> None:
+def test_changed_burst_keeps_what_was_taken() -> None:
     bucket = TokenBucket(8.0, 16.0, 0.0)
     bucket.take(6.0, 0.0)
     bucket.change(2.0, 20.0, 0.0)
@@ -189,7 +189,7 @@ def conforming(dice: Random, rate_per_s: float, burst: float, until: float) -> I
             yield at
 
 
-def test_twenty_tenants_over_three_gateways_get_their_limits_and_no_more() -> None:
+def test_tenants_over_three_gateways_get_their_limits() -> None:
     """600 a minute with a burst of 100: over minutes 2 to 5 none gets 5 % more, none that stays under is refused."""
     rate_per_s, burst, until = 10.0, 100.0, 300.0
     for tenant in range(20):

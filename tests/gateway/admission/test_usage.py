@@ -149,9 +149,7 @@ async def test_resumed_tokens_are_not_billed_again(nats_url: str, model_folder: 
         assert attempt.cost == len(task.prompt_token_ids) + 1
 
 
-async def test_an_answer_that_the_caller_held_costs_nothing_and_proves_nothing(
-    nats_url: str, model_folder: Path
-) -> None:
+async def test_answer_that_the_caller_has_costs_nothing(nats_url: str, model_folder: Path) -> None:
     prices = {"large": (1e6, 1e6)}
     async with open_wire(nats_url, model_folder, routing=ROUTING, prices=prices) as wire:
         await fails(wire)

@@ -121,7 +121,7 @@ async def emptied(kept: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("method", [COUNT, GENERATE, GET_JOB, UPLOAD])
-async def test_an_anonymous_call_is_refused_before_its_message_is_there(method: str) -> None:
+async def test_anonymous_call_is_refused_before_its_message(method: str) -> None:
     async with opened(new_arrivals()) as door:
         call = door.call(method, None)  # sends its head alone
         assert isinstance(await door.refusal(call), errors.Unauthenticated)
@@ -129,7 +129,7 @@ async def test_an_anonymous_call_is_refused_before_its_message_is_there(method: 
         assert door.service.begun.locked()
 
 
-async def test_messages_that_do_not_arrive_hold_up_their_own_tenant_alone() -> None:
+async def test_late_messages_hold_up_their_own_tenant_alone() -> None:
     arrivals = new_arrivals(32 << 20)
     assert arrivals.receiving_max == 4
     async with opened(arrivals) as door:
@@ -143,7 +143,7 @@ async def test_messages_that_do_not_arrive_hold_up_their_own_tenant_alone() -> N
         assert await asyncio.wait_for(waits, BOUND_S) == 5
         for call in unfinished:
             call.cancel()
-    await emptied(arrivals._receiving)
+    await emptied(arrivals.arriving)
 
 
 async def test_a_message_that_does_not_arrive_ends_its_call() -> None:
@@ -280,7 +280,7 @@ async def test_silent_health_calls_keep_no_check_waiting(wire: Wire) -> None:
     await HealthStub(wire.channel).Check(HealthCheckRequest(), timeout=BOUND_S)
     for call in calls:
         call.cancel()
-    await emptied(arrivals._brief)
+    await emptied(arrivals.without_credentials)
 
 
 @pytest.mark.parametrize("method", [CHECK, WATCH])
@@ -290,4 +290,4 @@ async def test_health_call_without_a_message_ends(wire: Wire, method: str) -> No
     error = await Door(wire.channel, Service()).refusal(call)
     assert isinstance(error, errors.DeadlinePassed)
     assert "was not over within 0.05 s" in str(error)
-    assert not wire.gateway.arrivals._brief
+    assert not wire.gateway.arrivals.without_credentials

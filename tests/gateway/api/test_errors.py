@@ -259,7 +259,7 @@ async def test_a_slow_reader_is_ended(nats_url: str, model_folder: Path) -> None
         assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "READER_TOO_SLOW")
 
 
-async def test_a_call_that_is_not_read_is_released_and_keeps_its_status(
+async def test_unread_call_is_released_with_its_status(
     nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.api.grpc_call.ABORT_S", 0.1)

@@ -139,7 +139,7 @@ async def test_rules_look_for_words_in_the_last_turn(
         call.cancel()
 
 
-async def test_frames_out_of_order_are_put_right_and_duplicates_dropped(wire: Wire) -> None:
+async def test_frames_are_ordered_and_duplicates_dropped(wire: Wire) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
     answer = wire.tokens("the answer is 42.")
@@ -283,7 +283,7 @@ async def test_a_caller_that_leaves_cancels_its_row_and_leaves_nothing(wire: Wir
     assert task.request_id not in wire.gateway.registry.dispatch
 
 
-async def test_a_row_that_goes_on_after_its_caller_left_is_cancelled_again(wire: Wire) -> None:
+async def test_run_that_goes_on_without_caller_is_cancelled(wire: Wire) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
     call.cancel()
@@ -293,9 +293,7 @@ async def test_a_row_that_goes_on_after_its_caller_left_is_cancelled_again(wire:
     await wire.batcher.cancelled(task)
 
 
-async def test_a_row_goes_on_at_another_batcher_behind_the_tokens_that_arrived(
-    wire: Wire, nats_url: str
-) -> None:
+async def test_run_continues_at_another_batcher(wire: Wire, nats_url: str) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
     answer = wire.tokens("hello world")
@@ -314,9 +312,7 @@ async def test_a_row_goes_on_at_another_batcher_behind_the_tokens_that_arrived(
     assert [e.notices[0].kind for e in events if e.notices] == [pb.NOTICE_KIND_RECOVERED]
 
 
-async def test_a_batcher_that_nobody_has_subscribed_for_is_passed_over_at_once(
-    wire: Wire, nats_url: str
-) -> None:
+async def test_batcher_without_subscription_is_skipped(wire: Wire, nats_url: str) -> None:
     await wire.batcher.report("small", batcher="b0")  # and then it was killed
     calls = [wire.stub.Generate(prompt()) for _ in range(4)]
     for _ in calls:
@@ -382,7 +378,7 @@ async def test_a_whole_answer_that_cannot_be_given_is_an_error(wire: Wire) -> No
     assert (code.name, error.reason) == ("NOT_FOUND", "MODEL_UNKNOWN")
 
 
-async def test_a_stop_token_of_the_caller_ends_the_answer_without_its_text(wire: Wire) -> None:
+async def test_stop_token_ends_the_answer_without_its_text(wire: Wire) -> None:
     tokens = wire.tokens("hello world")
     sampling = pb.SamplingParams(stop_token_ids=[tokens[-1]])
     call = wire.stub.Generate(prompt("hello", sampling=sampling))

@@ -169,16 +169,7 @@ async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
     await wire.until(lambda: pending() == (0, 0))
 
 
-async def test_bulk_calls_that_wait_for_their_turn_are_pending() -> None:
-    limiter = ClassLimiter(8, CallShares())
-    waiting = asyncio.ensure_future(limiter.pacer.wait())
-    await asyncio.sleep(0)
-    assert limiter.pending == {"interactive": 0, "standard": 0, "bulk": 1}
-    await waiting
-    assert limiter.pending["bulk"] == 0
-
-
-async def test_items_beyond_what_a_tenant_may_have_are_not_read_and_none_is_refused(
+async def test_items_above_the_tenants_limit_are_not_read(
     nats_url: str, model_folder: Path
 ) -> None:
     async with open_wire(nats_url, model_folder, max_concurrent_requests=4) as wire:
@@ -282,7 +273,7 @@ async def test_calls_of_jobs_are_passed_on_with_tenant_and_errors() -> None:
         await one
 
 
-async def test_a_message_about_jobs_is_bounded_whatever_a_prompt_may_have() -> None:
+async def test_messages_about_jobs_are_bounded() -> None:
     jobs = grpc.aio.server()
     add_JobServiceServicer_to_server(Jobs(), jobs)
     port = jobs.add_insecure_port("127.0.0.1:0")

@@ -70,7 +70,7 @@ async def test_keys_and_prompts_are_in_no_log_span_or_error(
             assert secret[-24:] not in text
 
 
-async def test_all_that_is_kept_of_a_tenant_is_deleted_and_nothing_of_others(
+async def test_forgetting_a_tenant_deletes_only_its_data(
     nats_url: str, model_folder: Path, tmp_path: Path
 ) -> None:
     async with secured(nats_url, model_folder, tmp_path, safety=SAFETY) as mesh:

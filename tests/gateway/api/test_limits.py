@@ -120,9 +120,7 @@ async def test_tokens_are_settled_when_the_answer_has_ended(
         assert (await listed(wire))["tokens_per_minute"] < used + 40
 
 
-async def test_a_soft_limit_degrades_what_is_routed_and_leaves_what_is_named(
-    nats_url: str, model_folder: Path
-) -> None:
+async def test_soft_limit_degrades_routed_requests_only(nats_url: str, model_folder: Path) -> None:
     limits = {"requests_per_minute": 2, "burst_s": 60, "soft": {"share": 0.4, "model": "small"}}
     async with open_wire(
         nats_url,

@@ -183,7 +183,7 @@ async def test_wrong_tokens_are_named(wire: Wire, request_: pb.ScoreRequest, fie
     assert [one.field for one in error.violations] == [field]
 
 
-async def test_a_route_by_tokens_takes_answers_without_a_prompt_for_none(
+async def test_route_by_tokens_ignores_answers_without_prompt(
     nats_url: str, model_folder: Path
 ) -> None:
     rule = {"min_prompt_tokens": 100, "model": "large", "reason": "long"}
@@ -398,7 +398,7 @@ async def test_embeddings_asked_for_otherwise_are_others(keeping: Wire) -> None:
         assert not (await embedded(wire, ["w1"], [2], **more)).usage.cached
 
 
-async def test_another_gateway_finds_embeddings_until_they_are_forgotten(
+async def test_embeddings_are_found_by_another_gateway(
     keeping: Wire, nats_url: str, model_folder: Path, folders: tuple[Path, Path]
 ) -> None:
     await embedded(keeping, ["w1"], [1])

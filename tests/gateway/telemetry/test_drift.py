@@ -126,7 +126,7 @@ def test_comparisons_of_shadows_count_where_the_settings_say_so(
     assert health.accuracy.rows == rows
 
 
-def test_a_reload_keeps_what_is_known_of_the_same_artefact_and_forgets_another() -> None:
+def test_reload_keeps_windows_of_unchanged_heads() -> None:
     heard = Heard()
     heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
     heard.score(PROMPT_HEAD, 0.0, count=7)

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.telemetry.drift import BINS, Reference, accuracy
 
@@ -19,11 +17,6 @@ def test_equal_samples_are_stable_and_shifted_ones_are_not() -> None:
     assert reference.stability_index(draw.normal(size=5000)) < 0.02
     assert reference.stability_index(draw.normal(size=5000) + 1) > 0.25
     assert reference.stability_index(np.full(50, 99.0)) > 5
-
-
-@given(st.lists(st.floats(-1, 1), min_size=1), st.lists(st.floats(-1, 1), min_size=1))
-def test_never_below_zero(reference: list[float], recent: list[float]) -> None:
-    assert Reference(np.array(reference)).stability_index(np.array(recent)) >= -1e-9
 
 
 @pytest.mark.parametrize(

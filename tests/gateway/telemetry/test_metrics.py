@@ -24,7 +24,7 @@ def requests(wire: Wire) -> dict[tuple[object, ...], float]:
     }
 
 
-async def test_answers_are_counted_with_their_tokens_and_their_first_token(wire: Wire) -> None:
+async def test_answers_count_tokens_and_first_token(wire: Wire) -> None:
     for end in (TASK_END_LENGTH, None):
         call = wire.stub.Generate(prompt("hello world"))
         task = await wire.batcher.task()
