@@ -19,18 +19,9 @@ from jobs.process import JobProcess
 from jobs.scheduler import JobScheduler
 from jobs.service import JobService
 from jobs.store import JobStore
+from sluice import errors
 from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
-from sluice.errors import (
-    DeadlinePassed,
-    InternalError,
-    InvalidRequest,
-    PermissionDenied,
-    SettingsError,
-    SetupError,
-    SluiceError,
-    TransportUnavailable,
-)
 from sluice.grpc_server import HEALTH_S, HealthService, server_options
 from sluice.settings import Settings
 from sluice.startup import listening_at, reachable
@@ -72,7 +63,7 @@ async def serve(
         NatsUnreachable: NATS did not answer in time.
     """
     if settings.nats.url is None:
-        raise SettingsError("nats.url: is not set")
+        raise errors.SettingsError("nats.url: is not set")
     tls = settings.tls.mesh
     store = JobStore(settings.jobs, settings.nats.replicas)
     streams = StreamKeeper(store.restore)
@@ -123,12 +114,12 @@ async def _mesh_key(settings: Settings, client: Client) -> str | None:
     try:
         return await patiently(
             lambda: mesh_key(settings, secrets_bucket),
-            (TransportUnavailable,),
+            (errors.TransportUnavailable,),
             bound_s=settings.nats.connect_s,
             wait_s=_RETRY_S,
         )
-    except TransportUnavailable as error:
-        raise SetupError(
+    except errors.TransportUnavailable as error:
+        raise errors.SetupError(
             "identity.mesh_key: not set, and not in JetStream; set the gateways' key in "
             "SLUICE_IDENTITY__MESH_KEY"
         ) from error
@@ -176,16 +167,16 @@ async def guarded(
 ) -> Any:
     """Call a method; `given` is the request, an iterator of requests, or the error of reading it."""
     try:
-        if isinstance(request, SluiceError):
+        if isinstance(request, errors.SluiceError):
             raise request
         return await behaviour(request, context)
-    except SluiceError as error:
+    except errors.SluiceError as error:
         failed = error
     except (grpc.aio.AbortError, grpc.aio.UsageError):
         raise
     except Exception:
         logger.exception("a call to the jobs service failed")
-        failed = InternalError("the jobs service failed; its log has the reason")
+        failed = errors.InternalError("the jobs service failed; its log has the reason")
     return await context.abort(*failed.as_abort())
 
 
@@ -195,7 +186,7 @@ def _timed(handler: Any) -> Any:
 
     async def answer(request: Any, context: Any) -> None:
         if request is grpc.aio.EOF:
-            raise InvalidRequest("request: is missing; send a HealthCheckRequest")
+            raise errors.InvalidRequest("request: is missing; send a HealthCheckRequest")
         response = await behaviour(request, context)
         if response is not None:
             await context.write(response)
@@ -208,7 +199,9 @@ def _timed(handler: Any) -> Any:
                     limit.reschedule(None)
                 await guarded(answer, request, context)
         except TimeoutError:
-            late = DeadlinePassed(f"request: did not arrive within {HEALTH_S:g} s; send it at once")
+            late = errors.DeadlinePassed(
+                f"request: did not arrive within {HEALTH_S:g} s; send it at once"
+            )
             await context.abort(*late.as_abort())
 
     reading = request_reader(handler.request_deserializer)
@@ -216,15 +209,17 @@ def _timed(handler: Any) -> Any:
 
 
 async def _refuse(_: Any, context: Any) -> None:
-    error = PermissionDenied("the jobs service only accepts calls of gateways; call a gateway")
+    error = errors.PermissionDenied(
+        "the jobs service only accepts calls of gateways; call a gateway"
+    )
     await context.abort(*error.as_abort())
 
 
 async def _start_store(store: JobStore, client: Client) -> None:
     try:
         await store.start(client)
-    except (TimeoutError, NatsError, TransportUnavailable) as error:
-        raise SetupError(
+    except (TimeoutError, NatsError, errors.TransportUnavailable) as error:
+        raise errors.SetupError(
             f"JetStream did not create the streams of jobs: {explained(error)}; if its disk is too small, "
             "lower jobs.inputs_max_bytes and jobs.results_max_bytes"
         ) from error

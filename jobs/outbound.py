@@ -84,6 +84,7 @@ class Outbound:
             are private, over http too.
         resolve: returns the addresses of a name.
         wait: waits for this many seconds before a broken download continues.
+        post_s: timeout of a whole call with its response, in seconds.
     """
 
     def __init__(
@@ -91,8 +92,9 @@ class Outbound:
         allowed: Sequence[str] = (),
         resolve: Resolve = resolve,
         wait: Callable[[float], None] = time.sleep,
+        post_s: float = POST_S,
     ) -> None:
-        self._resolve, self._wait = resolve, wait
+        self._resolve, self._wait, self._post_s = resolve, wait, post_s
         self._networks: list[_Network] = []
         self._hosts: set[str] = set()
         for host_or_network in allowed:
@@ -148,7 +150,7 @@ class Outbound:
             TransportUnavailable: there was no response.
         """
         checked = self.check(url, field)
-        with _connected(checked, POST_S) as connection:
+        with _connected(checked, self._post_s) as connection:
             connection.request("POST", _path(checked), body, dict(headers))
             return connection.getresponse().status
 

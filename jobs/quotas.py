@@ -66,8 +66,9 @@ class Quotas:
         result_bytes: bytes of results by tenant.
     """
 
-    def __init__(self, settings: JobsSettings) -> None:
+    def __init__(self, settings: JobsSettings, counted_s: float = COUNTED_S) -> None:
         self._settings = settings
+        self._counted_s = counted_s
         self.jobs: dict[str, JobUsage] = {}
         self.live: dict[str, JobUsage] = {}
         self.uploads: dict[str, UploadUsage] = {}
@@ -90,7 +91,7 @@ class Quotas:
             TransportUnavailable: that takes too long.
         """
         try:
-            async with asyncio.timeout(COUNTED_S):
+            async with asyncio.timeout(self._counted_s):
                 await self.counted.wait()
         except TimeoutError:
             message = "this jobs process has not read the job records yet"

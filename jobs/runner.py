@@ -29,14 +29,8 @@ from jobs.stages import Source, open_stage
 from jobs.store import RETRY_AFTER_S, Fenced
 from jobs.totals import Totals, note_stages, stages_of, totals_of
 from jobs.uploads import SourceUnreachable, begin_messages, fetch_with_retries
+from sluice import errors
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
-from sluice.errors import (
-    InvalidRequest,
-    LimitReached,
-    SluiceError,
-    StorageFull,
-    TransportUnavailable,
-)
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
@@ -134,11 +128,13 @@ class JobRunner:
         """Write what has come back, and why the job stops here."""
         try:
             async with asyncio.timeout(FLUSH_S):
-                with suppress(StorageFull):  # outcomes that are not stored are computed again
+                with suppress(
+                    errors.StorageFull
+                ):  # outcomes that are not stored are computed again
                     if self._attempt is not None:
                         await self._attempt.flush()
                 await self._edit(lambda record: self._note_end(record, error))
-        except (TimeoutError, SluiceError, Fenced, JobLost) as problem:
+        except (TimeoutError, errors.SluiceError, Fenced, JobLost) as problem:
             logger.warning("writing the end of job %s failed: %s", self.job, problem)
 
     def _note_end(self, record: JobRecord, error: BaseException | None) -> None:
@@ -154,9 +150,9 @@ class JobRunner:
         match error:
             case JobStopped():
                 end = error.state, error.code, str(error)
-            case StorageFull() | LimitReached():
+            case errors.StorageFull() | errors.LimitReached():
                 end = pb.JOB_STATE_PAUSED, error.reason, f"{error.message}; then resume the job"
-            case SluiceError():
+            case errors.SluiceError():
                 end = pb.JOB_STATE_FAILED, error.reason, error.message
             case Exception():
                 logger.error("job %s failed", self.job, exc_info=error)
@@ -184,7 +180,7 @@ class JobRunner:
                     await self._fetch()
                     again = await self._run_stage(metadata)
                     await self._edit(partial(_next_stage, again))
-                except TransportUnavailable as error:
+                except errors.TransportUnavailable as error:
                     self._wait_for(error.message)
                     await asyncio.sleep(RETRY_AFTER_S)
 
@@ -207,7 +203,7 @@ class JobRunner:
                     process.outside.fetch, process.store, self.tenant, source.url, process.quotas
                 )
                 upload = await fetch_with_retries(fetch, FETCH_RETRIES, self._wait_for)
-        except InvalidRequest as error:
+        except errors.InvalidRequest as error:
             raise input_unreadable(error) from error
         except SourceUnreachable as error:
             message = (
@@ -248,7 +244,7 @@ class JobRunner:
 
     async def _heartbeat(self) -> None:
         while True:
-            with suppress(TransportUnavailable):
+            with suppress(errors.TransportUnavailable):
                 await self._edit(lambda record: None)
                 self._check_limits(self.record)
                 if self._attempt is not None:
@@ -277,8 +273,8 @@ class JobRunner:
     async def _reload(self) -> None:
         try:
             fresh, self._revision = await self._process.store.read(self.job)
-        except SluiceError as error:
-            if isinstance(error, TransportUnavailable):
+        except errors.SluiceError as error:
+            if isinstance(error, errors.TransportUnavailable):
                 raise
             raise JobLost from error
         if fresh.epoch != self._epoch:

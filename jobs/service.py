@@ -26,22 +26,14 @@ from jobs.spec import (
     check_not_late,
     check_spec,
 )
+from jobs.stage_log import BAD_LINES
 from jobs.stages import check_stages
 from jobs.store import job_unknown, upload_unknown
 from jobs.threads import TenantLimiter
 from jobs.totals import reached_stage, stages_of
 from jobs.uploads import NewUpload
+from sluice import errors
 from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
-from sluice.errors import (
-    IdempotencyConflict,
-    InvalidRequest,
-    JobUnknown,
-    SluiceError,
-    TransportUnavailable,
-    UnknownModel,
-    UploadUnknown,
-    WrongJobState,
-)
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
@@ -93,7 +85,7 @@ class JobService(JobServiceServicer):
         """Create a job, or return the one that was created with the same idempotency key."""
         tenant, spec = tenant_of(context), request.spec
         if spec.ByteSize() > SPEC_BYTES_MAX:
-            raise InvalidRequest.of("spec", f"has over {SPEC_BYTES_MAX} bytes")
+            raise errors.InvalidRequest.of("spec", f"has over {SPEC_BYTES_MAX} bytes")
         models = await self._check(tenant, spec)
         key = request.idempotency_key
         check_length("idempotency_key", key, NAME_CHARS_MAX)
@@ -129,17 +121,17 @@ class JobService(JobServiceServicer):
             raise
         existing = await self._existing(record)
         if existing is None:
-            raise JobUnknown(f"job {job.id} was deleted at the same time; create it again")
+            raise errors.JobUnknown(f"job {job.id} was deleted at the same time; create it again")
         return existing
 
     async def _existing(self, record: JobRecord) -> JobRecord | None:
         """Return the job that was created with the key of `record`, or None."""
         try:
             existing, _ = await self._store.read(record.job.id)
-        except JobUnknown:
+        except errors.JobUnknown:
             return None
         if existing.fingerprint != record.fingerprint:
-            raise IdempotencyConflict(
+            raise errors.IdempotencyConflict(
                 "idempotency_key: used by a job with another specification; use another key"
             )
         return existing
@@ -161,7 +153,7 @@ class JobService(JobServiceServicer):
         }
 
         async def read(job: str) -> pb.Job | None:
-            with suppress(JobUnknown):
+            with suppress(errors.JobUnknown):
                 record, _ = await self._store.read(job)
                 return _visible_job(record) if record.job.state in asked else None
             return None
@@ -236,7 +228,7 @@ class JobService(JobServiceServicer):
         """Delete an ended job with its results, and its upload unless another job uses it."""
         record = await self._closed(request.id, context)
         if record.job.state not in OVER:
-            raise WrongJobState("the job has not ended; cancel it first")
+            raise errors.WrongJobState("the job has not ended; cancel it first")
         await self._quotas.ready()
         shared = set(self._quotas.jobs_using(record.upload_id)) - {record.job.id}
         upload = "" if shared else record.upload_id
@@ -255,7 +247,7 @@ class JobService(JobServiceServicer):
         stage = reached_stage(record) if still else stages_of(record) - 1
         stage = request.stage if request.HasField("stage") else stage
         if stage >= stages_of(record):
-            raise InvalidRequest.of("stage", f"the job has {stages_of(record)}")
+            raise errors.InvalidRequest.of("stage", f"the job has {stages_of(record)}")
         if request.follow and record.job.state not in OVER and not record.attempt:
             outcomes = self._followed(record, stage, request.from_index, context)
         else:
@@ -283,20 +275,22 @@ class JobService(JobServiceServicer):
             check_length("reasons", reason, NAME_CHARS_MAX)
         record = await self._readable(request.id, context)
         if record.job.spec.stages:
-            raise WrongJobState(
+            raise errors.WrongJobState(
                 "a job with stages cannot be retried; submit it again and name it in dedupe.reuse_job_ids,"
                 " which reuses the answers to its parts"
             )
         items = 0
         async for one in dead_letters(self._process, record):
             reason = one.result.error.reason
-            items += reason not in _NO_ITEMS and (not asked or reason in asked)
+            items += reason not in BAD_LINES and (not asked or reason in asked)
         if items and not record.job.spec.input.nats_subject:
             await self._store.upload(record.upload_id)  # raises if it was deleted since
 
         def retry(record: JobRecord) -> None:
             if not is_ended(record.job):
-                raise WrongJobState("the job has not ended; retry its dead letters when it has")
+                raise errors.WrongJobState(
+                    "the job has not ended; retry its dead letters when it has"
+                )
             record.attempt += 1
             record.stage = 0
             del record.retry_reasons[:]
@@ -315,7 +309,7 @@ class JobService(JobServiceServicer):
         await self._quotas.ready()
         async with NewUpload(self._store, tenant_of(context), self._quotas) as upload:
             async for request in requests:
-                if isinstance(request, SluiceError):
+                if isinstance(request, errors.SluiceError):
                     raise request
                 upload.record.name = upload.record.name or request.name[-256:]
                 if request.HasField("expires_after"):
@@ -324,7 +318,7 @@ class JobService(JobServiceServicer):
                         unix_ms() + request.expires_after.ToMilliseconds()
                     )
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
-                    raise InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
+                    raise errors.InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
                 await upload.add(request.data)
             await upload.complete()
         return pb.UploadInputResponse(
@@ -358,7 +352,7 @@ class JobService(JobServiceServicer):
         }
 
         async def read(upload_id: str) -> pb.Upload | None:
-            with suppress(UploadUnknown):
+            with suppress(errors.UploadUnknown):
                 upload = await self._upload(tenant, upload_id)
                 return pb.Upload(
                     upload_id=upload_id,
@@ -380,10 +374,10 @@ class JobService(JobServiceServicer):
         await self._upload(scope_of(context), request.upload_id)
         await self._quotas.ready()
         for job in self._quotas.jobs_using(request.upload_id):
-            with suppress(JobUnknown):
+            with suppress(errors.JobUnknown):
                 record, _ = await self._store.read(job)
                 if record.upload_id == request.upload_id and record.job.state not in OVER:
-                    raise WrongJobState(
+                    raise errors.WrongJobState(
                         f"job {job} reads this upload; cancel it, or wait until it ends"
                     )
         await self._store.delete_upload(request.upload_id)
@@ -403,7 +397,9 @@ class JobService(JobServiceServicer):
         check_limits(spec.limits)
         source = spec.input.WhichOneof("source")
         if source is None:
-            raise InvalidRequest.of("spec.input", "missing; name an upload, a URL or a subject")
+            raise errors.InvalidRequest.of(
+                "spec.input", "missing; name an upload, a URL or a subject"
+            )
         if spec.stages:
             check_stages(spec)
         await self._check_reused(tenant, spec.dedupe.reuse_job_ids)
@@ -416,7 +412,7 @@ class JobService(JobServiceServicer):
         existing = await self._known_models()
         if unknown := sorted(asked - existing):
             names = ", ".join(sorted(existing))
-            raise UnknownModel(
+            raise errors.UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; there are {names}",
                 metadata={"models": names},
             )
@@ -477,7 +473,7 @@ class JobService(JobServiceServicer):
         while (record := await self._own(job, context)).job.closing:
             if time.monotonic() > waited_until:
                 message = f"job {job} has ended, and its items are still being counted; try again"
-                raise TransportUnavailable(message, retry_after_s=FOLLOW_S)
+                raise errors.TransportUnavailable(message, retry_after_s=FOLLOW_S)
             await asyncio.sleep(CLOSED_POLL_S)
         return record
 
@@ -485,7 +481,7 @@ class JobService(JobServiceServicer):
         """Return the record of a job as `_closed` does; raise WrongJobState if its results have expired."""
         record = await self._closed(job, context)
         if 0 < ms_of(record.job.results_expire_time) <= unix_ms():
-            raise WrongJobState("the results of the job have expired; submit it again")
+            raise errors.WrongJobState("the results of the job have expired; submit it again")
         return record
 
     async def _until_over(self, job: str, context: Any) -> JobRecord:
@@ -508,9 +504,6 @@ class JobService(JobServiceServicer):
             if over:
                 return
             await asyncio.sleep(FOLLOW_S)
-
-
-_NO_ITEMS: Final = ("BAD_LINE", "DUPLICATE_ID")
 
 
 async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.JobResult]]:
@@ -536,7 +529,7 @@ def tenant_of(context: Any) -> str:
     metadata = dict(context.invocation_metadata() or ())
     tenant = str(metadata.get(TENANT_METADATA, "default"))
     if not is_token(tenant):
-        raise InvalidRequest.of(TENANT_METADATA, "use up to 64 letters, digits, '-' and '_'")
+        raise errors.InvalidRequest.of(TENANT_METADATA, "use up to 64 letters, digits, '-' and '_'")
     return tenant
 
 
@@ -574,9 +567,9 @@ def _enqueue(job: pb.Job) -> None:
     set_state(job, pb.JOB_STATE_QUEUED, "", "", unix_ms())
 
 
-def _already_ended(job: pb.Job) -> WrongJobState:
+def _already_ended(job: pb.Job) -> errors.WrongJobState:
     state = pb.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()
-    return WrongJobState(f"the job is already {state}")
+    return errors.WrongJobState(f"the job is already {state}")
 
 
 def _visible_job(record: JobRecord) -> pb.Job:

@@ -6,13 +6,7 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from sluice.defaults import (
-    LABEL_KEY_CHARS_MAX,
-    LABEL_VALUE_CHARS_MAX,
-    LABELS_BYTES_MAX,
-    LABELS_MAX,
-    labels_bytes,
-)
+from sluice import defaults
 from sluice.errors import InvalidRequest
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
@@ -51,13 +45,14 @@ def check_spec(spec: pb.JobSpec) -> None:
         check_length(field, text, most)
     check_count("spec.stages", spec.stages, STAGES_MAX)
     check_count("spec.dedupe.reuse_job_ids", spec.dedupe.reuse_job_ids, REUSED_JOBS_MAX)
-    check_count("spec.labels", spec.labels, LABELS_MAX)
+    check_count("spec.labels", spec.labels, defaults.LABELS_MAX)
+    key_max, value_max = defaults.LABEL_KEY_CHARS_MAX, defaults.LABEL_VALUE_CHARS_MAX
     for key, value in spec.labels.items():
-        if not 1 <= len(key) <= LABEL_KEY_CHARS_MAX or len(value) > LABEL_VALUE_CHARS_MAX:
-            message = f"keys must have 1 to {LABEL_KEY_CHARS_MAX} characters, values at most {LABEL_VALUE_CHARS_MAX}"
+        if not 1 <= len(key) <= key_max or len(value) > value_max:
+            message = f"keys must have 1 to {key_max} characters, values at most {value_max}"
             raise InvalidRequest.of(f"spec.labels.{key}", message)
-    if (size := labels_bytes(spec.labels)) > LABELS_BYTES_MAX:
-        message = f"have {size} bytes; send at most {LABELS_BYTES_MAX} in keys and values together"
+    if (size := defaults.labels_bytes(spec.labels)) > defaults.LABELS_BYTES_MAX:
+        message = f"have {size} bytes; send at most {defaults.LABELS_BYTES_MAX} in keys and values together"
         raise InvalidRequest.of("spec.labels", message)
     if spec.priority not in Priority.values():
         raise InvalidRequest.of("spec.priority", "is not a known priority")

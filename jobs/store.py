@@ -19,13 +19,7 @@ from nats.js import JetStreamContext
 from nats.js.api import Header
 from nats.js.errors import APIError, NotFoundError
 
-from sluice.errors import (
-    InvalidRequest,
-    JobUnknown,
-    StorageFull,
-    TransportUnavailable,
-    UploadUnknown,
-)
+from sluice import errors
 from sluice.internal.v1.job_pb2 import JobRecord, JobSegment, MessageChunk, UploadRecord
 from sluice.settings import JobsSettings
 from sluice.wire import jetstream, subjects
@@ -185,7 +179,7 @@ class JobStore:
         stream, subject = subjects.JOB_INPUTS_STREAM, subjects.job_input(upload, number)
         stored = await self._get(stream, subject, direct=True)
         if stored is None:
-            raise UploadUnknown(f"upload {upload} was deleted")
+            raise errors.UploadUnknown(f"upload {upload} was deleted")
         return stored[0]
 
     # Messages of the operator's streams.
@@ -226,7 +220,7 @@ class JobStore:
             stored = await js.get_msg(stream, sequence, subject, direct=direct, next=behind)
         except NotFoundError as error:
             if error.err_code == _NO_STREAM:
-                raise InvalidRequest.of(
+                raise errors.InvalidRequest.of(
                     "spec.input.nats_subject",
                     f"no stream {stream} in JetStream; create it, or correct jobs.input_streams",
                 ) from None
@@ -276,7 +270,7 @@ class JobStore:
             if error.err_code in _WRONG_SEQUENCE:
                 raise Fenced(subject) from error
             if error.err_code in _FULL:
-                raise StorageFull(
+                raise errors.StorageFull(
                     "the jobs store is full; delete ended jobs, or raise "
                     f"jobs.results_max_bytes or jobs.inputs_max_bytes ({error.description})"
                 ) from error
@@ -311,14 +305,14 @@ def read_record(kind: type[_Record], key: str, payload: bytes) -> _Record | None
     return stored
 
 
-def job_unknown(job: str) -> JobUnknown:
+def job_unknown(job: str) -> errors.JobUnknown:
     """Return the error of a job that does not exist, or is of another tenant."""
-    return JobUnknown(f"no job {job!r}")
+    return errors.JobUnknown(f"no job {job!r}")
 
 
-def upload_unknown(upload: str) -> UploadUnknown:
+def upload_unknown(upload: str) -> errors.UploadUnknown:
     """Return the error of an upload that does not exist, or is of another tenant."""
-    return UploadUnknown(f"no complete upload {upload!r}; send the file again")
+    return errors.UploadUnknown(f"no complete upload {upload!r}; send the file again")
 
 
 def new_upload_id() -> str:
@@ -326,7 +320,7 @@ def new_upload_id() -> str:
     return f"upload-{secrets.token_hex(12)}"
 
 
-def _unavailable(message: str) -> TransportUnavailable:
-    return TransportUnavailable(
+def _unavailable(message: str) -> errors.TransportUnavailable:
+    return errors.TransportUnavailable(
         f"the jobs store is unavailable: {message}", retry_after_s=RETRY_AFTER_S
     )

@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 class TenantLimiter:
     """Limits how many calls of a tenant run at the same time; others of it wait in turn."""
 
-    def __init__(self, of_tenant: int, what: str) -> None:
+    def __init__(self, of_tenant: int, what: str, waiting_max: int = WAITING_MAX) -> None:
         """Create it; `what` names what calls wait for, in the error."""
-        self._of_tenant = of_tenant
+        self._of_tenant, self._waiting_max = of_tenant, waiting_max
         self._what = what
         self._tenants: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
 
@@ -44,8 +44,8 @@ class TenantLimiter:
         semaphore, users = self._tenants.setdefault(
             tenant, (asyncio.Semaphore(self._of_tenant), [0])
         )
-        if users[0] >= WAITING_MAX:
-            message = f"{WAITING_MAX} calls of the tenant wait for {self._what}"
+        if users[0] >= self._waiting_max:
+            message = f"{self._waiting_max} calls of the tenant wait for {self._what}"
             raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
         users[0] += 1
         try:
@@ -78,9 +78,11 @@ class TenantLimiter:
 class JobThreads:
     """Threads of one kind of work."""
 
-    def __init__(self, name: str, of_tenant: int = OF_TENANT) -> None:
+    def __init__(
+        self, name: str, of_tenant: int = OF_TENANT, waiting_max: int = WAITING_MAX
+    ) -> None:
         self._executor = ThreadPoolExecutor(THREADS_MAX, name)
-        self._tenants = TenantLimiter(of_tenant, "a thread")
+        self._tenants = TenantLimiter(of_tenant, "a thread", waiting_max)
 
     async def run(
         self, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs

@@ -135,7 +135,8 @@ class Recording:
         dropped: tasks that were not recorded because `PENDING_MAX` requests were in flight.
     """
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, began: float, pending_max: int = PENDING_MAX) -> None:
+        self._pending_max = pending_max
         self.dropped = 0
         self._began = began
         self._pending: dict[str, _Pending] = {}
@@ -153,7 +154,7 @@ class Recording:
             return
         if task.attempt:
             return  # Its first attempt came before the recording began.
-        if len(self._pending) >= PENDING_MAX:
+        if len(self._pending) >= self._pending_max:
             self.dropped += 1
             return
         base, waited_s = len(task.produced_token_ids), task.waited_us / 1e6

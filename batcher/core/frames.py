@@ -54,7 +54,9 @@ def final_frame(request: QueuedRequest) -> frame_pb2.Frame:
     )
 
 
-def resend(request: QueuedRequest, from_index: int) -> list[frame_pb2.Frame]:
+def resend(
+    request: QueuedRequest, from_index: int, tokens_max: int = RESEND_TOKENS_MAX
+) -> list[frame_pb2.Frame]:
     """Return frames with the tokens of a request from `from_index` on, then the final one if it has ended.
 
     Tokens below `request.base` came from the gateway itself and are not sent back to it.
@@ -64,12 +66,10 @@ def resend(request: QueuedRequest, from_index: int) -> list[frame_pb2.Frame]:
             request_id=request.request_id,
             attempt=request.attempt,
             start_index=start,
-            token_ids=request.produced[start : start + RESEND_TOKENS_MAX],
-            logprobs=request.logprobs[
-                start - request.base : start - request.base + RESEND_TOKENS_MAX
-            ],
+            token_ids=request.produced[start : start + tokens_max],
+            logprobs=request.logprobs[start - request.base : start - request.base + tokens_max],
         )
-        for start in range(max(from_index, request.base), len(request.produced), RESEND_TOKENS_MAX)
+        for start in range(max(from_index, request.base), len(request.produced), tokens_max)
     ]
     return frames if request.final is None else [*frames, final_frame(request)]
 

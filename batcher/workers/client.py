@@ -99,7 +99,8 @@ class Reports:
         is_renewing: whether the old request is not complete yet.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, renewal_bytes: int = RENEWAL_BYTES) -> None:
+        self._renewal_bytes = renewal_bytes
         self.is_renewing = False
         self._call = call
         self._next = self._held_bytes = 0
@@ -108,7 +109,7 @@ class Reports:
     @property
     def wants_renewal(self) -> bool:
         """Whether Triton keeps so many response bytes of the request that it should be replaced."""
-        return self._held_bytes > RENEWAL_BYTES and not self.is_renewing
+        return self._held_bytes > self._renewal_bytes and not self.is_renewing
 
     async def next(self) -> worker_pb2.StepReport:
         """Return the next report; raises one of `FAULTS`."""

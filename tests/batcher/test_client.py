@@ -68,11 +68,10 @@ async def test_what_is_missing_breaks_the_channel(numbers: Iterable[int]) -> Non
 
 @pytest.mark.parametrize(("names", "reports"), [(0, 9), (10 * client.RESPONSE_BYTES, 1)])
 async def test_request_is_renewed_when_triton_keeps_many_responses(
-    names: int, reports: int, monkeypatch: pytest.MonkeyPatch
+    names: int, reports: int
 ) -> None:
-    monkeypatch.setattr(client, "RENEWAL_BYTES", 9 * client.RESPONSE_BYTES)
     stream: Any = Stream(*range(20), COMPLETE, 20, worker="w" * names)
-    found = Reports(stream)
+    found = Reports(stream, 9 * client.RESPONSE_BYTES)
     for _ in range(reports):
         assert not found.wants_renewal
         await found.next()

@@ -133,10 +133,9 @@ def test_places_of_a_tenant(running: int, share: float, places: int) -> None:
     assert Quotas(settings).places_max == places
 
 
-async def test_it_is_waited_for_that_all_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_waited_for_that_all_is_counted() -> None:
     assert quotas.COUNTED_S == 10.0
-    monkeypatch.setattr(quotas, "COUNTED_S", 0.0)
-    found = Quotas(SETTINGS)
+    found = Quotas(SETTINGS, counted_s=0.0)
     with pytest.raises(TransportUnavailable) as unavailable:
         await found.ready()
     assert unavailable.value.retry_after_s == 1.0

@@ -5,16 +5,14 @@ from threading import Event
 
 import pytest
 
-from jobs import threads as module
 from jobs.threads import OF_TENANT, JobThreads, StopSignal
 from sluice.errors import Overloaded
 
 BOUND_S = 20.0
 
 
-async def test_a_tenant_has_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WAITING_MAX", OF_TENANT + 1)
-    threads, gate = JobThreads("test"), Event()
+async def test_a_tenant_has_a_few_threads() -> None:
+    threads, gate = JobThreads("test", waiting_max=OF_TENANT + 1), Event()
     stuck = [
         asyncio.ensure_future(threads.run("stuck", gate.wait, BOUND_S)) for _ in range(OF_TENANT)
     ]

@@ -1,8 +1,5 @@
 """A recording holds what passed, once, with lengths and times, and no tokens."""
 
-import pytest
-
-from simulator import trace
 from simulator.trace import Arrival, Recording, format_line, parse_trace
 from sluice.internal.v1 import frame_pb2, task_pb2
 
@@ -91,9 +88,8 @@ def test_frames_of_others_are_not_for_us() -> None:
     assert recording.frames([frame(0, 1, "unknown", final=True)], 1.0) == []
 
 
-def test_requests_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "PENDING_MAX", 3)
-    recorded = Recording(began=0.0)
+def test_requests_under_way_are_bounded() -> None:
+    recorded = Recording(began=0.0, pending_max=3)
     for number in range(5):
         recorded.task(task_pb2.Task(request_id=str(number)), 0.0)
     assert len(recorded) == 3

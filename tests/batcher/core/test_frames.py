@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.core import frames
 from batcher.core.frames import BUNDLE_BYTES_MAX, merge, pack_bundles, resend, without_final
 from batcher.core.queued_request import QueuedRequest
 from batcher.core.workers import ChannelBroken
@@ -103,13 +102,10 @@ def test_resend_does_not_repeat_what_the_gateway_gave() -> None:
     assert [entry.logprob for entry in frame.logprobs] == [-6.0, -7.0, -8.0]
 
 
-def test_a_long_resend_goes_in_pieces_with_the_end_behind_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(frames, "RESEND_TOKENS_MAX", 4)
+def test_a_long_resend_goes_in_pieces_with_the_end_behind_them() -> None:
     row = row_of(10)
     row.final = frame_pb2.Final(end=frame_pb2.TASK_END_LENGTH)
-    pieces = resend(row, 1)
+    pieces = resend(row, 1, tokens_max=4)
     lengths = [(p.start_index, len(p.token_ids)) for p in pieces]
     assert lengths == [(1, 4), (5, 4), (9, 1), (10, 0)]
     assert [p.HasField("final") for p in pieces] == [False, False, False, True]
