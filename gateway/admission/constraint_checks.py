@@ -36,21 +36,28 @@ _START_S: Final = 20.0
 
 
 class ConstraintChecks:
-    """Checks the constraints of one gateway's requests."""
+    """Checks the constraints of one gateway's requests.
+
+    Attributes:
+        results: Results, or the tasks that compute them, by the hash of the constraint.
+        open: Constraints of each tenant that are compiled, or wait for it.
+        threads: Threads that wait for the processes.
+        busy: Processes that compile.
+        idle: Processes that wait.
+    """
 
     def __init__(self, results_max: int = RESULTS_MAX) -> None:
         """Cache up to `results_max` results."""
         self._results_max = results_max
-        self._results: OrderedDict[bytes, asyncio.Task[str | None]] = OrderedDict()
-        """Results, or the tasks that compute them, by the hash of the constraint."""
-        self._open = CountLimit(
+        self.results: OrderedDict[bytes, asyncio.Task[str | None]] = OrderedDict()
+        self.open = CountLimit(
             OPEN_MAX,
             "tenant_constraints",
             "constraints of your tenant wait to be compiled; equal ones are compiled once",
         )
-        self._threads = TenantThreads("constraints", CHILDREN, own=None)
-        self._busy: set[_Child] = set()
-        self._idle: list[_Child] = []
+        self.threads = TenantThreads("constraints", CHILDREN, own=None)
+        self.busy: set[_Child] = set()
+        self.idle: list[_Child] = []
 
     async def problem(self, kind: str, text: str, tenant: str) -> str | None:
         """Return why answers cannot be constrained to `text`, a "json_schema", "regex" or "grammar"; None if they can.
@@ -62,46 +69,46 @@ class ConstraintChecks:
         if early is not None:
             return early
         key = hashlib.blake2b(f"{kind} {text}".encode(), digest_size=16).digest()
-        if key in self._results:
-            self._results.move_to_end(key)
+        if key in self.results:
+            self.results.move_to_end(key)
         else:
-            self._open.take(tenant)
-            self._results[key] = asyncio.create_task(self._compiled(key, kind, text, tenant))
-        return await asyncio.shield(self._results[key])  # others may wait for it too
+            self.open.take(tenant)
+            self.results[key] = asyncio.create_task(self._compiled(key, kind, text, tenant))
+        return await asyncio.shield(self.results[key])  # others may wait for it too
 
     def close(self) -> None:
         """End the processes, and cancel checks that wait."""
-        for compiling in list(self._results.values()):
+        for compiling in list(self.results.values()):
             compiling.cancel()
-        self._threads.close()
-        for child in self._idle:
+        self.threads.close()
+        for child in self.idle:
             child.close()
-        for child in list(self._busy):
+        for child in list(self.busy):
             child.kill()  # its thread closes it
 
     async def _compiled(self, key: bytes, kind: str, text: str, tenant: str) -> str | None:
         try:
-            problem = await self._threads.run(tenant, partial(self._ask_child, kind, text))
+            problem = await self.threads.run(tenant, partial(self._ask_child, kind, text))
         except BaseException as error:
-            self._results.pop(key, None)
+            self.results.pop(key, None)
             if not isinstance(error, OSError):
                 raise
             logger.exception("starting a process that compiles constraints failed")
             raise Overloaded("no process compiles constraints now; try again") from None
         finally:
-            self._open.give(tenant)
-        while len(self._results) > self._results_max:
-            self._results.popitem(last=False)
+            self.open.give(tenant)
+        while len(self.results) > self._results_max:
+            self.results.popitem(last=False)
         return problem
 
     def _ask_child(self, kind: str, text: str) -> str | None:
         """Return what a process finds, in a thread; raise OSError if none can be started."""
-        child = self._idle.pop() if self._idle else _Child()
-        self._busy.add(child)
+        child = self.idle.pop() if self.idle else _Child()
+        self.busy.add(child)
         problem = child.problem(kind, text)
-        self._busy.remove(child)
+        self.busy.remove(child)
         if not child.ended:
-            self._idle.append(child)
+            self.idle.append(child)
         return problem
 
 

@@ -99,6 +99,7 @@ class OverloadControl:
     Attributes:
         loads: What batchers report of the models.
         lengths: Lengths of earlier answers.
+        sent_tokens: Tasks that were sent since the last reports, by the model's name in tasks.
     """
 
     def __init__(self, loads: ModelLoadTable, breakers: Breakers) -> None:
@@ -106,21 +107,20 @@ class OverloadControl:
         self.loads = loads
         self.lengths = AnswerLengths()
         self._breakers = breakers
-        self._sent: defaultdict[str, SentTokens] = defaultdict(SentTokens)
-        """Tasks that were sent since the last reports, by the model's name in tasks."""
+        self.sent_tokens: defaultdict[str, SentTokens] = defaultdict(SentTokens)
 
     def outlook(self, model: str, scheduling: SchedulingParams, now: float) -> Outlook:
         """Return when `model` would answer a request that is sent now."""
         task = _task_name(model, scheduling.rules)
         load = self.loads.load(task, now)
-        wait_s = _wait_s(scheduling, load, self._sent[task], now)
+        wait_s = _wait_s(scheduling, load, self.sent_tokens[task], now)
         return Outlook(wait_s, self._problem(model, scheduling, load, wait_s, now))
 
     def expect(self, model: str, scheduling: SchedulingParams, now: float) -> ExpectedTime:
         """Return how long an answer of `model` would take from now on, as far as that is known."""
         task = _task_name(model, scheduling.rules)
         load = self.loads.load(task, now)
-        wait_s = _wait_s(scheduling, load, self._sent[task], now)
+        wait_s = _wait_s(scheduling, load, self.sent_tokens[task], now)
         return self._expect(model, scheduling, load, wait_s)
 
     def refuse_hopeless(
@@ -198,7 +198,7 @@ class OverloadControl:
         load = self.loads.load(task, now)
         mean_tokens = load.of_class(priority_class).task_tokens
         rank = RANKS[priority_class]
-        self._sent[task].add(rank, tenant, mean_tokens or tokens, now, load.reported_at)
+        self.sent_tokens[task].add(rank, tenant, mean_tokens or tokens, now, load.reported_at)
 
     def ended(self, model: str, scheduling: SchedulingParams, tokens: int, *, is_cut: bool) -> None:
         """Learn from an answer of `tokens` tokens; `is_cut` says that it reached its `max_tokens`."""

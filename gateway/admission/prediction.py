@@ -135,6 +135,9 @@ class SentTokens:
         self._tenants: list[dict[str, float]] = [{} for _ in CLASSES]
         """Tokens of each tenant, by rank."""
 
+    def __len__(self) -> int:
+        return len(self._sent)
+
     def add(self, rank: int, tenant: str, tokens: float, now: float, since: float) -> None:
         """Add a task of the class with `rank`; drop tasks that were sent until `since`."""
         self.forget(since)

@@ -80,6 +80,7 @@ class TenantLimits:
     Attributes:
         calls_elsewhere: Calls that run at the other gateways.
         bulk_elsewhere: Those of class bulk.
+        buckets: Buckets of rates that are in use here.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class TenantLimits:
         """
         self._hours, self._days = hours, days
         self._clock, self._unix_offset_s = clock, unix_offset_s
-        self._buckets: dict[RateName, TokenBucket] = {}
+        self.buckets: dict[RateName, TokenBucket] = {}
         self.calls_elsewhere, self.bulk_elsewhere = RemoteTotals(), RemoteTotals()
         self._reports: dict[str, tuple[float, Mapping[Period, float]]] = {}
         """When each other gateway reported last, and its report."""
@@ -162,10 +163,12 @@ class TenantLimits:
         limits, now = settings.limits_of(payer.tenant), self._clock()
         buckets, counted = self._rates(payer, limits, _TOKENS), list[tuple[TokenBucket, float]]()
         if (rates := limits.models.get(model)) is not None:
-            of_model = partial(self._rate, rates, limits, "tenant", payer.tenant, model)
-            buckets |= of_model(_TOKENS)
+            of_requests, of_tokens = (
+                RateName("tenant", payer.tenant, model, name) for name in (_REQUESTS, _TOKENS)
+            )
+            buckets |= self._limited({of_tokens: rates}, limits)
             _check(buckets, tokens, now)  # a request that is refused takes nothing
-            counted = self._take(of_model(_REQUESTS), 1.0, now)
+            counted = self._take(self._limited({of_requests: rates}, limits), 1.0, now)
         reserved = self._take(buckets, tokens, now)
 
         def settle(used: float, refusal: BaseException | None = None) -> None:
@@ -232,7 +235,7 @@ class TenantLimits:
     def report(self) -> Iterator[tuple[Period, float]]:
         """Yield what was taken of each bucket that is in use."""
         now = self._clock()
-        for name, bucket in self._buckets.items():
+        for name, bucket in self.buckets.items():
             if (taken := bucket.report(now)) is not None:
                 yield (name, bucket.full_at), taken
 
@@ -247,7 +250,7 @@ class TenantLimits:
         if last is None:
             return
         for period, amount in amounts.items():
-            bucket = self._buckets.get(period[0]) or self._bucket_of(settings, period[0])
+            bucket = self.buckets.get(period[0]) or self._bucket_of(settings, period[0])
             if bucket is not None:
                 bucket.taken_elsewhere(amount - last[1].get(period, 0.0), now)
 
@@ -265,38 +268,34 @@ class TenantLimits:
         self, payer: Caller, limits: LimitSettings, setting: str
     ) -> dict[RateName, TokenBucket]:
         """Return the buckets that a request of `payer` takes from, without those of its model."""
-        buckets = self._rate(limits, limits, "tenant", payer.tenant, "", setting)
+        rates: dict[RateName, RateLimits] = {RateName("tenant", payer.tenant, "", setting): limits}
         if payer.key_id:
-            buckets |= self._rate(payer.key_limits, limits, "key", payer.key_id, "", setting)
-        return buckets
+            rates[RateName("key", payer.key_id, "", setting)] = payer.key_limits
+        return self._limited(rates, limits)
 
     def _rates_of(self, tenant: str, limits: LimitSettings) -> dict[RateName, TokenBucket]:
-        rate = partial(self._rate, limits, limits, "tenant", tenant, "")
-        return rate(_REQUESTS) | rate(_TOKENS)
+        names = [RateName("tenant", tenant, "", setting) for setting in (_REQUESTS, _TOKENS)]
+        return self._limited(dict.fromkeys(names, limits), limits)
 
-    def _rate(
-        self,
-        rates: RateLimits,
-        limits: LimitSettings,
-        kind: str,
-        owner: str,
-        model: str,
-        setting: str,
+    def _limited(
+        self, rates: Mapping[RateName, RateLimits], limits: LimitSettings
     ) -> dict[RateName, TokenBucket]:
-        """Return the bucket of one rate by its name; empty if the rate is not limited."""
-        per_minute: float | None = getattr(rates, setting)
-        if per_minute is None:
-            return {}
-        name, now = RateName(kind, owner, model, setting), self._clock()
-        rate_per_s = per_minute / _MINUTE_S
-        # A request fits in any case.
-        burst = max(1.0, rate_per_s * limits.burst_s)
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            bucket = self._buckets[name] = TokenBucket(rate_per_s, burst, now)
-        elif (bucket.rate_per_s, bucket.burst) != (rate_per_s, burst):
-            bucket.change(rate_per_s, burst, now)
-        return {name: bucket}
+        """Return the buckets of those `rates` that are limited."""
+        buckets, now = dict[RateName, TokenBucket](), self._clock()
+        for name, settings in rates.items():
+            per_minute: float | None = getattr(settings, name.setting)
+            if per_minute is None:
+                continue
+            rate_per_s = per_minute / _MINUTE_S
+            # A request fits in any case.
+            burst = max(1.0, rate_per_s * limits.burst_s)
+            bucket = self.buckets.get(name)
+            if bucket is None:
+                bucket = self.buckets[name] = TokenBucket(rate_per_s, burst, now)
+            elif (bucket.rate_per_s, bucket.burst) != (rate_per_s, burst):
+                bucket.change(rate_per_s, burst, now)
+            buckets[name] = bucket
+        return buckets
 
     def _bucket_of(self, settings: Settings, name: RateName) -> TokenBucket | None:
         """Return the bucket of a tenant's rate that is not in use here; None for keys: only their gateway has them."""
@@ -304,7 +303,7 @@ class TenantLimits:
             return None
         limits = settings.limits_of(name.owner)
         rates = limits.models.get(name.model) if name.model else limits
-        return None if rates is None else self._rate(rates, limits, *name).get(name)
+        return None if rates is None else self._limited({name: rates}, limits).get(name)
 
     def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[LimitUse]:
         """Yield the use of each limited cost."""

@@ -103,7 +103,7 @@ class TenantThreads:
         self._name = name
         self._slots = TenantSlots(threads, own)
         self._queue = SimpleQueue[Callable[[], None] | None]()
-        self._threads = list[Thread]()
+        self.threads = list[Thread]()
         self._working = 0
 
     async def run(self, tenant: str, work: Callable[[], _T]) -> _T:
@@ -128,7 +128,7 @@ class TenantThreads:
             del settle  # an error has this frame, which would keep the text in a cycle
 
         self._working += 1
-        if self._working > len(self._threads):
+        if self._working > len(self.threads):
             self._start()
         self._queue.put(do)
         return await result
@@ -136,13 +136,13 @@ class TenantThreads:
     def close(self) -> None:
         """Begin nothing more, and end each thread after its work."""
         self._slots.close()
-        for _ in self._threads:
+        for _ in self.threads:
             self._queue.put(None)
 
     def _start(self) -> None:
         thread = Thread(target=_work_off, args=(self._queue,), name=self._name, daemon=True)
         thread.start()
-        self._threads.append(thread)
+        self.threads.append(thread)
 
 
 def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:

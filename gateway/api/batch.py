@@ -25,6 +25,7 @@ from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import set_duration
+from sluice.wire.enums import value_of
 from sluice.wire.subjects import RANKS
 
 REQUESTS_MAX: Final = 256
@@ -134,7 +135,7 @@ class _Batch:
         if request.priority not in (pb.PRIORITY_UNSPECIFIED, self._priority):
             raise InvalidRequest.of("priority", "differs from that of the batch; leave it out")
         self._check_room()
-        request.priority = _PRIORITIES[self._class]
+        request.priority = value_of(pb.Priority, self._class)
         with self._generator.limiter.running(self._class, self._caller.tenant):
             answer, _ = await whole_answer(self._generator, request, call)
         result.cost = cost_of(self._generator.catalog, answer.finished.attempts)
@@ -149,13 +150,6 @@ class _Batch:
                 f"the answers of the batch have more than {self._bytes_max} bytes; send fewer requests in a call",
                 metadata={"bytes": str(self._bytes), "limit_bytes": str(self._bytes_max)},
             )
-
-
-_PRIORITIES: Final = {
-    "interactive": pb.PRIORITY_INTERACTIVE,
-    "standard": pb.PRIORITY_STANDARD,
-    "bulk": pb.PRIORITY_BULK,
-}
 
 
 def _set_error(message: pb.GenerateBatchError, error: SluiceError) -> None:

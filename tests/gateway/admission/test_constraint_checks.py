@@ -35,19 +35,19 @@ async def checks() -> AsyncIterator[ConstraintChecks]:
     made = ConstraintChecks()
     yield made
     made.close()
-    for thread in made._threads._threads:
+    for thread in made.threads.threads:
         await asyncio.to_thread(thread.join, BOUND_S)
-    assert all(child.process.poll() is not None for child in (*made._busy, *made._idle))
+    assert all(child.process.poll() is not None for child in (*made.busy, *made.idle))
 
 
 async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> None:
     found = await asyncio.gather(*(checks.problem("json_schema", GOOD, "acme") for _ in range(5)))
     assert found == [None] * 5
-    (child,) = checks._idle
+    (child,) = checks.idle
     child.kill()
     child.process.wait()
     assert await checks.problem("json_schema", GOOD, "other") is None
-    assert not checks._open.counts
+    assert not checks.open.counts
 
 
 async def test_a_constraint_that_no_process_compiles_is_asked_again(
@@ -68,7 +68,7 @@ async def test_results_are_cached_up_to_a_number(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(checks, "_ask_child", lambda kind, text: None)
     for text in "abc":
         assert await checks.problem("regex", text, "acme") is None
-    assert len(checks._results) == 2
+    assert len(checks.results) == 2
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ async def test_no_constraint_takes_more_than_its_share(checks: ConstraintChecks,
         problem = await checks.problem(kind, text, "acme")
     if problem is not None:
         assert "compile: " in problem or "multiple" in problem or "too" in problem, problem
-    for child in checks._idle:
+    for child in checks.idle:
         used = psutil.Process(child.process.pid).memory_info().rss
         assert used < module.MEMORY_BYTES + (128 << 20)
 
 
 async def test_a_child_gives_way_to_its_gateway(checks: ConstraintChecks) -> None:
     assert await checks.problem("json_schema", GOOD, "acme") is None
-    pid = checks._idle[0].process.pid
+    pid = checks.idle[0].process.pid
     assert os.getsid(pid) == pid  # else the kernel's group of the gateway's session pays for it
     assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
     assert group_of(pid).endswith("nice 10\n")
@@ -115,7 +115,7 @@ async def test_what_to_do_about_a_costly_constraint_is_told(checks: ConstraintCh
 
 async def test_a_child_that_is_killed_ends_one_constraint(checks: ConstraintChecks) -> None:
     assert await checks.problem("json_schema", GOOD, "acme") is None
-    (child,) = checks._idle
+    (child,) = checks.idle
     asking = asyncio.ensure_future(checks.problem("json_schema", endless(0), "acme"))
     await asyncio.sleep(0)  # it begins
     child.process.kill()

@@ -196,7 +196,7 @@ def test_sent_tasks_are_dropped_without_a_query(scene: Scene) -> None:
         scene.report(large=1.0)
         scene.send(1)
         scene.now += 1.0
-    assert len(scene.overload._sent["large"]._sent) <= 2
+    assert len(scene.overload.sent_tokens["large"]) <= 2
 
 
 def test_less_urgent_tasks_do_not_count(scene: Scene) -> None:
