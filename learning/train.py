@@ -104,6 +104,7 @@ def _fit_head(
     """Fit a head to `rows`, of which the first `measured` calibrate it."""
     labels = np.array([(row.weak, row.strong) for row in rows], np.float64)
     weights = np.array([row.weight for row in rows], np.float64)
+    # Scale, so that the regularisation does not depend on the number of one-sided rows.
     weights = weights / weights[:measured].mean()
     held_out = np.zeros_like(labels)
     order = np.random.default_rng(seed).permutation(len(rows))

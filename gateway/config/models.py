@@ -128,6 +128,7 @@ class ModelFolder:
         model, now = self._model, time.time()
         digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
         digest.update(self.path.name.encode())
+        # The folder of a hub id is named by its commit, which stands for the weights.
         weights = _WEIGHTS if Path(resolve_model_path(model.path)).is_dir() else frozenset()
         for file in self._files():
             if file.suffix in _VERSIONED | weights:

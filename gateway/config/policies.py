@@ -91,6 +91,7 @@ def _heads(key: str, policy: RoutingPolicy) -> Iterator[LearnedHead]:
         if name not in CHECKS:
             names = ", ".join(CHECKS)
             raise SettingsError(f"{key}.cascade.checks.{index}: no check {name!r}; known: {names}")
+    # Load the model of languages now, not with the first request.
     if any(rule.languages for rule in policy.rules):
         language_identifier()
     if learned is not None:
@@ -127,8 +128,8 @@ def _head(
     gains = head.calibration.gains
     if first is not None and first.by.version == by.version:
         # What the prompt head of the same artefact sends to the strong model gets no weak answer.
-        sent = first.gains < first.threshold
-        gains = gains[sent] if sent.any() else gains
+        weak = first.gains < first.threshold
+        gains = gains[weak] if weak.any() else gains
     return LearnedHead(by, models, head.score, _threshold(head.calibration, target), gains)
 
 

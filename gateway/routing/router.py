@@ -52,18 +52,6 @@ CHARS_PER_TOKEN: Final = 4
 """Estimated characters of a token, used until the model is known."""
 
 
-def _nothing(_: str) -> float:
-    return 0.0
-
-
-def _none(_: str) -> None:
-    return None
-
-
-def _always(_: str) -> bool:
-    return True
-
-
 class Router:
     """Chooses the model by the section `routing`.
 
@@ -106,10 +94,10 @@ class Router:
     def plan(
         self,
         features: Features,
-        wait_s: Callable[[str], float] = _nothing,
-        spent: Callable[[str], float] = _nothing,
-        soft_limit: Callable[[str], tuple[str, str] | None] = _none,
-        fits: Callable[[str], bool] = _always,
+        wait_s: Callable[[str], float] = lambda _: 0.0,
+        spent: Callable[[str], float] = lambda _: 0.0,
+        soft_limit: Callable[[str], tuple[str, str] | None] = lambda _: None,
+        fits: Callable[[str], bool] = lambda _: True,
     ) -> Plan:
         """Return the plan for a request. A pure function.
 
@@ -122,43 +110,29 @@ class Router:
             fits: whether the context of a model may have room for the request. If none has, the
                 plan is made as if all had.
         """
-        select, policies = self._settings.select, self._settings.policies
-        name = next((candidate.policy for candidate in select if selects(candidate, features)), "")
-        policy = policies.get(name, self._settings)
+        selections = self._settings.select
+        name = next(
+            (selection.policy for selection in selections if selects(selection, features)), ""
+        )
+        policy = self._settings.policies.get(name, self._settings)
         plan = self._chosen(name, policy, features)
-        route, governed = plan.route, features.governed is not None
-        if not governed and not features.resumed:
-            pinned = route.strategy == ROUTE_STRATEGY_PINNED
-            if not pinned:
-                self._make_room(plan, fits)
-            soft = None if pinned else soft_limit(features.tenant)
-            if soft is not None and fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
-                self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
-            else:
-                self._keep_budget(plan, policy, features.tenant, spent, fits)
-        if not governed and route.strategy not in (ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_BUDGET):
-            load, cascade = policy.load, policy.cascade
-            late_s = wait_s(plan.model) if load is not None and fits(load.model) else 0.0
-            if load is not None and late_s > load.max_wait_s:
-                reason = f"{plan.model} would wait {late_s:.1f} s, more than {load.max_wait_s:g} s"
-                self._replace(plan, load.model, ROUTE_STRATEGY_LOAD, reason)
-            for trial in drawn(policy.canaries, plan.model, features.key)[:1]:
-                if not fits(trial.model):
-                    continue
-                reason = f"{route.reason}; drawn for {trial.share:.0%} of {trial.of}"
-                self._replace(plan, trial.model, ROUTE_STRATEGY_CANARY, reason)
-            if cascade is not None and plan.model == cascade.first and fits(cascade.second):
-                route.strategy, plan.cascade = ROUTE_STRATEGY_CASCADE, cascade
-                route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
-                plan.answer_predictor = self._heads.get((policy_key(name), ROUTER_HEAD_CASCADE))
-                second, why = cascade.second, "answers where the first answer is in doubt"
-                plan.move(second, self._models[second].tier, why, last=True)
-        # Before the model is known its tokens are not: four characters a token is the usual estimate.
+        route, is_governed = plan.route, features.governed is not None
+        # A governed model is final, and only the model of a resumed answer can continue it.
+        if not is_governed and not features.resumed:
+            self._limit_cost(plan, policy, features.tenant, spent, soft_limit, fits)
+        # A pinned model was asked for; one that a budget chose must not be replaced by a dearer one.
+        if not is_governed and route.strategy not in (
+            ROUTE_STRATEGY_PINNED,
+            ROUTE_STRATEGY_BUDGET,
+        ):
+            self._avoid_wait(plan, policy, wait_s, fits)
+            self._try_canary(plan, policy, features.key, fits)
+            self._add_second(plan, policy, policy_key(name), fits)
+        # The tokenizer depends on the model, so the length is an estimate until one is chosen.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for candidate in route.candidates:
-            candidate.cost = self._models[candidate.model].cost(
-                prompt_tokens, features.answer_tokens
-            )
+            settings = self._models[candidate.model]
+            candidate.cost = settings.cost(prompt_tokens, features.answer_tokens)
             set_duration(candidate.expected_wait, wait_s(candidate.model) * 1e3)
         route.versions["routing"] = self._version
         plan.policy = name
@@ -193,6 +167,63 @@ class Router:
         plan.route.versions["router"] = prediction.score.version
         plan.route.scores.append(prediction.score)
         return plan
+
+    def _limit_cost(
+        self,
+        plan: Plan,
+        policy: RoutingPolicy,
+        tenant: str,
+        spent: Callable[[str], float],
+        soft_limit: Callable[[str], tuple[str, str] | None],
+        fits: Callable[[str], bool],
+    ) -> None:
+        """Find a model with room, then let a cheaper one answer if the tenant is near or over a limit."""
+        soft = None
+        if plan.route.strategy != ROUTE_STRATEGY_PINNED:
+            self._make_room(plan, fits)
+            soft = soft_limit(tenant)
+        if soft is not None and fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
+            self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
+        else:
+            self._keep_budget(plan, policy, tenant, spent, fits)
+
+    def _avoid_wait(
+        self,
+        plan: Plan,
+        policy: RoutingPolicy,
+        wait_s: Callable[[str], float],
+        fits: Callable[[str], bool],
+    ) -> None:
+        """Let another model answer if the wait for the chosen one is too long."""
+        load = policy.load
+        if load is None or not fits(load.model):
+            return
+        late_s = wait_s(plan.model)
+        if late_s > load.max_wait_s:
+            reason = f"{plan.model} would wait {late_s:.1f} s, more than {load.max_wait_s:g} s"
+            self._replace(plan, load.model, ROUTE_STRATEGY_LOAD, reason)
+
+    def _try_canary(
+        self, plan: Plan, policy: RoutingPolicy, key: str, fits: Callable[[str], bool]
+    ) -> None:
+        """Let the first canary answer that the request is drawn for, if it has room."""
+        trial = next(iter(drawn(policy.canaries, plan.model, key)), None)
+        if trial is not None and fits(trial.model):
+            reason = f"{plan.route.reason}; drawn for {trial.share:.0%} of {trial.of}"
+            self._replace(plan, trial.model, ROUTE_STRATEGY_CANARY, reason)
+
+    def _add_second(
+        self, plan: Plan, policy: RoutingPolicy, key: str, fits: Callable[[str], bool]
+    ) -> None:
+        """Let the answer escalate, if the plan's model is the first one of the policy's cascade."""
+        cascade, route = policy.cascade, plan.route
+        if cascade is None or plan.model != cascade.first or not fits(cascade.second):
+            return
+        route.strategy, plan.cascade = ROUTE_STRATEGY_CASCADE, cascade
+        route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
+        plan.answer_predictor = self._heads.get((key, ROUTER_HEAD_CASCADE))
+        second, why = cascade.second, "answers where the first answer is in doubt"
+        plan.move(second, self._models[second].tier, why, last=True)
 
     def _make_room(self, plan: Plan, fits: Callable[[str], bool]) -> None:
         """Move a model that has room for the request to the front, if the chosen one has none."""

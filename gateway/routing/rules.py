@@ -53,6 +53,7 @@ def compiled(patterns: tuple[str, ...]) -> Any:
     Raises:
         ValueError: RE2 refuses it.
     """
+    # RE2 reports the error; its own log line would repeat it.
     options = re2.Options()
     options.log_errors = False
     try:

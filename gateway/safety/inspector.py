@@ -245,6 +245,7 @@ class RequestInspection:
         if not self.policy.settings.enabled:
             return set()
         findings = set(self.compiled.rules.scan(text))
+        # Look-alikes matter for injections alone; numbers and keys are read as they are.
         if not text.isascii():
             look = Skeleton(text)
             for finding in self.compiled.rules.scan(look.text) if look.text != text else ():
@@ -282,6 +283,8 @@ class RequestInspection:
         It may still block or route the request.
         """
         taken = self.policy.actions.action_on(finding)
+        # Normalization has edited the text already, so the record shows the edit instead of the
+        # action.
         action = taken.action
         if action not in (Action.ROUTE, Action.BLOCK):
             noticed = Action.ALLOW if action is Action.ALLOW else Action.FLAG

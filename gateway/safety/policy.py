@@ -108,6 +108,7 @@ class SafetyPolicy:
         severities = {
             level: _unrouted(choice) for level, choice in prompt_actions.severities.items()
         }
+        # A policy that says nothing about secrets still redacts them in answers.
         if not prompt_actions.edits(_SECRETS) and not any(
             rule.startswith("secret.") for rule in rules
         ):

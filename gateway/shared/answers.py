@@ -97,6 +97,7 @@ class SharedAnswerCache:
             return list(await compute(rows))
         keys = [self._key(tenant, row.model.name, _value_parts(row)) for row in rows]
         cached = await self.find_values(keys)
+        # Equal rows have equal keys, so each is computed once.
         missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
         computed = await compute(list(missing.values())) if missing else ()
         for key, values in zip(missing, computed, strict=True):
@@ -123,6 +124,7 @@ class SharedAnswerCache:
             leader = self._computing.claim(key, Leader(context.request_id, rank))
             if leader is None:
                 return await self._lead(key, context.request_id)
+            # An urgent request must not wait for a less urgent one, nor for one that failed.
             if rank < leader.rank or not await asyncio.shield(leader.ended):
                 return None
         return answer

@@ -146,6 +146,7 @@ class GatewayReload:
         _check(self._settings, settings)
         async with self.lock:
             loaded = await self._load(settings)
+            # Equal policies need no agreement, unless this gateway is behind the others.
             revision = self.revision
             if loaded.compiled != self._compiled or self._is_behind:
                 try:
@@ -208,9 +209,11 @@ class GatewayReload:
         try:
             self._candidate = GatewayHeartbeat(candidate=revision)
             await self.shared.peers.send_heartbeat()
+            # Every gateway must be able to use it before any gateway does.
             await self._until_ready(revision)
             await self.store.ensure_outcomes(settings.routing.outcomes)
             record.replaced.extend(self._replaced(replaced, record.digest))
+            # Fails if another gateway has put something in force since it was read.
             in_force = await bucket.write(_IN_FORCE, record, last)
         except (TimeoutError, NatsError) as error:
             raise SettingsError(
@@ -284,6 +287,7 @@ class GatewayReload:
             return
         record, self.revision = stored
         self._seen, own = self.revision, _digest_of(self._settings)
+        # The own file is older than the record; one that nobody knows is newer and stays.
         if own in record.replaced:
             self._use(await self._load(self._with(record.sections)), self.revision)
             logger.info("using the policies of the last reload, which replaced those of the file")
@@ -318,6 +322,7 @@ class GatewayReload:
             return
         record, self._seen = stored
         loaded, problem = self._prepared, ""
+        # This gateway missed the candidate, or another one was put in force.
         if loaded is None or loaded.compiled != record.compiled:
             loaded, problem = await self._loaded(record)
         if loaded is not None:

@@ -23,8 +23,12 @@ KIND: Final = "sluice-router"
 """Marks a file as a router."""
 VERSION: Final = 4
 """Version of the format."""
-_COLUMNS: Final = hashlib.sha256("\n".join(answer.NAMES).encode()).hexdigest()
-"""Hash of the names of the columns that a router is trained on."""
+ABOUT: Final = {
+    "kind": KIND,
+    "format": str(VERSION),
+    "columns": hashlib.sha256("\n".join(answer.NAMES).encode()).hexdigest(),
+}
+"""Metadata of a file: what it is, and a hash of the names of the columns that it was trained on."""
 
 
 class BadArtefact(ValueError):
@@ -33,13 +37,18 @@ class BadArtefact(ValueError):
 
 def save_to(router: LearnedRouter, path: Path) -> LearnedRouter:
     """Write `router` to `path` in one step, and return it with its version."""
-    tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(router)}
-    about = {"kind": KIND, "format": str(VERSION), "columns": _COLUMNS}
+    version = write(path, dict(tensors_of(router)), ABOUT)
+    return replace(router, version=version)
+
+
+def write(path: Path, tensors: Tensors, about: Mapping[str, str]) -> str:
+    """Write arrays and metadata in one step, with a hash over both; return the hash."""
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     version = _hash(tensors, about)
     scratch = path.with_name(f".{path.name}.writing")
     scratch.write_bytes(save(tensors, {**about, "hash": version}))
     scratch.replace(path)
-    return replace(router, version=version)
+    return version
 
 
 def load(path: Path) -> LearnedRouter:
@@ -53,15 +62,13 @@ def load(path: Path) -> LearnedRouter:
     if about.get("kind") != KIND:
         raise BadArtefact(f"{path}: not a router")
     if about.get("format") != str(VERSION):
-        # Earlier formats had it under the key "version".
-        old_format = about.get("format") or about.get("version")
         raise BadArtefact(
-            f"{path}: format {old_format}, this program reads format {VERSION}: run `sluice router train`"
+            f"{path}: format {about.get('format')}, this program reads format {VERSION}: run `sluice router train`"
         )
     version = about.pop("hash", "")
     if version != _hash(tensors, about):
         raise BadArtefact(f"{path}: its hash does not match: the file was changed or damaged")
-    if about.get("columns") != _COLUMNS:
+    if about.get("columns") != ABOUT["columns"]:
         raise BadArtefact(f"{path}: trained on other columns: run `sluice router train`")
     try:
         has_cascade = "cascade.calibration.gains" in tensors
@@ -81,7 +88,7 @@ def _read(path: Path) -> tuple[dict[str, str], Tensors]:
         raise BadArtefact(f"{path}: truncated or not a router: {error}") from error
 
 
-def _tensors(router: LearnedRouter) -> Iterator[tuple[str, NDArray[Any]]]:
+def tensors_of(router: LearnedRouter) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield every array with its name: head, part, field."""
     for head_name, head in (("prompts", router.prompts), ("cascade", router.cascade)):
         parts = {} if head is None else {"part": head.part, "calibration": head.calibration}

@@ -161,6 +161,7 @@ class Checks:
         score = None if isinstance(outcome, GuardFailure) else outcome.score
         decided = Decided(check, rules_of(check.guard, outcome), score, cost)
         self.decided.append(decided)
+        # The answer waits until the governed model has taken over (`followed`).
         if decided.action is Action.ROUTE:
             self._following.add(check.number)
         return decided

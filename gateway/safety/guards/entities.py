@@ -94,6 +94,7 @@ class EntityTags:
         current: _Entity | None = None
         for _, group in groupby(tokens, key=lambda token: token.word):
             word = list(group)
+            # Models are trained to label the first token of a word; the other labels mean nothing.
             label = self.labels[word[0].label]
             mark, name = ("", "") if label == OUTSIDE else _tag(label)
             if current is None or not current.joins(mark, name):

@@ -172,7 +172,13 @@ class Automaton:
         context_after: characters behind a match that rules may look at or a finding may grow by.
     """
 
-    def __init__(self, rules: Sequence[WatchedRule], words: WordList | None = None) -> None:
+    def __init__(
+        self,
+        rules: Sequence[WatchedRule],
+        words: WordList | None = None,
+        states_max: int = STATES_MAX,
+    ) -> None:
+        self._states_max = states_max
         self._words = words or WordList(())
         self._masks: dict[str, int] = {}
         """Positions of each set of characters."""
@@ -206,7 +212,7 @@ class Automaton:
         """Make the edge of `state` for `char`."""
         plain = seen_as(char)
         edge = self._alike(state, plain) if plain else (state, None, HIDDEN, 0)
-        if len(state.edges) < STATES_MAX and char not in APART_CHARS:
+        if len(state.edges) < self._states_max and char not in APART_CHARS:
             state.edges[char] = edge
         return edge
 
@@ -215,6 +221,7 @@ class Automaton:
 
         Invisible characters count for nothing.
         """
+        # None stands for the first character, which begins every thread.
         threads: Threads | None = None
         for plain in filter(None, map(seen_as, text)):
             threads = self._advance(threads, plain, (0, 1), in_word=False)
@@ -262,7 +269,7 @@ class Automaton:
             mask = 0
             for number in self._sets.Match(plain.encode("utf-8", "replace")) or ():
                 mask |= masks[number]
-            if len(self._symbols) < STATES_MAX:
+            if len(self._symbols) < self._states_max:
                 self._symbols[plain] = mask
         return mask
 
@@ -288,16 +295,19 @@ class Automaton:
             mask, words_read = started, words
             if threads is not None:
                 mask, words_read = self._advance(threads, plain, places, in_word=False)
+            # An older start that has come equally far stands for this one too.
             mask &= ~covered
             covered |= mask
             if mask & self._last or any(map(self._words.holds, words_read)):
                 claim = index if claim < 0 else claim
                 beyond = (rule.context_after for _, last, rule in self._rules if mask & last)
                 after = max(after, *beyond, 0)
+            # A thread at the very end of its pattern can neither grow nor wait.
             mask &= self._waits
             if mask or words_read:
                 groups.append((mask, words_read))
                 remaining.append(index)
+        # The common edge keeps all starts: then the stream need not copy its list.
         same = remaining == list(range(len(state.groups)))
         next_state = self._state(tuple(groups), heads, in_word)
         return next_state, None if same else tuple(remaining), claim, after
@@ -322,7 +332,7 @@ class Automaton:
     def _state(self, groups: tuple[Threads, ...], heads: int, in_word: bool) -> AutomatonState:
         state = self._states.get((groups, heads, in_word))
         if state is None:
-            if len(self._states) >= STATES_MAX:
+            if len(self._states) >= self._states_max:
                 for old in self._states.values():
                     old.edges.clear()
                     old.alike.clear()
@@ -368,12 +378,13 @@ class StreamWatch:
     Attributes:
         end: number of characters followed so far.
         widest: most characters of any match that is partial or not dealt with.
+        further: readings that differ from the view.
     """
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
         self._view = _Place(automaton.start, [])
-        self._further: list[_Further] = []
+        self.further: list[_Further] = []
         # Unions of places where findings may be, in order: start, end, the offset from which on it is decided.
         self._claims: list[tuple[int, int, int]] = []
         self.end = 0
@@ -381,7 +392,7 @@ class StreamWatch:
 
     def feed(self, text: str) -> None:
         """Follow `text`."""
-        if self._further:
+        if self.further:
             self._feed_apart(text)
             return
         view, automaton, at = self._view, self._automaton, self.end
@@ -413,6 +424,7 @@ class StreamWatch:
         else:
             view.state, view.starts, self.end = state, starts, at
             return
+        # From the first character that readings differ about, follow each reading.
         rest = text[at - self.end :]
         view.state, view.starts, self.end = state, starts, at
         self._feed_apart(rest)
@@ -423,24 +435,24 @@ class StreamWatch:
             if char in APART_CHARS:
                 self._fork(char)
             self._follow(self._view, char)
-            for reading in self._further:
+            for reading in self.further:
                 read, width = reading.reader.take(char)
                 if read:
                     self._follow(reading, read, width)
                 else:
                     self._delay()
-            self._further = [
-                reading for reading in self._further if not reading.agrees_with(self._view)
+            self.further = [
+                reading for reading in self.further if not reading.agrees_with(self._view)
             ]
             self.end += 1
 
     def _fork(self, char: str) -> None:
         """Begin the readings that may differ from here on; they have come as far as the view."""
-        kinds = [reading.reader.kind for reading in self._further]
+        kinds = [reading.reader.kind for reading in self.further]
         state, starts = self._view.state, self._view.starts
         for kind in KINDS if self._automaton.patterns else ():
             if kind not in kinds and (kind.decodes or char != "\\"):
-                self._further.append(_Further(state, [*starts], TextReader(kind)))
+                self.further.append(_Further(state, [*starts], TextReader(kind)))
 
     def _follow(self, place: _Place, char: str, width: int = 1) -> None:
         """Follow `char` in one reading, which made it from the last `width` characters."""
@@ -459,17 +471,17 @@ class StreamWatch:
     @property
     def is_idle(self) -> bool:
         """Whether there is no partial or complete match: all text is decided."""
-        return not (self._view.starts or self._claims or self._further)
+        return not (self._view.starts or self._claims or self.further)
 
     @property
     def open_from(self) -> int:
         """Offset where the oldest partial match begins; the end if there is none."""
         starts = self._view.starts
         first = starts[0] if starts else self.end
-        if self._further:
-            escapes = (self.end - reading.reader.begun for reading in self._further)
+        if self.further:
+            escapes = (self.end - reading.reader.begun for reading in self.further)
             first = min(
-                first, *escapes, *(reading.starts[0] for reading in self._further if reading.starts)
+                first, *escapes, *(reading.starts[0] for reading in self.further if reading.starts)
             )
         return first
 

@@ -89,6 +89,7 @@ class EchoGuard:
         matches: number of runs found.
         hidden: omitted spans, by offset in the input text; the last one has no end after a stop.
         taken: number of characters that are dealt with.
+        further: readings that differ from the view.
     """
 
     def __init__(self, system: str, words: int, matches: int, action: Action) -> None:
@@ -101,8 +102,7 @@ class EchoGuard:
         self._needed = matches
         self.action = action
         self._view = _EchoReading()
-        self._further: list[_EchoReading] = []
-        """Readings that differ from the view."""
+        self.further: list[_EchoReading] = []
         self._pending = ""
         self._end = 0
         self._matched_to = 0
@@ -126,13 +126,13 @@ class EchoGuard:
         self._pending += text
         self._follow(text)
         to = self._view.hold_from(self._end)
-        for reading in self._further:
+        for reading in self.further:
             to = min(to, reading.hold_from(self._end))
         return self._release(to)
 
     def finish(self) -> str:
         """Return the rest, when no more text comes."""
-        for reading in (self._view, *self._further):
+        for reading in (self._view, *self.further):
             if reading.word:
                 self._complete(reading, reading.word, reading.start, reading.end)
         return self._release(self._end)
@@ -141,7 +141,7 @@ class EchoGuard:
         """Follow `text` in the view as far as all readings are alike, else character by character."""
         at = 0
         while at < len(text) and not self.stopped:
-            if self._further or text[at] in APART_CHARS:
+            if self.further or text[at] in APART_CHARS:
                 self._follow_char(text[at])
                 at += 1
                 continue
@@ -168,19 +168,17 @@ class EchoGuard:
         self._end += 1
         ends = (self._end,)
         self._read(self._view, seen_as(char), (self._end - 1,), ends)
-        for reading in self._further:
+        for reading in self.further:
             assert reading.reader is not None, "the view is not among them"
             read, width = reading.reader.take(char)
             if read:
                 self._read(reading, seen_as(read), (self._end - width,), ends)
-        self._further = [
-            reading for reading in self._further if not reading.agrees_with(self._view)
-        ]
+        self.further = [reading for reading in self.further if not reading.agrees_with(self._view)]
 
     def _fork(self, char: str) -> None:
         """Begin the readings that may differ from here on; they have come as far as the view."""
-        kinds = [reading.reader.kind for reading in self._further if reading.reader is not None]
-        self._further += [
+        kinds = [reading.reader.kind for reading in self.further if reading.reader is not None]
+        self.further += [
             replace(self._view, reader=TextReader(kind))
             for kind in KINDS
             if kind not in kinds and (kind.decodes or char != "\\")
@@ -205,6 +203,7 @@ class EchoGuard:
             self._matched_to = end
         if not is_run or self.matches < self._needed:
             reading.omitted_to = -1
+        # Join the omission of the word before, so that a long repetition is one span.
         elif self.action is not Action.BLOCK:
             self._omit(start if reading.omitted_to < 0 else reading.omitted_to, end)
             reading.omitted_to = end
@@ -224,6 +223,7 @@ class EchoGuard:
         if not self._omitted and to == self._end:
             shown_all, self._pending, self.taken = self._pending, "", to
             return shown_all
+        # Never cut inside an omitted span.
         to = next((start for start, end in self._omitted if start < to < end), to)
         shown, begin, at = list[str](), self.taken, self.taken
         for start, end in self._omitted:

@@ -109,14 +109,17 @@ class Redactor:
             self._entities = [entity for entity in self._entities if entity.end > self.decided]
             self._entities += sorted(entities, key=lambda entity: entity.end)
         self._follow(text)
+        # The usual case: nothing has matched or may match, so the text passes unscanned.
         if not self._pending and watch.is_idle:
             self.decided = watch.end
             self._remember(text)
             return text
+        # Release what no match can reach any more.
         free = watch.free_to
         self._pending.append(text)
         if free > self.decided:
             return self._release(free)
+        # Matches that overlap without end must not hold the answer for ever.
         if watch.end > self._chain_end and self.pending_chars > 2 * self._reach() + _CHAIN_CHARS:
             return self._cut_chain()
         return ""
@@ -132,6 +135,7 @@ class Redactor:
             return ""
         pending, open_at = self._text(), self._watch.open_from - self.decided
         edits = self._edits(pending, self._scan(pending, len(pending)))
+        # A match that began before the cut may be half a secret: show only its first characters.
         if truncated and open_at < len(pending):
             shown_to = _outside(open_at + self._rules.truncated_chars, edits)
             edits = [edit for edit in edits if edit.start < shown_to]
@@ -166,6 +170,7 @@ class Redactor:
         pending, length = self._text(), free - self.decided
         piece, rest = pending[:length], pending[length:]
         edits: Sequence[Edit] = ()
+        # Scan only where the automaton saw a match; its patterns may match more than the rules.
         if self._watch.claims_before(free):
             edits = self._edits(piece, self._scan(pending, length))
             self._watch.forget_before(free)

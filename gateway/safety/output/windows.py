@@ -124,8 +124,10 @@ class AnswerWindows:
         limit = self._ends[self._tokens_max - 1] if full else len(text)
         if sentence is not None and sentence.end() <= limit:
             return sentence.end(), False
+        # Without a sentence end or a full window, wait for more text.
         if not full:
             return (len(text), False) if self._ended else (None, False)
+        # Cut at a blank, so that no word is split; the entity there is left to the next window.
         blank = max(text.rfind(" ", start, limit), text.rfind("\n", start, limit)) + 1
         return (blank if blank > start else limit), True
 

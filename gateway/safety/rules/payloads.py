@@ -53,6 +53,7 @@ def payload_of(encoding: Encoding, run: bytes, limit: int) -> tuple[str, bool]:
 
     Keys, hashes, paths and images hold no text.
     """
+    # Decode a few characters first: most runs are keys, hashes or images.
     if not _as_text(encoding, run[:_PEEK_CHARS]):
         return "", False
     room = limit * 8  # No encoding here takes more than six characters for a byte.
@@ -137,6 +138,7 @@ class Payloads:
                 if is_cut:
                     findings.append(Finding("limit.encoded", *span, Severity.MEDIUM))
                 budget -= len(payload)
+                # Whatever a caller sends, decoding ends here.
                 if budget <= 0:
                     return findings
         return findings

@@ -48,6 +48,8 @@ def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
             finding.rule,
         ),
     ):
+        # Keep the rest of a loser only if it has a letter or digit: punctuation alone tells
+        # nothing.
         for start, end in _left_over(covered, finding.start, finding.end):
             whole = (start, end) == (finding.start, finding.end)
             if whole or any(char.isalnum() for char in text[start:end]):
@@ -127,6 +129,7 @@ class RuleSet:
                 findings += self._payloads.findings(subject, hints)
             turned = subject.with_letters(ROT13)
             # Rot13 has no runs to look for: injections that show when the whole text is turned.
+            # Only injections, because a turned text holds no numbers or keys.
             signs = self._scanner.occurring_indicators(turned)
             for finding in findings_of(turned, signs) if signs else ():
                 if finding.severity >= Severity.HIGH:

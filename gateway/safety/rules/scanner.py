@@ -152,11 +152,14 @@ class CompiledForm:
                 candidate = RuleMatch(subject.text, first, last, self.spec)
                 span = candidate.span if count >= self._found_max else self._validate(candidate)
             if span is None:
+                # Continue with the next word: a number may begin inside what looked like a longer
+                # one.
                 word = _WORD.match(data, start)
                 at = word.end() if word else start + 1
                 continue
             yield span
             count += 1
+            # The head of the next match may overlap this finding.
             behind = span[0] if self.form.head else span[1]
             at = max(start + 1, subject.bytes_at(behind))
 

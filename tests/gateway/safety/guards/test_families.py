@@ -160,25 +160,21 @@ def test_families_get_the_turns_that_their_templates_take() -> None:
     }
 
 
-PIECES = st.sampled_from(
-    [
-        "Yes",
-        "no",
-        "YES",
-        "safe",
-        "Unsafe",
-        "unsafe",
-        "S1",
-        "yesterday",
-        "nobody",
-        "é",
-        "_",
-        "\n",
-        " ",
-        ",",
-        "**",
-    ]
+WORDS = (
+    "Yes",
+    "no",
+    "YES",
+    "safe",
+    "Unsafe",
+    "unsafe",
+    "S1",
+    "yesterday",
+    "nobody",
+    "é",
+    "_",
+    "**",
 )
+PIECES = st.sampled_from([*WORDS, "\n", " ", ","])
 ANSWERS = st.lists(PIECES, max_size=4).map("".join) | st.text(max_size=20)
 
 

@@ -145,4 +145,4 @@ def test_readings_are_alike_in_any_pieces(
 def test_readings_agree_again_after_a_run() -> None:
     guard = EchoGuard(SYSTEM, 3, 1, Action.REDACT)
     guard.push("a \x1b[0m b \\n c and so on ")
-    assert not guard._further
+    assert not guard.further

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from gateway.safety.actions import Action, ActionTable, Choice, Placeholders
 from gateway.safety.findings import Severity
-from gateway.safety.output import automaton
+from gateway.safety.output.automaton import Automaton, WordList
 from gateway.safety.output.redactor import Redactor
 from tests.gateway.safety.output.kit import (
     PLAIN,
@@ -71,9 +71,9 @@ def test_random_splits_under_the_default_rules() -> None:
     assert counts["texts_with_edits"] > 2
 
 
-def test_nothing_changes_when_the_states_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(automaton, "STATES_MAX", 20)
-    rules = rules_of([rule.watched for rule in RULES], SmallScanner(), WORDS)
+def test_nothing_changes_when_the_states_are_forgotten() -> None:
+    automaton = Automaton([rule.watched for rule in RULES], WordList(WORDS), states_max=20)
+    rules = replace(small_rules(), automaton=automaton)
     rng = random.Random(3)
     for _ in range(15):
         text = random_text(rng)

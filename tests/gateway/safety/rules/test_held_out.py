@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from tests.gateway.safety.rules.counting import shipped_rules
 from tests.gateway.safety.rules.held_out import HELD_OUT, RULES, TUNING, Split, texts
 
@@ -28,18 +30,11 @@ def measured(split: Split) -> tuple[dict[str, float], list[str]]:
     return {kind: found[kind] / planted[kind] for kind in planted}, false
 
 
-def check(split: Split) -> None:
+@pytest.mark.parametrize("split", [HELD_OUT, TUNING], ids=["held out", "tuning"])
+def test_recall_and_false_findings_hold_their_bounds(split: Split) -> None:
     recall, false = measured(split)
     assert recall.pop("phone") >= 0.8
     assert recall.pop("card") >= 0.98
     assert len(recall) == 4
     assert set(recall.values()) == {1.0}
     assert len(false) <= 5, false
-
-
-def test_held_out_texts_hold_the_bounds() -> None:
-    check(HELD_OUT)
-
-
-def test_tuning_texts_hold_the_bounds() -> None:
-    check(TUNING)
