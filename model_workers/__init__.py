@@ -1,1 +1,1 @@
-"""Model workers, loaded by Triton. One worker is one Triton model instance around one engine."""
+"""Model workers, loaded by Triton. A worker is one Triton model instance around one engine."""

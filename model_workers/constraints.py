@@ -1,6 +1,6 @@
-"""Constrained decoding: the allowed next tokens of an answer that must match a JSON schema or a regular expression.
+"""Constrained decoding: the allowed next tokens of an answer that must match a JSON schema, a regex or a grammar.
 
-llguidance compiles the constraints; it works on a model's tokens, not on text.
+llguidance compiles the constraints; it works on the model's tokens, not on text.
 """
 
 import json
@@ -31,24 +31,28 @@ from sluice.errors import InvalidRequest
 
 
 class MatcherError(Exception):
-    """A matcher cannot continue, which is the constraint's fault; the message says why, and what to do."""
+    """A matcher cannot continue because of its constraint; the message says why, and what to do."""
 
 
 CACHE_BYTES: Final = 256 << 20
-"""Estimated size of the compiled grammars that are kept for further requests, those used last. Room for about 20 of the
-largest schemas, or for 250 small ones; a grammar that is compiled anew costs its request milliseconds."""
+"""Estimated size of the compiled grammars that are cached for further requests, least recently used evicted first.
+
+About 20 of the largest schemas fit, or 250 small ones; compiling one anew takes milliseconds.
+"""
 _BASE_BYTES: Final = 1 << 20
 _BYTES_OF_TEXT: Final = 100
 _BYTES_OF_MASK: Final = 10 << 10
 _STATES_BYTES_MAX: Final = 40 << 20
-"""What a grammar takes, as measured: some memory in any case, for each byte of its text, and for the parser states that
-a mask adds, up to the limit on states. The library does not tell, so `CompiledGrammar.size_bytes` estimates."""
+"""Memory of a grammar: a base, a factor of its text, and parser states that each mask adds up to a limit.
+
+llguidance does not report it, so `CompiledGrammar.size_bytes` estimates it from these.
+"""
 
 SLOW_S: Final = 0.02
-"""A grammar that takes longer to compile is compiled twice: its cached states can be dropped once, at no cost."""
+"""Compile time in seconds above which a grammar gets a spare copy, so that its states can be dropped once."""
 
 RESTART_TOKENS: Final = 32
-"""Least tokens between two restarts of a sequence's matcher; more would delay all sequences too much."""
+"""Minimum number of tokens between two restarts of a matcher; more restarts would delay all sequences too much."""
 
 _DEAD_END: Final = (
     "the answer ran into a dead end: no token continues what the constraint allowed so far; "
@@ -58,20 +62,20 @@ _END: Final = "<|end of a constrained answer|>"
 
 
 class ConstraintCompiler:
-    """Makes the matchers of one model's tokenizer, and keeps compiled grammars. From any thread."""
+    """Creates the matchers for one tokenizer and caches compiled grammars. Thread-safe."""
 
     def __init__(self, tokenizer: LLTokenizer, cache_bytes: int = CACHE_BYTES) -> None:
-        """`tokenizer` has one token beside the model's, its end of text: see `with_end`."""
+        """Create a compiler; `tokenizer` has one token more than the model, its end of text: see `with_end`."""
         self._tokenizer = tokenizer
         self._cache_bytes = cache_bytes
         self._compiled: dict[tuple[str | None, ...], Future[CompiledGrammar]] = {}
         self._lock = Lock()
 
     def open(self, sampling: Sampling) -> "TokenMatcher":
-        """A matcher at the start of an answer.
+        """Return a matcher at the start of an answer.
 
         Raises:
-            InvalidRequest: the constraint cannot be held by this worker.
+            InvalidRequest: This worker cannot enforce the constraint.
         """
         key = (sampling.json_schema, sampling.regex, sampling.grammar)
         with self._lock:
@@ -91,12 +95,12 @@ class ConstraintCompiler:
 
     @property
     def size_bytes(self) -> int:
-        """The estimated size of the grammars that are kept."""
+        """Estimated size of the cached grammars."""
         with self._lock:
             return sum(map(_size_of, self._compiled.values()))
 
     def _evict(self) -> None:
-        """Drop the grammars that were used longest ago, down to the limit; sequences keep theirs until they end."""
+        """Evict the least recently used grammars down to the limit; sequences keep theirs until they end."""
         over = sum(map(_size_of, self._compiled.values())) - self._cache_bytes
         for key, compiled in list(self._compiled.items())[:-1]:
             if over <= 0:
@@ -118,14 +122,14 @@ class ConstraintCompiler:
 
 
 class CompiledGrammar:
-    """A grammar. Its matchers share cached parser states and the limit on how many there may be.
+    """A grammar. Its matchers share cached parser states and the limit on their number.
 
     Attributes:
-        masks: how many its matchers have computed since the states were dropped.
+        masks: Number of masks that its matchers have computed since the states were dropped.
     """
 
     def __init__(self, text: str, tokenizer: LLTokenizer) -> None:
-        """Raises ConstraintInvalid."""
+        """Compile `text`; raise ConstraintInvalid if that fails."""
         self.tokenizer = tokenizer
         self._text = text
         begun = time.perf_counter()
@@ -137,17 +141,17 @@ class CompiledGrammar:
 
     @property
     def size_bytes(self) -> int:
-        """The estimated size in memory, that of its spare copy included."""
+        """Estimated size in memory, including the spare copy."""
         copies = 1 if self._spare is None else 2
         states = min(self.masks * _BYTES_OF_MASK, _STATES_BYTES_MAX)
         return _BASE_BYTES + copies * _BYTES_OF_TEXT * len(self._text) + states
 
     def matcher(self) -> LLMatcher:
-        """A new matcher, at the start of an answer."""
+        """Return a new matcher at the start of an answer."""
         return self._start.deep_copy()
 
     def reset(self) -> bool:
-        """Drops the cached parser states; False where that would take long, and nothing has changed."""
+        """Drop the cached parser states; return False and change nothing if that would take long."""
         self.masks = 0
         if not self._is_slow:
             self._start = compile_grammar(self._text, self.tokenizer)
@@ -158,10 +162,10 @@ class CompiledGrammar:
 
 
 class TokenMatcher:
-    """The allowed continuations of one answer, owned by its sequence. Any stop token ends an answer that is complete.
+    """The allowed continuations of one answer, owned by its sequence. Any stop token ends a complete answer.
 
-    When the limit that sequences share is exceeded, the matcher restarts from the sequence's tokens; the sequence fails
-    when that happens again within `RESTART_TOKENS`.
+    When the limit that sequences share is exceeded, the matcher restarts from the sequence's tokens. The sequence fails
+    if that happens again within `RESTART_TOKENS`.
     """
 
     def __init__(self, grammar: CompiledGrammar, stop_token_ids: frozenset[int]) -> None:
@@ -175,10 +179,10 @@ class TokenMatcher:
         self._ended = False
 
     def mask(self) -> NDArray[np.int32]:
-        """Which tokens may come next: bit `t % 32` of word `t // 32`; tokens after the last word may not.
+        """Return the allowed next tokens: bit `t % 32` of word `t // 32`; tokens beyond the last word are not allowed.
 
         Raises:
-            MatcherError: none may, or that cannot be computed within the limits.
+            MatcherError: No token is allowed, or the mask cannot be computed within the limits.
         """
         words = np.zeros((1, self._words), np.int32)
         mask: NDArray[np.int32] = words[0]
@@ -198,10 +202,10 @@ class TokenMatcher:
         return mask
 
     def take(self, token_ids: Sequence[int]) -> int:
-        """Appends `token_ids` up to the first that is not allowed; returns how many.
+        """Append `token_ids` up to the first that is not allowed; return how many were appended.
 
         Raises:
-            MatcherError: what follows is over the limits; the matcher cannot be used any more.
+            MatcherError: What follows exceeds the limits; the matcher is unusable.
         """
         taken = 0
         for token_id in token_ids:
@@ -211,7 +215,7 @@ class TokenMatcher:
         return taken
 
     def give_back(self, count: int) -> None:
-        """Takes back the last `count` tokens."""
+        """Remove the last `count` tokens."""
         if self._ended and count:
             self._ended = False
             count -= 1
@@ -234,10 +238,10 @@ class TokenMatcher:
         return taken == 1
 
     def _restarted(self) -> bool:
-        """Restarts the matcher after an error, with the same tokens taken; whether there was one.
+        """Restart the matcher after an error, with the same tokens; return whether there was one.
 
         Raises:
-            MatcherError: the error is a dead end, or the last restart was less than `RESTART_TOKENS` ago.
+            MatcherError: The error is a dead end, or the last restart was less than `RESTART_TOKENS` ago.
         """
         if not self._matcher.is_error():
             return False
@@ -259,12 +263,12 @@ class TokenMatcher:
 
 
 def _size_of(compiled: Future[CompiledGrammar]) -> int:
-    """The size of a grammar once it is compiled; how many compile at a time is bounded elsewhere."""
+    """Return the size of a grammar, 0 while it compiles; the number of running compilations is bounded elsewhere."""
     return compiled.result().size_bytes if compiled.done() and not compiled.exception() else 0
 
 
 def with_end(tokenizer: dict[str, Any]) -> LLTokenizer:
-    """The tokenizer with one more token, which represents every stop token of a sequence in its masks."""
+    """Return the tokenizer with one more token, which represents every stop token of a sequence in its masks."""
     added = tokenizer.get("added_tokens") or []
     ids = [*_vocabulary(tokenizer["model"]), *(token["id"] for token in added)]
     end = {

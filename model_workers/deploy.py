@@ -1,4 +1,4 @@
-"""Renders the Triton model repository of a configuration: on which device each worker runs, and its share of memory."""
+"""Renders the Triton model repository of a configuration: the device of each worker and its share of memory."""
 
 import json
 from collections import Counter
@@ -12,9 +12,9 @@ from sluice.settings import ModelSettings, Settings, SettingsError, resolve_mode
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
 CACHING: Final = frozenset({"transformers", "generate"})
-"""Engines with keys and values in memory, of which each worker has a share."""
+"""Engines with keys and values in memory, of which each worker gets a share."""
 PARAMETER: Final = "model_settings"
-"""The parameter of config.pbtxt that carries the `ModelSettings` as JSON."""
+"""Parameter of config.pbtxt with the `ModelSettings` as JSON."""
 
 _CONFIG: Final = """\
 name: "{name}"
@@ -37,20 +37,20 @@ __all__ = ["TritonPythonModel"]
 
 
 def render_repository(settings: Settings, folder: Path) -> None:
-    """Writes one Triton model per worker of each configured model into `folder`, which is made when missing.
+    """Write one Triton model per worker of each configured model into `folder`, creating it if needed.
 
     Raises:
-        SettingsError: a relative model folder is missing, or the models do not fit on their devices.
+        SettingsError: A relative model folder is missing, or the models do not fit on their devices.
     """
     for name, model in place(settings.models).items():
         _render(model, name, folder)
 
 
 def render_workers(models: Sequence[ModelSettings], folder: Path) -> None:
-    """Writes a repository for each worker, `folder`/NAME.1 for example, whose only Triton model is called NAME.
+    """Write a repository for each worker, for example `folder`/NAME.1, whose only Triton model is called NAME.
 
     Raises:
-        SettingsError: as `render_repository`.
+        SettingsError: As `render_repository`.
     """
     for name, model in place(models).items():
         _render(model, model.name, folder / name)
@@ -76,7 +76,7 @@ def _config(model: ModelSettings, name: str) -> str:
 
 
 def _absolute(path: str) -> str:
-    """Makes a path absolute, because Triton runs in another working directory."""
+    """Make a path absolute, because Triton runs in another working directory."""
     if path.startswith("builtin:"):
         return path
     path = resolve_model_path(path)
@@ -84,13 +84,13 @@ def _absolute(path: str) -> str:
 
 
 def place(models: Sequence[ModelSettings]) -> Mapping[str, ModelSettings]:
-    """The settings of each worker by its name in Triton: on one device, with a share of that device's memory.
+    """Return the settings of each worker by its name in Triton: on one device, with a share of its memory.
 
-    What the shares that are set leave, the other workers of the device have in equal parts. Classifiers and echo
-    engines have no cache and count for none; what others' servers compute has no worker in Triton.
+    The other workers of a device have equal parts of what the set shares leave. Classifiers and echo engines have no
+    cache and do not count; models on upstream servers have no worker in Triton.
 
     Raises:
-        SettingsError: the shares of a device add up to more than 1.
+        SettingsError: The shares of a device add up to more than 1.
     """
     here = [model for model in models if model.server is None]
     workers = {name: worker for model in here for name, worker in _workers(model)}
@@ -124,7 +124,7 @@ def _placed(group: tuple[int, ...]) -> dict[str, object]:
 
 
 def _devices(worker: ModelSettings) -> Sequence[str]:
-    """What it runs on. Names of the first device, or of the CPU where there is none, are the same."""
+    """Return the devices of a worker. All names of the first device, or of the CPU without one, are the same."""
     if worker.device == "cpu":
         return ("cpu",)
     if worker.tensor_parallel > 1:
@@ -133,7 +133,7 @@ def _devices(worker: ModelSettings) -> Sequence[str]:
 
 
 def _taken(workers: Sequence[ModelSettings], device: str) -> float:
-    """The sum of the shares that are set."""
+    """Return the sum of the set shares."""
     here = [worker for worker in workers if device in _devices(worker)]
     taken = sum(worker.memory_share or 0.0 for worker in here)
     some_unset = any(worker.memory_share is None for worker in here)

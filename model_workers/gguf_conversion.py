@@ -1,8 +1,8 @@
 """Converts a GGUF file to a folder in Hugging Face layout: `python -m model_workers.gguf_conversion FILE FOLDER`.
 
-It runs in a process of its own, so that the memory of unpacked weights is given back. `sluice.settings.model_cache`
-starts it. The folder appears at once and complete: everything is written beside it and renamed. Progress goes to
-stderr, the reason of a failure to stdout.
+It runs in its own process, so that the memory of unpacked weights is released. `sluice.settings.model_cache` starts it.
+The folder appears at once and complete: everything is written beside it and renamed. Progress goes to stderr, the
+reason of a failure to stdout.
 """
 
 import fcntl
@@ -24,25 +24,25 @@ from sluice.settings import SettingsError
 from sluice.settings.model_cache import CHAT_EXTRA, MARKER, is_converted
 
 BYTES_PER_VALUE: Final = 2
-"""Of a weight in bfloat16, on disk and in memory."""
+"""Size of a weight in bfloat16, on disk and in memory."""
 BASE_BYTES: Final = 600_000_000
-"""Memory of the libraries and of the tokenizer while a file is converted; measured 500 MB."""
+"""Memory of the libraries and of the tokenizer during a conversion."""
 COPIES: Final = 2
-"""How often transformers holds the weights while it loads them: its tensors and those of the model."""
+"""Number of copies of the weights while transformers loads them: its tensors and those of the model."""
 DISK_RESERVE_BYTES: Final = 100_000_000
-"""Disk space for tokenizer and configuration, and what is left free."""
+"""Disk space for tokenizer and configuration, and a reserve."""
 
 _UNREADABLE: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)
-"""What transformers raises for a file that it does not convert."""
+"""Errors of transformers for a file that it cannot convert."""
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What the header of a GGUF file says.
+    """Content of a GGUF file's header.
 
     Attributes:
-        architecture: such as "llama".
-        values: numbers in all tensors.
+        architecture: For example "llama".
+        values: Number of values in all tensors.
     """
 
     path: Path
@@ -66,10 +66,10 @@ class GgufFile:
 
 
 def read_header(file: Path) -> GgufFile:
-    """Read what a GGUF file says about itself.
+    """Read the header of a GGUF file.
 
     Raises:
-        SettingsError: it is not a GGUF file, not whole, or one of several parts; or the package gguf is missing.
+        SettingsError: It is not a GGUF file, is truncated or one of several parts; or the package gguf is missing.
     """
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
@@ -102,10 +102,10 @@ def _field(reader: Any, name: str) -> Any:
 
 
 def check_room(header: GgufFile, folder: Path) -> None:
-    """Refuse a file whose conversion does not fit into this machine's free memory and disk.
+    """Raise an error for a file whose conversion does not fit into this machine's free memory and disk.
 
     Raises:
-        SettingsError: what is needed and what there is.
+        SettingsError: What is needed and what is available.
     """
     available = int(psutil.virtual_memory().available)
     if header.memory_bytes > available:
@@ -126,10 +126,10 @@ def _gb(size: int) -> str:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model in `file` to `folder`; wait for a conversion of the same file that runs already.
+    """Write the model in `file` to `folder`; wait for a running conversion of the same file.
 
     Raises:
-        SettingsError: the file cannot be converted, or does not fit into memory or disk.
+        SettingsError: The file cannot be converted, or does not fit into memory or disk.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
@@ -153,7 +153,7 @@ def convert(file: Path, folder: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; a process that ends gives it back."""
+    """Hold the lock of a folder; the end of a process releases it."""
     with folder.with_name(f"{folder.name}.lock").open("w") as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,7 +207,7 @@ def _write_tokenizer(header: GgufFile, source: dict[str, Any], folder: Path) -> 
 
 
 def drop_unknown_tokens(folder: Path, size: int) -> None:
-    """Drop special tokens behind the `size` tokens of the file: transformers adds those that its family has."""
+    """Drop special tokens after the `size` tokens of the file: transformers adds those of the family."""
     file = folder / TOKENIZER
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     unknown = {one["content"] for one in tokenizer["added_tokens"] if one["id"] >= size}

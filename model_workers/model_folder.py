@@ -1,6 +1,6 @@
 """Checks a model folder in Hugging Face layout for missing, unreadable and truncated files, without loading it.
 
-Cheap (headers only, no torch), so that a broken folder is one clear line before any server starts.
+It reads only headers and needs no torch, so that a broken folder is one clear line before any server starts.
 """
 
 import math
@@ -30,23 +30,23 @@ VOCABULARY: Final = "vocab.json"
 INDEX: Final = "model.safetensors.index.json"
 ADAPTER: Final = "adapter_config.json"
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What configurations call the number of experts."""
+"""Keys of configurations for the number of experts."""
 EMBEDDINGS: Final = (
     "embed_tokens.weight",
     "wte.weight",
     "word_embeddings.weight",
     "embed_in.weight",
 )
-"""How the names of embedding tables end in the families of transformers."""
+"""Endings of the names of embedding tables in the families of transformers."""
 QUANTIZED: Final = "fp8"
-"""The kind of quantized weights (`quant_method`) that is computed: transformers widens them by itself."""
+"""The supported kind of quantized weights (`quant_method`): transformers widens them by itself."""
 
 
 def check_model(settings: ModelSettings) -> None:
-    """Checks the folder that `settings` name; a hub id is left to the download.
+    """Check the folder that `settings` name; a hub id is left to the download.
 
     Raises:
-        SettingsError: what is wrong with it, and what to do, in one line.
+        SettingsError: What is wrong with it, and what to do, in one line.
     """
     with named(settings.name):
         _check(settings, resolve_model_path(settings.path))
@@ -54,7 +54,7 @@ def check_model(settings: ModelSettings) -> None:
 
 @contextmanager
 def named(model: str, *kinds: type[Exception]) -> Iterator[None]:
-    """What fails in the block is a SettingsError of this model; of other `kinds` with the first line of the error."""
+    """Turn errors in the block into a SettingsError of this model; of other `kinds` use the first line."""
     try:
         yield
     except SettingsError as error:
@@ -64,7 +64,7 @@ def named(model: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What libraries say beyond it is for their own users."""
+    """Return the first line of an error: the rest is for users of the library."""
     return (str(error).splitlines() or [""])[0].rstrip(".")
 
 
@@ -89,10 +89,10 @@ def _check(settings: ModelSettings, path: str) -> None:
 
 
 def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer: Path) -> None:
-    """Refuses a draft whose tokens are not the model's; of both, `tokenizer.json`.
+    """Compare the tokens of a model and of its draft, by `tokenizer.json` of both.
 
     Raises:
-        SettingsError: they differ.
+        SettingsError: They differ.
     """
     if _vocabulary(tokenizer) != _vocabulary(draft_tokenizer):
         raise SettingsError(
@@ -102,10 +102,10 @@ def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer:
 
 
 def check_supported(where: str, config: Mapping[str, Any], engine: str = "transformers") -> None:
-    """Refuse what the engine does not compute, by a model's configuration.
+    """Raise an error for what the engine does not compute, by a model's configuration.
 
     Raises:
-        SettingsError: what it is, and what to do.
+        SettingsError: What it is, and what to do.
     """
     check_modality(where, config, engine)
     method = _quant_method(config)
@@ -123,13 +123,14 @@ def check_supported(where: str, config: Mapping[str, Any], engine: str = "transf
 
 
 def weight_bytes(path: str, itemsize: int) -> int:
-    """Memory of the weights in a folder, from the headers of its files; 0 for a hub id.
+    """Return the memory of the weights in a folder, from the headers of its files; 0 for a hub id.
 
     Args:
-        itemsize: bytes of a number.
+        path: Folder or hub id.
+        itemsize: Bytes per number.
 
     Raises:
-        SettingsError: a file is missing or not whole.
+        SettingsError: A file is missing or truncated.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -139,7 +140,7 @@ def weight_bytes(path: str, itemsize: int) -> int:
 
 
 def _quant_method(config: Mapping[str, Any]) -> str | None:
-    """The kind of quantized weights that a configuration tells; None when they are not."""
+    """Return the kind of quantized weights of a configuration; None if they are not quantized."""
     quantized = config.get("quantization_config") or config.get("compression_config")
     if not quantized:
         return None
@@ -205,13 +206,13 @@ def _weight_files(folder: Path) -> Iterable[Path]:
 
 
 def _embedding_rows(path: Path) -> int | None:
-    """Sequences of the embedding table in a safetensors file; None when it is not in this one."""
+    """Return the rows of the embedding table in a safetensors file; None if it is not in this one."""
     shapes = _shapes(path)
     return next((shapes[name][0] for name in shapes if name.endswith(EMBEDDINGS)), None)
 
 
 def _shapes(path: Path) -> Mapping[str, Sequence[int]]:
-    """The shapes of the tensors in a safetensors file."""
+    """Return the shapes of the tensors in a safetensors file."""
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not iterable)
@@ -222,7 +223,7 @@ def _shapes(path: Path) -> Mapping[str, Sequence[int]]:
 
 
 def _vocabulary(path: Path) -> Mapping[str, int]:
-    """The tokens and their ids."""
+    """Return the tokens and their ids."""
     _json(path)
     try:
         found: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()

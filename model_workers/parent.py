@@ -1,4 +1,4 @@
-"""End a worker's process when its server has ended, or when SIGTERM comes."""
+"""Ends a worker's process when its server has ended, or on SIGTERM."""
 
 import os
 import select
@@ -8,14 +8,14 @@ from threading import Thread
 
 
 def exit_with_parent(on_term: Callable[[], None] = lambda: None) -> None:
-    """Start a thread that ends this process: at once when its parent has ended, after `on_term` when SIGTERM comes.
+    """Start a thread that ends this process: at once when its parent has ended, after `on_term` on SIGTERM.
 
     A stub whose server was killed can live on for minutes, with the model's memory and a full engine. The parent-death
     signal of Linux does not help: it is sent when the *thread* that started the stub ends, in Triton one that loads
     models.
 
-    The main thread waits in C++ for messages of the server, so a handler in Python would not run. Python writes each
-    signal to a pipe, which the thread reads.
+    The main thread waits in C++ for messages of the server, so that a handler in Python would not run. Python writes
+    each signal to a pipe, which the thread reads.
     """
     parent = os.pidfd_open(os.getppid())
     reading, writing = os.pipe()

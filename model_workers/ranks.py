@@ -1,7 +1,7 @@
-"""The ranks of a worker with `tensor_parallel`: processes beside that of the worker, one a device.
+"""The ranks of a worker with `tensor_parallel`: one process per device beside the worker's own.
 
-Rank 0 is the worker's own process. It writes calls to the standard input of the others, which end when their input or
-their parent ends. When one of them ends, the worker ends too.
+Rank 0 is the worker's process. It writes calls to the standard input of the others, which end when their input or their
+parent ends. When one of them ends, the worker ends too.
 """
 
 import logging
@@ -28,19 +28,19 @@ from sluice.startup import LOOPBACK, free_port
 logger = logging.getLogger(__name__)
 
 MEET_S: Final = 300.0
-"""How long the ranks wait for each other, seconds: at start, and in a sum over them."""
+"""How long the ranks wait for each other at start and in a sum over them, in seconds."""
 END_S: Final = 10.0
-"""How long a rank may take to end, seconds."""
+"""How long a rank may take to end, in seconds."""
 
 
 class RankProcesses:
-    """Ranks 1 and up; see `Followers`."""
+    """The processes of ranks 1 and up; see `Followers`."""
 
     def __init__(self, settings: ModelSettings, on_lost: Callable[[], None]) -> None:
-        """Starts them, and meets them as rank 0.
+        """Start the ranks and join them as rank 0.
 
         Raises:
-            SettingsError: there are more ranks than devices.
+            SettingsError: There are more ranks than devices.
         """
         devices = rank_devices(settings)
         port = free_port()
@@ -53,12 +53,12 @@ class RankProcesses:
         meet(devices, 0, port)
 
     def send(self, call: str, *arguments: Any) -> None:
-        """Has the ranks make a call; it is `Followers.send`."""
+        """Send a call to the ranks; see `Followers.send`."""
         for process in self._processes:
             _write(process, (call, arguments))
 
     def close(self) -> None:
-        """Ends them."""
+        """End the ranks."""
         self._closing = True
         for process in self._processes:
             assert process.stdin is not None
@@ -79,10 +79,10 @@ class RankProcesses:
 
 
 def rank_devices(settings: ModelSettings) -> Sequence[torch.device]:
-    """The device of each rank.
+    """Return the device of each rank.
 
     Raises:
-        SettingsError: there are fewer devices than ranks.
+        SettingsError: There are fewer devices than ranks.
     """
     ranks = settings.tensor_parallel
     try:
@@ -97,7 +97,7 @@ def rank_devices(settings: ModelSettings) -> Sequence[torch.device]:
 
 
 def meet(devices: Sequence[torch.device], rank: int, port: int) -> None:
-    """Joins the process group of the ranks, on this rank's device."""
+    """Join the process group of the ranks, on this rank's device."""
     device = devices[rank]
     # What transformers reads: it takes the device of the number LOCAL_RANK.
     told = {"RANK": rank, "WORLD_SIZE": len(devices), "LOCAL_RANK": device.index or 0}
@@ -131,7 +131,7 @@ def _write(process: subprocess.Popen[bytes], thing: object) -> None:
 
 
 def follow() -> None:
-    """One of the ranks behind rank 0: makes the calls that it reads, until there are no more."""
+    """Run a rank other than rank 0: make the calls from standard input until it ends."""
     text, rank, port = pickle.load(sys.stdin.buffer)
     exit_with_parent()
     settings = ModelSettings.model_validate_json(text)

@@ -50,9 +50,8 @@ class Sender:
     ) -> None:
         """Create a sender.
 
-        Args:
-            on_lost: Called with a batcher and a time (monotonic seconds) when its channel is gone since then.
-            on_hang: Called when the engine does not recover.
+        - `on_lost`: Called with a batcher and a time (monotonic seconds) when its channel is gone since then.
+        - `on_hang`: Called when the engine does not recover.
         """
         self._channels = channels
         self._watchdog = watchdog

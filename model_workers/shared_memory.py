@@ -1,4 +1,4 @@
-"""Shared memory of Triton, which it makes readable for every user of the machine, whatever the umask."""
+"""Restricts Triton's shared memory, which it makes readable for every user whatever the umask."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -8,9 +8,9 @@ _FOLDER: Final = "/dev/shm/"
 
 
 def make_shared_memory_private() -> None:
-    """Take the shared memory that this process has mapped from other users; prompts will pass through it.
+    """Make the mapped shared memory of this process private, because prompts pass through it.
 
-    Call it before the first request: who has opened a region by then can read on.
+    Call it before the first request: a user who has opened a region by then can read on.
     """
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         name = line[line.find("/") :] if _FOLDER in line else ""

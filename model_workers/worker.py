@@ -330,10 +330,9 @@ class Worker:
     ) -> None:
         """Create a worker that is not started.
 
-        Args:
-            on_fault: Called after an exception that ends the work was logged, and when the engine hangs.
-            runner: Runs engine and sender; None: two threads.
-            isolates: Whether sequences are computed in this process, so that one may end the others with it.
+        - `on_fault`: Called after an exception that ends the work was logged, and when the engine hangs.
+        - `runner`: Runs engine and sender; None: two threads.
+        - `isolates`: Whether sequences are computed in this process, so that one may end the others with it.
         """
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
         self._runner: Runner = runner or ThreadRunner(gives_way=isolates)

@@ -100,8 +100,7 @@ class BlockManager:
 
         At least the last token is left to compute: without it there are no logits.
 
-        Args:
-            reserve: Number of blocks that must stay free.
+        - `reserve`: Number of blocks that must stay free.
 
         Returns:
             Blocks to copy before anything is computed, as (from, to). Without enough blocks None, and nothing has

@@ -1,7 +1,7 @@
 """Loads the engine of a model: weights, KV cache, constraints, draft model.
 
-On a CPU the weights are computed in float32, whatever they are stored in: docs/internals/decisions/engine-numerics.md
-says why.
+On a CPU the weights are computed in float32 however they are stored; docs/internals/decisions/engine-numerics.md has
+the reasons.
 """
 
 import logging
@@ -38,15 +38,15 @@ def load_engine(
     clock: Callable[[], float] | None = None,
     followers: Followers | None = None,
 ) -> PagedEngine:
-    """The engine of a model folder or hub id, warmed up.
+    """Load the engine of a model folder or hub id, warmed up.
 
-    Args:
-        clock: monotonic seconds; needed with a draft model, which is used only while it is measured to be faster.
-        followers: the other ranks of a model with `tensor_parallel`.
+    - `clock`: Returns monotonic seconds; needed with a draft model, which is used only while it is measured to be
+      faster.
+    - `followers`: The other ranks of a model with `tensor_parallel`.
 
     Raises:
-        SettingsError: the model is not a decoder-only one of transformers, its context is smaller than asked for, the
-            cache is too small, or the draft is of another kind.
+        SettingsError: The model is not a decoder-only one of transformers, its context is shorter than set, the cache
+            is too small, or the draft model is of another kind.
     """
     loaded = load_model_of(settings)
     draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
@@ -86,7 +86,7 @@ def load_engine(
 
 
 def limit_threads(threads: int) -> None:
-    """Sets the process's thread pools; once, before the first computation."""
+    """Set the size of the process's thread pools; call it once, before the first computation."""
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
 
@@ -101,10 +101,10 @@ def _paged(
 
 
 def load_model_of(settings: ModelSettings, device_name: str | None = None) -> LoadedModel:
-    """The weights, or a rank's part of them on its own device.
+    """Load the weights, or a rank's part of them on its own device.
 
     Raises:
-        SettingsError: as `load_engine`.
+        SettingsError: As `load_engine`.
     """
     path = resolve_model_path(settings.path)
     first = f"cuda:{settings.devices[0]}" if settings.devices else settings.device
@@ -128,7 +128,7 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
 
 
 def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> LoadedModel:
-    """The draft model, with a context no longer than that of the model it drafts for."""
+    """Load the draft model, with a context no longer than that of the model it drafts for."""
     path = resolve_model_path(path)
     files = [tokenizer_of(folder) or Path(folder, TOKENIZER) for folder in (loaded.path, path)]
     check_same_tokens(settings, *files)
@@ -147,12 +147,12 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
 def _cache_size(
     settings: ModelSettings, loaded: LoadedModel, draft: LoadedModel | None
 ) -> tuple[int, int, int]:
-    """The number of blocks, their tokens, and the bytes of all: what `cache_gb` or a share of the free memory holds.
+    """Return the number of blocks, their tokens, and the bytes of all, by `cache_gb` or a share of the free memory.
 
     They are no more than all slots could fill. A draft model has as many blocks of its own.
 
     Raises:
-        SettingsError: not even one sequence of the context fits.
+        SettingsError: Not even one sequence of the context length fits.
     """
     models = [loaded] if draft is None else [loaded, draft]
     block_tokens = settings.block_tokens or max(model.block_tokens() for model in models)
@@ -172,7 +172,7 @@ def _cache_size(
 
 
 def _step_tokens(settings: ModelSettings) -> int:
-    """Most tokens of a step in which all sequences decode, drafted ones included."""
+    """Return the maximum number of tokens of a step in which all sequences decode, drafted ones included."""
     return settings.slots * (1 + (settings.draft_tokens if settings.draft else 0))
 
 

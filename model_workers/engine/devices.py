@@ -1,4 +1,4 @@
-"""The device of a worker: whether it is there, and how much of its memory the worker may take."""
+"""The device of a worker: whether it exists, and how much of its memory the worker may use."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,19 +11,19 @@ from torch import Tensor
 from sluice.settings import SettingsError
 
 CPU_SHARE: Final = 0.5
-"""The share of the memory available at start that the caches of all workers take at most when nothing is set."""
+"""Default share of the available memory that the caches of all workers may use on a CPU."""
 CUDA_SHARE: Final = 0.85
-"""The share of what the weights leave that a worker's cache takes; the rest is for what a step computes with."""
+"""Share of what the weights leave that a worker's cache uses; the rest is for computing steps."""
 
 BFLOAT16: Final = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "bf16 of ARM"}
-"""What processors multiply bfloat16 by, the fastest first; the keys are `torch.cpu.get_capabilities`'s."""
+"""Instruction sets that multiply bfloat16, the fastest first, by key of `torch.cpu.get_capabilities`."""
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; "auto" is CUDA where there is one.
+    """Return the device of that name; "auto" is CUDA if there is a device, else the CPU.
 
     Raises:
-        SettingsError: there is no such device.
+        SettingsError: There is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,7 +40,7 @@ def find_device(name: str) -> torch.device:
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What to compute in; "auto" is float32 on a CPU, else bfloat16 (docs/internals/decisions/engine-numerics.md)."""
+    """Return the number format to compute in; "auto" is float32 on a CPU, else bfloat16 (see engine-numerics.md)."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"
     dtype: torch.dtype = getattr(torch, name)
@@ -50,13 +50,12 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
 def describe_dtype(
     named: str, device: torch.device, capabilities: Mapping[str, Any] | None = None
 ) -> str:
-    """What a model computes in where `dtype` is `named`, and what speaks for it.
+    """Return the number format of the setting `named` with the reason for it, for the log.
 
-    The processor does not change what "auto" takes: a sequence that another worker continues must get the same tokens
-    there (docs/internals/decisions/engine-numerics.md).
+    "auto" does not depend on the processor: a sequence that continues on another worker must get the same tokens there
+    (docs/internals/decisions/engine-numerics.md).
 
-    Args:
-        capabilities: of the processor; this one's where they are not given.
+    - `capabilities`: Capabilities of the processor; None: of this one.
     """
     dtype = find_dtype(named, device)
     if device.type != "cpu":
@@ -76,17 +75,17 @@ def describe_dtype(
 
 
 def memory_limit(device: torch.device, share: float | None) -> int:
-    """Bytes that this process may take in all on a CUDA device: its share of the device, as far as others leave it."""
+    """Return the bytes that this process may use on a CUDA device: its share, as far as others leave it."""
     free, total = torch.cuda.mem_get_info(device)
     mine = torch.cuda.memory_reserved(device)
     return min(int(total * (share or 1.0)), int(free) + mine)
 
 
 def check_weights_fit(device: torch.device, share: float | None, weight_bytes: int) -> None:
-    """Refuses weights that are larger than what a worker may take of its device.
+    """Raise an error for weights that are larger than a worker's share of its device.
 
     Raises:
-        SettingsError: by how much, and what to change.
+        SettingsError: By how much, and what to change.
     """
     if device.type != "cuda":
         return
@@ -100,7 +99,7 @@ def check_weights_fit(device: torch.device, share: float | None, weight_bytes: i
 
 
 def cache_bytes(device: torch.device, share: float | None) -> float:
-    """Memory for a cache behind the weights, when nothing is set."""
+    """Return the default size of a cache, beside the weights."""
     if device.type != "cuda":
         return int(psutil.virtual_memory().available) * CPU_SHARE * (share or 1.0)
     left = memory_limit(device, share) - torch.cuda.memory_reserved(device)
@@ -108,6 +107,6 @@ def cache_bytes(device: torch.device, share: float | None) -> float:
 
 
 def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Values of the host, copied without waiting for the device: that needs pinned memory."""
+    """Return values of the host on a device, copied from pinned memory without waiting for it."""
     host = torch.from_numpy(values)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

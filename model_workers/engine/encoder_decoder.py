@@ -1,9 +1,9 @@
-"""The engine of encoder-decoders (T5, BART, Marian and their kin), on transformers' own model code.
+"""The engine of encoder-decoders (T5, BART, Marian, ...), on transformers' own model code.
 
-A sequence's prompt is what the encoder reads, once, together with the other texts of the step in groups of similar
-length. Then its answer is decoded beside those of all other sequences, one token a step, whatever their positions are
-(continuous batching). Keys and values of all sequences lie in one batch: those of the answers end in one column, those
-of the texts (cross-attention, computed once a sequence) begin in one.
+The encoder reads a sequence's prompt once, together with the other texts of the step in groups of similar length. Then
+its answer is decoded beside those of all other sequences, one token per step, at any position (continuous batching).
+Keys and values of all sequences lie in one batch: answers end in the same column, texts (cross-attention, computed once
+per sequence) begin in the first one.
 """
 
 from collections import abc
@@ -34,14 +34,14 @@ from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.settings.models import SideLimits
 
 COLUMNS: Final = 32
-"""Columns for tokens that a buffer has at least beside those in use."""
+"""Minimum number of spare columns of a buffer."""
 
 
 class SequencePositions(nn.Module):
-    """Positions of each sequence's own, in place of a decoder's table of absolute positions.
+    """Positions of each sequence, in place of a decoder's table of absolute positions.
 
     Attributes:
-        places: [sequences, tokens], of the next pass.
+        places: Positions of the next pass, [sequences, tokens].
     """
 
     def __init__(self, table: nn.Embedding) -> None:
@@ -51,32 +51,32 @@ class SequencePositions(nn.Module):
         self.places = torch.zeros((1, 1), dtype=torch.long)
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
-        """The embeddings of `places`; the arguments are those of the module that this one replaces."""
+        """Return the embeddings of `places`; the arguments are those of the module that this one replaces."""
         return functional.embedding(self.places + self._offset, self._weight)
 
 
 class Buffer:
-    """Keys and values of one layer, each [sequences, heads, columns, size]; what is not written is zero."""
+    """Keys and values of one layer, each [sequences, heads, columns, size]; unwritten cells are zero."""
 
     def __init__(self, like: Tensor, sequences: int, columns: int) -> None:
         shape = sequences, like.shape[1], columns, like.shape[3]
         self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
 
     def put(self, sequences: slice, columns: slice, keys: Tensor, values: Tensor) -> None:
-        """Writes a part."""
+        """Write a part."""
         self.keys[sequences, :, columns], self.values[sequences, :, columns] = keys, values
 
     def move(self, source: int, target: int) -> None:
-        """Copies a sequence."""
+        """Copy a sequence."""
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def part(self, sequences: int, columns: slice) -> tuple[Tensor, Tensor]:
-        """The first `sequences`, without a copy."""
+        """Return the first `sequences` without a copy."""
         return self.keys[:sequences, :, columns], self.values[:sequences, :, columns]
 
 
 class BufferLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer of transformers' cache that lies in a `Buffer`: of the first sequences, from one column to another.
+    """A layer of transformers' cache in a `Buffer`: the first sequences, from one column to another.
 
     The next column is written in place.
     """
@@ -90,24 +90,24 @@ class BufferLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """See `DynamicLayer.update`; one more column."""
+        """Write one more column; see `DynamicLayer.update`."""
         column = slice(self._end, self._end + 1)
         self._buffer.put(slice(0, self._sequences), column, key_states, value_states)
         return self._buffer.part(self._sequences, slice(self._first, self._end + 1))
 
 
-class Batch:
+class DecodingBatch:
     """The sequences that decode, with their keys and values.
 
     Sequences stand without gaps at the front of the buffers: the last one takes the place of one that leaves. Answers
     end in the same column, and texts begin in the first one.
 
     Attributes:
-        sequences: in the order of the buffers.
+        sequences: Sequences in the order of the buffers.
     """
 
     def __init__(self, slots: int, text_max: int) -> None:
-        """`text_max`: the longest that a text can be."""
+        """Create an empty batch; `text_max` is the maximum length of a text."""
         self.sequences: list[Sequence] = []
         self._slots = slots
         self._text_max = text_max
@@ -127,18 +127,18 @@ class Batch:
 
     @property
     def text_mask(self) -> Tensor:
-        """Which columns of the texts are tokens, [sequences, columns]."""
+        """Mask of the columns of texts that are tokens, [sequences, columns]."""
         return (torch.arange(max(self._sizes)) < torch.tensor(self._sizes)[:, None]).long()
 
     @property
     def mask(self) -> Tensor:
-        """Which columns of the answers are tokens, the next one included, [sequences, columns]."""
+        """Mask of the columns of answers that are tokens, the next one included, [sequences, columns]."""
         width = max(self._lengths) + 1
         starts = width - 1 - torch.tensor(self._lengths)[:, None]
         return (torch.arange(width) >= starts).long()
 
     def cache(self) -> EncoderDecoderCache:
-        """What transformers' models read, and write the next tokens to; then call `grew`."""
+        """Return the cache that the model reads, and writes the next tokens to; call `grew` after it."""
         sequences, width = len(self.sequences), max(self._sizes)
         self._make_room(max(self._lengths) + 1)
         first = self._end - max(self._lengths)
@@ -147,7 +147,7 @@ class Batch:
         return EncoderDecoderCache(Cache(layers=own), Cache(layers=texts))
 
     def grew(self) -> None:
-        """Each sequence has a token more."""
+        """Count one more token of each sequence."""
         self._end += 1
         self._lengths = [length + 1 for length in self._lengths]
 
@@ -158,7 +158,7 @@ class Batch:
         sizes: abc.Sequence[int],
         cache: EncoderDecoderCache,
     ) -> None:
-        """Adds sequences with answers of `length` tokens and texts of `sizes`, computed in `cache`."""
+        """Add sequences with answers of `length` tokens and texts of `sizes`, computed in `cache`."""
         own: list[Any] = cache.self_attention_cache.layers
         texts: list[Any] = cache.cross_attention_cache.layers
         if not self._own:
@@ -176,7 +176,7 @@ class Batch:
         self._sizes += sizes
 
     def keep(self, sequences: Collection[Sequence]) -> None:
-        """Drops all others."""
+        """Drop all other sequences."""
         for place in reversed(range(len(self.sequences))):
             if self.sequences[place] not in sequences:
                 self._drop(place)
@@ -192,7 +192,7 @@ class Batch:
             values.pop()
 
     def _make_room(self, length: int) -> None:
-        """For an answer of `length`, and a column more: a copy at most once in as many steps as it is long."""
+        """Make room for an answer of `length` and one more column, with a copy only when answers have doubled."""
         longest, columns = max((*self._lengths, length)), self._own[0].keys.shape[2]
         if longest <= self._end < columns:
             return
@@ -212,7 +212,7 @@ class Batch:
             ]
 
     def _moved(self, old: Buffer, columns: slice, end: int, width: int) -> Buffer:
-        """A buffer of `width` columns, `columns` of the old one before `end`."""
+        """Return a buffer of `width` columns, with `columns` of the old one before `end`."""
         new, sequences = Buffer(old.keys, self._slots, width), len(self.sequences)
         if sequences:
             start = end - (columns.stop - columns.start)
@@ -224,11 +224,11 @@ class EncoderDecoder:
     """The model: begins sequences, and computes the next token of all of them.
 
     Attributes:
-        prefix: the tokens that begin every answer and are no part of it.
-        vocab_size: tokens.
-        places_max: most places that the encoder makes of a sequence; 0: as many as a prompt has tokens.
-        begins_max: most sequences that it begins in one step.
-        trial: what a sequence hears that warms the model up.
+        prefix: Tokens that begin every answer and are not part of it.
+        vocab_size: Number of tokens.
+        places_max: Maximum length of the encoder's output; 0: the length of the prompt.
+        begins_max: Maximum number of sequences that begin in one step.
+        trial: Sound of the sequence that warms the model up.
     """
 
     begins_max: ClassVar[int] = 1024
@@ -248,42 +248,42 @@ class EncoderDecoder:
         self._never = ruled_out(model.generation_config)
 
     def begin(
-        self, sequences: abc.Sequence[Sequence], batch: Batch
+        self, sequences: abc.Sequence[Sequence], batch: DecodingBatch
     ) -> Iterator[tuple[abc.Sequence[Sequence], Tensor]]:
-        """Adds new sequences to `batch`; yields them in groups with the logits of their next tokens."""
+        """Add new sequences to `batch`; yield them in groups with the logits of their next tokens."""
         states = dict(zip(sequences, self._states(sequences), strict=True))
         for _, group in groupby(
-            sorted(sequences, key=_order), key=lambda sequence: len(self._said(sequence))
+            sorted(sequences, key=_order), key=lambda sequence: len(self._decoder_tokens(sequence))
         ):
             members = list(group)
             yield members, self._begin(members, [states[sequence] for sequence in members], batch)
 
     def check(self, sequence: SequenceSpec) -> None:
-        """Raises InvalidRequest for what the encoder does not take."""
+        """Raise InvalidRequest for sequences that the encoder cannot read."""
         if sequence.audio is not None:
             raise InvalidRequest("this model takes text and no audio")
 
     def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
-        """Rules tokens out of `logits`, [sequences, vocabulary]."""
+        """Exclude tokens in `logits`, [sequences, vocabulary]."""
         if self._never:
             logits[:, self._never] = -torch.inf
 
     def _states(self, sequences: abc.Sequence[Sequence]) -> abc.Sequence[Tensor]:
-        """What the encoder makes of each sequence, [places, size]."""
+        """Return the encoder's output for each sequence, [positions, size]."""
         return self._encode([Text(sequence.spec.prompt) for sequence in sequences])
 
-    def _said(self, sequence: Sequence) -> list[int]:
-        """The decoder's tokens so far."""
+    def _decoder_tokens(self, sequence: Sequence) -> list[int]:
+        """Return the decoder's tokens so far."""
         return [*self.prefix, *sequence.tokens[len(sequence.spec.prompt) :]]
 
     def _begin(
-        self, sequences: abc.Sequence[Sequence], states: abc.Sequence[Tensor], batch: Batch
+        self, sequences: abc.Sequence[Sequence], states: abc.Sequence[Tensor], batch: DecodingBatch
     ) -> Tensor:
         sizes = [len(state) for state in states]
         device = self._model.device
         padded = [functional.pad(one, (0, 0, 0, max(sizes) - len(one))) for one in states]
         mask = (torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]).long()
-        tokens = [self._said(sequence) for sequence in sequences]
+        tokens = [self._decoder_tokens(sequence) for sequence in sequences]
         length = len(tokens[0])
         places = torch.arange(length).expand(len(sequences), -1)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -292,10 +292,8 @@ class EncoderDecoder:
         batch.add(sequences, length, sizes, cache)
         return logits
 
-    def next(self, batch: Batch) -> Tensor:
-        """The logits of the next token of each sequence, [sequences, vocabulary]; the newest ones are in the cache
-        then.
-        """
+    def next(self, batch: DecodingBatch) -> Tensor:
+        """Add the newest tokens to the cache; return the logits of each next token, [sequences, vocabulary]."""
         tokens, mask = [[sequence.tokens[-1]] for sequence in batch.sequences], batch.text_mask
         # Of the texts only the shape is asked for: their keys and values are in the cache.
         size = self._model.get_input_embeddings().weight.shape[1]
@@ -330,12 +328,12 @@ class EncoderDecoder:
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
-    """Equally long answers are computed together."""
+    """Return the sort key that puts equally long answers together."""
     return sequence.answered, len(sequence.spec.prompt)
 
 
 class EncoderDecoderEngine(CachelessEngine):
-    """Texts in, answers out; see `Engine`."""
+    """An engine of an encoder-decoder; see `Engine`."""
 
     def __init__(
         self, model: EncoderDecoder, sampler: Sampler, limits: SequenceLimits, sides: SideLimits
@@ -344,7 +342,7 @@ class EncoderDecoderEngine(CachelessEngine):
         self._model = model
         self.sampler = sampler
         self._sides = sides
-        self._batch = Batch(limits.slots, model.places_max or sides.prompt)
+        self._batch = DecodingBatch(limits.slots, model.places_max or sides.prompt)
 
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Which encoder-decoders of transformers are served, and how the engine of each is loaded."""
+"""The encoder-decoders of transformers that are served, and how their engines are loaded."""
 
 import logging
 from typing import Final
@@ -17,17 +17,17 @@ from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import GENERATE, side_limits
 
 FAMILIES: Final = ("t5", "mt5", "umt5", "bart", "marian", "pegasus", "whisper")
-"""Values of `model_type`."""
+"""Supported values of `model_type`."""
 
 logger = logging.getLogger(__name__)
 
 
 def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine | None:
-    """The engine of a folder or hub id, warmed up; None where it is no encoder-decoder, or cannot be read.
+    """Load the engine of a folder or hub id, warmed up; return None if it is no encoder-decoder or cannot be read.
 
     Raises:
-        SettingsError: it is of a family that is not served, or a setting does not fit it.
-        ValueError, OSError: its weights cannot be read.
+        SettingsError: Its family is not served, or a setting does not fit it.
+        ValueError, OSError: Its weights cannot be read.
     """
     try:
         path = resolve_model_path(settings.path)

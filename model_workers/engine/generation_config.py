@@ -1,4 +1,4 @@
-"""What counts of a model's generation_config.json; the rest (sampling, beams, penalties) is the request's to say."""
+"""The parts of a model's generation_config.json that apply; the rest (sampling, beams, penalties) is in the request."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from sluice.settings import SettingsError
 
 
 def answer_prefix(model: Any) -> tuple[int, ...]:
-    """Return the tokens that begin every answer of an encoder-decoder and are no part of it.
+    """Return the tokens that begin every answer of an encoder-decoder and are not part of it.
 
     Raises:
-        SettingsError: the model names none.
+        SettingsError: The model names none.
     """
     generation = model.generation_config
     first, forced = generation.decoder_start_token_id, generation.forced_bos_token_id
@@ -27,7 +27,7 @@ def ruled_out(generation: Any) -> list[int]:
 
 
 def pad_token(generation: Any) -> int:
-    """Return the token that fills shorter sequences up."""
+    """Return the token that pads shorter sequences."""
     for value in (generation.pad_token_id, generation.eos_token_id):
         if value is not None:
             return int(value[0] if isinstance(value, list) else value)

@@ -128,8 +128,7 @@ class PagedEngine(ScheduledEngine):
     ) -> None:
         """Create an engine without sequences.
 
-        Args:
-            overlap: Whether a step begins before the draws of the one before are read; ignored with a speculator.
+        - `overlap`: Whether a step begins before the draws of the one before are read; ignored with a speculator.
         """
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
         limits = SequenceLimits(slots, max_waiting, model.context_tokens, prefill_tokens)

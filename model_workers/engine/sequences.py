@@ -266,9 +266,8 @@ def check_sequence(
 ) -> None:
     """Raise an error for a sequence that an engine refuses.
 
-    Args:
-        older: Attempt number of the same request in the engine; None: it is not there.
-        sequences: Number of sequences in the engine.
+    - `older`: Attempt number of the same request in the engine; None: it is not there.
+    - `sequences`: Number of sequences in the engine.
 
     Raises:
         SluiceError: See `Engine.add`.

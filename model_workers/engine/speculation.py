@@ -109,9 +109,8 @@ class SpeculationController:
     ) -> bool:
         """Add a step with drafts that gave `tokens`; return True if it ends an attempt.
 
-        Args:
-            catching_up: Whether the small model had prompts to compute. An attempt does not count such steps: at its
-                start all sequences need them, later they are part of the cost of every new sequence.
+        - `catching_up`: Whether the small model had prompts to compute. An attempt does not count such steps: at its
+          start all sequences need them, later they are part of the cost of every new sequence.
         """
         times = self._of(sequences)
         was_known = times.drafted.is_known
@@ -191,11 +190,10 @@ class Speculator:
     ) -> None:
         """Create a speculator that drafts up to `draft_tokens` per step.
 
-        Args:
-            vocab_size: Vocabulary of the large model; the two may differ in tokens that no tokenizer knows.
-            catch_up_tokens: Maximum number of prompt tokens that the small model computes in a step.
-            clock: Returns monotonic seconds.
-            controller: Decides when to draft.
+        - `vocab_size`: Vocabulary of the large model; the two may differ in tokens that no tokenizer knows.
+        - `catch_up_tokens`: Maximum number of prompt tokens that the small model computes in a step.
+        - `clock`: Returns monotonic seconds.
+        - `controller`: Decides when to draft.
         """
         self.controller = controller or SpeculationController()
         self.drafted = self.accepted = 0
@@ -216,8 +214,7 @@ class Speculator:
     ) -> dict[Sequence, list[int]]:
         """Return drafted next tokens of decoding sequences; none where drafting does not pay.
 
-        Args:
-            widen: Extends the table of a sequence by this many tokens, or returns False.
+        - `widen`: Extends the table of a sequence by this many tokens, or returns False.
         """
         self._began = self._clock()
         self._caught_up = True

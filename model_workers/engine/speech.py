@@ -1,9 +1,9 @@
 """Whisper: speech in, text out; the rest of its engine is that of every encoder-decoder.
 
-A sequence's audio becomes log-mel features here, by transformers' own feature extractor, and the encoder hears a few
-sequences at a time: each costs as much as the longest, so a step must not wait for many. The prompt is what the decoder
-begins with (start, language, task), as the gateway has chosen it; where the language is to be found, the answer begins
-with it.
+Audio becomes log-mel features here, by transformers' own feature extractor. The encoder computes only a few sequences
+at a time: each costs as much as the longest, and a step must not wait for many. The prompt holds the decoder's first
+tokens (start, language, task), as the gateway has chosen them. If the language is to be detected, the answer begins
+with its token.
 """
 
 from collections import abc
@@ -26,12 +26,13 @@ from sluice.errors import InvalidRequest
 from sluice.settings import SettingsError
 
 SAMPLES_A_SECOND: Final = 16_000
+"""Sample rate of the audio."""
 _LOUDEST: Final = 32_768.0
-"""The largest value of a sample of 16 bits."""
+"""Scale of 16-bit samples."""
 
 
 class SpeechModel(EncoderDecoder):
-    """The model with its feature extractor; see `EncoderDecoder`."""
+    """A speech model with its feature extractor; see `EncoderDecoder`."""
 
     begins_max: ClassVar[int] = 8
     trial: ClassVar[AudioSpec | None] = AudioSpec(bytes(2))
@@ -59,7 +60,7 @@ class SpeechModel(EncoderDecoder):
             )
 
     def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
-        """See `EncoderDecoder.restrict`: the language and what must follow it come before all else."""
+        """Restrict the next tokens as `EncoderDecoder.restrict`, after the language token and its fixed followers."""
         chosen = {
             place: self._opening(sequence, logits[place])
             for place, sequence in enumerate(sequences)
@@ -74,7 +75,7 @@ class SpeechModel(EncoderDecoder):
                 logits[place, self._not_first] = -torch.inf
 
     def _opening(self, sequence: Sequence, logits: Tensor) -> int:
-        """The token of the answer's opening that is next."""
+        """Return the next token of the answer's fixed opening."""
         assert sequence.spec.audio is not None
         if sequence.answered:
             return sequence.spec.audio.opening[sequence.answered - 1]
@@ -89,7 +90,7 @@ class SpeechModel(EncoderDecoder):
         states: Tensor = self._model.get_encoder()(features).last_hidden_state
         return states.float().unbind()
 
-    def _said(self, sequence: Sequence) -> list[int]:
+    def _decoder_tokens(self, sequence: Sequence) -> list[int]:
         return sequence.tokens
 
     def _features(self, heard: abc.Sequence[bytes]) -> Tensor:
@@ -100,17 +101,17 @@ class SpeechModel(EncoderDecoder):
 
 
 def _opening_length(sequence: Sequence) -> int:
-    """Tokens of the answer that are no text: the language that is to be found, and those behind it."""
+    """Return the number of answer tokens that are no text: the detected language and its fixed followers."""
     assert sequence.spec.audio is not None
     return 1 + len(sequence.spec.audio.opening) if sequence.spec.audio.opening else 0
 
 
 def load_speech_model(path: str, dtype: torch.dtype, device: torch.device) -> SpeechModel:
-    """The model of a folder or hub id.
+    """Load the model of a folder or hub id.
 
     Raises:
-        SettingsError: its features are of another kind, or its weights are not all there.
-        ValueError, OSError: it cannot be read.
+        SettingsError: Its features are of another kind, or its weights are not complete.
+        ValueError, OSError: It cannot be read.
     """
     model = read_whole(WhisperForConditionalGeneration, path, dtype=dtype)
     try:

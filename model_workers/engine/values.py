@@ -1,8 +1,8 @@
-"""The engines of models that read a text at once, on transformers' own model code.
+"""Engines of models that read a whole text at once, on transformers' own model code.
 
-The answer of most is numbers: embeddings, scores of pairs (rerankers), labels of tokens (NER). A sequence of a sequence
-classifier answers with the number of its best label; its log-probabilities are those of all labels, so no other message
-is needed.
+Most return numbers: embeddings, scores of pairs (rerankers), labels of tokens (NER). A sequence classifier answers with
+the number of the best label as its only token, and the log-probabilities of all labels, so that no other message is
+needed.
 """
 
 import logging
@@ -47,23 +47,25 @@ from sluice.settings.sentence_folder import SentenceFolder, read_sentence_folder
 
 Values = NDArray[np.float32]
 Compute = Callable[[abc.Sequence[SequenceSpec]], abc.Sequence[Values]]
-"""The numbers of each sequence."""
+"""Computes the numbers of each sequence."""
 
 Classify = Callable[[abc.Sequence[abc.Sequence[int]]], abc.Sequence[abc.Sequence[float]]]
-"""Natural log-probability of every label, for each text."""
+"""Computes the natural log-probability of every label for each text."""
 
 _ACTIVATIONS: Final = {
     "Sigmoid": torch.sigmoid,
     "Identity": lambda logits: logits,
     "Tanh": torch.tanh,
 }
+"""Supported activations of rerankers, by the name of torch's class."""
 _HUB_FILES: Final = ("*.json", "*/*.json", "*.txt", "*.safetensors", "*/*.safetensors")
+"""Files that are fetched for a hub id."""
 
 logger = logging.getLogger(__name__)
 
 
 class ValuesEngine(WholeTextEngine):
-    """Sequences in, numbers out; see `Engine`."""
+    """An engine that returns numbers; see `Engine`."""
 
     def __init__(self, compute: Compute, limits: SequenceLimits, vocab_size: int) -> None:
         # Nothing is drawn: a text may fill the context.
@@ -87,7 +89,7 @@ class ValuesEngine(WholeTextEngine):
 
 
 class ClassifierEngine(WholeTextEngine):
-    """Sequences in, labels out; see `Engine`."""
+    """An engine that returns labels; see `Engine`."""
 
     def __init__(self, classify: Classify, limits: SequenceLimits) -> None:
         super().__init__(limits)
@@ -115,14 +117,14 @@ def _end(sequence: Sequence, values: Values) -> SequenceStep:
 
 
 class Embedder:
-    """Embeddings of texts."""
+    """Computes embeddings of texts."""
 
     def __init__(self, model: Any, pipeline: Pipeline) -> None:
         self._hidden = hidden_of(model)
         self._pipeline = pipeline
 
     def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        """The embedding of each sequence's text."""
+        """Return the embedding of each sequence."""
         hidden = self._hidden([Text(sequence.prompt) for sequence in sequences])
         found: Values = self._pipeline(hidden).cpu().numpy()
         return [
@@ -139,14 +141,14 @@ class Embedder:
 
 
 class Reranker:
-    """Scores of pairs of texts, by a sequence classification head with one label."""
+    """Scores pairs of texts, with a sequence classification head of one label."""
 
     def __init__(self, model: Any) -> None:
         self._logits = PaddedTexts(model, lambda output: output.logits[:, 0])
         self._activation = _activation(model.config)
 
     def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        """The score of each sequence's pair of texts, [1]."""
+        """Return the score of each sequence's pair of texts, shape [1]."""
         pairs = [
             Text(sequence.prompt, sequence.values.second_text if sequence.values else 0)
             for sequence in sequences
@@ -156,13 +158,13 @@ class Reranker:
 
 
 class TokenClassifier:
-    """The most probable label of every token, by a token classification head."""
+    """Computes the most probable label of every token, with a token classification head."""
 
     def __init__(self, model: Any) -> None:
         self._logits = PaddedTexts(model, lambda output: output.logits)
 
     def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        """See `Compute`; of each token the number of its label, and the label's probability."""
+        """Return the number of each token's label and its probability; see `Compute`."""
         found = self._logits([Text(sequence.prompt) for sequence in sequences])
         return [_labelled(logits) for logits in found]
 
@@ -176,7 +178,7 @@ class SequenceClassifier:
         self._independent = model.config.problem_type == "multi_label_classification"
 
     def logprobs(self, texts: abc.Sequence[abc.Sequence[int]]) -> list[list[float]]:
-        """The log-probabilities of each text's labels; it is a `Classify`."""
+        """Return the log-probabilities of each text's labels; a `Classify`."""
         logits = torch.stack(self._logits([Text(text) for text in texts]))
         normalized = functional.logsigmoid(logits) if self._independent else logits.log_softmax(-1)
         values: list[list[float]] = normalized.cpu().tolist()
@@ -190,7 +192,7 @@ def _labelled(logits: torch.Tensor) -> Values:
 
 
 def _activation(config: Any) -> Any:
-    """What sentence-transformers applies to the logits: a name in the configuration, else the sigmoid."""
+    """Return what sentence-transformers applies to the logits: the configured activation, else the sigmoid."""
     named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
     kind = named.rpartition(".")[2]
@@ -201,11 +203,11 @@ def _activation(config: Any) -> Any:
 
 
 def load_values(settings: ModelSettings) -> ValuesEngine:
-    """The engine of a folder or hub id of an embedding model, a reranker or a token classifier, warmed up.
+    """Load the engine of an embedding model, a reranker or a token classifier, warmed up.
 
     Raises:
-        SettingsError: it is of another kind, or has a part that is not served.
-        ValueError, OSError: it cannot be read.
+        SettingsError: It is of another kind, or has a part that is not served.
+        ValueError, OSError: It cannot be read.
     """
     folder = read_sentence_folder(_folder_of(settings))
     device = find_device(settings.device)
@@ -220,11 +222,11 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
 
 
 def load_classifier(settings: ModelSettings) -> ClassifierEngine:
-    """The engine of a folder or hub id, warmed up.
+    """Load the engine of a sequence classifier, warmed up.
 
     Raises:
-        SettingsError: it has no sequence classification head, or its context is smaller than asked for.
-        ValueError, OSError: it has no labels, or cannot be read.
+        SettingsError: It has no sequence classification head, or its context is shorter than set.
+        ValueError, OSError: It has no labels, or cannot be read.
     """
     path = resolve_model_path(settings.path)
     config = AutoConfig.from_pretrained(path)
@@ -244,13 +246,13 @@ _MODELS: Final = {
     "reranker": AutoModelForSequenceClassification,
     "token_classifier": AutoModelForTokenClassification,
 }
-"""The class of transformers' models, by engine."""
+"""Class of transformers for the model, by engine."""
 
 
 def _load_compute(
     settings: ModelSettings, folder: SentenceFolder, device: torch.device, dtype: torch.dtype
 ) -> tuple[Compute, Any]:
-    """What computes the numbers, and the configuration of its model."""
+    """Return what computes the numbers, and the configuration of its model."""
     engine, config = settings.engine, AutoConfig.from_pretrained(folder.transformer)
     if config.is_encoder_decoder:
         raise SettingsError("is an encoder-decoder model; name an encoder")

@@ -1,6 +1,6 @@
-"""What folders and hub ids hold: weights, all of them, and the tokenizer's file.
+"""Reads the content of model folders and hub ids: complete weights, and the tokenizer's file.
 
-transformers draws numbers for weights that a checkpoint lacks.
+transformers silently initializes weights that a checkpoint lacks with random numbers; here that is an error.
 """
 
 import json
@@ -14,21 +14,21 @@ from model_workers.model_folder import TOKENIZER
 from sluice.settings import SettingsError
 
 _NAMED: Final = 3
+"""Number of weights that an error names."""
 
 logger = logging.getLogger(__name__)
 
 
 def read_whole(make: Any, path: str | Path, *, unused: Sequence[str] = (), **options: Any) -> Any:
-    """What `make.from_pretrained` reads of a folder or hub id.
+    """Return what `make.from_pretrained` reads of a folder or hub id.
 
     Weights that are tied to others, or that the family computes, may be missing.
 
-    Args:
-        unused: how the names of weights begin that nothing here computes with; they may be missing too.
+    - `unused`: Prefixes of names of weights that nothing here computes with; they may be missing too.
 
     Raises:
-        SettingsError: a weight is missing, or has another shape than the configuration says.
-        ValueError, OSError: it cannot be read.
+        SettingsError: A weight is missing, or its shape differs from the configuration.
+        ValueError, OSError: It cannot be read.
     """
     model, about = make.from_pretrained(
         path, output_loading_info=True, ignore_mismatched_sizes=True, **options
@@ -55,7 +55,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def find_constraints(path: str) -> ConstraintCompiler | None:
-    """The constraints of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
+    """Return the constraint compiler of a folder or hub id; None if its tokens cannot be constrained."""
     file = tokenizer_of(path)
     if file is None:
         logger.warning(
@@ -71,7 +71,7 @@ def find_constraints(path: str) -> ConstraintCompiler | None:
 
 
 def tokenizer_of(path: str) -> Path | None:
-    """The tokenizer's file of a folder or of a hub id; None when there is none."""
+    """Return the tokenizer's file of a folder or hub id; None if there is none."""
     if Path(path).is_dir():
         return file if (file := Path(path, TOKENIZER)).is_file() else None
     # Imported here: folders, the shipped ones among them, load without transformers.

@@ -1,1 +1,1 @@
-"""The engine "openai": rows that somebody else's server computes, in a worker process without Triton."""
+"""The engine "openai": sequences that an upstream server computes, in a worker process without Triton."""

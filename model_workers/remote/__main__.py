@@ -1,6 +1,6 @@
-"""`python -m model_workers.remote --config FILE --model NAME`: a worker of a model with the engine "openai".
+"""Runs a worker of a model with the engine "openai": `python -m model_workers.remote --config FILE --model NAME`.
 
-It ends on SIGTERM or SIGINT; its rows go on in other workers.
+It ends on SIGTERM or SIGINT; its sequences continue in other workers.
 """
 
 import sluice.quick_start  # noqa: F401
@@ -32,11 +32,11 @@ from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.names import SERVICE_WORKER
 from sluice.telemetry.tracing import start_tracing
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Run the process; return its exit code."""
     arguments = _arguments()
     try:
         settings = load(arguments.config)
@@ -78,7 +78,7 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         except RuntimeError as error:
             raise SetupError(f"{address} cannot be listened on; choose another port") from error
         freeze_heap()
-        log.info("worker %s asks %s at %s for %s", worker.worker_id, url, address, model.name)
+        logger.info("worker %s asks %s at %s for %s", worker.worker_id, url, address, model.name)
         await stop.wait()
         watching.cancel()
         worker.stop()

@@ -1,4 +1,4 @@
-"""OpenAI's API as a worker speaks it: the body of a request, and what the events of its stream say."""
+"""OpenAI's API from the side of a client: the body of a request, and the content of its stream's events."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ from sluice.settings.remote import ServerSettings
 from sluice.wire.text_tokens import TextTokens, load_text_tokens
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A longer event is no answer of ours."""
+"""Maximum size of an event; a longer one is no answer."""
 SEED_MAX: Final = 2**31
-"""Some servers keep seeds in 32 bits."""
+"""Upper bound of seeds: some servers store them in 32 bits."""
 DONE: Final = "[DONE]"
 CONTEXT_MAX: Final = 1 << 24
-"""Where nothing says how long the context is; gateways refuse such a model."""
+"""Context length if nothing names one; gateways refuse such a model."""
 TOKEN_CHARS_MAX: Final = 256
-"""Longest text of a token with log-probabilities; it travels with each."""
+"""Maximum length of a token's text in log-probabilities, because it travels with each."""
 ALTERNATIVES_MAX: Final = 20
 
 _ENDS: Final[Mapping[str, SequenceEnd]] = {
@@ -64,7 +64,7 @@ class ServerToken:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What an event says: text, pieces of tool calls or token ids, as the API of the server is; the end, or both."""
+    """Content of an event: text, pieces of tool calls or token ids, by the server's API; the end, or both."""
 
     reasoning: str = ""
     text: str = ""
@@ -77,17 +77,17 @@ class Chunk:
 
 
 class EventReader:
-    """Cuts a stream of server-sent events into their data."""
+    """Splits a stream of server-sent events into their data."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> Iterator[str]:
-        """The data of the events that `received` completes.
+        """Return the data of the events that `received` completes.
 
         Raises:
-            ServerFault: this is no stream of events.
+            ServerFault: This is no stream of events.
         """
         self._rest += received
         *lines, rest = self._rest.split(b"\n")
@@ -105,12 +105,12 @@ class EventReader:
 
 @dataclass(frozen=True)
 class ServerApi:
-    """The API as one model's server speaks it.
+    """The API of one model's server.
 
     Attributes:
-        tokens: of text; None: the server takes and gives token ids.
-        context_tokens: prompt and answer together.
-        prefix_cache: which requests may share the server's cache, where it takes a `cache_salt`.
+        tokens: Tokens of text; None: the server exchanges token ids.
+        context_tokens: Maximum length of prompt and answer together.
+        prefix_cache: Which requests may share the server's cache, if it has a `cache_salt`.
     """
 
     settings: ServerSettings
@@ -120,25 +120,25 @@ class ServerApi:
 
     @property
     def path(self) -> str:
-        """Where requests go, behind `url`."""
+        """Path of requests, relative to `url`."""
         return "/chat/completions" if self.settings.api == "chat" else "/completions"
 
     def known_text(self, spec: SequenceSpec) -> str:
-        """What the server will say again of a row that was begun before."""
+        """Return the text that the server will repeat of a sequence that was begun before."""
         if self.settings.api != "chat":
             return ""
         assert self.tokens is not None, "text needs them"
         return self.tokens.decode(spec.produced)
 
     def is_whole(self, spec: SequenceSpec) -> bool:
-        """Whether a row that was begun before lacks only its end, as far as tokens of the server are counted."""
+        """Return whether a sequence lacks only its end, as far as the server's tokens are counted."""
         return self.settings.api != "chat" and len(spec.produced) >= spec.sampling.max_tokens
 
     def body(self, spec: SequenceSpec) -> dict[str, Any]:
-        """The body of the request for a row.
+        """Return the body of the request for a sequence.
 
         Raises:
-            ServerFault: its prompt is not one that the server can be asked.
+            ServerFault: The server cannot take its prompt.
         """
         body: dict[str, Any] = {"model": self.settings.model, "stream": True}
         if self.settings.api == "chat":
@@ -151,10 +151,10 @@ class ServerApi:
         return {**self.settings.extra_body, **body, **self._sampling(spec), **_tool_use(spec)}
 
     def chunk(self, data: str) -> Chunk:
-        """What one event says.
+        """Return the content of an event.
 
         Raises:
-            ServerFault: the server has failed, or says something else than its API allows.
+            ServerFault: The server has failed, or violates its API.
         """
         try:
             event = json.loads(data)
@@ -171,7 +171,7 @@ class ServerApi:
             ) from error
 
     def _sampling(self, spec: SequenceSpec) -> dict[str, Any]:
-        """The sampling parameters that ask for something, by the server's names."""
+        """Return the sampling parameters that differ from defaults, by the server's names."""
         sampling, names = spec.sampling, self.settings.names
         produced = 0 if self.settings.api == "chat" else len(spec.produced)  # or it begins anew
         values: dict[str, Any] = {
@@ -199,19 +199,19 @@ class ServerApi:
         return body
 
     def _cache_salt(self, spec: SequenceSpec) -> str | None:
-        """Return what a server puts before a prompt to find its cached blocks: equal where they may be shared."""
+        """Return the salt of a server's prefix cache: equal where blocks may be shared."""
         shared = {"mesh": None, "tenant": f"tenant {spec.tenant}", "off": spec.request_id}
         sharing = shared[self.prefix_cache]
         return None if sharing is None else hashlib.sha256(sharing.encode()).hexdigest()
 
     def _alternatives(self, sampling: Sampling) -> int | None:
-        """The value of `logprobs`: in a chat whether there are alternatives, their number has a field of its own."""
+        """Return the value of `logprobs`: in a chat a flag, because the number of alternatives has its own field."""
         if not sampling.logprobs:
             return None
         return True if self.settings.api == "chat" else sampling.top_logprobs
 
     def _max_tokens(self, spec: SequenceSpec, produced: int) -> int | None:
-        """None: what the context has room for, which a server with other tokens than ours counts better."""
+        """Return the limit; None: the rest of the context, which a server with other tokens counts better."""
         limit = spec.sampling.max_tokens
         is_whole = len(spec.prompt) + limit >= self.context_tokens
         return None if is_whole and self.tokens is not None else limit - produced
@@ -245,7 +245,7 @@ def _unless_neutral(sampling: Sampling, name: str) -> float | None:
 
 
 def _response_format(sampling: Sampling) -> dict[str, Any] | None:
-    """Return the caller's own, else one that asks for the schema."""
+    """Return the caller's own response_format, else one for the schema."""
     if sampling.server is not None and sampling.server.response_format:
         shape: dict[str, Any] = json.loads(sampling.server.response_format)
         return shape
@@ -256,7 +256,7 @@ def _response_format(sampling: Sampling) -> dict[str, Any] | None:
 
 
 def _options(sampling: Sampling) -> dict[str, Any]:
-    """Return what is asked of a server alone, by our names."""
+    """Return the options that only servers have, by our names."""
     options = sampling.server or ServerOptions()
     choice: Any = "required" if options.call_required else None
     if options.function:
@@ -300,7 +300,7 @@ def _usage(said: Mapping[str, Any] | None) -> ServerUsage | None:
 
 
 def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
-    """Tokens of a chat as the server counts them; a refusal has none of its own."""
+    """Return tokens of a chat as the server counts them; a refusal has none."""
     return tuple(
         ServerToken(
             _bytes_of(one),
@@ -315,13 +315,13 @@ def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
 
 
 def _bytes_of(token: Mapping[str, Any]) -> bytes:
-    """Not every server says the bytes, which a token that is no whole character needs."""
+    """Return a token's bytes: its text if the server does not send them."""
     given = token.get("bytes")
     return str(token["token"]).encode() if given is None else bytes(given)
 
 
 def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities as vLLM gives them with return_tokens_as_token_ids: tokens are "token_id:N"."""
+    """Return log-probabilities as vLLM sends them with return_tokens_as_token_ids: tokens are "token_id:N"."""
     if not said:
         return ()
     alternatives = said.get("top_logprobs") or [{}] * len(said["token_logprobs"])
@@ -335,10 +335,10 @@ def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:
 
 
 def find_text_tokens(model: ModelSettings) -> TextTokens | None:
-    """The tokens of text; None for a server that takes and gives token ids.
+    """Return the tokens of text; None for a server that exchanges token ids.
 
     Raises:
-        SettingsError: there is no tokenizer, or it loses something.
+        SettingsError: There is no tokenizer, or it is not lossless.
     """
     assert model.server is not None
     return (
@@ -349,7 +349,7 @@ def find_text_tokens(model: ModelSettings) -> TextTokens | None:
 
 
 def find_context(model: ModelSettings) -> int:
-    """Prompt and answer together, tokens."""
+    """Return the maximum length of prompt and answer together, in tokens."""
     if model.context_tokens is not None:
         return model.context_tokens
     try:

@@ -28,13 +28,13 @@ from model_workers.remote.faults import ServerFault
 BEGIN: Final = "<tool_call>"
 END: Final = "</tool_call>"
 CALLS_CHARS_MAX: Final = 4 * 1024 * 1024
-"""Limit for the arguments of all calls of an answer, in characters."""
+"""Maximum length of the arguments of all calls of an answer, in characters."""
 CALLS_MAX: Final = 2048
-"""Limit for the calls of an answer."""
+"""Maximum number of calls of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CallPiece:
     """A piece of a call, as a server sends it."""
 
     index: int | None
@@ -44,10 +44,10 @@ class Piece:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class ToolCall:
     """One call, while its pieces arrive."""
 
-    first: Piece
+    first: CallPiece
     arguments: list[str] = field(default_factory=list)
     is_written: bool = False
 
@@ -64,7 +64,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The call as Hermes writes it; servers send nothing, null or an empty text for no arguments."""
+        """The call as Hermes writes it; for no arguments servers send nothing, null or an empty text."""
         arguments = "".join(self.arguments).strip()
         if arguments in ("", "null", '""'):
             arguments = "{}"
@@ -75,15 +75,15 @@ class CallText:
     """The calls of one answer as text."""
 
     def __init__(self) -> None:
-        self._calls: list[Call] = []
-        self._unwritten: deque[Call] = deque()
+        self._calls: list[ToolCall] = []
+        self._unwritten: deque[ToolCall] = deque()
         self._chars = 0
 
     def push(self, pieces: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of the calls that `pieces` show to be complete.
+        """Return the text of the calls that `pieces` complete.
 
         Raises:
-            ServerFault: a piece belongs to no call, or there are too many.
+            ServerFault: A piece belongs to no call, or there are too many.
         """
         texts: list[str] = []
         for piece in map(_piece_of, pieces):
@@ -95,12 +95,12 @@ class CallText:
         return "".join(texts)
 
     def close(self) -> str:
-        """Return the text of all other calls: the answer has ended."""
+        """Return the text of all other calls when the answer has ended."""
         texts = [self._write() for _ in range(len(self._unwritten))]
         return "".join(texts)
 
     def _complete(self) -> list[str]:
-        """Write the calls before the one that has begun, up to the first that may get more."""
+        """Write the calls before the newest one, up to the first that may get more pieces."""
         texts: list[str] = []
         while len(self._unwritten) > 1 and self._unwritten[0].is_complete:
             texts.append(self._write())
@@ -111,7 +111,7 @@ class CallText:
         call.is_written = True
         return call.text
 
-    def _call_of(self, piece: Piece) -> Call | None:
+    def _call_of(self, piece: CallPiece) -> ToolCall | None:
         """Return the call that `piece` belongs to; None: it begins one."""
         latest, index = self._calls[::-1], piece.index
         same_id = [call for call in latest if piece.id and call.first.id == piece.id]
@@ -123,17 +123,17 @@ class CallText:
             return call
         return None if _begins(piece, call, is_known=bool(same_id)) else call
 
-    def _begin(self, piece: Piece) -> Call:
+    def _begin(self, piece: CallPiece) -> ToolCall:
         if not piece.name:
             raise ServerFault("the server sent a tool call without a name")
         if len(self._calls) == CALLS_MAX:
             raise ServerFault(f"the server sent over {CALLS_MAX} tool calls")
-        call = Call(piece)
+        call = ToolCall(piece)
         self._calls.append(call)
         self._unwritten.append(call)
         return call
 
-    def _add(self, call: Call, arguments: str) -> None:
+    def _add(self, call: ToolCall, arguments: str) -> None:
         self._chars += len(arguments)
         if self._chars > CALLS_CHARS_MAX:
             raise ServerFault("the server sent tool calls without an end")
@@ -143,8 +143,8 @@ class CallText:
             raise ServerFault("the server went on with a tool call that was complete")
 
 
-def _begins(piece: Piece, call: Call, *, is_known: bool) -> bool:
-    """Whether a piece with a name begins another call than `call`, whose id it has where that `is_known`."""
+def _begins(piece: CallPiece, call: ToolCall, *, is_known: bool) -> bool:
+    """Return whether a piece with a name begins another call than `call`, whose id it has if `is_known`."""
     first = call.first
     if piece.name != first.name:
         return True
@@ -156,15 +156,15 @@ def _begins(piece: Piece, call: Call, *, is_known: bool) -> bool:
     return not goes_on or call.is_complete
 
 
-def _piece_of(piece: Mapping[str, Any]) -> Piece:
+def _piece_of(piece: Mapping[str, Any]) -> CallPiece:
     """Read a piece; some servers send the arguments as an object.
 
     Raises:
-        ServerFault: it is none.
+        ServerFault: It is no piece of a call.
     """
     function, index = piece.get("function") or {}, piece.get("index")
     arguments = function.get("arguments") or ""
-    return Piece(
+    return CallPiece(
         index if isinstance(index, int) else None,
         str(piece.get("id") or ""),
         str(function.get("name") or ""),

@@ -1,8 +1,7 @@
-"""Asks a server for the answer to one row, again where that is safe.
+"""Asks a server for the answer to one sequence, and retries where that is safe.
 
-A request is sent again inside the worker only before its first token, and only when the server could not be reached,
-has failed, or refused it for now. What breaks later is returned to the batcher, which sends the row with its tokens to
-a worker again.
+A worker retries a request only before its first token, and only if the server was unreachable, failed, or refused it
+for now. Later failures are returned to the batcher, which sends the sequence with its tokens to a worker again.
 """
 
 import asyncio
@@ -27,33 +26,34 @@ from model_workers.remote.api import (
 from model_workers.remote.calls import CallText
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from model_workers.remote.health import ServerHealth
-from model_workers.remote.http import Connection, HttpClient
+from model_workers.remote.http import HttpClient, ServerConnection
 from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
 from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded
 from sluice.telemetry.tracing import TRACEPARENT
 from sluice.wire.text_tokens import REASONING, REASONING_END, TextTokens, without_marks
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TRIES: Final = 3
-"""How often a request is sent to a server that fails; one that has failed as often for others gets one try."""
+"""Maximum number of requests to a failing server; one that has failed as often for others gets one."""
 CONNECT_S: Final = 5.0
 LIST_S: Final = 5.0
-"""How long a server may take to list its models, in seconds."""
+"""Timeout of listing the server's models, in seconds."""
 END_S: Final = 0.05
-"""How long the end of a stream may come after what says that it is complete, seconds."""
+"""How long the end of a complete stream may take, in seconds, before its connection is closed."""
 ERROR_BYTES_MAX: Final = 64 * 1024
 
 NO_LOGPROBS: Final = TokenLogprobs(0.0, text="")
-"""The last of our tokens in one of the server's has its entry; the others have this, whose probability is 1.
+"""Entry of tokens that are not the last one of the server's token, with probability 1.
 
-So sums are right, and what is left of the entries when these are dropped is what the server sent."""
+So sums are right, and without these entries the rest is what the server sent.
+"""
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False)
 
 Emit = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...]], None]
-"""Takes the next tokens of an answer."""
+"""Receives the next tokens of an answer."""
 
 
 Answered = tuple[SequenceEnd, ServerUsage | None]
@@ -61,18 +61,18 @@ Answered = tuple[SequenceEnd, ServerUsage | None]
 
 
 class ServerClient:
-    """One server.
+    """A client of one server.
 
     Attributes:
-        gate: when it may be asked.
-        health: whether it answers at all.
-        url: where its API begins.
+        gate: When the server may be called.
+        health: Whether the server responds at all.
+        url: Base URL of its API.
     """
 
     def __init__(
         self, api: ServerApi, url: str, on_gate: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_gate`: the gate has closed or opened, or the server went away or came back."""
+        """Create a client; `on_gate` is called when the gate closes or opens, and when the server's health changes."""
         self.url = url.rstrip("/")
         self.gate = Gate()
         self.health = ServerHealth(self.url, self._list_models, on_gate)
@@ -80,22 +80,22 @@ class ServerClient:
         self._settings = api.settings
         self._on_gate = on_gate
         self._is_told = False
-        """Whether the log says that the server does not have the model."""
+        """Whether it was logged that the server does not have the model."""
         self._opening: asyncio.TimerHandle | None = None
         self._http = HttpClient(self.url, CONNECT_S, self._settings.stall_s)
 
     async def __aenter__(self) -> Self:
-        """Open connections when they are needed; a request waits for none."""
+        """Return the client; connections open when they are needed."""
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         self._http.close()
 
     async def answer(self, spec: SequenceSpec, emit: Emit) -> Answered:
-        """Asks for the answer to a row, and emits its tokens; returns how it ended.
+        """Request the answer to a sequence and emit its tokens; return how it ended.
 
         Raises:
-            ServerFault: it cannot be had here, or not now.
+            ServerFault: It is not available here, or not now.
         """
         if self._api.is_whole(spec):
             return SequenceEnd.LENGTH, None
@@ -120,10 +120,10 @@ class ServerClient:
                     raise
 
     async def _list_models(self) -> None:
-        """Ask which models the server has.
+        """Check which models the server has.
 
         Raises:
-            ServerFault: it does not say it.
+            ServerFault: It does not list them.
         """
         try:
             async with asyncio.timeout(LIST_S):
@@ -132,7 +132,7 @@ class ServerClient:
             raise ServerFault(f"the server said nothing for {LIST_S:g} s") from None
         if names and self._settings.model not in names and not self._is_told:
             self._is_told = True
-            log.warning("%s has no model %r; it has %s", self.url, self._settings.model, names)
+            logger.warning("%s has no model %r; it has %s", self.url, self._settings.model, names)
 
     def _note(self, fault: ServerFault) -> None:
         now = time.monotonic()
@@ -143,7 +143,7 @@ class ServerClient:
         self._watch_gate()
 
     def _watch_gate(self) -> None:
-        """Tells when the gate has closed, and when it opens again."""
+        """Report when the gate has closed, and when it opens again."""
         wait_s = self.gate.open_at - time.monotonic()
         if wait_s > 0 and self._opening is None:
             self._on_gate()
@@ -185,8 +185,8 @@ class ServerClient:
                 self._http.release(response)
         return reading.answered()
 
-    async def _finish(self, response: Connection) -> None:
-        """Read to the end of a stream that is complete: its connection serves the next request."""
+    async def _finish(self, response: ServerConnection) -> None:
+        """Read to the end of a complete stream, so that its connection serves the next request."""
         if not response.is_whole:
             with suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
@@ -208,12 +208,12 @@ class ServerClient:
 
     async def _response(
         self, method: str, path: str, body: bytes = b"", traceparent: str = ""
-    ) -> Connection:
-        """Ask; the connection has the head of a successful response.
+    ) -> ServerConnection:
+        """Send a request; return the connection with the head of a successful response.
 
         Raises:
-            ServerFault: there is none, or its status says why.
-            ConnectionError: the connection broke.
+            ServerFault: There is none, or its status says why.
+            ConnectionError: The connection broke.
         """
         response = await self._http.send(method, path, self._headers(traceparent), body)
         if response.status == 200:
@@ -235,7 +235,7 @@ class ServerClient:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Turn what breaks a connection, or what is no answer, into a `ServerFault`."""
+    """Turn broken connections and invalid answers into a `ServerFault`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -244,7 +244,7 @@ def _faults() -> Iterator[None]:
 
 
 def _model_names(listed: bytes) -> list[str]:
-    """Not every server has a list, or one of this form."""
+    """Return the names of a list of models; not every server has a list of this form."""
     try:
         return [str(one["id"]) for one in json.loads(listed)["data"]]
     except (ValueError, TypeError, LookupError):
@@ -252,16 +252,16 @@ def _model_names(listed: bytes) -> list[str]:
 
 
 class _Reading:
-    """The answer to one row while it arrives.
+    """The answer to one sequence while it arrives.
 
     Attributes:
-        emitted: whether there were tokens.
+        emitted: Whether there were tokens.
     """
 
     def __init__(
         self, tokens: TextTokens | None, known: str, emit: Emit, *, with_logprobs: bool
     ) -> None:
-        """`known`: what the caller has of the text, which the server says again."""
+        """Create a reading; `known` is the text that the caller has, which the server repeats."""
         self.emitted = False
         self._tokens = tokens
         self._emit = emit
@@ -271,14 +271,14 @@ class _Reading:
         self._with_logprobs = with_logprobs
         self._has_logprobs = False
         self._reasons = False
-        """Whether what was said last is reasoning."""
+        """Whether the newest text is reasoning."""
         self._calls = CallText()
 
     def take(self, chunk: Chunk) -> None:
-        """What the server said next.
+        """Process a chunk.
 
         Raises:
-            ServerFault: it is not what was asked for, or not what it said before.
+            ServerFault: It is not what was requested, or differs from what was sent before.
         """
         token_ids, logprobs = chunk.token_ids, chunk.logprobs
         if said := self._text(chunk):
@@ -312,10 +312,10 @@ class _Reading:
         return tuple(token_ids), tuple(logprobs)
 
     def answered(self) -> Answered:
-        """How the answer ended.
+        """Return how the answer ended.
 
         Raises:
-            ServerFault: it did not.
+            ServerFault: It did not.
         """
         if self._end is None:
             raise ServerFault("the server cut the answer off")
@@ -337,7 +337,7 @@ class _Reading:
         return self._marked(without_marks(chunk.reasoning), without_marks(chunk.text + calls))
 
     def _marked(self, reasoning: str, text: str) -> str:
-        """Both as one text."""
+        """Return reasoning and text as one text."""
         said = reasoning
         if reasoning and not self._reasons:
             said, self._reasons = REASONING + reasoning, True
@@ -346,7 +346,7 @@ class _Reading:
         return said + text
 
     def _unknown(self, text: str) -> str:
-        """`text` without what the caller has from an earlier attempt."""
+        """Return `text` without what the caller has from an earlier attempt."""
         known = self._known[: len(text)]
         if not text.startswith(known):
             raise _differs()
@@ -355,10 +355,10 @@ class _Reading:
 
 
 def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, TokenLogprobs]]:
-    """`said` by the `tokens` it was sent with.
+    """Split `said` by the `tokens` that it was sent with.
 
-    Tokens that are no whole characters are one piece, with the sum of their log-probabilities. So is all that was said
-    when it is not the text of its tokens, as where the server made calls of tools out of it.
+    Tokens that are no whole characters are one piece, with the sum of their log-probabilities. So is the whole text if
+    it is not the text of its tokens, as where the server made tool calls of it.
     """
     if said[0] in (REASONING, REASONING_END):
         yield said[0], NO_LOGPROBS
@@ -375,7 +375,7 @@ def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, T
 def _whole_characters(
     said: str, tokens: Sequence[ServerToken]
 ) -> Iterator[tuple[str, TokenLogprobs]]:
-    """Up to the end of `said`: what ends an answer is a token without text."""
+    """Yield whole characters up to the end of `said`: a token without text ends an answer."""
     held, total, left = b"", 0.0, len(said)
     for one in tokens:
         alone, held, total = not held, held + one.data, total + one.logprob

@@ -1,4 +1,4 @@
-"""Conversations as a server of OpenAI's API takes them; in the mesh they are the JSON text of a prompt."""
+"""Conversations in the form of OpenAI's API; in the mesh they are the JSON text of a prompt."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from sluice.wire.text_tokens import TextTokens
 
 
 def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]:
-    """Messages and tools of a conversation; a prompt that is none is a message of the user.
+    """Return messages and tools of a conversation; any other prompt is a message of the user.
 
     Raises:
-        ServerFault: it was cut or made otherwise than by the gateway.
+        ServerFault: It was cut, or not made by the gateway.
     """
     text = tokens.decode(prompt)
     if prompt[0] != tokens.conversation:
@@ -27,7 +27,7 @@ def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]
 
 
 def messages_for(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them in the form of the API: arguments are JSON, a tool's answer has no name."""
+    """Return messages as chat templates take them from the API: arguments are JSON, a tool's answer has no name."""
     return [_message_for(message) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a server of OpenAI's API, and what follows from it."""
+"""Faults of a server with OpenAI's API, and what follows from each."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from sluice.errors import (
 
 CODE_CHARS_MAX: Final = 80
 _OF_REQUEST: Final = frozenset({"400", "413", "422"})
-"""Statuses that are about the request."""
+"""Statuses that concern the request."""
 _TYPES_OF_REQUEST: Final = frozenset({"invalid_request_error", "BadRequestError"})
 
 
@@ -23,9 +23,9 @@ class Retry(Enum):
     """Whether the same request may be sent again, and when."""
 
     NEVER = auto()
-    """A call that would fail again."""
+    """It would fail again."""
     SOON = auto()
-    """The server has failed, or cannot be reached."""
+    """The server has failed or is unreachable."""
     WHEN_ALLOWED = auto()
     """The server has refused it for now: a rate limit."""
 
@@ -34,10 +34,10 @@ class ServerFault(Exception):
     """The server did not answer a request as it should.
 
     Attributes:
-        message: one sentence, without any text of the prompt; a server's own words may hold some.
-        kind: the error that the caller sees when nothing helps.
-        retry_after_s: as the server said; None: it did not.
-        status: of HTTP; 0: there was none.
+        message: One sentence, without any text of the prompt; a server's own message may contain some.
+        kind: The error that the caller sees if nothing helps.
+        retry_after_s: As the server said; None: it did not.
+        status: HTTP status; 0: there was none.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ServerFault(Exception):
 
 
 def fault_of_status(status: int, body: bytes, retry_after_s: float | None) -> ServerFault:
-    """The fault of an answer with an error status."""
+    """Return the fault of an answer with an error status."""
     kind: type[SluiceError] = InvalidRequest
     retry, hint = Retry.NEVER, ""
     if status == 429 or (status == 503 and retry_after_s is not None):
@@ -73,7 +73,7 @@ def fault_of_status(status: int, body: bytes, retry_after_s: float | None) -> Se
 
 
 def fault_in_stream(error: Any) -> ServerFault:
-    """The fault of an `error` inside a stream, where a server may also say that the request is wrong."""
+    """Return the fault of an `error` inside a stream, where a server may also say that the request is wrong."""
     message = f"the server broke the answer off{_named(error)}"
     if _is_of_request(error):
         return ServerFault(message, InvalidRequest, Retry.NEVER)
@@ -81,7 +81,7 @@ def fault_in_stream(error: Any) -> ServerFault:
 
 
 def _is_of_request(error: Any) -> bool:
-    """Whether `error` is about the request: by the status in it (vLLM), or by OpenAI's type."""
+    """Return whether `error` concerns the request: by its status (vLLM), or by OpenAI's type."""
     if not isinstance(error, Mapping):
         return False
     status = error.get("code", error.get("status"))
@@ -89,7 +89,7 @@ def _is_of_request(error: Any) -> bool:
 
 
 def _codes(body: bytes) -> str:
-    """What the error is called. Its message is left out: some servers repeat the prompt in it."""
+    """Return the names of an error without its message, because some servers repeat the prompt in it."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Whether a server answers: it is asked for its list of models.
+"""Watches whether a server responds, by listing its models.
 
-A worker whose server does not answer stays up and says so to batchers: the model is not ready then, requests for it are
-refused at once or go to fallbacks, and nobody has to start anything again when the server is back.
+A worker whose server does not respond stays up and reports it to batchers: the model is not ready then, its requests
+are refused at once or use fallbacks, and nothing needs a restart when the server is back.
 """
 
 import asyncio
@@ -17,26 +17,26 @@ from model_workers.remote.faults import ServerFault
 logger = logging.getLogger(__name__)
 
 AWAY_S: Final = 1.0
-"""How often a server is asked that did not answer, in seconds."""
+"""Interval of checks of a server that did not respond, in seconds."""
 IDLE_S: Final = 10.0
-"""How often one is asked that answered, in seconds; one that fails a request is asked at once."""
+"""Interval of checks of a server that responded, in seconds; one that fails a request is checked at once."""
 QUIET_S: Final = 10.0
-"""Least time between two lines of the log about failed requests, in seconds."""
+"""Minimum time between two log lines about failed requests, in seconds."""
 _NO_LIST: Final = 501
 _REFUSALS: Final = (0, 401, 402, 403)
-"""Statuses by which no request can succeed; 0: it cannot be reached. Other 4xx are of servers without such a list."""
+"""Statuses by which no request can succeed; 0: unreachable. Other 4xx come from servers without such a list."""
 
 
 class ServerHealth:
     """Watches one server.
 
     Args:
-        name: of the server, for the log.
-        ask: asks for its list; raises ServerFault.
-        on_change: called when it went away or came back.
+        name: Name of the server, for the log.
+        ask: Lists its models; raises ServerFault.
+        on_change: Called when the server's health changes.
 
     Attributes:
-        problem: why it does not answer, one sentence; empty while it does.
+        problem: Why it does not respond, in one sentence; empty while it does.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ServerHealth:
         self._quiet_until = -math.inf
 
     def doubt(self, reason: str) -> None:
-        """Ask soon: a request has failed for `reason`, which the log gets, once in `QUIET_S`."""
+        """Check soon, because a request has failed for `reason`, which is logged once in `QUIET_S`."""
         now = time.monotonic()
         if now >= self._quiet_until:
             logger.warning("server %s failed a request: %s", self._name, reason)
@@ -61,7 +61,7 @@ class ServerHealth:
         self._doubted.set()
 
     async def look(self) -> None:
-        """Ask now, and note what it says."""
+        """Check now, and record the result."""
         problem = ""
         try:
             await self._ask()
@@ -83,7 +83,7 @@ class ServerHealth:
             self._on_change()
 
     async def run(self) -> None:
-        """Ask again and again, until it is cancelled."""
+        """Check until cancelled."""
         while True:
             wait_s = AWAY_S if self.problem else IDLE_S
             with suppress(TimeoutError):

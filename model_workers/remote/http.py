@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one server, over connections that are kept: what a worker needs of it, at a tenth of a client's CPU.
+"""HTTP/1.1 to one server over kept connections: what a worker needs of it, at a tenth of a client's CPU.
 
 httptools parses, as in the gateway's HTTP server. docs/internals/decisions/0016-remote-workers.md says what this saves
-and what it leaves out: redirects, cookies, compression, HTTP/2.
+and omits: redirects, cookies, compression, HTTP/2.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from model_workers.remote.faults import ServerFault
 from sluice.errors import EngineFailed, ModelUnavailable
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Limit for the head of a response."""
+"""Maximum size of a response's head."""
 UNREAD_BYTES_MAX: Final = 1024 * 1024
-"""Body bytes above which a connection is not read from until its response is."""
+"""Unread body bytes above which reading from a connection pauses."""
 IDLE_MAX: Final = 1024
-"""Connections that are kept for later requests."""
+"""Maximum number of idle connections kept for later requests."""
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-class Connection(asyncio.Protocol):
-    """One connection, and the response that it is receiving.
+class ServerConnection(asyncio.Protocol):
+    """One connection, and the response that it receives.
 
     Args:
-        loop: runs it.
-        stall_s: how long the server may be silent while it is waited for, in seconds.
+        loop: The event loop.
+        stall_s: How long the server may be silent while it is waited for, in seconds.
 
     Attributes:
-        status: of the response; 0 until its head has come.
-        headers: the same, by lower-case name.
-        is_whole: the whole response has come.
-        has_failed: it has ended before that.
-        is_reused: it served another request before.
+        status: Status of the response; 0 until its head has arrived.
+        headers: Headers of the response, by lower-case name.
+        is_whole: Whether the whole response has arrived.
+        has_failed: Whether it ended before that.
+        is_reused: Whether it served another request before.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stall_s: float) -> None:
@@ -60,7 +60,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def can_serve(self) -> bool:
-        """Whether the connection may take another request."""
+        """Whether the connection may serve another request."""
         open_ = self.transport is not None and not self.transport.is_closing()
         return open_ and self.is_whole and self._keeps_alive
 
@@ -70,11 +70,11 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     async def read(self) -> bytes:
-        """Return the next bytes of the body; empty behind its end.
+        """Return the next bytes of the body; empty after its end.
 
         Raises:
-            ConnectionError: the connection broke.
-            ServerFault: the server says nothing for too long.
+            ConnectionError: The connection broke.
+            ServerFault: The server was silent for too long.
         """
         while not self._pieces:
             if self.is_whole:
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         return data
 
     async def until_head(self) -> None:
-        """Wait until the head of the response has come; raises as `read`."""
+        """Wait for the head of the response; raises as `read`."""
         while not self.status:
             if self.has_failed:
                 raise ConnectionResetError
@@ -116,11 +116,11 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """Store the transport; see `asyncio.Protocol`."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Parse received bytes; see `asyncio.Protocol`."""
         if not self.status:
             self._head += len(data)
         try:
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Record the end of the connection; see `asyncio.Protocol`."""
         ends_here = self.status and error is None and not self._is_delimited
         self.is_whole |= bool(ends_here)
         self.has_failed |= not self.is_whole
@@ -146,38 +146,38 @@ class Connection(asyncio.Protocol):
         return bool({"content-length", "transfer-encoding"} & self.headers.keys())
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
+        """Store a header; called by httptools."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
+        """Store the status; called by httptools."""
         status = self._parser.get_status_code()
         self.status = 0 if 100 <= status < 200 else status
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
+        """Store a part of the body; called by httptools."""
         self._pieces.append(body)
         self._unread += len(body)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
+        """Record the end of the response; called by httptools."""
         self.is_whole = bool(self.status)
         self._keeps_alive = bool(self._parser.should_keep_alive())
 
 
 class HttpClient:
-    """Asks one server.
+    """Sends requests to one server.
 
     Args:
-        url: where the API begins.
-        connect_s: how long a connection may take, in seconds.
-        stall_s: how long the server may be silent, in seconds.
+        url: Base URL of the API.
+        connect_s: Timeout of a connection, in seconds.
+        stall_s: How long the server may be silent, in seconds.
     """
 
     def __init__(self, url: str, connect_s: float, stall_s: float) -> None:
         self._parts = urlsplit(url)
         self._connect_s, self._stall_s = connect_s, stall_s
-        self._idle: list[Connection] = []
+        self._idle: list[ServerConnection] = []
         self._proxy = proxy_of(url)
         self._tls = ssl.create_default_context() if self._parts.scheme == "https" else None
         host = self._parts.hostname or ""
@@ -191,20 +191,20 @@ class HttpClient:
         self._first_headers = "\r\n".join([f"host: {self._host}", *credentials])
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
-    ) -> Connection:
-        """Ask, and return the connection when the head of the response has come.
+    ) -> ServerConnection:
+        """Send a request; return the connection when the head of the response has arrived.
 
-        Whoever gets it gives it back with `release`, however reading it ends.
+        The caller returns it with `release`, however reading it ends.
 
         Raises:
-            ServerFault: the server cannot be reached, or says nothing for too long.
-            ConnectionError: the connection broke.
+            ServerFault: The server is unreachable, or silent for too long.
+            ConnectionError: The connection broke.
         """
         lines = [f"{method} {self._before_path}{path} HTTP/1.1", self._first_headers]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -227,7 +227,7 @@ class HttpClient:
                 raise
             return connection
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: ServerConnection) -> None:
         """Keep the connection if its response is whole, else close it."""
         if connection.can_serve and len(self._idle) < IDLE_MAX:
             connection.is_reused = True
@@ -235,8 +235,8 @@ class HttpClient:
         else:
             connection.close()
 
-    async def _connection(self) -> Connection:
-        """Return a connection that serves no request; the one used last is the least likely to be closed soon."""
+    async def _connection(self) -> ServerConnection:
+        """Return an idle connection; the one used last is the least likely to be closed soon."""
         while self._idle:
             connection = self._idle.pop()
             if connection.can_serve:
@@ -249,9 +249,9 @@ class HttpClient:
         except (OSError, TimeoutError) as error:
             raise ServerFault("the server cannot be reached", ModelUnavailable) from error
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ServerConnection:
         loop, (host, port) = asyncio.get_running_loop(), self._address
-        new = partial(Connection, loop, self._stall_s)
+        new = partial(ServerConnection, loop, self._stall_s)
         if self._proxy is None:
             _, connection = await loop.create_connection(
                 new, host, port, ssl=self._tls, server_hostname=host if self._tls else None
@@ -263,8 +263,8 @@ class HttpClient:
             await self._open_tunnel(connection, host, port)
         return connection
 
-    async def _open_tunnel(self, connection: Connection, host: str, port: int) -> None:
-        """Have the proxy connect to the server, and set up TLS with it."""
+    async def _open_tunnel(self, connection: ServerConnection, host: str, port: int) -> None:
+        """Connect to the server through the proxy, and set up TLS with it."""
         transport, tls = connection.transport, self._tls
         assert transport is not None
         assert tls is not None
@@ -282,7 +282,7 @@ class HttpClient:
         )
 
     def _credentials(self) -> list[str]:
-        """The header that names the caller to the proxy, where its address has a name."""
+        """Return the header with the credentials in the proxy's URL, if it has any."""
         proxy = self._proxy
         if proxy is None or proxy.username is None:
             return []

@@ -1,4 +1,4 @@
-"""The key of a server."""
+"""The API key of a server."""
 
 import os
 from pathlib import Path
@@ -9,10 +9,10 @@ from sluice.settings.remote import ServerSettings
 
 
 def read_key(settings: ServerSettings) -> str:
-    """The key of the server; empty: it needs none.
+    """Return the key of the server; empty: it needs none.
 
     Raises:
-        ServerFault: its file cannot be read now.
+        ServerFault: Its file cannot be read now.
     """
     if settings.api_key_env:
         return os.environ.get(settings.api_key_env, "")
@@ -27,7 +27,7 @@ def read_key(settings: ServerSettings) -> str:
 
 
 def check_key(model: str, settings: ServerSettings) -> None:
-    """Raises SettingsError when the key is named and not there."""
+    """Check that a configured key exists; raise SettingsError if it does not."""
     try:
         key = read_key(settings)
     except ServerFault as fault:

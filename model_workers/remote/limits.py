@@ -1,8 +1,8 @@
-"""When a server may be asked: its rate limits and its failures. Times are monotonic seconds.
+"""When a server may be called: its rate limits and its failures. Times are monotonic seconds.
 
-A server that has said that its limit is reached, or when to come back, gets nothing until then; one that has failed
-gets nothing for a while that grows with each failure in succession. Meanwhile the worker reports that it is full, so
-rows wait in the batcher, where others may overtake them or find another worker.
+A server that has reported a reached limit, or when to come back, gets nothing until then. One that has failed gets
+nothing for a while that grows with each failure in succession. Meanwhile the worker reports that it is full, so that
+tasks wait in the batcher, where others may overtake them or they find another worker.
 """
 
 import math
@@ -14,10 +14,10 @@ from typing import Final
 
 PAUSE_S: Final = 0.1
 PAUSE_S_MAX: Final = 1.0
-"""The pause after the first failure, and the longest one, seconds."""
+"""Upper bound of the pause after failures, in seconds."""
 LIMIT_S: Final = 1.0
 LIMIT_S_MAX: Final = 60.0
-"""The pause after a refusal that names no time, and the longest that a server may ask for, seconds."""
+"""Upper bound of a pause that a server may ask for, in seconds."""
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -26,12 +26,12 @@ _REMAINING: Final = {what: f"x-ratelimit-remaining-{what}" for what in _COUNTED}
 
 
 class Gate:
-    """Whether the server may be asked.
+    """Whether the server may be called.
 
     Attributes:
-        open_at: not before.
-        free_at: when it takes requests again by its own words, which may be later than it is asked again.
-        failures: in succession.
+        open_at: The server is not called before.
+        free_at: When it accepts requests by its own report, which may be later.
+        failures: Number of failures in succession.
     """
 
     def __init__(self) -> None:
@@ -39,21 +39,21 @@ class Gate:
         self.failures = 0
 
     def is_open(self, now: float) -> bool:
-        """Whether it may be asked now."""
+        """Return whether the server may be called."""
         return now >= self.open_at
 
     def answered(self, headers: Mapping[str, str], now: float) -> None:
-        """The server has taken a request; its `headers` may say that it was the last one for now."""
+        """Record an accepted request; its `headers` may say that it was the last one for now."""
         self.failures = 0
         waits = [_exhausted_s(headers, what) for what in _COUNTED]
         self._close(max(waits), now)
 
     def limited(self, retry_after_s: float | None, now: float) -> None:
-        """The server has refused a request because of a limit."""
+        """Record a request that was refused because of a limit."""
         self._close(LIMIT_S if retry_after_s is None else retry_after_s, now)
 
     def failed(self, now: float) -> None:
-        """The server has failed, or could not be reached."""
+        """Record a failure."""
         # Requests that were on their way together fail together, and count once.
         if self.is_open(now):
             self.failures += 1
@@ -66,7 +66,7 @@ class Gate:
 
 
 def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
-    """What the headers say of when to come back, seconds from now; None: nothing."""
+    """Return when to come back by the headers, in seconds from now; None: they do not say."""
     if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return milliseconds / 1000
     said = headers.get("retry-after", "")
@@ -80,13 +80,13 @@ def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
 
 
 def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
-    """How long until there is something left of what the limit counts; 0: there is."""
+    """Return how long a limit is exhausted, in seconds; 0: it is not."""
     left = _number(headers.get(_REMAINING[what], ""))
     return 0.0 if left is None or left > 0 else _duration_s(headers, what)
 
 
 def _duration_s(headers: Mapping[str, str], what: str) -> float:
-    """Seconds of `1.5`, `20ms` or `6m0s`; a default for anything else."""
+    """Return the seconds of `1.5`, `20ms` or `6m0s`; a default for anything else."""
     said = headers.get(f"x-ratelimit-reset-{what}", "").strip()
     if (seconds := _number(said)) is not None:
         return seconds

@@ -1,7 +1,7 @@
-"""The part of Triton's inference protocol that batchers speak, before a `Worker`: so it is a worker like any other.
+"""Triton's inference protocol, as far as batchers use it, in front of a `Worker`.
 
-A request on a stream stays open until the worker ends it, and its responses go out in order. A request that asks for it
-gets an empty response when it has ended, as from Triton.
+A request on a stream stays open until the worker ends it, and its responses are sent in order. As from Triton, a
+request may ask for an empty response when it has ended.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from sluice.telemetry.tracing import TRACEPARENT
 from sluice.tls import AUTHORITIES, server_credentials
 from sluice.wire.codec import MalformedMessage, unpack
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SEND_S: Final = 10.0
-"""How long a batcher may take no response before its channel is lost, in seconds."""
+"""How long a batcher may accept no response before its channel is lost, in seconds."""
 WAITING_MAX: Final = 4096
-"""Responses that may wait on a stream before its channel is lost."""
+"""Unsent responses of a stream above which its channel is lost."""
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 FINAL: Final = "triton_final_response"
 OPTIONS: Final = (
@@ -42,11 +42,11 @@ Context = grpc.aio.ServicerContext[
 
 
 class StreamLost(Exception):
-    """The batcher takes no responses of a stream any more."""
+    """The batcher accepts no more responses of a stream."""
 
 
 class StreamWriter:
-    """Writes the responses of one stream in order, by a task of its own: who sends them does not wait."""
+    """Writes the responses of one stream in order, in a task of its own, so that senders do not wait."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -55,10 +55,10 @@ class StreamWriter:
         self._failed = False
 
     def write(self, response: service_pb2.ModelStreamInferResponse) -> None:
-        """Write ``response`` behind those that wait.
+        """Write `response` after the unsent ones.
 
         Raises:
-            StreamLost: the batcher takes no responses any more.
+            StreamLost: The batcher accepts no more responses.
         """
         if self._failed or len(self._waiting) >= WAITING_MAX:
             raise StreamLost
@@ -69,7 +69,7 @@ class StreamWriter:
             self._task = asyncio.get_running_loop().create_task(self._write_all())
 
     def is_done(self) -> bool:
-        """Whether the stream has ended."""
+        """Return whether the stream has ended."""
         return bool(self._context.done())
 
     async def finish(self) -> None:
@@ -85,7 +85,7 @@ class StreamWriter:
                     await self._context.write(self._waiting.popleft())
         except Exception as error:
             # gRPC raises many kinds when a stream has gone, some of them private.
-            log.debug("writing to a batcher failed: %s", type(error).__name__)
+            logger.debug("writing to a batcher failed: %s", type(error).__name__)
             self._failed = True
             self._waiting.clear()
         finally:
@@ -93,10 +93,10 @@ class StreamWriter:
 
 
 class StreamSender:
-    """The responses to one request on a stream; see `model_workers.sender.ResponseSender`.
+    """The responses to one request on a stream; see `model_workers.channels.ResponseSender`.
 
     Attributes:
-        ended: done when the request has ended.
+        ended: Done when the request has ended.
     """
 
     def __init__(self, writer: StreamWriter, request: service_pb2.ModelInferRequest) -> None:
@@ -106,7 +106,7 @@ class StreamSender:
         self._says_end = request.parameters[EMPTY_FINAL].bool_param
 
     def send(self, report: worker_pb2.StepReport) -> None:
-        """Send a report; raises `StreamLost`."""
+        """Send a report; raise `StreamLost` if the stream has ended."""
         self._writer.write(self._response(report.SerializeToString()))
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class StreamSender:
             self.ended.set_result(None)
 
     def is_cancelled(self) -> bool:
-        """Whether the stream has ended before the request."""
+        """Return whether the stream has ended before the request."""
         return self._writer.is_done()
 
     def _response(self, payload: bytes | None = None) -> service_pb2.ModelStreamInferResponse:
@@ -142,7 +142,7 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: Context
     ) -> None:
-        """A batcher's stream: its channel, or one batch."""
+        """Serve a batcher's stream: its channel, or one batch."""
         traceparent = dict(context.invocation_metadata() or ()).get(TRACEPARENT, "")
         open_requests: set[asyncio.Future[None]] = set()
         writer = StreamWriter(context)
@@ -162,15 +162,15 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 
 
 async def start_server(worker: Worker, address: str, tls: Path | None = None) -> grpc.aio.Server:
-    """Start to serve ``worker`` on ``address``.
+    """Start to serve `worker` on `address`.
 
     Args:
-        worker: one that `LoopRunner` runs in this event loop; responses are not sent from other threads.
-        address: host and port.
-        tls: a folder with the certificate that encrypts; no encryption if None.
+        worker: A worker whose `LoopRunner` runs in this event loop; other threads send no responses.
+        address: Host and port.
+        tls: Folder with the certificate; None: no encryption.
 
     Raises:
-        RuntimeError: the address cannot be listened on.
+        RuntimeError: The address is not available.
     """
     server = grpc.aio.server(options=OPTIONS)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(worker), server)

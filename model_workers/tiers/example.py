@@ -1,4 +1,4 @@
-"""One task for a model: the user turn, the expected answer and how to grade what came back."""
+"""One task for a model: the user turn, the expected answer, and how to grade an answer."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -24,10 +24,11 @@ CELLS: Final[tuple[Cell, ...]] = (
 class Example:
     """A prompt with its answer.
 
-    `prompt` is the user turn as plain text. `content` is what makes the task this task whatever
-    its phrasing (the numbers, the ticket); the train / held-out split is decided on it.
-    `facts` is what a reply must say, in this order; it is empty for the other kinds.
-    `max_tokens` is a hint large enough for every answer of the cell.
+    Attributes:
+        prompt: The user turn as plain text.
+        content: What identifies the task whatever its phrasing (the numbers, the ticket); it decides the split.
+        facts: What a reply must state, in this order; empty for the other kinds.
+        max_tokens: A limit large enough for every answer of the cell.
     """
 
     kind: Kind
@@ -39,15 +40,15 @@ class Example:
     facts: tuple[str, ...] = ()
 
     def grade(self, text: str) -> bool:
-        """Say whether `text` is a right answer to this example."""
+        """Return whether `text` is a right answer."""
         return grade(self, text)
 
 
 def grade(example: Example, text: str) -> bool:
-    """Grade one answer.
+    """Return whether an answer is right.
 
-    A reply is right when it states every fact in order, a total when its last line is the right
-    `Total: N` (the working above it is not graded), anything else when it equals the answer.
+    A reply must state every fact in order. Of a total only its last line is graded, `Total: N`. Anything else must
+    equal the expected answer.
     """
     text = text.strip()
     if example.kind == "reply":

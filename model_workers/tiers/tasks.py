@@ -1,7 +1,7 @@
 """The support tasks: seeded examples of every cell, split so that training and held-out tasks never overlap.
 
-The split is a property of the task, not of the seed: the hash of an example's content decides which side it is on, so
-no seed can make a training run see a held-out task. Amounts are whole euros.
+The split depends on the task, not on the seed: the hash of an example's content decides its side, so that no seed can
+make a training run see a held-out task. Amounts are whole euros.
 """
 
 import json
@@ -43,7 +43,7 @@ def total_example(rng: Random, level: Level) -> Example:
 
 
 def total_answer(numbers: list[int]) -> str:
-    """The answer to a sum: the working, amount by amount, and the total."""
+    """Return the answer to a sum: the working, amount by amount, and the total."""
     running = numbers[0]
     steps = [_units_first(running)]
     for number in numbers[1:]:
@@ -151,12 +151,12 @@ _HELDOUT_ONE_IN: Final = 16
 
 
 def split_of(content: str) -> Split:
-    """The side of the split a task's content lies on."""
+    """Return the side of the split of a task's content."""
     return "heldout" if crc32(content.encode()) % _HELDOUT_ONE_IN == 0 else "train"
 
 
 def stream(seed: int, mix: Mapping[Cell, float], split: Split = "train") -> Iterator[Example]:
-    """Examples without end; `mix` weighs the cells."""
+    """Yield examples without end; `mix` weighs the cells."""
     rng = Random(f"{split} {seed}")
     cells, weights = list(mix), list(mix.values())
     while True:
@@ -165,13 +165,13 @@ def stream(seed: int, mix: Mapping[Cell, float], split: Split = "train") -> Iter
 
 
 def generate(seed: int, n: int, cell: Cell, split: Split = "train") -> list[Example]:
-    """`n` examples of one cell."""
+    """Return `n` examples of one cell."""
     rng = Random(f"{split} {seed} {cell}")
     return [_draw(rng, cell, split) for _ in range(n)]
 
 
 def heldout(n_per_cell: int, seed: int) -> list[Example]:
-    """`n_per_cell` held-out examples of every cell, cell after cell."""
+    """Return `n_per_cell` held-out examples of every cell, cell after cell."""
     return [e for cell in CELLS for e in generate(seed, n_per_cell, cell, "heldout")]
 
 

@@ -1,8 +1,8 @@
-"""The vocabulary of the support tasks, from `words.json`: names, products, and how customers describe their problems.
+"""The vocabulary of the support tasks, from `words.json`: names, products, and descriptions of problems.
 
-In complaints and asides `{p}` is a product, `{q}` another one, `{d}` a number of days; in closers `{n}` is a
-name. Asides carry no label, some of them with words that complaints of another label use. Changing a word changes every
-generated task.
+In complaints and asides `{p}` is a product, `{q}` another one, `{d}` a number of days; in closers `{n}` is a name.
+Asides carry no label; some have words that complaints of another label use. Changing a word changes every generated
+task.
 """
 
 import json
@@ -13,7 +13,7 @@ _WORDS: Final[dict[str, Any]] = json.loads(
     Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
 )
 PROMPTS: Final[dict[str, list[str]]] = _WORDS["prompts"]
-"""How a task is asked for, by its kind."""
+"""How a task is phrased, by kind."""
 NAMES: Final[list[str]] = _WORDS["names"]
 PRODUCTS: Final[list[str]] = _WORDS["products"]
 COMPLAINTS: Final[dict[str, list[str]]] = _WORDS["complaints"]
@@ -27,5 +27,5 @@ AMOUNT_MENTIONS: Final[list[str]] = _WORDS["amount_mentions"]
 THANKS: Final[list[str]] = _WORDS["thanks"]
 OFFERS: Final[list[str]] = _WORDS["offers"]
 POLICIES: Final[dict[str, str]] = _WORDS["policies"]
-"""The one sentence of policy a reply must contain, by label."""
+"""The policy sentence that a reply must contain, by label."""
 SIGNATURE: Final[str] = _WORDS["signature"]

@@ -1,8 +1,8 @@
 """Compares the first tokens of a model over the paged cache with transformers' own, before it is served.
 
-Some decoders run over the paged cache and compute something else: DiffLlama attends twice in a layer, BART's decoder
-counts positions by itself. Nothing but their numbers shows it. Two prompts are computed in one step and decoded one
-token at a time, as the engine does; then transformers computes both, answers included, in one pass.
+Some decoders run over the paged cache and compute something else: DiffLlama attends twice per layer, BART's decoder
+counts positions by itself. Only their numbers show it. Two prompts are computed in one step and decoded token by token,
+as the engine does; then transformers computes both, with their answers, in one pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,15 @@ from sluice.settings import SettingsError
 from sluice.settings.models import GENERATE
 
 ROWS: Final = 2
+"""Number of prompts."""
 TOKENS: Final = 16
-"""Tokens of each answer that are compared."""
+"""Maximum number of tokens of each answer that are compared."""
 PROMPT_TOKENS: Final = 12
+"""Maximum length of the prompts."""
 FAST_BYTES: Final = 6e8
-"""Weights that a CPU reads so often within about a second; of larger models fewer tokens are compared."""
+"""Weights that a CPU reads `TOKENS` times within about a second; of larger models fewer tokens are compared."""
 TOLERANCES: Final = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""By how much logits may differ where nothing but rounding does, as a share of their range."""
+"""Maximum difference of logits by rounding, as a share of their range."""
 
 
 def tokens_compared(weight_bytes: float, device: torch.device, context_tokens: int) -> int:
@@ -43,13 +45,17 @@ def check_agreement(
     tokens: int,
     tolerance: float,
 ) -> None:
-    """Refuse a model whose first `tokens` logits over the paged cache are not transformers'.
+    """Compare the first `tokens` logits over the paged cache with those of transformers.
 
     Args:
-        reference: transformers' logits [rows, tokens, vocabulary] of token ids [rows, tokens].
+        name: Name of the model, for the error.
+        paged: The model over the paged cache.
+        reference: Returns transformers' logits [rows, tokens, vocabulary] of token ids [rows, tokens].
+        tokens: Number of tokens to compare.
+        tolerance: See `TOLERANCES`.
 
     Raises:
-        SettingsError: they differ.
+        SettingsError: They differ.
     """
     length = min(PROMPT_TOKENS, paged.context_tokens // 2)
     rows = [
@@ -67,7 +73,7 @@ def check_agreement(
 
 
 def _decoded(paged: PagedModel, rows: list[list[int]], tokens: int) -> Iterator[Tensor]:
-    """Decode greedily; yields the logits of each step, [rows, vocabulary], and appends tokens to `rows`."""
+    """Decode greedily; yield the logits of each step, [rows, vocabulary], and append the tokens to `rows`."""
     blocks = paged.num_blocks // len(rows)
     tables = [range(row * blocks, (row + 1) * blocks) for row in range(len(rows))]
     pending: Sequence[Sequence[int]] = [list(row) for row in rows]
@@ -84,6 +90,6 @@ def _decoded(paged: PagedModel, rows: list[list[int]], tokens: int) -> Iterator[
 
 
 def _agrees(ours: Tensor, theirs: Tensor, tolerance: float) -> Tensor:
-    """Return whether logits are the same but for rounding, [rows, tokens]."""
+    """Return whether logits are equal up to rounding, [rows, tokens]."""
     size = theirs.amax(-1) - theirs.amin(-1)
     return (ours - theirs).abs().amax(-1) <= tolerance * size

@@ -1,13 +1,13 @@
-"""Attention over the paged cache, for one step at a time, on any device; made for CPUs.
+"""Attention over the paged cache, one step at a time, on any device; optimized for CPUs.
 
-Chunks of few tokens (decoding) and chunks of prompts (prefill) are computed in different ways:
+Chunks of few tokens (decoding) and chunks of prompts (prefill) are computed differently:
 
-- Decode: single tokens, without copying the cache. Both halves of attention are weighted sums of table rows, which is
-  what `torch.embedding_bag` computes, with the rows found by index and summed in registers: a score for all tokens of a
-  block is the sum over the head size of (query number) x (row of that block's keys, tokens innermost); the answer is
-  the sum over tokens of (probability) x (that token's value). Each sum has a fixed order, so a row's numbers do not
-  depend on the other rows of the batch. docs/internals/decisions/paged-attention-cpu.md says what else was measured.
-- Prefill: the row's blocks are gathered once, and the products are plain matrix products. Queries go in pieces, each
+- Decode: single tokens, without copying the cache. Both halves of attention are weighted sums of table rows, which
+  `torch.embedding_bag` computes with the rows found by index and summed in registers. A score for all tokens of a block
+  is the sum over the head size of (query number) x (row of that block's keys, tokens innermost); the answer is the sum
+  over tokens of (probability) x (that token's value). Each sum has a fixed order, so that a row's numbers do not depend
+  on the other rows of the batch. Alternatives: docs/internals/decisions/paged-attention-cpu.md.
+- Prefill: the blocks are gathered once, and the products are plain matrix products. Queries are split into pieces, each
   against the keys up to its own end: the scores of a piece stay in the processor's cache, and half of a causal product
   is never computed.
 """
@@ -27,18 +27,18 @@ from model_workers.engine.forward.packing import Ints, PackedChunk, pack
 from model_workers.engine.paged_model import PagedModel, SequenceChunk
 
 PIECE_TOKENS: Final = 128
-"""Most queries of a piece in prefill."""
+"""Maximum number of queries of a piece in prefill."""
 DRAWN_MAX: Final = 1024
-"""Most tokens of a draw: as many as rows can run at once."""
+"""Maximum number of tokens of a draw: as many as sequences can run at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What a model needs of a step, on its device.
+    """Inputs of a model's step, on its device.
 
     Attributes:
-        tokens, positions: of every packed token.
-        wanted: packed places whose logits are wanted.
+        tokens, positions: One per packed token.
+        wanted: Packed indices whose logits are wanted.
     """
 
     tokens: Tensor
@@ -54,7 +54,7 @@ class Attention(Protocol):
         """Keys and values of all layers."""
 
     def begin(self, chunks: Sequence[SequenceChunk]) -> ModelInputs:
-        """Starts a step."""
+        """Begin a step."""
 
     def attend(
         self,
@@ -65,7 +65,7 @@ class Attention(Protocol):
         *,
         scaling: float,
     ) -> Tensor:
-        """Writes keys and values [tokens, kv heads, size], and answers queries [tokens, heads, size].
+        """Write keys and values [tokens, kv heads, size], and answer queries [tokens, heads, size].
 
         Returns:
             [tokens, heads, value size].
@@ -73,12 +73,12 @@ class Attention(Protocol):
 
 
 class VisibleBlocks:
-    """Which blocks each token sees, and the mask inside them; for one length of the sliding window.
+    """The blocks that each token sees, and the mask inside them, for one length of the sliding window.
 
     Attributes:
-        blocks_max: most blocks of a token.
-        counts: blocks each token sees.
-        blocks: their numbers, token by token.
+        blocks_max: Maximum number of blocks of a token.
+        counts: Number of blocks of each token.
+        blocks: Block numbers, token by token.
         hidden: 0 or minus infinity, [tokens, 1, blocks_max * block_tokens].
     """
 
@@ -110,7 +110,7 @@ class VisibleBlocks:
 class PagedDecodeAttention:
     """The index arrays of tokens that see certain blocks, for layers of one shape.
 
-    They hold until a row gets another block: with few rows for most steps.
+    They stay valid until a sequence gets another block: with few sequences for most steps.
     """
 
     def __init__(self, visible: VisibleBlocks, shape: LayerShape, cache: KvCache) -> None:
@@ -136,16 +136,18 @@ class PagedDecodeAttention:
         self._value_offsets = _with_end(tokens, len(place) * block_tokens).to(device)
 
     def serves(self, visible: VisibleBlocks) -> bool:
-        """Whether these tokens see the same blocks."""
+        """Return whether these tokens see the same blocks."""
         return np.array_equal(visible.counts, self._counts) and np.array_equal(
             visible.blocks, self._blocks
         )
 
     def attend(self, query: Tensor, layer_cache: tuple[Tensor, Tensor], hidden: Tensor) -> Tensor:
-        """The answers [tokens, heads, value size] to scaled queries [tokens, heads, key size].
+        """Return the answers [tokens, heads, value size] to scaled queries [tokens, heads, key size].
 
         Args:
-            hidden: see `VisibleBlocks`.
+            query: Scaled queries.
+            layer_cache: Keys and values of the layer.
+            hidden: See `VisibleBlocks`.
         """
         keys, values = layer_cache
         shape, tokens = self._shape, len(query)
@@ -164,12 +166,12 @@ class PagedDecodeAttention:
 
 
 def _before(counts: Ints) -> Ints:
-    """Exclusive running sums."""
+    """Return exclusive running sums."""
     return np.cumsum(counts) - counts
 
 
 def _rows(place: Ints, size: int) -> Tensor:
-    """Numbers of the `size` table rows of each place."""
+    """Return the indices of the `size` table rows of each place."""
     rows = place.astype(np.int32)[:, None] * np.int32(size) + np.arange(size, dtype=np.int32)
     return torch.from_numpy(rows.ravel())
 
@@ -185,7 +187,7 @@ def _weighted_sums(table: Tensor, rows: Tensor, offsets: Tensor, weights: Tensor
 
 
 class PrefillAttention:
-    """One chunk, in layers of one shape."""
+    """Attention of one chunk, in layers of one shape."""
 
     def __init__(self, chunk: PackedChunk, shape: LayerShape, cache: KvCache) -> None:
         block_tokens = cache.block_tokens
@@ -209,7 +211,7 @@ class PrefillAttention:
         value: Tensor,
         layer_cache: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """The answers [tokens, heads, value size] to the chunk's scaled queries [tokens, heads, key size]."""
+        """Return the answers [tokens, heads, value size] to the chunk's scaled queries [tokens, heads, key size]."""
         keys, values = self._keys_values(key, value, layer_cache)
         kv_heads, softcap = self._shape.kv_heads, self._shape.softcap
         asked = query.view(len(query), kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
@@ -228,7 +230,7 @@ class PrefillAttention:
     def _keys_values(
         self, key: Tensor, value: Tensor, layer_cache: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Keys [kv heads, size, tokens] and values [kv heads, tokens, size] from the first that is seen."""
+        """Return keys [kv heads, size, tokens] and values [kv heads, tokens, size] from the first visible one."""
         if not self.chunk.start:
             return key.permute(1, 2, 0).contiguous(), value.transpose(0, 1).contiguous()
         keys, values = (table.index_select(0, self._blocks) for table in layer_cache)
@@ -239,7 +241,7 @@ class PrefillAttention:
             yield range(start, min(start + PIECE_TOKENS, self.chunk.count))
 
     def _mask(self, piece: range, dtype: torch.dtype) -> Tensor:
-        """0 or minus infinity, [queries, keys up to the last query]."""
+        """Return 0 or minus infinity, [queries, keys up to the last query]."""
         asking = torch.arange(piece.start, piece.stop)[:, None] + self._queries_from
         place = torch.arange(piece.stop + self._queries_from)
         hidden = place > asking
@@ -249,7 +251,7 @@ class PrefillAttention:
 
 
 class PagedAttention:
-    """See `Attention`: short chunks by `PagedDecodeAttention`, longer ones by `PrefillAttention`."""
+    """Attention with `PagedDecodeAttention` for short chunks and `PrefillAttention` for longer ones."""
 
     def __init__(self, cache: KvCache) -> None:
         self.cache = cache
@@ -258,7 +260,7 @@ class PagedAttention:
         self._decode: list[PagedDecodeAttention] = []
 
     def begin(self, chunks: Sequence[SequenceChunk]) -> ModelInputs:
-        """A step begins; it is `Attention.begin`."""
+        """Begin a step; see `Attention.begin`."""
         step = pack(chunks, self.cache.block_tokens)
         if step.short:
             self._begin_decode(step.short)
@@ -282,7 +284,7 @@ class PagedAttention:
         *,
         scaling: float,
     ) -> Tensor:
-        """Attention of one layer; it is `Attention.attend`."""
+        """Compute attention of one layer; see `Attention.attend`."""
         self.cache.write(layer, self._blocks, self._offsets, key, value)
         layer_cache, shape = self.cache.of(layer), self._shape_of_layer[layer]
         query = query * scaling
@@ -308,7 +310,7 @@ class PagedAttention:
 
 
 class CachedModel(PagedModel):
-    """What models over the paged cache share; see `PagedModel`."""
+    """Base of models over the paged cache; see `PagedModel`."""
 
     def __init__(self, attention: Attention, context_tokens: int, vocab_size: int) -> None:
         self.block_tokens = attention.cache.block_tokens
@@ -337,7 +339,7 @@ class CachedModel(PagedModel):
             self._attention.cache.clear(blocks)
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """Tokens with those that `feed` has kept in their places."""
+        """Return tokens with those that `feed` has kept in their places."""
         if self._drawn is None:
             return tokens
         fed = self._drawn.index_select(0, (-1 - tokens).clamp_min_(0))

@@ -1,9 +1,9 @@
 """Whole texts through a model of transformers: packed one after the other, or padded in groups of similar length.
 
-On a CPU texts are packed: every layer but attention computes all tokens of a step in one product, and attention is
-computed text by text, so nothing is ever padded. Whether a model's code allows it is tried when it is loaded: the
-numbers must be those of each text alone. Models with attention code of their own, and models on GPUs, where a kernel
-for each text would cost more than padding, get groups of similar length.
+On a CPU texts are packed: every layer but attention computes all tokens of a step in one product, and attention runs
+text by text, so that nothing is padded. A trial at load shows whether a model's code allows it: the numbers must be
+those of each text alone. Models with their own attention code, and models on GPUs, where a kernel per text would cost
+more than padding, get groups of similar length.
 """
 
 import inspect
@@ -21,13 +21,13 @@ from transformers import AttentionInterface
 from sluice.settings import SettingsError
 
 ATTENTION: Final = "sluice_packed"
-"""The name of our function in transformers' registry. No mask function has it, so models make no mask."""
+"""Name of our function in transformers' registry. It has no mask function, so that models make no mask."""
 PADDING_MAX: Final = 0.1
-"""Share of a padded group that may be padding."""
+"""Maximum share of padding in a group."""
 TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""By how much numbers of packed texts may differ from those of each text alone, in the trial at load."""
+"""Maximum difference between packed texts and each text alone, in the trial at load."""
 _TRIAL: Final = (7, 3, 12)
-"""Lengths of its texts."""
+"""Lengths of the trial's texts."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Text:
     """The tokens of a text, or of a pair of texts.
 
     Attributes:
-        second: index of the first token of the second text; 0: there is one text.
+        second: Index of the first token of the second text; 0: there is one text.
     """
 
     tokens: Sequence[int]
@@ -45,13 +45,13 @@ class Text:
 
     @property
     def types(self) -> list[int]:
-        """The token types: 0, and 1 in the second text."""
+        """Token types: 0, and 1 in the second text."""
         first = self.second or len(self.tokens)
         return [0] * first + [1] * (len(self.tokens) - first)
 
 
 Hidden = Callable[[Sequence[Text]], list[Tensor]]
-"""The last hidden states of each text, [tokens, size], float32."""
+"""Computes the last hidden states of each text, [tokens, size], float32."""
 
 _spans: ContextVar[Sequence[tuple[int, int]]] = ContextVar("spans")
 
@@ -66,7 +66,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer, with [1, heads, tokens, size]; each text sees itself alone."""
+    """Compute attention of one layer for transformers, with [1, heads, tokens, size]; each text sees only itself."""
     if attention_mask is not None or others.get("softcap"):
         raise SettingsError(f"{type(module).__name__}: attention takes more than keys and values")
     causal = bool(others.get("is_causal") or getattr(module, "is_causal", False))
@@ -89,7 +89,7 @@ def packed_attention(
 
 
 def _window_mask(tokens: int, window: int | None, causal: bool) -> Tensor | None:
-    """Which keys each query sees, where that is not all: transformers' window counts the query itself."""
+    """Return the keys that each query sees; None: all. transformers' window counts the query itself."""
     if window is None or tokens <= window:
         return None
     place = torch.arange(tokens)
@@ -102,7 +102,7 @@ AttentionInterface.register(ATTENTION, packed_attention)
 
 
 class PackedTexts:
-    """Computes the hidden states of texts packed; `model` was loaded with `ATTENTION`."""
+    """Computes hidden states of packed texts; `model` was loaded with `ATTENTION`."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -111,7 +111,7 @@ class PackedTexts:
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
-        """The last hidden states of packed texts; it is a `Hidden`."""
+        """Return the last hidden states of packed texts; a `Hidden`."""
         spans = list(_spans_of(texts))
         inputs = {
             "input_ids": _row(token for text in texts for token in text.tokens),
@@ -130,7 +130,7 @@ class PackedTexts:
 
 
 class PaddedTexts:
-    """Runs a model on texts in padded groups; `output` takes what is wanted out of the model's output."""
+    """Runs a model on texts in padded groups; `output` selects from the model's output."""
 
     def __init__(self, model: Any, output: Callable[[Any], Tensor]) -> None:
         self._model = model
@@ -140,7 +140,7 @@ class PaddedTexts:
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
-        """The output of each text, float32; of one with a place for each token, those of its tokens."""
+        """Return the output of each text, float32, without the positions of padding."""
         found: dict[int, Tensor] = {}
         for group in groups([len(text.tokens) for text in texts]):
             outputs = self._output(self._run([texts[place] for place in group])).float()
@@ -165,7 +165,7 @@ class PaddedTexts:
 
 
 def hidden_of(model: Any) -> Hidden:
-    """The fastest way to compute the hidden states of texts with `model`, a base model of transformers."""
+    """Return the fastest way to compute hidden states with `model`, a base model of transformers."""
     padded = PaddedTexts(model, lambda output: output.last_hidden_state)
     if model.device.type != "cpu":
         return padded
@@ -187,7 +187,7 @@ def hidden_of(model: Any) -> Hidden:
 
 
 def groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Places of `lengths` in groups, of each of which at most `PADDING_MAX` would be padding."""
+    """Yield indices of `lengths` in groups with a share of padding of at most `PADDING_MAX`."""
     group: list[int] = []
     tokens = 0
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
@@ -209,7 +209,7 @@ def _has_types(model: Any) -> bool:
 
 
 def _first_position(model: Any) -> int:
-    """RoBERTa and models like it count positions from the one behind that of padding."""
+    """Return the first position: RoBERTa and similar models count from behind that of padding."""
     embeddings: Any = getattr(model, "embeddings", None)
     counts_on = hasattr(embeddings, "create_position_ids_from_input_ids")
     return int(embeddings.padding_idx) + 1 if counts_on else 0

@@ -1,21 +1,20 @@
-"""Attention over the paged cache on CUDA, by the flash kernel that torch has for block tables; and CUDA graphs.
+"""Attention over the paged cache on CUDA, by torch's flash kernel with block tables; and CUDA graphs.
 
-What the kernel asks for (torch from 2.12 on; `flash_fits`): a cache [blocks, block tokens, kv heads, size] with a
+Requirements of the kernel (torch from 2.12 on; `flash_fits`): a cache [blocks, block tokens, kv heads, size] with a
 multiple of 256 tokens, half precision, head sizes up to 256 in steps of 8, no cap on scores. Keys of a row are never
-split between thread blocks: with the automatic split the kernel gives NaN now and then over block tables
+split between thread blocks: with the automatic split the kernel sometimes returns NaN over block tables
 (github.com/pytorch/torchtitan/issues/3235), and without it a row's numbers do not depend on the other rows.
 
 A step's index arrays are made on the host and copied in two transfers from pinned memory, without waiting for the
 device.
 
-CUDA graphs make one launch out of the hundreds of kernels of a decoding step. A graph has fixed shapes and fixed
-addresses. So there is one per number of tokens of `SIZES`, captured at start with arrays of its own; a step is copied
-into the arrays of the next larger size, and the rows of padding write into a block of the cache that is never read.
+CUDA graphs turn the hundreds of kernels of a decoding step into one launch. A graph has fixed shapes and addresses. So
+there is one for each number of tokens in `SIZES`, captured at start with its own arrays; a step is copied into the
+arrays of the next larger size, and padding rows write into a block of the cache that is never read.
 
-In a graph every token is a row of its own that sees the keys up to its position: keys and values of all tokens are
-written before attention reads them, so the tokens of one chunk can share a step. That is how drafted tokens are
-verified in the graphs of decoding. A step with prompts is split: its short chunks go through a graph, the long ones
-behind it without one.
+In a graph every token is a row that sees the keys up to its position: keys and values of all tokens are written before
+attention reads them, so that the tokens of one chunk can share a step. That is how drafted tokens are verified in the
+graphs of decoding. A step with prompts is split: its short chunks go through a graph, the long ones follow without one.
 """
 
 import logging
@@ -37,20 +36,20 @@ from model_workers.engine.forward.packing import SHORT_TOKENS, Ints, pack
 from model_workers.engine.paged_model import SequenceChunk
 
 FLASH_BLOCK_TOKENS: Final = 256
-"""The kernel takes blocks of multiples of this."""
+"""Block sizes of the kernel are multiples of this."""
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Tokens of the captured steps; what is more runs without a graph."""
+"""Numbers of tokens of captured steps; larger steps run without a graph."""
 
 Compute = Callable[[ModelInputs], Tensor]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], Any], Tensor]]
-"""Takes a computation; returns what repeats it, and where its result lies afterwards."""
+"""Records a computation; returns a function that repeats it, and its result."""
 
 logger = logging.getLogger(__name__)
 
 
 def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel computes such layers here."""
+    """Return whether the kernel can compute such layers here."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     fits = dtype in (torch.bfloat16, torch.float16) and all(
@@ -69,17 +68,17 @@ def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.d
 
 
 def _varlen_attn() -> Callable[..., Any]:
-    """The kernel; with it comes the compiler of torch, whose import takes longer than that of torch itself."""
+    """Import and return the kernel; with it comes torch's compiler, whose import takes longer than that of torch."""
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn
 
 
 class FlashKvCache(KvCache):
-    """Keys and values [blocks, block tokens, kv heads, size]; one spare block for rows of padding."""
+    """Keys and values [blocks, block tokens, kv heads, size], with one spare block for padding rows."""
 
     def write_slots(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Stores tokens, key and value [tokens, kv heads, size]; a slot is block x block tokens + offset."""
+        """Store keys and values [tokens, kv heads, size]; a slot is block x block tokens + offset."""
         for table, new in zip(self.of(layer), (key, value), strict=True):
             table.view(-1, *table.shape[2:]).index_copy_(0, slots, new)
 
@@ -92,13 +91,13 @@ class FlashKvCache(KvCache):
 
 @dataclass(frozen=True, slots=True)
 class FlashLayout:
-    """One step as the kernel wants it, on the host (`Ints`) or on the device (`Tensor`).
+    """The arrays of a step for the kernel, on the host (`Ints`) or on the device (`Tensor`).
 
     Attributes:
-        wide: tokens, positions, slots, wanted, one after the other, 64 bits.
-        narrow: ends of queries and of keys (each from 0), keys of each row, block tables; 32 bits.
-        tokens, wanted, rows: how many.
-        longest_query, longest_keys: of a row.
+        wide: Tokens, positions, slots and wanted, one after the other, 64 bits.
+        narrow: Ends of queries and of keys (each from 0), keys of each row, block tables; 32 bits.
+        tokens, wanted, rows: Their numbers.
+        longest_query, longest_keys: Maximum of a row.
     """
 
     wide: Any
@@ -110,16 +109,16 @@ class FlashLayout:
     longest_keys: int
 
     def inputs(self) -> ModelInputs:
-        """The model's part."""
+        """Return the model's inputs."""
         tokens, positions, _, wanted = self._wide()
         return ModelInputs(tokens, positions, wanted)
 
     def slots(self) -> Tensor:
-        """Where keys and values go."""
+        """Return where keys and values are written."""
         return self._wide()[2]
 
     def rows_of_keys(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Ends of queries, ends of keys, keys of each row, block tables."""
+        """Return ends of queries, ends of keys, keys of each row, block tables."""
         ends = self.rows + 1
         queries, keys, lengths, table = self.narrow.split(
             [ends, ends, self.rows, len(self.narrow) - 2 * ends - self.rows]
@@ -134,7 +133,7 @@ class FlashLayout:
 
 
 def lay_out(chunks: Sequence[SequenceChunk], block_tokens: int) -> FlashLayout:
-    """The arrays of a step, on the host."""
+    """Return the arrays of a step, on the host."""
     step = pack(chunks, block_tokens)
     places = (*step.short, *step.long)
     queries = np.array([place.count for place in places])
@@ -158,9 +157,9 @@ def lay_out(chunks: Sequence[SequenceChunk], block_tokens: int) -> FlashLayout:
 def lay_out_decode(
     chunks: Sequence[SequenceChunk], rows: int, width: int, block_tokens: int, spare: int
 ) -> FlashLayout:
-    """The arrays of a step whose every token is a row, padded to `rows` rows and tables of `width` blocks.
+    """Return the arrays of a step whose every token is a row, padded to `rows` rows and tables of `width` blocks.
 
-    Rows of padding see one token, in the block `spare`.
+    Padding rows see one token, in the block `spare`.
     """
     wide = np.zeros((4, rows), dtype=np.int64)
     wide[2] = spare * block_tokens
@@ -185,38 +184,38 @@ def lay_out_decode(
 
 
 class FlashAttention:
-    """See `Attention`. `kernel` is by default `varlen_attn`."""
+    """Attention by the flash kernel; see `Attention`. `kernel` defaults to `varlen_attn`."""
 
     def __init__(self, cache: FlashKvCache, kernel: Callable[..., Any] | None = None) -> None:
         self.cache = cache
         self._kernel = kernel or _varlen_attn()
 
     def begin(self, chunks: Sequence[SequenceChunk]) -> ModelInputs:
-        """A step begins; it is `Attention.begin`."""
+        """Begin a step; see `Attention.begin`."""
         return self.use(self.upload(lay_out(chunks, self.cache.block_tokens)))
 
     def select(self, rows: Tensor, places: Sequence[int]) -> Tensor:
-        """Some of `rows`, in that order."""
+        """Return the `places` of `rows`, in that order."""
         if not places:
             return rows[:0]
         return rows.index_select(0, on_device(np.array(places), self.cache.device))
 
     def use(self, layout: FlashLayout) -> ModelInputs:
-        """Starts a step whose arrays are on the device already."""
+        """Begin a step whose arrays are on the device already."""
         self._layout = layout
         self._slots = layout.slots()
         self._rows = layout.rows_of_keys()
         return layout.inputs()
 
     def upload(self, layout: FlashLayout) -> FlashLayout:
-        """Copies the arrays to the device."""
+        """Copy the arrays to the device."""
         wide, narrow = (on_device(part, self.cache.device) for part in (layout.wide, layout.narrow))
         return replace(layout, wide=wide, narrow=narrow)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float
     ) -> Tensor:
-        """Attention of one layer; it is `Attention.attend`."""
+        """Compute attention of one layer; see `Attention.attend`."""
         self.cache.write_slots(layer, self._slots, key, value)
         keys, values = self.cache.of(layer)
         query_ends, key_ends, lengths, table = self._rows
@@ -238,7 +237,7 @@ class FlashAttention:
         return answers
 
     def _window(self, window: int | None) -> tuple[int, int]:
-        """How far back and ahead a query looks, -1: without a bound."""
+        """Return how far back and ahead a query looks; -1: without a bound."""
         if window is not None:
             return window - 1, 0
         # Single queries see all keys anyway; only without any bound the kernel computes the heads of a group together.
@@ -252,7 +251,7 @@ def _narrow(queries: Ints, keys: Ints, table: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """One captured step: its arrays, what repeats it, and its logits."""
+    """A captured step: its arrays, a function that repeats it, and its logits."""
 
     layout: FlashLayout
     replay: Callable[[], Any]
@@ -277,7 +276,7 @@ class DecodeGraphs:
         self._sizes: list[int] = []
 
     def capture(self, tokens: int) -> None:
-        """Captures steps of up to `tokens` tokens; the largest first, because smaller ones reuse its memory.
+        """Capture steps of up to `tokens` tokens, the largest first, because smaller ones reuse its memory.
 
         What cannot be captured runs in the next larger graph, or without one.
         """
@@ -290,7 +289,7 @@ class DecodeGraphs:
         self._sizes = sorted(self._captured)
 
     def run(self, chunks: Sequence[SequenceChunk]) -> Tensor:
-        """Logits of a step, in the order of the chunks."""
+        """Return the logits of a step, in the order of the chunks."""
         short = self._short(chunks)
         if not short:
             return self._eager(chunks)
@@ -303,7 +302,7 @@ class DecodeGraphs:
         return self._attention.select(logits, _places_of_logits(chunks, order))
 
     def _short(self, chunks: Sequence[SequenceChunk]) -> set[int]:
-        """Places of the chunks that a graph computes, the shortest first."""
+        """Return the indices of the chunks that a graph computes, the shortest first."""
         room = self._sizes[-1] if self._sizes else 0
         short: set[int] = set()
         for place in sorted(range(len(chunks)), key=lambda place: len(chunks[place].tokens)):
@@ -339,14 +338,14 @@ class DecodeGraphs:
 
 
 def _wanted(chunks: Sequence[SequenceChunk]) -> list[int]:
-    """Positions, among all tokens one after the other, whose logits are wanted."""
+    """Return the positions, among all tokens in order, whose logits are wanted."""
     ends = accumulate(len(chunk.tokens) for chunk in chunks)
     pairs = zip(ends, chunks, strict=True)
     return [place for end, chunk in pairs for place in range(end - chunk.logits, end)]
 
 
 def _places_of_logits(chunks: Sequence[SequenceChunk], order: Sequence[int]) -> list[int]:
-    """Where the logits of `chunks` lie when they were computed in `order`."""
+    """Return the indices of the logits of `chunks` if they were computed in `order`."""
     ends = accumulate(chunks[place].logits for place in order)
     end_of = dict(zip(order, ends, strict=True))
     return [
@@ -364,7 +363,7 @@ class CudaCapture:
         self._pool: Any = None
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
-        """Records the graph of a step; it is a `Capture`."""
+        """Record the graph of a step; a `Capture`."""
         # Streams belong to the current device, which is the first one if nobody says otherwise.
         with torch.cuda.device(self._device):
             return self._captured(compute)

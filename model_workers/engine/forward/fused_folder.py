@@ -1,8 +1,8 @@
 """Folders of the fused families, read without transformers.
 
-Importing transformers takes longer than everything else in a worker's start, and the fused path only takes the weights
-out of its models. Here a folder becomes objects with the same attributes. What is not known for certain is left to
-transformers: another kind of rotary embedding, sliding windows, quantized weights, a tensor too many or too few.
+Importing transformers takes longer than the rest of a worker's start, and the fused path takes only the weights from
+its models. Here a folder becomes objects with the same attributes. Anything unusual is left to transformers: another
+kind of rotary embedding, sliding windows, quantized weights, a tensor too many or too few.
 """
 
 import json
@@ -21,7 +21,7 @@ from model_workers.model_folder import INDEX, WEIGHTS
 FUSED: Final = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
-"""Classes of transformers that `FusedModel` computes."""
+"""Classes of transformers that `FusedModel` can compute."""
 
 _SIZES: Final = (
     "vocab_size",
@@ -43,7 +43,7 @@ class FusedFolder:
     """The weights of a folder, with the attributes of transformers' model that `FusedModel` reads.
 
     Attributes:
-        shapes: of each layer's cache.
+        shapes: Shapes of each layer's cache.
     """
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -66,7 +66,7 @@ class FusedFolder:
 
 
 def read_config(path: str) -> dict[str, Any] | None:
-    """The configuration of a folder that `read_folder` may know; None for any other."""
+    """Return the configuration of a folder that `read_folder` may read; None for any other."""
     try:
         config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -77,7 +77,7 @@ def read_config(path: str) -> dict[str, Any] | None:
 def read_folder(
     path: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> FusedFolder | None:
-    """The weights of a folder with a `config` of `read_config`; None when they are not exactly what it says."""
+    """Read the weights of a folder with a `config` of `read_config`; return None if they differ from it."""
     try:
         found = _read(Path(path), dtype, device)
     except (OSError, ValueError, SafetensorError):
@@ -88,7 +88,7 @@ def read_folder(
 
 
 def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """All tensors of a folder, each straight onto the device."""
+    """Read all tensors of a folder, each straight onto the device."""
     files = {WEIGHTS}
     if not (folder / WEIGHTS).exists():
         files = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
@@ -117,7 +117,7 @@ def _is_known(config: Mapping[str, Any]) -> bool:
 
 
 def _theta(config: Mapping[str, Any]) -> float | None:
-    """The base of the plain rotary embedding; None when it is another one."""
+    """Return the base of the plain rotary embedding; None if it is another one."""
     rope = config.get("rope_parameters")
     if rope is None and not config.get("rope_scaling"):
         rope = {"rope_type": "default", "rope_theta": config.get("rope_theta")}
@@ -139,7 +139,7 @@ def _head_size(config: Mapping[str, Any]) -> int:
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors that a folder with `config` must have, and no others, with their shapes."""
+    """Return the names and shapes of exactly the tensors that a folder with `config` must have."""
     (kind,) = config["architectures"]
     size, words, head = config["hidden_size"], config["vocab_size"], _head_size(config)
     shapes = {"model.embed_tokens.weight": (words, size), "model.norm.weight": (size,)}
@@ -169,7 +169,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _tree(tensors: Mapping[str, Tensor]) -> SimpleNamespace:
-    """Nested objects by the parts of the names; what has a weight has a bias too, or None. Layers are a list."""
+    """Return nested objects by the parts of the names; what has a weight has a bias too, or None. Layers are a list."""
     root = SimpleNamespace()
     for name, tensor in tensors.items():
         *path, leaf = name.split(".")

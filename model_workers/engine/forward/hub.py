@@ -38,16 +38,16 @@ from sluice.settings.models import GENERATE
 logger = logging.getLogger(__name__)
 
 ATTENTION: Final = "sluice_paged"
-"""The name of our function in transformers' registry. No mask function has it, so models make no mask."""
+"""Name of our function in transformers' registry. It has no mask function, so that models make no mask."""
 LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose state is keys and values."""
 
 
 def read_config(path: str) -> Any:
-    """The configuration of a model that can be served.
+    """Return the configuration of a model that can be served.
 
     Raises:
-        SettingsError: there is none, or it cannot be served.
+        SettingsError: There is none, or it cannot be served.
     """
     try:
         config = AutoConfig.from_pretrained(path)
@@ -69,7 +69,7 @@ def read_config(path: str) -> Any:
 
 
 def _is_fp8(config: Any) -> bool:
-    """Whether a checkpoint holds 8-bit weights; `check_supported` has refused all other quantized ones."""
+    """Return whether a checkpoint holds 8-bit weights; `check_supported` has refused all other quantized ones."""
     return bool(getattr(config, "quantization_config", None))
 
 
@@ -85,8 +85,8 @@ def read_weights(
     """Read the model of transformers, with our attention function and linear layers, and the shapes of its cache.
 
     Raises:
-        SettingsError: the model does not use transformers' attention interface, is computed otherwise with ours, or
-            the weights are not all there.
+        SettingsError: The model does not use transformers' attention interface, is computed differently with ours, or
+            its weights are incomplete.
     """
     try:
         model = read_whole(
@@ -121,7 +121,7 @@ def read_weights(
 
 
 def _placed(path: str, config: Any, device: torch.device, ranks: int) -> dict[str, Any]:
-    """Where the weights go. Those for a GPU need not pass through host memory."""
+    """Return options for where the weights go; those for a GPU need not pass through host memory."""
     if ranks > 1:
         check_ranks(path, config, ranks)
         from transformers.distributed.configuration_utils import (  # not in transformers 5.0
@@ -159,7 +159,7 @@ def attention_function(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer, with [1, heads, tokens, size]."""
+    """Compute attention of one layer for transformers, with [1, heads, tokens, size]."""
     more = {name for name, thing in others.items() if isinstance(thing, Tensor)} - {"position_ids"}
     if attention_mask is not None or more:
         raise SettingsError(
@@ -183,7 +183,7 @@ AttentionInterface.register(ATTENTION, attention_function)
 
 
 def run(model: Any, attend: Callable[[AttentionCall], Tensor], inputs: ModelInputs) -> Tensor:
-    """Logits [wanted, vocabulary] of packed tokens; each layer's attention is computed by `attend`."""
+    """Return the logits [wanted, vocabulary] of packed tokens; `attend` computes each layer's attention."""
     token = _attend.set(attend)
     try:
         output = model(
@@ -199,10 +199,10 @@ def run(model: Any, attend: Callable[[AttentionCall], Tensor], inputs: ModelInpu
 
 
 def layer_shapes(model: Any) -> list[LayerShape]:
-    """The shape of each layer's cache, found by running the model on one token.
+    """Return the shape of each layer's cache, found by running the model on one token.
 
     Raises:
-        SettingsError: not every layer attends through the interface.
+        SettingsError: Not every layer attends through the interface.
     """
     shapes: dict[int, LayerShape] = {}
 
@@ -237,10 +237,10 @@ def layer_shapes(model: Any) -> list[LayerShape]:
 
 
 def _compare(path: str, model: Any, shapes: Sequence[LayerShape], context_tokens: int) -> None:
-    """Refuse a model that the paged cache computes otherwise than transformers; see `agreement`.
+    """Raise an error for a model that the paged cache computes differently from transformers; see `agreement`.
 
     Raises:
-        SettingsError: it does.
+        SettingsError: It does.
     """
     dtype, device = model.dtype, model.device
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
@@ -261,7 +261,7 @@ def _compare(path: str, model: Any, shapes: Sequence[LayerShape], context_tokens
 
 
 def replace_linear_layers(model: Any, quantization: str, *, decodes: bool = True) -> None:
-    """Replaces a model's linear layers by ours (`make_linear`), in place. The output layer is never quantized."""
+    """Replace a model's linear layers by ours (`make_linear`), in place. The output layer is never quantized."""
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -272,7 +272,7 @@ def replace_linear_layers(model: Any, quantization: str, *, decodes: bool = True
 
 
 class HubModel(CachedModel):
-    """See `PagedModel`. `model` was loaded with `ATTENTION`."""
+    """A model of transformers over the paged cache; see `PagedModel`. `model` was loaded with `ATTENTION`."""
 
     def __init__(self, model: Any, attention: Attention, context_tokens: int) -> None:
         super().__init__(attention, context_tokens, int(model.config.vocab_size))

@@ -1,10 +1,10 @@
 """The memory of a paged KV cache.
 
-One tensor per layer for keys and one for values, addressed by block. Keys are stored with their tokens innermost, so
-that a score is a weighted sum over the head size just as an answer is a weighted sum over tokens: decode attention in
-`attention.py` needs both. (`flash.py` has a cache in the layout of its kernel.)
+There is one tensor per layer for keys and one for values, addressed by block. Keys are stored with their tokens
+innermost, so that a score is a weighted sum over the head size as an answer is a weighted sum over tokens: decode
+attention in `attention.py` needs both. (`flash.py` has a cache in the layout of its kernel.)
 
-What earlier rows left in a block is masked, not erased: it must be finite, because a masked NaN is still NaN.
+What earlier sequences left in a block is masked, not erased. It must be finite, because a masked NaN is still NaN.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from model_workers.engine.devices import on_device
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps for a token, and how far back it looks.
+    """What one layer stores for a token, and how far back it looks.
 
     Attributes:
-        window: a token sees this many tokens, itself included; None: all before it.
-        softcap: scores are squashed by tanh to between plus and minus this; None: they are not.
+        window: Number of tokens that a token sees, itself included; None: all before it.
+        softcap: Scores are limited by tanh to plus and minus this; None: they are not.
     """
 
     heads: int
@@ -34,7 +34,7 @@ class LayerShape:
     softcap: float | None = None
 
     def values_per_token(self) -> int:
-        """Numbers that a token takes."""
+        """Return the number of values that a token takes."""
         return self.kv_heads * (self.key_size + self.value_size)
 
 
@@ -58,24 +58,24 @@ class KvCache:
         self.values = [self._values(shape) for shape in shapes]
 
     def of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values."""
+        """Return a layer's keys and values."""
         return self.keys[layer], self.values[layer]
 
     def write(
         self, layer: int, blocks: Tensor, offsets: Tensor, key: Tensor, value: Tensor
     ) -> None:
-        """Stores tokens, key and value [tokens, kv heads, size], at their blocks and offsets in those."""
+        """Store keys and values [tokens, kv heads, size] at their blocks and offsets."""
         self.keys[layer].permute(0, 3, 1, 2).index_put_((blocks, offsets), key)
         self.values[layer].permute(0, 2, 1, 3).index_put_((blocks, offsets), value)
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zeroes blocks."""
+        """Zero blocks."""
         places = on_device(np.array(blocks), self.device)
         for tensor in (*self.keys, *self.values):
             tensor.index_fill_(0, places, 0)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks, (from, to)."""
+        """Copy blocks, as (from, to)."""
         source, target = on_device(np.array(pairs), self.device).unbind(1)
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, target, tensor.index_select(0, source))

@@ -1,9 +1,9 @@
 """Linear layers: plain, packed for CPUs, and quantized to 8-bit integers or floats.
 
 On a CPU the weight is laid out once, at load, and a row's result does not depend on how many rows are computed with it
-(docs/internals/decisions/engine-numerics.md). In float32 FBGEMM multiplies a weight that it keeps in 16-bit floats, if
-these hold it whole; other weights are laid out for oneDNN, by the operators of torch's own compiler. A torch without
-either computes a plain product, and so does bfloat16 where the processor has no instructions that oneDNN asks for.
+(docs/internals/decisions/engine-numerics.md). In float32 FBGEMM multiplies a weight in 16-bit floats, if these hold it
+exactly; other weights are laid out for oneDNN, by the operators of torch's own compiler. A torch without either
+computes a plain product, and so does bfloat16 on a processor without the instructions that oneDNN needs.
 """
 
 from functools import cache
@@ -15,22 +15,22 @@ from torch.nn import functional
 from typing_extensions import override
 
 HALF_EXPONENT: Final = 15
-"""The largest weight that is kept in 16 bits is scaled to below two to this."""
+"""Weights in 16 bits are scaled so that the largest is below two to this power."""
 HALF_ERROR: Final = 2.0**-25
-"""What 16 bits lose of a scaled weight that is too small for them: 2**-39 of the largest one, at most."""
+"""Maximum loss of scaled weights that 16 bits cannot hold: 2**-39 of the largest weight."""
 ROWS_TRIED: Final = 120
-"""The groups of more rows are the same again: FBGEMM takes so many at a time."""
+"""Number of rows to try: FBGEMM takes this many at a time, so that further groups are the same again."""
 LAYOUT_ROWS: Final = 32
-"""For how many rows the layout is chosen; it holds for any number."""
+"""Number of rows that the layout is chosen for; it holds for any number."""
 INT8_MAX: Final = 127
 FP8: Final = torch.float8_e4m3fn
 FP8_MAX: Final = torch.finfo(FP8).max
 FP8_MULTIPLE: Final = 16
-"""The kernels for 8-bit floats take inputs and outputs of multiples of this."""
+"""Inputs and outputs of the kernels for 8-bit floats are multiples of this."""
 FP8_CAPABILITY: Final = (8, 9)
-"""The least compute capability of CUDA devices that multiply 8-bit floats: Ada, Hopper, and newer."""
+"""Minimum compute capability of CUDA devices that multiply 8-bit floats: Ada, Hopper, and newer."""
 INT8_ROWS: Final = 8
-"""Up to so many rows torch's 8-bit product is faster than a plain one with the weight made wide (measured)."""
+"""Maximum number of rows for which torch's 8-bit product is faster than a plain one with a widened weight."""
 
 
 class Linear(nn.Module):
@@ -42,15 +42,15 @@ class Linear(nn.Module):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]."""
+        """Compute [..., outputs] from [..., inputs]."""
         return functional.linear(x, self.weight, self.bias)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The product, added to `residual` [..., outputs]."""
+        """Return the product added to `residual` [..., outputs]."""
         return residual + self.forward(x)
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and the second half of the outputs."""
+        """Return layers of the first and of the second half of the outputs."""
         if type(self) is not Linear or self.bias is not None:
             first, second = self.forward(x).chunk(2, -1)
         else:
@@ -61,7 +61,7 @@ class Linear(nn.Module):
 
 
 class PackedLinear(Linear):
-    """A linear layer on a CPU, the weight in oneDNN's layout."""
+    """A linear layer on a CPU, with the weight in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), LAYOUT_ROWS)
@@ -81,10 +81,11 @@ class PackedLinear(Linear):
 
 
 class HalfLinear(Linear):
-    """A linear layer on a CPU in float32, the weight in 16-bit floats that become wide in the product's registers.
+    """A linear layer on a CPU in float32, with the weight in 16-bit floats that are widened in the product's registers.
 
-    A product of one row takes as long as its weight takes to read, which is half of float32's. The numbers are those of
-    float32: only a weight that `fits_half` is kept like this. A row is summed in the same order among any number.
+    A product of one row takes as long as reading the weight, which is half of float32's. The numbers are those of
+    float32: only a weight that `fits_half` is stored like this. A row is summed in the same order among any number of
+    rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -119,13 +120,13 @@ class HalfLinear(Linear):
 
 @cache
 def row_multiple() -> int:
-    """How many rows, or a multiple, FBGEMM gets at a time; tried once.
+    """Return the number of rows, or a multiple of it, that FBGEMM gets at a time; tried once.
 
-    With AVX2 it sums one or two rows in another order than three to six, and divides others into such groups; those of
-    multiples of three have none of one or two. With AVX-512 all are equal.
+    With AVX2 it sums one or two rows in another order than three to six, and divides others into such groups; multiples
+    of three have no group of one or two. With AVX-512 all are equal.
 
     Raises:
-        RuntimeError: rows differ all the same.
+        RuntimeError: Rows differ all the same.
     """
     numbers = torch.Generator().manual_seed(1)
     packed = torch.ops.quantized.linear_prepack_fp16(torch.randn(16, 64, generator=numbers), None)
@@ -140,7 +141,7 @@ def row_multiple() -> int:
 
 
 def fits_half(weight: Tensor) -> bool:
-    """Whether 16-bit floats hold a float32 weight whole, as they do where the checkpoint has 16 bits, of either kind.
+    """Return whether 16-bit floats hold a float32 weight, as they do for checkpoints in 16 bits of either kind.
 
     Numbers that are too small for them lose what any float32 sum with the largest one loses anyway.
     """
@@ -149,7 +150,7 @@ def fits_half(weight: Tensor) -> bool:
 
 
 def _half_scale(weight: Tensor) -> float:
-    """A power of two, so that nothing is rounded."""
+    """Return a power of two as scale, so that nothing is rounded."""
     largest = weight.detach().abs().max()
     return float(2.0 ** (HALF_EXPONENT - int(torch.frexp(largest).exponent)))
 
@@ -157,8 +158,8 @@ def _half_scale(weight: Tensor) -> float:
 class Int8Linear(Linear):
     """A linear layer with the weight in 8-bit integers and one scale per output: a quarter of float32's memory.
 
-    Few rows in bfloat16 on a CPU are multiplied with the integers themselves; else the weight becomes a number format
-    that can be multiplied for as long as the product takes.
+    Few rows in bfloat16 on a CPU are multiplied with the integers themselves; else the weight is widened for the
+    duration of the product.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -180,11 +181,11 @@ class Int8Linear(Linear):
 
 
 class Fp8Linear(Linear):
-    """A linear layer with the weight in 8-bit floats (e4m3), one scale per output, multiplied as such: each row of the
-    input is rounded to 8 bits too, with a scale of its own.
+    """A linear layer with the weight in 8-bit floats (e4m3) and one scale per output, multiplied as such.
 
-    The numbers are those of torchao's `Float8DynamicActivationFloat8WeightConfig` with `PerRow`, and so is the kernel,
-    which torch has itself; docs/internals/decisions/engine-numerics.md says why torchao is not asked.
+    Each row of the input is rounded to 8 bits too, with its own scale. Numbers and kernel are those of torchao's
+    `Float8DynamicActivationFloat8WeightConfig` with `PerRow`; docs/internals/decisions/engine-numerics.md says why
+    torchao is not used.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -218,7 +219,7 @@ def _scaled_product(
 
 @cache
 def can_scale() -> bool:
-    """Whether this torch multiplies 8-bit floats on a CPU; tried once."""
+    """Return whether this torch multiplies 8-bit floats on a CPU; tried once."""
     ones, scales = torch.ones(16, 16), torch.ones(16, 1)
     try:
         product = _scaled_product(ones.to(FP8), scales, ones.to(FP8), scales.T, ones)
@@ -228,7 +229,7 @@ def can_scale() -> bool:
 
 
 def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in 8 bits, and the scale of each, [rows, 1]."""
+    """Return rows in 8 bits, and the scale of each, [rows, 1]."""
     largest = rows.abs().amax(1, keepdim=True).float()
     scales = largest.clamp_min(torch.finfo(torch.float32).tiny * FP8_MAX) / FP8_MAX
     # What rounding takes above the largest number would become NaN.
@@ -242,10 +243,13 @@ def make_linear(
     *,
     decodes: bool = True,
 ) -> Linear:
-    """The fastest layer for a weight [outputs, inputs] where it lies, quantized to "int8", "fp8" or "none".
+    """Return the fastest layer for a weight [outputs, inputs] on its device, quantized to "int8", "fp8" or "none".
 
     Args:
-        decodes: most products are of the few rows that decode, not of whole texts.
+        weight: The weight.
+        bias: The bias, if any.
+        quantization: Number format of the weight.
+        decodes: Whether most products are of the few rows that decode, not of whole texts.
     """
     if quantization == "int8":
         return Int8Linear(weight, bias)
@@ -265,7 +269,7 @@ def _packed(weight: Tensor, bias: Tensor | None, decodes: bool) -> Linear:
 
 @cache
 def can_pack(kind: type[Linear], dtype: torch.dtype = torch.float32) -> bool:
-    """Whether this torch and this processor have what a kind of layer is computed by; tried once."""
+    """Return whether this torch and this processor support a kind of layer; tried once."""
     ones = torch.ones(2, 16, dtype=dtype)
     try:
         return torch.equal(kind(torch.eye(16, dtype=dtype), None)(ones), ones)
@@ -274,7 +278,7 @@ def can_pack(kind: type[Linear], dtype: torch.dtype = torch.float32) -> bool:
 
 
 def _is_alone(x: Tensor) -> bool:
-    """A single row would be summed in another order than the same row among others."""
+    """Return whether there is a single row, which would be summed in another order than the same row among others."""
     return x.numel() == x.shape[-1]
 
 

@@ -1,4 +1,4 @@
-"""The fused path: Llama and the models built like it (Mistral, Qwen2, Qwen3, SmolLM).
+"""The fused path: Llama and models of the same structure (Mistral, Qwen2, Qwen3, SmolLM).
 
 The same numbers as transformers' model in fewer and larger operations: one product for queries, keys and values, one
 for gate and up, the residual added inside the product, rotation in place.
@@ -20,14 +20,14 @@ from model_workers.engine.paged_model import SequenceChunk
 
 
 def is_fused(model: Any) -> bool:
-    """Whether a `FusedFolder`, or a model of transformers, can be computed here."""
+    """Return whether a `FusedFolder` or a model of transformers can be computed here."""
     if isinstance(model, FusedFolder):
         return True
     return type(model).__name__ in FUSED and model.config.hidden_act == "silu"
 
 
 class RotaryEmbedding:
-    """The rotary embedding of one step's positions; frequencies and scaling are transformers' own."""
+    """The rotary embedding of one step's positions, with transformers' frequencies and scaling."""
 
     def __init__(self, rotary: Any, like: Tensor, positions: Tensor) -> None:
         angles = positions[:, None, None] * rotary.inv_freq
@@ -37,7 +37,7 @@ class RotaryEmbedding:
         self._sin = torch.cat((-sin, sin), -1).to(like.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Rotates [tokens, heads, size]: the halves (a, b) to (a cos - b sin, b cos + a sin)."""
+        """Rotate [tokens, heads, size]: the halves (a, b) to (a cos - b sin, b cos + a sin)."""
         return (x * self._cos).addcmul_(x.roll(self._half, -1), self._sin)
 
 
@@ -52,7 +52,7 @@ class RmsNorm:
         self._epsilons = torch.tensor(self._epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Norms [..., size]."""
+        """Normalize [..., size]."""
         if self._is_wide:
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             square = torch.addcmul(self._epsilons, length, length, value=1 / x.shape[-1])
@@ -61,7 +61,7 @@ class RmsNorm:
 
 
 def join(layers: Sequence[Any], quantization: str) -> Linear:
-    """Linear layers of the same input as one. Their own weights are dropped: they would be a second copy."""
+    """Join linear layers of the same input into one, and drop their own weights, which would be a second copy."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     linear = make_linear(weight, torch.cat(biases) if biases else None, quantization)
@@ -71,7 +71,7 @@ def join(layers: Sequence[Any], quantization: str) -> Linear:
 
 
 class FusedLayer:
-    """One decoder layer's weights, taken out of transformers' layer."""
+    """One decoder layer's weights, taken from transformers' layer."""
 
     def __init__(self, layer: Any, quantization: str) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -92,7 +92,7 @@ class FusedLayer:
 
 
 class FusedModel(CachedModel):
-    """See `PagedModel`. Takes the weights out of `model`."""
+    """A model of the fused path; see `PagedModel`. Takes the weights from `model`."""
 
     def __init__(
         self, model: Any, attention: Attention, context_tokens: int, quantization: str = "none"
@@ -117,7 +117,7 @@ class FusedModel(CachedModel):
 
     @torch.inference_mode()
     def capture_graphs(self, tokens: int) -> None:
-        """Makes steps of up to so many tokens fast, where the device has graphs."""
+        """Capture steps of up to `tokens` tokens where the device has graphs."""
         if self._graphs is not None:
             self._graphs.capture(tokens)
 

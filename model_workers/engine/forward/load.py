@@ -32,7 +32,7 @@ class LoadedModel:
     """A model whose weights are in memory, without a cache yet.
 
     Attributes:
-        context_tokens: the longest row.
+        context_tokens: Maximum length of a sequence.
     """
 
     path: str
@@ -45,15 +45,18 @@ class LoadedModel:
     _shapes: tuple[LayerShape, ...]
 
     def bytes_per_block(self, block_tokens: int) -> int:
-        """Memory of a cache block in all layers."""
+        """Return the memory of a cache block in all layers."""
         values = sum(shape.values_per_token() for shape in self._shapes)
         return values * block_tokens * self.dtype.itemsize
 
     def paged(self, num_blocks: int, block_tokens: int, step_tokens: int = 0) -> PagedModel:
-        """The model on an empty cache. Only once: the weights are re-arranged for it, and not kept twice.
+        """Return the model on an empty cache; call it once, because the weights are rearranged for it without a copy.
 
         Args:
-            step_tokens: up to so many tokens of decoding rows, drafted ones included, go through CUDA graphs.
+            num_blocks: Number of blocks.
+            block_tokens: Tokens per block.
+            step_tokens: Maximum number of tokens of decoding sequences, drafted ones included, that go through CUDA
+                graphs.
         """
         attention = self._attention(num_blocks, block_tokens)
         if is_fused(self._model) and self.ranks == 1:
@@ -65,7 +68,7 @@ class LoadedModel:
         return HubModel(self._model, attention, self.context_tokens)
 
     def block_tokens(self) -> int:
-        """A good size of blocks on this device."""
+        """Return the preferred block size on this device."""
         return FLASH_BLOCK_TOKENS if self._has_flash() else CPU_BLOCK_TOKENS
 
     def _attention(self, num_blocks: int, block_tokens: int) -> Attention:
@@ -89,16 +92,19 @@ def load_model(
     quantization: str = "none",
     ranks: int = 1,
 ) -> LoadedModel:
-    """The model in a folder, or of a hub id.
+    """Load the model of a folder or hub id.
 
     Args:
+        path: Folder or hub id.
+        device: Name of the device.
         dtype: "float32", "bfloat16" or "auto" (`find_dtype`).
+        context_tokens: Maximum length of a sequence; None: that of the model.
         quantization: "none", or "int8" or "fp8" for the weights of linear layers.
-        ranks: how many processes of the current process group have a part of it each.
+        ranks: Number of processes of the current process group that share it.
 
     Raises:
-        SettingsError: not a decoder-only model, something in it that cannot be computed on the paged cache, a longer
-            context than the model's, or a device that is not there.
+        SettingsError: It is not a decoder-only model, cannot be computed on the paged cache, has a shorter context, or
+            the device does not exist.
     """
     where = find_device(device)
     number = find_dtype(dtype, where)
@@ -133,13 +139,15 @@ def _check_quantization(quantization: str, device: torch.device) -> None:
 
 
 def find_context(path: str, config: Mapping[str, Any], wanted: int | None) -> int:
-    """The longest row: what is wanted, up to what the model allows, by its config.json as a gateway reads it.
+    """Return the context length: the wanted one, up to that of the model's config.json as a gateway reads it.
 
     Args:
-        config: what transformers makes of it, for what it does not say.
+        path: Folder or hub id.
+        config: The configuration as transformers reads it, for what the file does not say.
+        wanted: The setting, if any.
 
     Raises:
-        SettingsError: more is wanted than the model allows, or neither says anything.
+        SettingsError: It is longer than the model's, or neither is known.
     """
     file = Path(path, CONFIG)
     said = computed_context_of(read_json(file)) if file.is_file() else None

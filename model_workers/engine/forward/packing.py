@@ -1,7 +1,7 @@
 """One step as arrays: chunks packed one after the other, without padding.
 
-Chunks of few tokens (decoding, verification of drafts) come first, prompts after them: attention computes the two in
-different ways. Everything is computed on the host, before the first layer.
+Chunks of few tokens (decoding, verification of drafts) come first, prompts after them, because attention computes the
+two differently. Everything is computed on the host, before the first layer.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,18 @@ from numpy.typing import NDArray
 from model_workers.engine.paged_model import SequenceChunk
 
 SHORT_TOKENS: Final = 16
-"""Chunks up to this length are computed token by token, by decode attention."""
+"""Maximum length of chunks that decode attention computes token by token."""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class PackedChunk:
-    """A chunk in the packed order: tokens `first` to `first + count - 1`, the first at position `start`;
-    `blocks` are those up to its end."""
+    """A chunk in packed order: tokens `first` to `first + count - 1`, from position `start`.
+
+    Attributes:
+        blocks: Block numbers up to the chunk's end.
+    """
 
     first: int
     count: int
@@ -36,11 +39,11 @@ class PackedStep:
     """The packed arrays.
 
     Attributes:
-        tokens, positions: of every packed token.
-        blocks, offsets: where each token's key and value go.
-        wanted: packed places whose logits are wanted, in the order of the chunks given.
-        short: spans of few tokens; they fill the first `short_tokens` places.
-        long: the others.
+        tokens, positions: One per packed token.
+        blocks, offsets: Where each token's key and value are written.
+        wanted: Packed indices whose logits are wanted, in the order of the given chunks.
+        short: Chunks of few tokens, which fill the first `short_tokens` places.
+        long: The other chunks.
     """
 
     tokens: Ints
@@ -54,7 +57,7 @@ class PackedStep:
 
 
 def pack(chunks: Sequence[SequenceChunk], block_tokens: int) -> PackedStep:
-    """Packs chunks; at least one."""
+    """Pack chunks, at least one."""
     order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].tokens) > SHORT_TOKENS)
     spans: dict[int, PackedChunk] = {}
     first = 0

@@ -1,4 +1,4 @@
-"""From hidden states to embeddings: the modules that sentence-transformers puts behind a transformer."""
+"""From hidden states to embeddings: the modules of sentence-transformers after a transformer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ _MODES: Final[Mapping[str, str]] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Older folders have a key for each mode."""
+"""Keys of the modes in older folders."""
 
 
 def _weighted(hidden: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ POOLING: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "weightedmean": _weighted,
     "lasttoken": lambda hidden: hidden[-1],
 }
-"""From the hidden states of a text [tokens, size] to one vector."""
+"""Functions from the hidden states of a text [tokens, size] to one vector."""
 _ACTIVATIONS: Final = {
     "Tanh": torch.tanh,
     "Identity": lambda x: x,
@@ -47,17 +47,17 @@ _ACTIVATIONS: Final = {
 
 
 class Pipeline:
-    """Pooling, then dense layers, then perhaps a norm.
+    """Pooling, then dense layers, then optionally a norm.
 
     Attributes:
-        normalizes: whether embeddings have length 1.
+        normalizes: Whether embeddings have length 1.
     """
 
     def __init__(self, modules: Sequence[Module], device: torch.device) -> None:
-        """`modules`: none is pooling by the mean.
+        """Create a pipeline; without `modules` it is mean pooling.
 
         Raises:
-            SettingsError: one of them is not served.
+            SettingsError: A module is not served.
         """
         kinds = [module.kind for module in modules]
         self.normalizes = kinds[-1:] == ["Normalize"]
@@ -71,7 +71,7 @@ class Pipeline:
 
     @torch.inference_mode()
     def __call__(self, hidden: Sequence[Tensor]) -> Tensor:
-        """Embeddings [texts, size] of texts by their hidden states."""
+        """Return the embeddings [texts, size] of texts by their hidden states."""
         pooled = torch.stack([torch.cat([pool(one) for pool in self._pool]) for one in hidden])
         for layer in self._dense:
             pooled = layer(pooled)

@@ -1,7 +1,7 @@
 """One model on several devices: each rank has a part of every layer (transformers' tensor-parallel plan).
 
 All ranks must make the same calls in the same order, because each layer ends in a sum over the ranks. The engine drives
-rank 0, which tells every call to the others first.
+rank 0, which sends every call to the others first.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from sluice.settings import SettingsError
 
 
 class Followers(Protocol):
-    """The ranks behind rank 0."""
+    """The ranks other than rank 0."""
 
     def send(self, call: str, *arguments: Any) -> None:
-        """Has them make a call of `PagedModel`, or make the model itself ("paged")."""
+        """Send a call of `PagedModel` to the ranks, or the call that creates the model ("paged")."""
 
     def lost(self) -> None:
-        """A call of rank 0 failed: the ranks are no longer in the same call, and the worker is of no use."""
+        """Give up the worker after a failed call of rank 0: the ranks are no longer in the same call."""
 
 
 class LeadRank(PagedModel):
-    """See `PagedModel`. What fails in one rank ends the worker: its rows continue on another one."""
+    """A model whose rank 0 is here; see `PagedModel`. A fault of one rank ends the worker."""
 
     def __init__(self, model: PagedModel, followers: Followers) -> None:
         self.block_tokens = model.block_tokens
@@ -45,7 +45,7 @@ class LeadRank(PagedModel):
             raise
 
     def feed(self, drawn: Tensor) -> None:
-        """See `PagedModel.feed`. Waits for the device: the other ranks get the tokens from the host."""
+        """Keep drawn tokens, for which this waits: the other ranks get them from the host. See `PagedModel.feed`."""
         self._followers.send("feed", drawn.cpu())
         self._model.feed(drawn)
 
@@ -61,10 +61,10 @@ class LeadRank(PagedModel):
 
 
 def check_ranks(path: str, config: Any, ranks: int) -> None:
-    """Refuses a model that so many ranks cannot share.
+    """Raise an error for a model that `ranks` cannot share.
 
     Raises:
-        SettingsError: it has no plan, or its heads do not divide.
+        SettingsError: It has no plan, or its heads do not divide.
     """
     if not getattr(config, "base_model_tp_plan", None):
         raise SettingsError(

@@ -2,12 +2,12 @@
 
 Sequences wait until no batch runs. Then the most urgent one begins the next batch:
 
-1. Sequences that came in one batch of the batcher go together: its policy chose them.
-2. Others that wait join them where they are about as long, so that they add little padding.
-3. A batch holds `slots` sequences at most, and no more cells of the KV cache than `slots` sequences of the context
-   have.
+1. Sequences of one batch of the batcher stay together: its policy chose them.
+2. Other waiting sequences join if they are about as long, so that they add little padding.
+3. A batch has at most `slots` sequences, and at most as many cells of the KV cache as `slots` sequences of the context
+   length.
 
-Nothing joins a batch that runs. A step computes one token of each of its sequences.
+Nothing joins a running batch. A step computes one token of each of its sequences.
 """
 
 import bisect
@@ -38,11 +38,11 @@ from sluice.settings.models import SideLimits
 logger = logging.getLogger(__name__)
 
 JOIN_SHARE: Final = 0.8
-"""Least length of a sequence that joins another batch, as a share of that batch's longest sequence."""
+"""Minimum length of a sequence that joins another batch, as a share of that batch's longest sequence."""
 
 
 class GenerateEngine(Engine):
-    """See `Engine` and the module."""
+    """An engine of whole batches; see `Engine` and the module."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class GenerateEngine(Engine):
         limits: SequenceLimits,
         sides: SideLimits | None = None,
     ) -> None:
-        """`sides`: the limits of an encoder-decoder."""
+        """Create an engine; `sides` are the limits of an encoder-decoder."""
         self.sampler = sampler
         self._model = model
         self._limits = limits
@@ -59,12 +59,12 @@ class GenerateEngine(Engine):
         self._sequences = RequestIndex(limits)
         self._waiting: list[Sequence] = []
         self._split: deque[list[Sequence]] = deque()
-        """Parts of a batch that could not be computed as a whole; they go first."""
+        """Parts of a batch that could not be computed as a whole; they run first."""
         self._run: BatchRun | None = None
         self._ends: list[SequenceStep] = []
-        """Of the current step; kept where it raises."""
+        """Ends of the current step; kept if the step raises."""
         self._has_computed = False
-        """Whether sequences of the present batch got tokens, before it was split too."""
+        """Whether sequences of the present batch got tokens, also before it was split."""
         self._steps = 0
 
     @override
@@ -83,7 +83,7 @@ class GenerateEngine(Engine):
         bisect.insort(self._waiting, added, key=lambda other: other.urgency)
 
     def _limited(self, sequence: SequenceSpec) -> SequenceSpec:
-        """Keep both sides of an encoder-decoder within its limits."""
+        """Limit both sides of an encoder-decoder."""
         if self._sides is None:
             return sequence
         if len(sequence.prompt) > self._sides.prompt:
@@ -127,14 +127,14 @@ class GenerateEngine(Engine):
         return [step for _, step in taken]
 
     def _split_up(self, sequences: list[Sequence], error: Exception) -> list[SequenceStep]:
-        """Put a batch that failed back in halves, so that only the sequence that breaks it fails; returns its end.
+        """Divide a failed batch in halves, so that only the faulty sequence fails; return its end.
 
         Raises:
-            Exception: `error`, where a sequence fails alone and nothing of its batch was computed: it may be the
-                worker.
+            Exception: `error`, if a sequence fails alone and nothing of its batch was computed: the worker may be
+                faulty.
         """
         if len(sequences) > 1:
-            logger.warning("split a batch of %d sequences in two: %r", len(sequences), error)
+            logger.warning("split a failed batch of %d sequences: %r", len(sequences), error)
             for sequence in sequences:
                 sequence.move(SequenceState.PREEMPTED)
                 sequence.sampling = self._open(replace(sequence.spec, produced=sequence.answer))
@@ -160,7 +160,7 @@ class GenerateEngine(Engine):
         return batch
 
     def _form(self) -> list[Sequence]:
-        """Take the sequences of the next batch from those that wait; see the module."""
+        """Remove and return the sequences of the next batch; see the module."""
         self._has_computed = False
         first = self._waiting[0]
         group, name = self._model.group(first), first.spec.batch
@@ -188,7 +188,7 @@ class GenerateEngine(Engine):
         )
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is."""
+        """Remove a sequence, wherever it is."""
         for sequences in (self._waiting, *self._split):
             if sequence in sequences:
                 sequences.remove(sequence)

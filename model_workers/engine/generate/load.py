@@ -30,20 +30,21 @@ from sluice.settings.models import SideLimits, side_limits
 logger = logging.getLogger(__name__)
 
 TRIAL: Final = (5, 11)
-"""Lengths of the two prompts that show whether padding changes logits, tokens."""
+"""Lengths of the two prompts that show whether padding changes logits, in tokens."""
 TRIAL_TOKENS: Final = 4
+"""Number of tokens that the trial compares."""
 EXACT: Final = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""By how much logits may differ where nothing but rounding does, as a share of their range."""
+"""Maximum difference of logits by rounding, as a share of their range."""
 _SEQ2SEQ: Final = (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
 _DECODERS: Final = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
 
 
 def load_generate(settings: ModelSettings) -> GenerateEngine:
-    """Load the engine of a model folder or hub id, and warm it up.
+    """Load the engine of a model folder or hub id, warmed up.
 
     Raises:
-        SettingsError: the model has no `generate()`, needs more than a text, or does not fit.
-        ValueError, OSError: it cannot be read.
+        SettingsError: The model has no `generate()`, needs more than a text, or does not fit.
+        ValueError, OSError: It cannot be read.
     """
     path = resolve_model_path(settings.path)
     config = AutoConfig.from_pretrained(path)
@@ -84,7 +85,7 @@ def _class_of(path: str, config: Any) -> Any:
     """Return the class of transformers that a checkpoint was saved from, else the one for its kind.
 
     Raises:
-        SettingsError: it has no `generate()` that reads a text.
+        SettingsError: It has no `generate()` that reads a text.
     """
     named = (config.architectures or [""])[0]
     found: Any = getattr(transformers, named, None)
@@ -111,10 +112,10 @@ def _check_memory(
     where: tuple[torch.device, torch.dtype],
     context: int,
 ) -> None:
-    """Refuse a model whose weights and cache do not fit.
+    """Raise an error for a model whose weights and cache do not fit.
 
     Raises:
-        SettingsError: by how much, and what to change.
+        SettingsError: By how much, and what to change.
     """
     device, dtype = where
     weights = weight_bytes(path, dtype.itemsize)
@@ -172,7 +173,7 @@ def _find_batching(path: str, loaded: Any, model: GenerateModel, tolerance: floa
 
 
 def _agrees(alone: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float) -> bool:
-    """Return whether logits are the same but for rounding, up to a tie."""
+    """Return whether logits are equal up to rounding, until a tie."""
     for one, other in zip(alone, beside, strict=True):
         if not (one - other).abs().max() <= tolerance * (one.max() - one.min()):
             return False
@@ -182,7 +183,7 @@ def _agrees(alone: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float)
 
 
 def _logits(model: GenerateModel, sequences: Sequence[Sequence[int]]) -> Sequence[Tensor]:
-    """Return the logits behind the first of `sequences`, and behind its first tokens."""
+    """Return the logits after the first of `sequences`, and after its first tokens."""
     result = model.generate(
         sequences, 0, TRIAL_TOKENS, output_logits=True, return_dict_in_generate=True
     )

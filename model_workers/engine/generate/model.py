@@ -22,7 +22,7 @@ _MEDIA: Final = re.compile(r"image|video|vision|audio|speech")
 
 
 class Batching(StrEnum):
-    """Which sequences may share a batch: the values say it in the worker's log."""
+    """Which sequences may share a batch; the values are for the log."""
 
     PADDED = "padded batches"
     EQUAL_LENGTHS = "batches of equal length: padding changes its answers"
@@ -30,13 +30,13 @@ class Batching(StrEnum):
 
 
 class GenerateModel:
-    """The model, and how batches are made for it.
+    """The model, and how its batches are made.
 
     Attributes:
-        vocab_size: tokens.
-        pad: the token that fills shorter sequences up.
-        prefix: tokens that begin every answer of an encoder-decoder and are no part of it.
-        batching: which sequences may share a batch.
+        vocab_size: Number of tokens.
+        pad: Token that pads shorter sequences.
+        prefix: Tokens that begin every answer of an encoder-decoder and are not part of it.
+        batching: Which sequences may share a batch.
     """
 
     def __init__(self, model: Any, batching: Batching = Batching.PADDED) -> None:
@@ -58,7 +58,7 @@ class GenerateModel:
         )
 
     def group(self, sequence: Sequence) -> Hashable:
-        """Sequences of one group may share a batch."""
+        """Return a key; sequences of equal keys may share a batch."""
         if self.batching is Batching.ALONE:
             return sequence.spec.request_id
         # Decoders with absolute positions count padding as tokens, so answers are not padded at their beginning.
@@ -66,7 +66,7 @@ class GenerateModel:
         return answered, 0 if self.batching is Batching.PADDED else len(sequence.tokens)
 
     def restrict(self, sequences: abc.Sequence[Sequence], logits: Tensor) -> None:
-        """Rule out what the model's own generation_config.json rules out, in `logits` [sequences, vocabulary]."""
+        """Exclude the tokens of the model's own generation_config.json in `logits`, [sequences, vocabulary]."""
         logits[:, self._never] = -torch.inf
         for place, sequence in enumerate(sequences):
             if not sequence.answered:
@@ -87,7 +87,13 @@ class GenerateModel:
         """Call the model's `generate()` for up to `tokens` more tokens of each sequence; see `inputs`.
 
         Args:
-            options: of the GenerationConfig.
+            sequences: Token ids of prompt and answer.
+            answered: Number of answer tokens of each sequence.
+            tokens: Maximum number of new tokens.
+            logits_processor: As of transformers.
+            stopping_criteria: As of transformers.
+            streamer: As of transformers.
+            options: Options of the GenerationConfig.
         """
         return self._model.generate(
             **self.inputs(sequences, answered),
@@ -117,7 +123,7 @@ class GenerateModel:
     def inputs(
         self, sequences: abc.Sequence[abc.Sequence[int]], answered: int
     ) -> dict[str, Tensor]:
-        """Padded tensors of `sequences`, whose last `answered` tokens are the answer's so far."""
+        """Return padded tensors of `sequences`, whose last `answered` tokens are the answer so far."""
         if not self.reads_first:
             return self._padded(sequences, left=True)
         texts = [sequence[: len(sequence) - answered] for sequence in sequences]

@@ -1,12 +1,12 @@
 """One padded batch inside transformers' `generate()`, on a thread of its own.
 
-The thread and the engine's thread take turns: `BatchRun.advance` lets `generate()` compute one token of every sequence,
+That thread and the engine's thread take turns: `BatchRun.advance` lets `generate()` compute one token of every sequence
 and waits for it. So only one of the two ever touches the sequences, and one token is one step of the engine. In each
 turn `generate()` calls
 
-1. `_Draw` (a logits processor), where our sampler draws by (seed, position); greedy decoding then takes what it drew;
-2. `_Ends` (a stopping criterion), where each sequence takes its token, and which ends sequences one by one;
-3. `_Handover` (a streamer), which hands the step over and waits for the next turn.
+1. `_Draw` (a logits processor): our sampler draws by (seed, position); greedy decoding then takes its token;
+2. `_Ends` (a stopping criterion): each sequence gets its token, and sequences end one by one;
+3. `_Handover` (a streamer): hands the step over and waits for the next turn.
 """
 
 from collections import abc
@@ -28,14 +28,14 @@ from model_workers.engine.sequences import Sequence
 
 
 class _Stopped(Exception):
-    """Leaves `generate()`: no sequence wants another token."""
+    """Leaves `generate()`: no sequence needs another token."""
 
 
 class BatchRun:
     """A batch that is being computed.
 
     Attributes:
-        live: the sequences that get tokens, by their place in the batch.
+        live: Sequences that get tokens, by their index in the batch.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BatchRun:
         self._drawn: dict[int, DrawResult] = {}
         self._steps: list[tuple[Sequence, SequenceStep]] = []
         self._turns: SimpleQueue[bool] = SimpleQueue()
-        """Whether `generate()` goes on."""
+        """Whether `generate()` may continue."""
         self._results: SimpleQueue[list[tuple[Sequence, SequenceStep]] | BaseException] = (
             SimpleQueue()
         )
@@ -59,7 +59,7 @@ class BatchRun:
         """Compute the next token of each live sequence.
 
         Raises:
-            Exception: what `generate()` raised; the run is over.
+            Exception: What `generate()` raised; the run is over.
         """
         if self._thread.ident is None:
             self._thread.start()
@@ -70,7 +70,7 @@ class BatchRun:
         return result
 
     def drop(self, sequence: Sequence) -> None:
-        """Report no more of a sequence; its sequence ends at the next token."""
+        """Stop reporting a sequence, which ends at the next token."""
         self.live = {place: other for place, other in self.live.items() if other is not sequence}
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class BatchRun:
             raise _Stopped
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Draw a token for each live sequence; returns those of all sequences, padding where none is wanted."""
+        """Draw a token for each live sequence; return the tokens of all sequences, with padding for the others."""
         places = list(self.live)
         sequences = [self.live[place] for place in places]
         requests = [
@@ -117,7 +117,7 @@ class BatchRun:
         return torch.tensor(tokens, device=logits.device)
 
     def take(self) -> list[bool]:
-        """Give each live sequence the token that was drawn for it; returns which sequences have ended."""
+        """Give each live sequence its drawn token; return which sequences have ended."""
         self._steps = []
         for place, drawn in self._drawn.items():
             sequence = self.live[place]
@@ -139,7 +139,7 @@ class BatchRun:
 
 
 class _Draw(LogitsProcessor):
-    """Leaves one token of each sequence possible: the one that our sampler draws."""
+    """Makes every token of a sequence impossible but the one that our sampler draws."""
 
     def __init__(self, run: BatchRun) -> None:
         self._run = run
@@ -151,7 +151,7 @@ class _Draw(LogitsProcessor):
 
 
 class _Ends(StoppingCriteria):
-    """Ends each sequence when its sequence does."""
+    """Ends each sequence of the batch on its own."""
 
     def __init__(self, run: BatchRun) -> None:
         self._run = run
@@ -162,7 +162,7 @@ class _Ends(StoppingCriteria):
 
 
 class _Handover(BaseStreamer):
-    """Gets the tokens of each step, [batch]."""
+    """Receives the tokens of each step, [batch]."""
 
     def __init__(self, run: BatchRun) -> None:
         self._run = run

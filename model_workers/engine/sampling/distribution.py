@@ -29,10 +29,9 @@ _GAMMA: Final = 0x9E3779B97F4A7C15
 def draw_shaped(
     logits: Tensor, tokens: Tensor, positions: Sequence[SamplingPosition], shaped: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The tokens of all positions, drawn from their distributions where `shaped` says; and what `unpack` reads.
+    """Return the tokens of all positions, drawn from their distributions at `shaped`; and the tensor for `unpack`.
 
-    Args:
-        tokens: the most probable ones, or `NO_TOKEN`.
+    - `tokens`: The most probable tokens, or `NO_TOKEN`.
     """
     rows = on_device(np.array(shaped), logits.device)
     chosen = [positions[i] for i in shaped]
@@ -43,7 +42,7 @@ def draw_shaped(
 
 
 def _ruled(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
-    """The logits after biases, constraints, `min_tokens` and penalties; changes `scores`."""
+    """Apply biases, constraints, `min_tokens` and penalties to `scores` in place; return them."""
     _bias(scores, positions)
     allowed = [(row, p.allowed) for row, p in enumerate(positions) if p.allowed is not None]
     if allowed:
@@ -59,14 +58,17 @@ def _ruled(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
 
 
 def _bits(words: Tensor, size: int) -> Tensor:
-    """Bits of int32 words (rows, words) as booleans (rows, size), least significant first; missing bits are false."""
+    """Return the bits of int32 words (rows, words), least significant first, as booleans (rows, size).
+
+    Missing bits are false.
+    """
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     bits = ((words.unsqueeze(-1) >> shifts) & 1).flatten(1).bool()[:, :size]
     return torch.nn.functional.pad(bits, (0, size - bits.shape[-1]))
 
 
 def _bias(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
-    """Adds `logit_bias` to `scores` (positions, vocabulary; contiguous) in place."""
+    """Add `logit_bias` to `scores` (positions, vocabulary; contiguous) in place."""
     size = scores.shape[-1]
     biased = [
         (row * size + token_id, bias)
@@ -82,10 +84,10 @@ def _bias(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
 
 
 def _penalize(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
-    """Makes tokens that a row already has less likely; changes `scores` (positions, vocabulary; contiguous) in place.
+    """Make tokens that an answer already has less likely; change `scores` (positions, vocabulary; contiguous) in place.
 
     The repetition penalty counts prompt and answer (Keskar et al., 2019: CTRL); presence and frequency penalties count
-    the answer alone, as in OpenAI's API.
+    only the answer, as in OpenAI's API.
     """
     size = scores.shape[-1]
     places, divisors, losses = [], [], []
@@ -109,7 +111,7 @@ def _penalize(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
 
 
 def _tempered(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
-    """Scores with the highest at 0, so that no temperature takes it to infinity; NaN where nothing is left."""
+    """Divide scores by the temperature, with the highest at 0 so that none overflows; NaN where nothing is left."""
     temperature = [1.0 if p.greedy else p.sampling.temperature for p in positions]
     return (scores - scores.amax(dim=-1, keepdim=True)) / _column(temperature, scores)
 
@@ -127,11 +129,11 @@ def _drawn(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
 
 
 def cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """`scores` (rows, vocabulary) with minus infinity for the tokens that top-k, top-p and min-p leave out.
+    """Set `scores` (rows, vocabulary) to minus infinity for the tokens that top-k, top-p and min-p exclude.
 
-    A cut is a threshold on the score: tokens of exactly the same score stay or go together, so the result does not
-    depend on how a device breaks ties. The highest score of a row is never left out. Nucleus sampling: Holtzman et al.,
-    2020; min-p: Nguyen et al., 2024.
+    A cut is a threshold on the score: tokens of equal score stay or go together, so that the result does not depend on
+    how a device breaks ties. The highest score of a row always stays. Nucleus sampling: Holtzman et al., 2020; min-p:
+    Nguyen et al., 2024.
     """
     ranked = [i for i, s in enumerate(samplings) if s.top_k or s.top_p < 1]
     if ranked:
@@ -146,7 +148,7 @@ def cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _lowest_ranked(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """The lowest score that top-k and then top-p keep, shape (rows, 1)."""
+    """Return the lowest score that top-k and then top-p keep, shape (rows, 1)."""
     size = scores.shape[-1]
     top_k = _column([s.top_k or size for s in samplings], scores)
     # 2 is never reached, whatever the sum is rounded to.
@@ -161,7 +163,7 @@ def _lowest_ranked(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _ordered(scores: Tensor, count: int) -> Tensor:
-    """The `count` highest scores of each row, highest first."""
+    """Return the `count` highest scores of each row, highest first."""
     if count < scores.shape[-1]:
         return scores.topk(count, dim=-1).values
     if scores.device.type != "cpu":
@@ -171,8 +173,7 @@ def _ordered(scores: Tensor, count: int) -> Tensor:
 
 
 def _inverted(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
-    """Where the cumulative distribution, in the order of token ids and summed in double precision, passes the random
-    number.
+    """Invert the cumulative distribution, in the order of token ids and in double precision, at the random numbers.
 
     In that order a difference in the last bit of a probability moves the borders by as little; in the order of
     probability two nearly equal tokens could change places.
@@ -189,13 +190,16 @@ def _inverted(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on (seed, index) alone, 53 bits of it."""
+    """Return a number in [0, 1) that depends only on (seed, index), with 53 bits."""
     state = _mixed((seed + _GAMMA) & _MASK)
     return (_mixed((state + (index + 1) * _GAMMA) & _MASK) >> 11) * 2.0**-53
 
 
 def _mixed(state: int) -> int:
-    """The output function of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    """Return the output function of splitmix64.
+
+    Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
+    """
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
@@ -208,7 +212,7 @@ def _packed(
     positions: Sequence[SamplingPosition],
     shaped: Sequence[int],
 ) -> Tensor:
-    """Tokens and log-probabilities in one tensor, to reach the host in one copy."""
+    """Join tokens and log-probabilities in one tensor, to reach the host in one copy."""
     wanted = [i for i, place in enumerate(shaped) if positions[place].sampling.logprobs]
     if not wanted:
         return tokens
@@ -219,7 +223,7 @@ def _packed(
 
 
 def unpack(values: Sequence[float], positions: Sequence[SamplingPosition]) -> list[Token]:
-    """The tokens of positions, and log-probabilities where they are wanted, of what `draw_shaped` has packed."""
+    """Return the tokens of positions, with log-probabilities where requested, from a tensor of `draw_shaped`."""
     found: list[Token] = [(int(token_id), None) for token_id in values[: len(positions)]]
     wanted = [i for i, position in enumerate(positions) if position.sampling.logprobs]
     if wanted:
@@ -232,11 +236,14 @@ def unpack(values: Sequence[float], positions: Sequence[SamplingPosition]) -> li
 
 
 def _pack_logprobs(scores: Tensor, tokens: Tensor, top: int) -> Tensor:
-    """What `_unpack_logprobs` reads, in doubles, which hold token ids exactly: shape (rows, 1 + 2 * top).
+    """Return log-probabilities for `_unpack_logprobs`, shape (rows, 1 + 2 * top).
+
+    They are doubles, which hold token ids exactly.
 
     Args:
-        scores: of the distribution, shape (rows, vocabulary).
-        tokens: the drawn ones; what is below 0 counts as 0.
+        scores: Scores of the distribution, shape (rows, vocabulary).
+        tokens: The drawn tokens; those below 0 count as 0.
+        top: Number of alternatives.
     """
     logprobs = scores.double().log_softmax(dim=-1)
     own = logprobs.gather(-1, tokens.clamp_min(0).unsqueeze(-1))
@@ -245,7 +252,7 @@ def _pack_logprobs(scores: Tensor, tokens: Tensor, top: int) -> Tensor:
 
 
 def _unpack_logprobs(values: Sequence[float], top: int) -> TokenLogprobs:
-    """One row of `_pack_logprobs`, cut to `top` alternatives. Tokens that are ruled out are not among them."""
+    """Return one row of `_pack_logprobs`, with `top` alternatives at most and without excluded tokens."""
     most = len(values) // 2
     pairs = zip(values[1 : 1 + top], values[1 + most :], strict=False)
     found = tuple((int(token_id), value) for value, token_id in pairs if value > -math.inf)
@@ -253,5 +260,5 @@ def _unpack_logprobs(values: Sequence[float], top: int) -> TokenLogprobs:
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """`values` in float32, shape (rows, 1), on the device of `like`."""
+    """Return `values` in float32, shape (rows, 1), on the device of `like`."""
     return on_device(np.array(values, np.float32), like.device).unsqueeze(-1)

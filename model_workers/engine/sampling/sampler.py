@@ -1,4 +1,4 @@
-"""Draws the next tokens of sequences, all sequences of a step together.
+"""Draws the next tokens of sequences, for all sequences of a step together.
 
 Positions that need only the most probable token are one argmax over the logits; `distribution` computes the others. The
 host waits for the device once, when all is drawn (`PendingDraw.read`).
@@ -23,6 +23,7 @@ from model_workers.engine.sampling.state import SamplingPosition, SamplingState
 from sluice.errors import InvalidRequest
 
 NO_DISTRIBUTION: Final = "the model's output is not a number"
+"""Error of a sequence whose logits are not finite."""
 
 
 @dataclass(slots=True)
@@ -30,8 +31,7 @@ class DrawRequest:
     """What to draw for one sequence: its next token and, while the drafted tokens are right, one after each of them.
 
     Attributes:
-        drafted: drafted next tokens. The caller keeps the sequence's limit: up to `1 + len(drafted)`
-            tokens are drawn.
+        drafted: Drafted next tokens. Up to `1 + len(drafted)` tokens are drawn; the caller keeps the sequence's limit.
     """
 
     state: SamplingState
@@ -40,14 +40,14 @@ class DrawRequest:
 
 @dataclass(slots=True)
 class DrawResult:
-    """What was drawn for one sequence.
+    """The tokens drawn for one sequence.
 
     Attributes:
-        token_ids: at least one, unless there is an error: what draws without drafts would have given one by one, since
-            a drafted token is taken only for being the one that is drawn. Nothing follows a stop token.
-        logprobs: one per token when asked for, else empty.
-        error: one sentence when the sequence cannot continue after `token_ids`.
-        field: the path of the field of the public request that is to blame for the error; empty: the model is.
+        token_ids: At least one, unless there is an error, and the same as without drafts, because a drafted token is
+            accepted only if it is drawn. Nothing follows a stop token.
+        logprobs: One per token if requested, else empty.
+        error: One sentence if the sequence cannot continue after `token_ids`.
+        field: Path of the public request's field that caused the error; empty: the model did.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -60,13 +60,13 @@ class PendingDraw:
     """Draws that the device may still compute, on their way to the host.
 
     Attributes:
-        tokens: of every position, on the device; `NO_TOKEN` where there is no distribution.
+        tokens: Tokens of every position, on the device; `NO_TOKEN` where there is no distribution.
     """
 
     def __init__(
         self, tokens: Tensor, values: Tensor, take: Callable[[list[Any]], list[DrawResult]]
     ) -> None:
-        """`take`: makes results of `values` on the host."""
+        """Copy `values` to the host in the background; `take` makes results of them."""
         self.tokens = tokens
         self._take = take
         # Into pinned memory, without waiting.
@@ -76,18 +76,17 @@ class PendingDraw:
             self._copied.record()
 
     def read(self) -> list[DrawResult]:
-        """Waits for the draws, and appends what was drawn to the sequences' states; once. See `Sampler.draw`."""
+        """Wait for the draws and append them to the sequences' states, once. See `Sampler.draw`."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._take(self._values.tolist())
 
 
 class Sampler:
-    """Draws for the sequences of one engine. Not thread-safe but for `matcher`. Holds no sequences: each has its
-    `SamplingState`.
+    """Draws for the sequences of one engine; each has its own `SamplingState`. Only `matcher` is thread-safe.
 
     Attributes:
-        prepared: matchers of sequences that are opened next, by request.
+        prepared: Matchers of sequences that are opened next, by request.
     """
 
     def __init__(self, constraints: ConstraintCompiler | None = None) -> None:
@@ -95,10 +94,10 @@ class Sampler:
         self.prepared: dict[str, TokenMatcher] = {}
 
     def open(self, sequence: SequenceSpec) -> SamplingState:
-        """The state of a sequence after `sequence.produced`; it continues as if those had been drawn here.
+        """Return the state of a sequence after `sequence.produced`, as if those tokens had been drawn here.
 
         Raises:
-            InvalidRequest: its constraint cannot be held here, or `produced` breaks it.
+            InvalidRequest: Its constraint cannot be enforced here, or `produced` violates it.
         """
         if not sequence.sampling.constrained:
             return SamplingState(sequence, None)
@@ -107,7 +106,7 @@ class Sampler:
         )
 
     def matcher(self, sequence: SequenceSpec) -> TokenMatcher:
-        """The matcher of a sequence with a constraint after `sequence.produced`; raises as `open`. From any thread."""
+        """Return the matcher of a constrained sequence after `sequence.produced`. Thread-safe; raises as `open`."""
         if self._constraints is None:
             raise InvalidRequest("this worker has no tokenizer, which a constraint needs")
         matcher = self._constraints.open(sequence.sampling)
@@ -120,21 +119,19 @@ class Sampler:
         return matcher
 
     def draw(self, logits: Tensor, requests: Sequence[DrawRequest]) -> list[DrawResult]:
-        """Draws for each request, and appends what was drawn to its sequence's state.
+        """Draw for each request, and append the tokens to the sequence's state.
 
-        Args:
-            logits: float32, shape (sum of `1 + len(drafted)`, vocabulary), in the order of the requests: after the
-                sequence's last token, then after each drafted one. Not changed.
+        - `logits`: float32, shape (sum of `1 + len(drafted)`, vocabulary), in the order of the requests: after the
+          sequence's last token, then after each drafted one. Not changed.
 
         Returns:
-            One for each request. A sequence whose logits are no distribution has an error, and does not affect the
-            others.
+            One result per request. Logits that are no distribution give an error for their sequence alone.
         """
         return self.begin(logits, requests).read()
 
     @torch.inference_mode()
     def begin(self, logits: Tensor, requests: Sequence[DrawRequest]) -> PendingDraw:
-        """Begins to draw; as `draw`, but does not wait for the device.
+        """Begin to draw without waiting for the device; otherwise as `draw`.
 
         Sequences without drafts whose states do not read tokens (`SamplingState.reads_tokens`) may begin their next
         draw before this one is read.
@@ -152,7 +149,7 @@ class Sampler:
 
 
 def _most_probable(logits: Tensor) -> Tensor:
-    """The most probable token of each sequence, or `NO_TOKEN`."""
+    """Return the most probable token of each row, or `NO_TOKEN`."""
     highest, tokens = logits.max(dim=-1)
     return torch.where(highest.isfinite(), tokens, NO_TOKEN)
 
@@ -169,7 +166,7 @@ def _one(sequence: SamplingState, token_id: int) -> DrawResult:
 
 
 def _tokens(logits: Tensor, positions: Sequence[SamplingPosition]) -> tuple[Tensor, Tensor]:
-    """The token of every position, and what `unpack` reads."""
+    """Return the token of every position, and the tensor for `unpack`."""
     tokens = _most_probable(logits)
     shaped = [i for i, position in enumerate(positions) if not position.plain]
     return draw_shaped(logits, tokens, positions, shaped) if shaped else (tokens, tokens)
@@ -190,7 +187,7 @@ def _shaped(
 def _taken(
     request: DrawRequest, positions: Sequence[SamplingPosition], tokens: Sequence[Token]
 ) -> DrawResult:
-    """The accepted tokens of a sequence's positions: up to the first that is not the drafted one."""
+    """Return the accepted tokens of a sequence's positions: up to the first that is not the drafted one."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     error = field = ""

@@ -11,14 +11,14 @@ from model_workers.constraints import MatcherError, TokenMatcher
 from model_workers.engine.protocol import Sampling, SequenceSpec
 
 TEMPERATURE_MIN: Final = 1e-5
-"""Below it float32 leaves only the most probable token; such a sequence is greedy."""
+"""Temperature below which a sequence is greedy: float32 leaves only the most probable token."""
 
 
 class TokenCounts:
-    """The different tokens of prompt and answer, and how often the answer has each.
+    """The distinct tokens of prompt and answer, and how often the answer has each.
 
-    Two short arrays instead of a column per token of the vocabulary: a step touches as many logits as the sequence has
-    different tokens, and a sequence takes no memory on the device.
+    Two short arrays instead of a column over the vocabulary: a step touches only the sequence's distinct tokens, and a
+    sequence takes no memory on the device.
     """
 
     def __init__(self, prompt: Sequence[int], produced: Sequence[int]) -> None:
@@ -30,16 +30,16 @@ class TokenCounts:
 
     @property
     def tokens(self) -> NDArray[np.int64]:
-        """Each token once, in the order in which they came."""
+        """Each token once, in order of first occurrence."""
         return self._tokens[: len(self._places)]
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How often the answer has each of `tokens`; 0 for those of the prompt alone."""
+        """How often the answer has each of `tokens`; 0 for those only in the prompt."""
         return self._counts[: len(self._places)]
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Appends tokens of the answer."""
+        """Append tokens of the answer."""
         for token_id in token_ids:
             place = self._places.setdefault(token_id, len(self._places))
             if place == len(self._tokens):
@@ -48,7 +48,7 @@ class TokenCounts:
             self._counts[place] += 1
 
     def after(self, token_ids: Sequence[int]) -> "TokenCounts":
-        """The counts after `token_ids`; itself when there are none."""
+        """Return the counts after `token_ids`; itself if there are none."""
         if not token_ids:
             return self
         copy = TokenCounts((), ())
@@ -65,14 +65,14 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPosition:
-    """A position of a sequence for which a token is drawn: what the draw depends on beside the logits.
+    """A position for which a token is drawn: everything that the draw depends on beside the logits.
 
     Attributes:
-        index: of the token in the answer.
-        plain: only the most probable token is needed.
-        token_counts: set when there are penalties.
-        allowed: set when there is a constraint: see `TokenMatcher.mask`.
-        error: one sentence when nothing can be drawn here.
+        index: Index of the token in the answer.
+        plain: Whether only the most probable token is needed.
+        token_counts: Set if there are penalties.
+        allowed: Set if there is a constraint; see `TokenMatcher.mask`.
+        error: One sentence if nothing can be drawn here.
     """
 
     sampling: Sampling
@@ -84,23 +84,23 @@ class SamplingPosition:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is taken, whatever happens to the logits before."""
+        """Whether the most probable token is taken, whatever changes the logits before."""
         return is_greedy(self.sampling)
 
     @property
     def ruled_out(self) -> frozenset[int]:
-        """Tokens that are ruled out because the answer is too short to end."""
+        """Stop tokens that are excluded because the answer is too short to end."""
         too_short = self.index < self.sampling.min_tokens
         return self.sampling.stop_token_ids if too_short else frozenset()
 
 
 def is_greedy(sampling: Sampling) -> bool:
-    """Whether no random number is needed."""
+    """Return whether no random number is needed."""
     return sampling.temperature < TEMPERATURE_MIN
 
 
 class SamplingState:
-    """The state of one sequence. Made by `Sampler.open`."""
+    """The state of one sequence; see `Sampler.open`."""
 
     __slots__ = ("_always_plain", "_index", "_matcher", "_sampling", "_token_counts")
 
@@ -120,12 +120,12 @@ class SamplingState:
 
     @property
     def constraint_field(self) -> str:
-        """See `Sampling.constraint_field`."""
+        """Path of the constraint's field; see `Sampling.constraint_field`."""
         return self._sampling.constraint_field
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether a draw depends on the tokens drawn before, and not only on how many they are."""
+        """Whether a draw depends on the tokens drawn before, and not only on their number."""
         return self._matcher is not None or self._token_counts is not None
 
     @property
@@ -134,7 +134,7 @@ class SamplingState:
         return self._always_plain and self._index >= self._sampling.min_tokens
 
     def positions(self, drafted: Sequence[int]) -> Iterator[SamplingPosition]:
-        """The position after the sequence's last token, then one after each drafted token."""
+        """Yield the position after the sequence's last token, then one after each drafted token."""
         if self._always_plain:
             yield from (self._plain(i) for i in range(len(drafted) + 1))
             return
@@ -143,14 +143,14 @@ class SamplingState:
             yield SamplingPosition(self._sampling, self._index + i, False, counts, allowed, error)
 
     def begin(self) -> None:
-        """A token is being drawn, or several with drafts: the next draw may begin before `take`."""
+        """Count a token that is being drawn: the next draw may begin before `take`."""
         self._index += 1
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Appends `token_ids`, which one draw gave.
+        """Append the tokens of one draw.
 
         Raises:
-            MatcherError: what follows them cannot be constrained; the sequence ends there.
+            MatcherError: What follows them cannot be constrained; the sequence ends there.
         """
         self._index += len(token_ids) - 1
         if self._token_counts is not None:
@@ -164,7 +164,7 @@ class SamplingState:
         return SamplingPosition(self._sampling, index, index >= self._sampling.min_tokens)
 
     def _masks(self, drafted: Sequence[int]) -> Iterator[tuple[NDArray[np.int32] | None, str]]:
-        """The mask of each position, or why there is none. After a draft that is not allowed nothing is drawn."""
+        """Yield the mask of each position, or why there is none; stop after a draft that is not allowed."""
         if self._matcher is None:
             yield from ((None, "") for _ in range(len(drafted) + 1))
             return
