@@ -140,7 +140,7 @@ class RemoteEngine(Engine):
         ]
 
     def has_sequences(self) -> bool:
-        """Whether there is something to report."""
+        """Return whether there is something to report."""
         return bool(self._events)
 
     def load(self) -> EngineLoad:

@@ -84,7 +84,7 @@ def too_much(*_: object, **__: object) -> NoReturn:
         ),
         (
             (FusedModel, "_compute"),
-            "cannot compute its first sequence: .*: lower prefill_tokens, or",
+            "cannot compute its first sequence: .*; lower prefill_tokens,",
         ),
     ],
 )
