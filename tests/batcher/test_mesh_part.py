@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from batcher.workers import client
-from batcher.workers.connection import WorkerConnection
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.internal.v1.worker_pb2 import WorkerRequest
 from sluice.settings import TritonSettings
@@ -153,22 +153,30 @@ async def test_waiting_requests_of_an_absent_gateway_are_dropped(
 
 
 async def test_a_channel_is_renewed_under_running_rows(
-    batcher: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+    nats_url: str,
+    gateway: GatewayDouble,
+    echo_triton: MortalTriton,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    renewals, send = 0, WorkerConnection._send
+    renewals, write = 0, client.WorkerClient.write
 
-    async def counted(worker: WorkerConnection, request: WorkerRequest) -> None:
+    async def counted(
+        worker: client.WorkerClient, call: client.Call, request: WorkerRequest, *, ends: bool
+    ) -> None:
         nonlocal renewals
         renewals += request.open_channel.renews
-        await send(worker, request)
+        await write(worker, call, request, ends=ends)
 
-    monkeypatch.setattr(WorkerConnection, "_send", counted)
-    monkeypatch.setattr(client, "RENEWAL_BYTES", 8 * client.RESPONSE_BYTES)
-    tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 4)]
-    for task in tasks:
-        answer = await gateway.finished(task, 30.0)
-        assert answer.token_ids == echo_of(task)
-        assert answer.attempt == 0
+    monkeypatch.setattr(client.WorkerClient, "write", counted)
+    eager = partial(client.Reports, renewal_bytes=8 * client.RESPONSE_BYTES)
+    monkeypatch.setattr("batcher.workers.connection.Reports", eager)
+    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
+        await gateway.batcher_live()
+        tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 4)]
+        for task in tasks:
+            answer = await gateway.finished(task, 30.0)
+            assert answer.token_ids == echo_of(task)
+            assert answer.attempt == 0
     assert renewals > 1
 
 
