@@ -216,7 +216,7 @@ class ModelFolder:
         )
         if tokens is None:
             raise SettingsError(
-                f"{self._inner / 'config.json'}: does not say how long the context is; set context_tokens of the model"
+                f"{self._inner / 'config.json'}: no context length; set context_tokens of the model"
             )
         return tokens
 

@@ -232,13 +232,13 @@ class Positions:
             case "assertion":
                 return Part(_ASSERTIONS.get(token[0], AT_BOUNDARY | INSIDE))
             case "strange":
-                raise PatternError(f"the escape {token[0]} is not accepted", token.start())
+                raise PatternError(f"the escape {token[0]} is not supported", token.start())
         return self._char(token[0])
 
     def _group(self, token: re.Match[str]) -> Part:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            reason = f"more than {DEPTH_MAX} groups inside each other"
+            reason = f"more than {DEPTH_MAX} nested groups"
             raise PatternError(reason, token.start())
         flags = self._flags
         if token[0].endswith(":"):

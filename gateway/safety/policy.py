@@ -186,7 +186,7 @@ def _problems(
     names = [rule.name for rule in settings.rules]
     for index, rule in enumerate(settings.rules):
         if rule.name in names[:index]:
-            yield ("rules", index, "name"), f"two rules are called {rule.name!r}"
+            yield ("rules", index, "name"), f"two rules have the name {rule.name!r}"
         for place, problem in problems_of(rule):
             yield ("rules", index, *place), f"{rule.name}: {problem}"
     yield from _action_problems(settings, rules, models or {})
@@ -232,7 +232,7 @@ def _action_problems(
                 if rule.startswith(NORMALIZED) and choice.action in (Action.REMOVE, Action.REDACT):
                     yield (
                         place,
-                        "is normalization's, which has edited already; use flag, block or {route: MODEL}",
+                        "normalization has edited the text already; use flag, block or {route: MODEL}",
                     )
 
 

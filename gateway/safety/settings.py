@@ -139,7 +139,7 @@ class GuardSettings(_Section):
     @classmethod
     def _has_place(cls, prompt: str | None) -> str | None:
         if prompt is not None and "{prompt}" not in prompt:
-            raise ValueError("must say where the prompt stands: {prompt}")
+            raise ValueError("needs the field {prompt}")
         return prompt
 
     @model_validator(mode="after")
@@ -147,7 +147,7 @@ class GuardSettings(_Section):
         for template, keys in _ONLY_OF.items():
             for key in keys:
                 if template != self.template and getattr(self, key) is not None:
-                    raise ValueError(f"{key} goes with template {template} alone")
+                    raise ValueError(f"{key}: only template {template} has it")
         for key in _NEEDED.get(self.template, ()):
             if not getattr(self, key):
                 raise ValueError(f"template {self.template} needs {key}")
@@ -158,17 +158,17 @@ class GuardSettings(_Section):
         if self.action.action is Action.ROUTE and self.checks != ("input",):
             raise ValueError("an answer cannot be routed; use checks: [input]")
         if "output" in self.checks and self.prompt is not None and "{answer}" not in self.prompt:
-            raise ValueError("prompt must say where the answer stands: {answer}")
+            raise ValueError("prompt: needs the field {answer} to check answers")
         return self
 
     def _check_entities(self) -> None:
         if "action" in self.model_fields_set:
             raise ValueError(
-                "action: what it finds are findings ner.LABEL; set actions of the policy"
+                "action: its findings are rules ner.LABEL; set actions of the policy for them"
             )
         if self.hold or self.window_tokens == 0:
             raise ValueError(
-                "a token classifier reads an answer in windows: leave out hold and window_tokens 0"
+                "a token classifier reads answers in windows; remove hold and window_tokens: 0"
             )
 
 

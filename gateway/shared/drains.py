@@ -43,7 +43,7 @@ class Drains:
         self._changed = asyncio.Event()
 
     def use(self, client: Client) -> None:
-        """Set the connection over which batchers are told."""
+        """Set the connection over which changes are announced."""
         self._client = client
 
     async def run(self) -> None:

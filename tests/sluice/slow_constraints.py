@@ -99,7 +99,7 @@ PATTERNS: Final[dict[str, tuple[str, str]]] = {
         "more than 6000 characters when written out",
     ),
     "no bound": ("a.*b", "position 2: a repeat without an upper bound"),
-    "deep": ("(" * 51 + "a" + ")" * 51, "position 50: more than 50 groups inside each other"),
+    "deep": ("(" * 51 + "a" + ")" * 51, "position 50: more than 50 nested groups"),
     "long": ("a" * 2001, "matches of up to 2001 characters; at most 2000"),
     "optional": ("a?" * 900 + "a" * 900, ""),
     "any letters": (r"[\x{0}-\x{10ffff}]{1,1000}", ""),

@@ -132,7 +132,7 @@ def phone_national(match: RuleMatch) -> bool:
 
 
 def _is_in_series(match: RuleMatch) -> bool:
-    """Return whether it is cut out of a longer row of groups."""
+    """Return whether it is part of a longer series of groups."""
     before, behind = match.before(3), match.after(2)
     return bool(_IN_SERIES_BEFORE.search(before) or _IN_SERIES_BEHIND.match(behind))
 

@@ -40,7 +40,7 @@ class Subject:
     def __init__(self, text: str) -> None:
         # A lone surrogate becomes one "?": one character for one character.
         self.text, self.data = text, text.encode("utf-8", "replace")
-        # Looks at what is not ASCII only: in most texts that is little.
+        # Look only at characters beyond ASCII; most texts have few.
         if not text.isascii() and _TO_FOLD.search(self.data.translate(None, _ASCII).decode()):
             self.text = _TO_FOLD.sub(_folded, text)
             self.data = self.text.encode("utf-8", "replace")

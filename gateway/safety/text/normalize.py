@@ -104,7 +104,7 @@ _SEQUENCE = re.compile(
     rf"|[\]PX^_]{_STRING_BODY}"
     r"|[ -/]{1,4}[0-~]"  # character sets
     r"|[0-?@-OQ-WYZ`-~])"  # single functions: reset, save, index
-    # The 8-bit forms are letters in Windows encodings that somebody misread: only what is surely a sequence.
+    # The 8-bit forms are letters in Windows encodings that were decoded wrongly: only certain sequences count.
     r"|\x9b[0-?]++[ -/]*+[@-~]"
     rf"|[\x90\x98\x9d-\x9f]{_STRING_BODY}"
 )

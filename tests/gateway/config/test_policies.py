@@ -56,7 +56,7 @@ def test_the_page_names_every_family_and_rule_of_ours() -> None:
         ),
         ("output: {actions: {pii.*: {route: large}}}", "pii.*: an answer cannot be routed"),
         ("actions: {limit.length: flag}", "actions.limit.length: must block"),
-        ("actions: {unicode.*: redact}", "actions.unicode.*: is normalization's"),
+        ("actions: {unicode.*: redact}", "actions.unicode.*: normalization has edited"),
         ("actions: {pii.nothing: flag}", "no rule 'pii.nothing'"),
         ("actions: {pii.*: {route: nobody}}", "no model 'nobody'; known: small, large"),
         ("deny: [missing.txt]", "missing.txt: cannot be read"),
@@ -106,8 +106,8 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, s
             "guard.g.fail: 'maybe' is not one of",
         ),
         ("{model: small, template: llama_guard, budget_s: 0}", "guard.g.budget_s: 0 is too small"),
-        ("{model: small, template: llama_guard, risk: harm}", "risk goes with template granite"),
-        ("{model: small, template: custom, prompt: a}", "guard.g.prompt: must say where the"),
+        ("{model: small, template: llama_guard, risk: harm}", "risk: only template granite"),
+        ("{model: small, template: custom, prompt: a}", "guard.g.prompt: needs the field {prompt}"),
         ("{model: small, template: custom, prompt: '{prompt}'}", "template custom needs unsafe"),
         (
             "{model: small, template: custom, prompt: '{prompt}', unsafe: '(', safe: a}",
@@ -115,7 +115,7 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, s
         ),
         (
             "{model: small, template: custom, prompt: '{prompt}', unsafe: a, safe: b, checks: [output]}",
-            "must say where the answer stands",
+            "needs the field {answer}",
         ),
         (
             "{model: small, template: custom, prompt: '{prompt}', unsafe: a, safe: b, threshold: 0.5}",

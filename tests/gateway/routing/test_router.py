@@ -63,13 +63,6 @@ def auto(text: str = "", **fields: Any) -> Features:
     return Features(None, text=text, **fields)
 
 
-def test_a_named_model_is_taken_as_it_is() -> None:
-    rules = {"rules": [{"model": "small", "min_numbers": 1, "reason": "numbers"}]}
-    found = plan(rules | {"cascade": CASCADE}, Features("large", text="1 2 3"))
-    assert (found.model, found.tier, found.strategy) == ("large", "l", "pinned")
-    assert found.cascade is None
-
-
 NO_ROOM = "the context of small has no room for the request"
 RULE = {"rules": [{"model": "small", "min_numbers": 1, "reason": "numbers"}], "default": "large"}
 LOAD = {"load": {"max_wait_s": 1, "model": "small"}, "default": "large"}
@@ -98,12 +91,6 @@ def test_models_without_room_are_passed_over(
     assert reason in found.route.reason
 
 
-def test_a_cascade_needs_room_in_both_models() -> None:
-    settings = {"cascade": CASCADE, "default": "small"}
-    assert plan(settings, auto("hi")).cascade is not None
-    assert plan(settings, auto("hi"), fitting=("small",)).cascade is None
-
-
 def test_another_server_gets_nothing_it_was_not_named_for() -> None:
     server: Any = {"url": "http://127.0.0.1:9/v1", "model": "m"}
     far = ModelSettings(name="far", path="small", tier="l", engine="openai", server=server)
@@ -114,25 +101,53 @@ def test_another_server_gets_nothing_it_was_not_named_for() -> None:
         assert router.plan(auto("hi"), fits=lambda name: name == "far").model == model
 
 
-def test_safety_route_overrides_caller_budget_and_load() -> None:
-    settings = {
-        "budgets": [{"per_hour": 1, "model": "small"}],
-        "canaries": [{"model": "next", "of": "large", "share": 1}],
-    }
-    features = Features("small", governed=("large", "injection.override"))
-    found = plan(settings, features, {}, {"default": 9})
-    assert (found.model, found.strategy) == ("large", "safety")
-    assert found.route.reason == "the safety policy sends injection.override here"
+RULES = [
+    {"model": "large", "min_numbers": 4, "reason": "many"},
+    {"model": "next", "min_numbers": 1, "labels": {"team": "a"}, "reason": "some"},
+]
+SELECT = {
+    "policies": {"one": {"default": "large"}, "two": {"default": "next"}},
+    "select": [
+        {"policy": "one", "tenants": ["acme"], "labels": {"team": "a"}},
+        {"policy": "two", "tenants": ["acme"]},
+    ],
+}
+BUDGET = {"budgets": [{"tenants": ["acme"], "per_hour": 2, "model": "small"}], "learned": LEARNED}
+GOVERNED = Features("small", governed=("large", "injection.override"))
+LONG, ACME, TEAM = "a long prompt", {"tenant": "acme"}, {"labels": {"team": "a"}}
+OVER = {"spent": {"acme": 2.0, "default": 99.0}}
 
 
-def test_the_first_rule_that_holds_decides() -> None:
-    rules = [
-        {"model": "large", "min_numbers": 4, "reason": "many"},
-        {"model": "next", "min_numbers": 1, "reason": "some"},
-    ]
-    assert plan({"rules": rules}, auto("1 2 3 4")).route.reason == "many"
-    assert plan({"rules": rules}, auto("1")).model == "next"
-    assert plan({"rules": rules}, auto("none")).model == "small"
+@pytest.mark.parametrize(
+    ("settings", "features", "state", "route", "reason"),
+    [
+        (RULE | {"cascade": CASCADE}, Features("large", text="1 2"), {}, "large pinned", "names"),
+        (SPENT | CANARY, GOVERNED, OVER, "large safety", "sends injection.override here"),
+        ({"rules": RULES}, auto("1 2 3 4", **TEAM), {}, "large rules", "many"),
+        ({"rules": RULES}, auto("1", **TEAM), {}, "next rules", "some"),
+        ({"rules": RULES}, auto("1"), {}, "small rules", "default"),
+        ({"rules": RULES}, auto(**TEAM), {}, "small rules", "default"),
+        (SELECT, auto(**ACME, **TEAM), {}, "large rules one", "default"),
+        (SELECT, auto(**ACME), {}, "next rules two", "default"),
+        (SELECT, auto(**TEAM), {}, "small rules", "default"),
+        (BUDGET, auto(LONG, **ACME), OVER, "small budget", "acme has spent its 2"),
+        (BUDGET, auto(LONG), OVER, "large learned", "gain"),
+        (BUDGET, auto(LONG, **ACME), {}, "large learned", "gain"),
+        (LOAD, auto(), {"waits": {"large": 1.5}}, "small load", "1.5 s"),
+        (LOAD, auto(), {"waits": {"large": 1.0}}, "large rules", "default"),
+        ({"cascade": CASCADE}, auto(), {}, "small cascade", "large where it is in doubt"),
+        ({"cascade": CASCADE}, auto(), {"fitting": ["small"]}, "small rules", "default"),
+        (BUDGET | {"cascade": CASCADE}, auto(LONG, **ACME), OVER, "small budget", "has spent its"),
+        (BUDGET | {"cascade": CASCADE}, auto("", **ACME), OVER, "small budget", "has spent its"),
+    ],
+)
+def test_plan_names_model_strategy_policy_and_reason(
+    settings: dict[str, Any], features: Features, state: dict[str, Any], route: str, reason: str
+) -> None:
+    result = plan(settings, features, **state)
+    assert f"{result.model} {result.strategy} {result.policy}".strip() == route
+    assert reason in result.route.reason
+    assert (result.cascade is not None) == (result.strategy == "cascade")
 
 
 @pytest.mark.parametrize(
@@ -173,31 +188,11 @@ def test_a_pattern_that_re2_refuses_is_named(pattern: str, policy: str) -> None:
         check_patterns(RoutingSettings.model_validate(settings))
 
 
-def test_all_conditions_of_a_rule_must_hold() -> None:
-    rule = {"model": "large", "min_numbers": 1, "labels": {"team": "a"}, "reason": "both"}
-    assert plan({"rules": [rule]}, auto("1", labels={"team": "a"})).model == "large"
-    assert plan({"rules": [rule]}, auto("1")).model == "small"
-    assert plan({"rules": [rule]}, auto("", labels={"team": "a"})).model == "small"
-
-
 def test_tokens_are_counted_only_where_a_rule_asks() -> None:
     rule = {"model": "large", "min_prompt_tokens": 1, "reason": "r"}
     deep = RoutingSettings.model_validate({"policies": {"p": {"rules": [rule]}}})
     assert Router(deep, MODELS).needs_prompt_tokens
     assert not Router(RoutingSettings(), MODELS).needs_prompt_tokens
-
-
-def test_the_first_selection_that_fits_names_the_policy() -> None:
-    settings = {
-        "policies": {"one": {"default": "large"}, "two": {"default": "next"}},
-        "select": [
-            {"policy": "one", "tenants": ["acme"], "labels": {"team": "a"}},
-            {"policy": "two", "tenants": ["acme"]},
-        ],
-    }
-    assert plan(settings, auto(tenant="acme", labels={"team": "a"})).model == "large"
-    assert plan(settings, auto(tenant="acme")).model == "next"
-    assert plan(settings, auto(labels={"team": "a"})).model == "small"
 
 
 def test_the_learned_router_ranks_both_models_and_is_named() -> None:
@@ -211,27 +206,6 @@ def test_the_learned_router_ranks_both_models_and_is_named() -> None:
     assert plan({"learned": LEARNED}, auto("short")).model == "small"
 
 
-def test_a_spent_budget_names_its_model_for_its_tenants_only() -> None:
-    settings = {
-        "learned": LEARNED,
-        "budgets": [{"tenants": ["acme"], "per_hour": 2, "model": "small"}],
-    }
-    spent = {"acme": 2.0, "default": 99.0}
-    found = plan(settings, auto("a long prompt", tenant="acme"), spent=spent)
-    assert (found.model, found.strategy) == ("small", "budget")
-    assert [one.model for one in found.route.candidates] == ["small", "large"]
-    assert plan(settings, auto("a long prompt"), spent=spent).model == "large"
-    assert plan(settings, auto("a long prompt", tenant="acme")).model == "large"
-
-
-def test_a_long_wait_names_the_other_model() -> None:
-    settings = {"default": "large", "load": {"max_wait_s": 1, "model": "small"}}
-    found = plan(settings, auto(), {"large": 1.5}, {})
-    assert (found.model, found.strategy) == ("small", "load")
-    assert "1.5 s" in found.route.reason
-    assert plan(settings, auto(), {"large": 1.0}, {}).model == "large"
-
-
 def test_canaries_get_their_share() -> None:
     settings = {
         "default": "large",
@@ -242,12 +216,6 @@ def test_canaries_get_their_share() -> None:
     assert 0.17 < len(canaries) / 3000 < 0.23
     assert all(one.strategy == "canary" and "20%" in one.route.reason for one in canaries)
     assert plan(settings, auto(key="req-7")) == plans[7]
-
-
-def test_a_plan_names_the_policy_that_routed() -> None:
-    settings = {"policies": {"legal": {}}, "select": [{"policy": "legal", "tenants": ["acme"]}]}
-    assert plan(settings, auto(tenant="acme")).policy == "legal"
-    assert plan(settings, auto()).policy == ""
 
 
 def test_shadows_are_drawn_independently_of_canaries() -> None:
@@ -269,19 +237,6 @@ def test_a_cascade_begins_where_its_first_model_would_answer() -> None:
     assert [one.model for one in found.route.candidates] == ["small", "large"]
     assert found.route.candidates[1].quality == 0.75
     assert plan(settings, auto("a long prompt")).cascade is None
-
-
-def test_a_spent_budget_does_not_escalate() -> None:
-    settings = {
-        "learned": LEARNED,
-        "cascade": CASCADE,
-        "budgets": [{"per_hour": 1, "model": "small"}],
-    }
-    found = plan(settings, auto("a long prompt"), {}, {"default": 1.0})
-    assert (found.model, found.cascade) == ("small", None)
-    found = plan(settings, auto("short"), {}, {"default": 1.0})  # it would answer anyhow
-    assert (found.model, found.cascade, found.strategy) == ("small", None, "budget")
-    assert "has spent its 1" in found.route.reason
 
 
 def test_candidates_carry_cost_and_wait() -> None:
