@@ -30,7 +30,8 @@ from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.server import SERVICE, GatewayHealth, GrpcServer, add_reflection
 from gateway.http.app import make_app
-from gateway.http.server import HttpServer, Limits, context_of
+from gateway.http.connection import Limits
+from gateway.http.server import HttpServer, context_of
 from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.store import RecordStore

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API (docs/use/http.md), on the gateway's event loop: calls take the same way as those of gRPC."""
+"""OpenAI's and Anthropic's HTTP APIs (docs/use/http.md), on the event loop and the request path of the gRPC API."""

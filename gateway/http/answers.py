@@ -1,4 +1,8 @@
-"""The events of an answer become OpenAI's objects: a whole one, or the chunks of a stream of server-sent events."""
+"""Turn the messages of an answer into OpenAI's objects: one whole body, or chunks in server-sent events.
+
+`HttpAnswer` is the interface that every HTTP API implements; `WholeBody` and `Chunks` implement it for OpenAI's chats
+and completions. `error_answer` gives errors OpenAI's form.
+"""
 
 import json
 from collections import Counter, defaultdict
@@ -29,28 +33,29 @@ DONE: Final = b"data: [DONE]\n\n"
 _LINE_ENDS: Final = tuple(
     (chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)
 )
-"""Characters that JSON may hold as they are and that some clients take for the end of a line; with their escapes."""
+"""Characters that JSON allows in strings but that some clients take for the end of a line, with their escapes."""
 ErrorAnswer = tuple[int, dict[str, str], dict[str, Any]]
-"""Status, headers and body."""
-_WAIT_S_MAX: Final = 60.0
+"""HTTP status, headers and body of an error."""
+_CLIENT_WAIT_S_MAX: Final = 60.0
+"""Longest wait that OpenAI's clients obey, in seconds; after a longer one they retry at once."""
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {
     401: {"www-authenticate": "Bearer"},
     415: {"accept-encoding": GZIP},
 }
-"""Headers that HTTP wants beside a status."""
+"""Headers that HTTP requires with a status."""
 _RETRIED: Final = (409, 429)
-"""Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
+"""Statuses below 500 that OpenAI's clients retry, unless a header says otherwise."""
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """JSON as short as it can be."""
+    """Return `value` as JSON without blanks."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def sse(value: Mapping[str, Any]) -> bytes:
     """Return a server-sent event.
 
-    Clients that split a stream with `str.splitlines`, as httpx does, end a line at U+0085, U+2028 and U+2029 too.
+    Clients that split a stream with `str.splitlines`, such as httpx, also end a line at U+0085, U+2028 and U+2029.
     """
     data = encode(value)
     for raw, escaped in _LINE_ENDS:
@@ -59,12 +64,12 @@ def sse(value: Mapping[str, Any]) -> bytes:
 
 
 class HttpAnswer:
-    """The body of an answer that is written as its messages come, or at their end.
+    """The body of an HTTP answer, built from the messages of one or more answers.
 
     Attributes:
-        request_id: of the request; empty until it is known. Of several answers it is the first that began.
-        model: that answers.
-        degraded: whether it is a fallback, also of one of several answers.
+        request_id: Id of the request, of the first that began if there are several; empty until it is known.
+        model: Name of the model that answers.
+        degraded: Whether a fallback answers, at least one of several answers.
     """
 
     def __init__(self) -> None:
@@ -72,45 +77,45 @@ class HttpAnswer:
         self.degraded = False
 
     def take(self, response: pb.GenerateResponse) -> bytes:
-        """What the next message adds to a stream; may be empty."""
+        """Add the next message, and return the bytes that it adds to a stream; may be empty."""
         if response.HasField("started"):
             self.request_id = self.request_id or response.started.request_id
             self.model = response.started.model
             self.degraded |= response.started.route.degraded
         for notice in response.notices:
             if notice.kind == pb.NOTICE_KIND_ESCALATED:
-                # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
+                # The caller has nothing of the first model's answer: requests of HTTP do not set accept_replace.
                 self.model = notice.model
                 self.degraded |= notice.degraded
-        index, sent = response.answer_index, b""
+        index, data = response.answer_index, b""
         if response.HasField("delta"):
-            sent = self.add(index, response.delta)
+            data = self.add(index, response.delta)
         if response.HasField("finished"):
-            sent += self.finish(index, response.finished)
-        return sent
+            data += self.finish(index, response.finished)
+        return data
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of an object that OpenAI's do not have."""
+        """Return Sluice's own fields of an answer."""
         return {"degraded": True} if self.degraded else {}
 
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        """As `take`, of a piece of an answer."""
+        """Add a piece of the answer with this index; return as `take`."""
         raise NotImplementedError
 
     def finish(self, index: int, finished: pb.Finished) -> bytes:
-        """As `take`, of the end of an answer."""
+        """End the answer with this index; return as `take`."""
         return b""
 
     def end(self) -> bytes:
-        """The whole body, or the end of a stream, when all its answers are complete."""
+        """Return the whole body, or the end of the stream; all answers must be complete."""
         raise NotImplementedError
 
 
 class WholeBody(HttpAnswer):
-    """The body of answers that are not streamed."""
+    """The body of a chat or completion that is not streamed."""
 
     def __init__(self, shape: Shape, created: int, *, may_call: bool) -> None:
-        """``created``: in seconds since 1970; ``may_call``: tools."""
+        """Create the body; `created` is in seconds since the Unix epoch, `may_call`: whether there are tools."""
         super().__init__()
         self._shape, self._created, self._may_call = shape, created, may_call
         self._answers = defaultdict[int, pb.GenerateTextResponse](pb.GenerateTextResponse)
@@ -120,48 +125,48 @@ class WholeBody(HttpAnswer):
     def take(self, response: pb.GenerateResponse) -> bytes:
         add_events(self._answers[response.answer_index], response)
         self.request_id = self._answers[0].started.request_id
-        self.degraded = any(one.started.route.degraded for one in self._answers.values())
+        self.degraded = any(answer.started.route.degraded for answer in self._answers.values())
         return b""
 
     @override
     def end(self) -> bytes:
-        choices, usage, shape = [], pb.Usage(), self._shape
-        for index, one in sorted(self._answers.items()):
-            entries: Sequence[pb.TokenLogprobs] = one.logprobs
+        choices, usage, shape = list[dict[str, Any]](), pb.Usage(), self._shape
+        for index, answer in sorted(self._answers.items()):
+            entries: Sequence[pb.TokenLogprobs] = answer.logprobs
             if self._may_call and entries:
-                known = TextLogprobs()
-                entries = [*known.push(entries, one.text), *known.flush()]
+                logprobs = TextLogprobs()
+                entries = [*logprobs.push(entries, answer.text), *logprobs.flush()]
             if (echo := self.echoes.get(index)) is not None:
-                parts = echo.whole(one.text, entries)
+                parts = echo.whole(answer.text, entries)
             else:
-                parts = shape.message(one.text, entries, one.tool_calls, one.reasoning)
-            choices.append(choice(index, parts, finish_reason(one.finished.reason)))
-            _add_usage(usage, one.finished.usage)
+                parts = shape.message(answer.text, entries, answer.tool_calls, answer.reasoning)
+            choices.append(choice(index, parts, finish_reason(answer.finished.reason)))
+            _add_usage(usage, answer.finished.usage)
         model = self._answers[0].finished.model
         whole = whole_answer(shape, self.request_id, self._created, model, choices, usage)
         return encode(whole | self.facts())
 
 
 class Chunks(HttpAnswer):
-    """The chunks of one stream."""
+    """The chunks of a streamed chat or completion."""
 
     def __init__(self, shape: Shape, created: int, with_usage: bool, *, may_call: bool) -> None:
-        """``created``: in seconds since 1970; ``may_call``: tools."""
+        """Create the body; `created` is in seconds since the Unix epoch, `may_call`: whether there are tools."""
         super().__init__()
         self._shape, self._created, self._may_call = shape, created, may_call
         self._logprobs = defaultdict[int, TextLogprobs](TextLogprobs)
-        """Of answers that may call tools."""
+        """By index, of answers that may call tools."""
         self.echoes: Mapping[int, Echo] = {}
         self._with_usage = with_usage
         self._offsets: dict[int, int] = {}
-        """Characters sent of each choice that has begun."""
+        """Characters that have been sent, by index of the choice; a choice without an entry has not begun."""
         self._calls: Counter[int] = Counter()
-        """Calls of tools sent of each choice."""
+        """Tool calls that have been sent, by index of the choice."""
         self._usage = pb.Usage()
 
     @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        logprobs = self._of_text(index, delta)
+        logprobs = self._text_logprobs(index, delta)
         if not (delta.text or logprobs or delta.tool_calls or delta.reasoning):
             return b""
         chunks, shape = self._begin(index), self._shape
@@ -169,8 +174,8 @@ class Chunks(HttpAnswer):
             chunks += self._chunk(index, shape.delta(reasoning_content=delta.reasoning))
         if delta.text or logprobs:
             offset, echo = self._offsets[index], self.echoes.get(index)
-            form = shape.delta if echo is None else echo.answer
-            parts = form(delta.text, logprobs, offset)
+            make_parts = shape.delta if echo is None else echo.answer
+            parts = make_parts(delta.text, logprobs, offset)
             self._offsets[index] += len(delta.text)
             chunks += self._chunk(index, parts)
         if delta.tool_calls:
@@ -193,8 +198,8 @@ class Chunks(HttpAnswer):
             return DONE
         return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
 
-    def _of_text(self, index: int, delta: pb.Delta) -> list[pb.TokenLogprobs]:
-        """Return the log-probabilities of what has been sent, as far as they are known now."""
+    def _text_logprobs(self, index: int, delta: pb.Delta) -> list[pb.TokenLogprobs]:
+        """Return the log-probabilities that can be sent now: of tokens that are certainly text."""
         if index in self.echoes:
             return list(delta.logprobs)
         if self._may_call and (delta.logprobs or index in self._logprobs):
@@ -230,21 +235,23 @@ class Chunks(HttpAnswer):
 
 
 def _add_usage(total: pb.Usage, usage: pb.Usage) -> None:
-    total.prompt_tokens += usage.prompt_tokens  # counted once, with the first answer
+    total.prompt_tokens += (
+        usage.prompt_tokens
+    )  # the gateway counts them with the first answer alone
     total.cached_prompt_tokens += usage.cached_prompt_tokens
     total.completion_tokens += usage.completion_tokens
 
 
 def error_answer(error: SluiceError, named: Callable[[str], str] = plain_names) -> ErrorAnswer:
-    """Return the answer that is an error; ``named``: returns what its API calls the field at a path."""
+    """Return an error as OpenAI's API has it; `named` returns the API's name of the field at a proto path."""
     status = http_status(error.code.value[0], error.reason)
-    message, param = _described(error, named)
+    message, param = _message_and_field(error, named)
     body = error_body(status, error.reason, message, param)
     return status, error_headers(error, status), body
 
 
 def error_headers(error: SluiceError, status: int) -> dict[str, str]:
-    """Return the headers of an answer that is an error, by which clients decide whether to try again."""
+    """Return the headers of an error, by which clients decide whether and when to retry."""
     headers = dict(_HEADERS_OF.get(status, {}))
     if "request_id" in error.metadata:
         headers["x-request-id"] = error.metadata["request_id"]
@@ -252,22 +259,22 @@ def error_headers(error: SluiceError, status: int) -> dict[str, str]:
     if wait_s is not None:
         headers["retry-after"] = str(max(1, -int(-wait_s // 1)))
         headers["retry-after-ms"] = str(round(1000 * wait_s))
-    # OpenAI's clients do not wait longer than a minute: they come back at once.
-    if (wait_s is None or wait_s > _WAIT_S_MAX) and (status >= 500 or status in _RETRIED):
+    # Clients would ignore a longer wait and retry at once, so they are told not to retry at all.
+    if (wait_s is None or wait_s > _CLIENT_WAIT_S_MAX) and (status >= 500 or status in _RETRIED):
         headers["x-should-retry"] = "false"
     return headers
 
 
-def _described(error: SluiceError, named: Callable[[str], str]) -> tuple[str, str | None]:
-    """Message and field, with OpenAI's names."""
+def _message_and_field(error: SluiceError, named: Callable[[str], str]) -> tuple[str, str | None]:
+    """Return the message and the wrong field, with the API's names of fields."""
     if isinstance(error, UnknownModel):
         return error.message, "model"
-    violations = [(named(one.field), one.description) for one in error.violations]
+    violations = [(named(wrong.field), wrong.description) for wrong in error.violations]
     message, param = error.message, violations[0][0] if violations else None
     if violations:
         message = "; ".join(f"{field}: {description}" for field, description in violations)
     if isinstance(error, PromptTooLong):
-        # OpenAI's words, by which clients know the error whatever its code says. A worker does not say its limit.
+        # Clients recognize the error by OpenAI's words, whatever its code. Errors of workers lack the limit.
         context = "exceeded"
         if "context_tokens" in error.metadata:
             context = f"{error.metadata['context_tokens']} tokens"

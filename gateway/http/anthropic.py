@@ -1,7 +1,7 @@
-"""What Anthropic's API has beside messages: which calls are of it, and the form of its errors.
+"""Recognize calls of Anthropic's API, and give errors its form.
 
-Statuses are those of OpenAI's API here, but for one: what is refused because all places are taken has 529, Anthropic's
-own. A gateway or model that is not there has 503, by which load balancers choose another gateway.
+HTTP statuses are those of OpenAI's API, with one exception: overload is 529, Anthropic's own status. An unavailable
+gateway or model stays 503, by which load balancers choose another gateway.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +15,12 @@ from sluice.openai.errors import http_status
 MESSAGES: Final = "/v1/messages"
 COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 VERSION: Final = "anthropic-version"
-"""Header that the clients of this API send."""
+"""Header that every client of this API sends."""
 REQUEST_ID: Final = "request-id"
-"""Header of an answer with the name of its request."""
+"""Header of an answer with the id of its request."""
 THREAD: Final = "thread"
-"""Field by which tool runners let the server keep a conversation; told so, they send all of it themselves."""
+"""Field by which tool runners ask the server to store a conversation. After the error that Anthropic's API defines for
+it, they send the whole conversation themselves."""
 _OVERLOADED: Final = 529
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -31,51 +32,53 @@ _TYPES: Final[Mapping[int, str]] = {
     504: "timeout_error",
     _OVERLOADED: "overloaded_error",
 }
-"""Type of an error by its status; of the others those below 500 are the fault of the request."""
+"""Type of an error by its status. Other statuses are `invalid_request_error` below 500, else `api_error`."""
 
 
 def is_anthropic(path: str, headers: Mapping[str, str]) -> bool:
-    """Return whether a call is one of this API; paths that both APIs have are told apart by the header."""
+    """Return whether a call is of this API; the header decides for paths that both APIs have."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/") or VERSION in headers
 
 
 def error_answer(error: SluiceError, named: Callable[[str], str], request_id: str) -> ErrorAnswer:
-    """Return status, headers and body of an answer that is an error.
+    """Return an error as Anthropic's API has it.
 
     Args:
-        error: what to say.
-        named: returns what the API calls the field at a path.
-        request_id: of the call, where the error names no request.
+        error: The error.
+        named: Returns the API's name of the field at a proto path.
+        request_id: Id of the call, for an error without a request id.
     """
-    busy = isinstance(error, Overloaded)
-    status = _OVERLOADED if busy else http_status(error.code.value[0], error.reason)
+
+    status = http_status(error.code.value[0], error.reason)
+    if isinstance(error, Overloaded):
+        status = _OVERLOADED
     headers = {"x-request-id": request_id, **error_headers(error, status)}
-    named_id = headers[REQUEST_ID] = headers["x-request-id"]
-    body = error_body(status, _message(error, named), named_id)
-    if any(one.field == THREAD for one in error.violations):
+    headers[REQUEST_ID] = headers["x-request-id"]
+    body = error_body(status, _message(error, named), headers[REQUEST_ID])
+    if any(violation.field == THREAD for violation in error.violations):
         body["error"]["details"] = {"error_code": "thread_unsupported_request"}
     return status, headers, body
 
 
 def error_body(status: int, message: str, request_id: str) -> dict[str, Any]:
-    """Return the body of an error; its message is cut, because it may quote a caller."""
+    """Return the body of an error; the message is cut, because it may quote the caller."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     described = {"type": kind, "message": message[:TEXT_MAX]}
     return {"type": "error", "error": described, "request_id": request_id}
 
 
 def error_event(body: Mapping[str, Any]) -> bytes:
-    """Return the event that ends a stream with the error of ``body``."""
+    """Return the event that ends a stream with the error in `body`."""
     return named_event("error", body)
 
 
 def _message(error: SluiceError, named: Callable[[str], str]) -> str:
     if isinstance(error, PromptTooLong):
-        # Anthropic's words, by which agents know that they have to shorten the conversation.
+        # By Anthropic's words agents recognize that they have to shorten the conversation.
         tokens, context = map(error.metadata.get, ("prompt_tokens", "context_tokens"))
         sizes = f"{tokens} tokens > {context} maximum: " if tokens and context else ""
         return f"prompt is too long: {sizes}{error.message}"
     if isinstance(error, UnknownModel):
         return f"model: {error.message}"
-    said = [f"{named(one.field)}: {one.description}" for one in error.violations]
-    return "; ".join(said) or error.message
+    problems = [f"{named(wrong.field)}: {wrong.description}" for wrong in error.violations]
+    return "; ".join(problems) or error.message

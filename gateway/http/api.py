@@ -1,4 +1,4 @@
-"""What differs between OpenAI's and Anthropic's API in every call, whatever it asks."""
+"""The two APIs that the HTTP port speaks, OpenAI's and Anthropic's: their errors and ids of requests."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from sluice.openai.errors import error_body
 
 @dataclass(frozen=True)
 class Api:
-    """The form of what any call may be answered with.
+    """What all calls of one API have in common.
 
     Attributes:
-        id_headers: of an answer, with the name of its request.
-        named: returns what the API calls the field at a path of the proto, where no call knows better.
-        error: returns status, headers and body of an error, by the names of fields and the request.
-        error_event: returns the event that ends a stream, by the body of the error.
-        no_route: returns the body of an error about the URL, by status, message and request.
+        id_headers: Headers of an answer that carry the request id.
+        named: Returns the API's name of the field at a proto path, for calls that have no table of names of their own.
+        error: Returns status, headers and body of an error, given the names of fields and the request id.
+        error_event: Returns the event that ends a stream, given the body of the error.
+        no_route: Returns the body of an error about the URL, given status, message and request id.
     """
 
     id_headers: tuple[str, ...]
@@ -47,5 +47,5 @@ ANTHROPIC: Final = Api(
 
 
 def api_of(path: str, headers: Mapping[str, str]) -> Api:
-    """Return the API that a call to ``path`` speaks."""
+    """Return the API of a call to `path`."""
     return ANTHROPIC if anthropic.is_anthropic(path, headers) else OPENAI

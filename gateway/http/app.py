@@ -1,4 +1,4 @@
-"""The routes of the HTTP API."""
+"""The routes of the HTTP API, and the ASGI application that serves them."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -27,19 +27,19 @@ from gateway.telemetry.request_log import new_request_id
 from sluice.openai.embeddings import EMBEDDINGS, RERANK
 from sluice.openai.requests import URLS
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Application:
-    """The HTTP API.
+    """The HTTP API as an ASGI application.
 
-    Starlette's middleware and its search for a route take 40 us of a request. Endpoints need neither: they turn their
-    errors into answers themselves.
+    Calls to paths without parameters skip Starlette's middleware and route search, which endpoints do not need: they
+    turn their errors into answers themselves.
 
     Attributes:
-        fixed: endpoints by method and path, of paths without parameters.
-        others: serves the other paths, and says of unknown ones that they are.
+        fixed: Endpoints of paths without parameters, by method and path.
+        others: Serves all other paths, and answers 404 for unknown ones.
     """
 
     fixed: Mapping[tuple[str, str], ASGIApp]
@@ -55,10 +55,12 @@ class Application:
         try:
             await endpoint(scope, receive, send)
         except Exception as error:  # also in the code that turns errors into answers
-            response = await _failed(Request(scope), error)
+            response = await _answer_fault(Request(scope), error)
             try:
                 await response(scope, receive, send)
-            except RuntimeError:  # a part of the answer has been sent
+            except (
+                RuntimeError
+            ):  # a part of the answer has been sent: only closing tells the client
                 scope.get(ABORT, lambda: None)()
 
 
@@ -72,28 +74,30 @@ def make_app(
     hosts: frozenset[str] | None,
     ping_s: float,
 ) -> Application:
-    """Make the application.
+    """Return the HTTP application.
 
     Args:
-        arrivals: what calls pass, over gRPC too.
-        serving: whether the gateway can answer.
-        problem: why a part of the mesh cannot be used while models answer; empty: all can.
-        hosts: as in `Endpoint`.
-        ping_s: the setting `http.stream_ping_s`.
+        generator: Answers requests to models.
+        jobs: Forwards calls about files and batches to `jobs`.
+        arrivals: Checks that calls pass, shared with gRPC.
+        serving: Returns whether the gateway can answer.
+        problem: Returns why a part of the mesh is unavailable while models answer; empty if nothing is.
+        hosts: Served host names, see `Endpoint`.
+        ping_s: The setting `http.stream_ping_s`.
     """
     admission = generator.admission
     max_bytes = generator.settings.max_message_bytes
     calls, batches = ModelCalls(generator, ping_s), JobCalls(jobs, arrivals)
-    listed = ModelList(generator)
+    models = ModelList(generator)
 
     async def health(request: Request) -> Response:
         if not serving():
             return JSONResponse({"status": "not ready"}, 503)
-        # Load balancers read the code: models answer without JetStream.
+        # Models answer without JetStream, so the status, which load balancers read, stays 200.
         degraded = {"status": "degraded", "problem": problem()}
         return JSONResponse(degraded if problem() else {"status": "ok"})
 
-    asking: dict[str, Behaviour] = {
+    model_calls: dict[str, Behaviour] = {
         **dict.fromkeys(URLS, calls.complete),
         **dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), calls.transcribe),
         **dict.fromkeys(RERANK, calls.rerank),
@@ -103,9 +107,9 @@ def make_app(
         COUNT_TOKENS: calls.count_tokens,
     }
     table: list[tuple[str, str, Behaviour, frozenset[str]]] = [
-        *(("POST", url, answer, ASKS) for url, answer in asking.items()),
-        ("GET", "/v1/models", listed.models, ANY),
-        ("GET", "/v1/models/{name:path}", listed.model, ANY),
+        *(("POST", url, answer, ASKS) for url, answer in model_calls.items()),
+        ("GET", "/v1/models", models.models, ANY),
+        ("GET", "/v1/models/{name:path}", models.model, ANY),
         ("POST", "/v1/files", batches.upload, ASKS),
         ("GET", "/v1/files", batches.files, ANY),
         ("GET", "/v1/files/{id}", batches.file, ANY),
@@ -125,20 +129,20 @@ def make_app(
             hosts,
             behaviour,
             roles,
-            path in asking,
+            path in model_calls,
         )
         routes.append(Route(path, endpoint, methods=[method]))
         if "{" not in path:
             fixed[method, path] = endpoint
-    handlers = {HTTPException: _no_route, Exception: _failed}
+    handlers = {HTTPException: _answer_no_route, Exception: _answer_fault}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    # Its redirects go to the host that the caller names, before that is checked.
+    # Its redirects would go to the host that the caller names, before `Endpoint` checks it.
     app.router.redirect_slashes = False
     return Application(fixed, app)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    """No such path, or not with this method."""
+async def _answer_no_route(request: Request, error: Exception) -> Response:
+    """Answer a call to an unknown path, or with a method that the path does not have."""
     assert isinstance(error, HTTPException)
     api, request_id = api_of(request.url.path, request.headers), new_request_id()
     message = f"{request.method} {request.url.path} is not served"
@@ -147,10 +151,10 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return JSONResponse(body, error.status_code, headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    """Answer a call that ended with a fault of the gateway, where no other code could."""
+async def _answer_fault(request: Request, error: Exception) -> Response:
+    """Answer a call that failed outside of the code that turns errors into answers."""
     request_id = new_request_id()
-    _log.error(
+    logger.error(
         "HTTP call %s failed: %s %s", request_id, request.method, request.url.path, exc_info=error
     )
     api = api_of(request.url.path, request.headers)

@@ -1,4 +1,4 @@
-"""/v1/audio/transcriptions and /v1/audio/translations: speech in a form, its text as JSON, plain text or events."""
+"""Serve /v1/audio/transcriptions and /v1/audio/translations: a form with speech, answered as JSON, text or events."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,35 +20,35 @@ TEXT: Final = "text"
 FORMATS: Final = ("json", TEXT, "verbose_json")
 _SWITCH: Final = ("false", "true")
 EVENTS: Final = "events"
-"""The form of an answer that is streamed."""
+"""The format of an answer that is streamed."""
 HEADS: Final[Mapping[str, Mapping[str, str]]] = {
     EVENTS: SSE,
     TEXT: {"content-type": "text/plain; charset=utf-8"},
 }
-"""Headers of answers, by their form; the others are JSON."""
+"""Headers of answers, by format; formats without an entry are JSON."""
 UNKNOWN: Final = "und"
-"""ISO 639's code for a language that is not known."""
+"""ISO 639 code of an unknown language."""
 _FIELDS: Final = frozenset({"model", "prompt", "response_format", "temperature"})
 _OF_TRANSCRIPTIONS: Final = _FIELDS | {"language", "stream"}
 
 
 class SpokenText(HttpAnswer):
-    """The answer to one call, as it grows."""
+    """The text of one call's audio."""
 
-    def __init__(self, request: pb.GenerateRequest, form: str, catalog: Catalog) -> None:
-        """``form``: one of `FORMATS`, or `EVENTS`."""
+    def __init__(self, request: pb.GenerateRequest, answer_format: str, catalog: Catalog) -> None:
+        """Create the answer; `answer_format` is one of `FORMATS`, or `EVENTS`."""
         super().__init__()
         self._text = ""
         self._audio = request.audio
-        self._form = form
+        self._format = answer_format
         self._catalog = catalog
-        self._first: list[int] = []
-        """The first token, once it is known."""
+        self._first_token: list[int] = []
+        """The first token of the answer, which may name the language; empty until it is known."""
 
     @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
-        """A text begins with no blank."""
-        self._first = self._first or list(delta.token_ids[:1])
+        """Add a piece of the text, which does not begin with blanks."""
+        self._first_token = self._first_token or list(delta.token_ids[:1])
         new = delta.text if self._text else delta.text.lstrip()
         self._text += new
         return sse({"type": "transcript.text.delta", "delta": new}) if new else b""
@@ -56,33 +56,34 @@ class SpokenText(HttpAnswer):
     @override
     def end(self) -> bytes:
         text, seconds = self._text.rstrip(), len(self._audio.data) / BYTES_A_SECOND
-        said: dict[str, Any] = {
+        body: dict[str, Any] = {
             "text": text,
             "usage": {"type": "duration", "seconds": math.ceil(seconds)},
         }
-        if self._form == EVENTS:
-            return sse({"type": "transcript.text.done", **said})
-        if self._form == TEXT:
+        if self._format == EVENTS:
+            return sse({"type": "transcript.text.done", **body})
+        if self._format == TEXT:
             return f"{text}\n".encode()
-        if self._form == "verbose_json":
+        if self._format == "verbose_json":
             translates = self._audio.task == pb.AUDIO_TASK_TRANSLATE
             task, language = "translate" if translates else "transcribe", self._language()
-            said = {"task": task, "language": language, "duration": seconds, **said}
-        return encode(said)
+            body = {"task": task, "language": language, "duration": seconds, **body}
+        return encode(body)
 
     def _language(self) -> str:
         speech = self._catalog[self.model].speech
-        found = speech.language_of(self._first) if speech is not None else ""
-        return self._audio.language or found or UNKNOWN
+        detected = speech.language_of(self._first_token) if speech is not None else ""
+        return self._audio.language or detected or UNKNOWN
 
 
 async def speech_request(call: HttpCall, audio_max_s: float) -> tuple[pb.GenerateRequest, str]:
-    """The request of a call, and the form of its answer, one of `FORMATS` or `EVENTS`.
+    """Read the body of `call`; return the request, and the format of its answer: one of `FORMATS`, or `EVENTS`.
 
     Raises:
-        InvalidRequest: a field is not served, its value does not fit, or the file is no audio.
-        MessageTooLarge: it is longer than ``audio_max_s`` seconds.
-        BodyTooSlow, ClientDisconnect: it does not come.
+        InvalidRequest: A field is unknown or its value is invalid, or the file is not audio.
+        MessageTooLarge: The file is longer than `audio_max_s` seconds.
+        BodyTooSlow: The body did not arrive in time.
+        ClientDisconnect: The client has gone.
     """
     form = FileForm(call.metadata.get("content-type", ""))
     translates = call.scope["path"] == TRANSLATIONS
@@ -119,7 +120,7 @@ async def speech_request(call: HttpCall, audio_max_s: float) -> tuple[pb.Generat
 
 
 def _one_of(fields: Mapping[str, str], name: str, known: Sequence[str]) -> str:
-    """The value of a field, the first of those ``known`` where it is not there."""
+    """Return the value of a field, by default the first of the `known` ones; raise InvalidRequest for any other."""
     value = fields.get(name, known[0])
     if value not in known:
         raise InvalidRequest.of(name, f"must be one of {', '.join(known)}")

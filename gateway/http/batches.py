@@ -1,7 +1,7 @@
-"""/v1/files and /v1/batches, on top of `sluice.v1.JobService`: files and batches are uploads and jobs.
+"""Serve /v1/files and /v1/batches on top of `sluice.v1.JobService`: a batch is a job, a file an upload or results.
 
-A file is an upload (``file-upload-...``), or the results of a job that is over: its answers (``file-job-...-output``)
-or its dead letters (``file-job-...-errors``), which are made when they are read.
+A file id names an upload (``file-upload-...``), the answers of a finished job (``file-job-...-output``) or its dead
+letters (``file-job-...-errors``). Files of results are generated when they are read.
 """
 
 import asyncio
@@ -34,10 +34,11 @@ from sluice.wire.job_calls import page_key
 Json = dict[str, Any]
 
 JOBS_S: Final = 30.0
-"""Longest wait for a process of `jobs`, seconds."""
+"""Timeout of a call to `jobs`, in seconds."""
 UPLOAD_S: Final = 3600.0
+"""Timeout of an upload or of reading results, in seconds."""
 PIECE_BYTES: Final = 512 * 1024
-"""The largest piece of an upload that JobService takes."""
+"""Largest piece of an upload that JobService accepts."""
 _LINES: Final = {"content-type": "application/jsonl"}
 FILE: Final = "file-"
 BATCH: Final = "batch_"
@@ -45,36 +46,36 @@ OUTPUT: Final = "-output"
 ERRORS: Final = "-errors"
 PURPOSE: Final = "batch"
 RESULTS: Final = "batch_output"
-"""The purpose of files of results."""
+"""Purpose of files of results."""
 BATCHES_MAX: Final = 100
 FILES_MAX: Final = 10_000
-"""The longest pages of the lists."""
+"""Most entries on a page of batches and of files."""
 LIST_PAGE: Final = 100
-"""Jobs or uploads that a list reads at a time: 100 jobs with full labels have 1 MB."""
+"""Jobs or uploads that a list reads in one call: 100 jobs with full labels take 1 MB."""
 LISTS_MAX: Final = 8
-"""Lists that are read at the same time; each keeps its entries in memory."""
+"""Most lists that are read at the same time, because each holds its entries in memory."""
 LISTS_OWN: Final = 2
-"""Those of one tenant."""
+"""Most lists of one tenant that are read at the same time."""
 OVER: Final = (
     pb.JOB_STATE_COMPLETED, pb.JOB_STATE_FAILED, pb.JOB_STATE_CANCELLED, pb.JOB_STATE_EXPIRED
 )  # fmt: skip
-"""States of jobs that have files of results."""
+"""States of jobs whose results can be read as files."""
 EXPIRY_S_MIN: Final = 3600
 EXPIRY_S_MAX: Final = 30 * 24 * 3600
-"""Bounds of how long files are kept, seconds: those of OpenAI."""
+"""Bounds of the retention of files, in seconds; OpenAI's."""
 _ENDPOINTS: Final = (*URLS, EMBEDDINGS)
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
 _STATUS: Final = {
     "queued": "validating",
     "running": "in_progress",
-    "paused": "in_progress",  # OpenAI has no word for it; `errors` says what to do
+    "paused": "in_progress",  # OpenAI has no such status; `errors` says what to do
 }
-"""OpenAI's words where they are others."""
+"""OpenAI's status where it differs from the state of the job."""
 _ENDS: Final = ("completed", "failed", "cancelled", "expired")
 
 
 class JobCalls:
-    """Answers the calls, each method those of its URL."""
+    """The calls about files and batches; each method serves one URL."""
 
     def __init__(self, jobs: JobForwarder, arrivals: Arrivals) -> None:
         self._jobs = jobs
@@ -82,7 +83,7 @@ class JobCalls:
         self._lists = TenantSlots(LISTS_MAX, own=LISTS_OWN)
 
     async def upload(self, call: HttpCall) -> Json:
-        """Store a file, as it arrives."""
+        """Store a file while it arrives."""
         form = FileForm(call.metadata.get("content-type", ""))
         with self._arrivals.uploads.held(call.caller.tenant), errors_of_jobs():
             storing = self._jobs.begin(call, "UploadInput", wait_s=UPLOAD_S)
@@ -97,15 +98,15 @@ class JobCalls:
         )
 
     async def file(self, call: HttpCall) -> Json:
-        """What is known of a file."""
+        """Return a file's description."""
         file_id = call.path_params["id"]
         if result := result_file(file_id):
-            return result_object(await self._over(call, *result), file_id)
+            return result_object(await self._job_with_file(call, *result), file_id)
         request = pb.GetUploadRequest(upload_id=upload_of(file_id))
-        return _upload_object(request.upload_id, await self._ask(call, "GetUpload", request))
+        return _upload_object(request.upload_id, await self._call(call, "GetUpload", request))
 
     async def files(self, call: HttpCall) -> Json:
-        """Return a page of the tenant's files: uploads, and the results of batches that are over."""
+        """Return a page of the tenant's files: uploads and results of finished batches."""
         purpose, files = call.query_params.get("purpose"), list[Json]()
         async with self._lists.held(call.caller.tenant):
             if purpose in (None, "", PURPOSE):
@@ -114,23 +115,24 @@ class JobCalls:
             if purpose in (None, "", RESULTS):
                 async for job in self._all(call, "jobs", pb.ListJobsRequest(states=OVER)):
                     batch = batch_object(job)
-                    named = batch["output_file_id"], batch["error_file_id"]
-                    files += [result_object(job, one) for one in named if one is not None]
+                    for file_id in (batch["output_file_id"], batch["error_file_id"]):
+                        if file_id is not None:
+                            files.append(result_object(job, file_id))
             return file_page(files, call.query_params)
 
     async def delete(self, call: HttpCall) -> Json:
-        """Deletes an upload."""
+        """Delete an upload."""
         file_id = call.path_params["id"]
         if result := result_file(file_id):
             raise InvalidRequest.of(
-                "id", f"results go with their job: `sluice batch delete {result[0]}`"
+                "id", f"results are deleted with their job: `sluice batch delete {result[0]}`"
             )
         request = pb.DeleteUploadRequest(upload_id=upload_of(file_id))
-        await self._ask(call, "DeleteUpload", request)
+        await self._call(call, "DeleteUpload", request)
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def content(self, call: HttpCall) -> None:
-        """The lines of a file of results, in the order of the input."""
+        """Write the lines of a file of results, in the order of the input."""
         result = result_file(call.path_params["id"])
         if result is None:
             raise UploadUnknown("only output and error files of batches can be read")
@@ -141,7 +143,7 @@ class JobCalls:
             else ("ListDeadLetters", pb.ListDeadLettersRequest(id=job))
         )
         with errors_of_jobs(), call.while_connected():
-            await self._over(call, job, part)
+            await self._job_with_file(call, job, part)
             pages = self._jobs.begin(call, method, request, wait_s=UPLOAD_S)
             try:
                 async for page in pages:
@@ -151,19 +153,19 @@ class JobCalls:
         await call.write(b"", _LINES)
 
     async def create(self, call: HttpCall) -> Json:
-        """A new batch."""
+        """Create a batch."""
         body = await call.object()
         call.named = FieldNames(BATCH_RULES, body)
         request = create_request(body, call.metadata, unix_ms())
         return await self._batch(call, "CreateJob", request)
 
     async def batch(self, call: HttpCall) -> Json:
-        """A batch as it is now."""
+        """Return a batch."""
         job = job_of(call.path_params["id"])
         return await self._batch(call, "GetJob", pb.GetJobRequest(id=job))
 
     async def cancel(self, call: HttpCall) -> Json:
-        """Ends a batch."""
+        """Cancel a batch."""
         job = job_of(call.path_params["id"])
         return await self._batch(call, "CancelJob", pb.CancelJobRequest(id=job))
 
@@ -178,7 +180,7 @@ class JobCalls:
                 request.page_token = await self._token_after(call, after)
             while len(jobs) < limit:
                 request.page_size = limit - len(jobs)
-                listed: pb.ListJobsResponse = await self._ask(call, "ListJobs", request)
+                listed: pb.ListJobsResponse = await self._call(call, "ListJobs", request)
                 jobs += map(batch_object, listed.jobs)
                 request.page_token = listed.next_page_token
                 if not listed.next_page_token:
@@ -186,46 +188,46 @@ class JobCalls:
             return list_object(jobs, has_more=bool(request.page_token))
 
     async def _token_after(self, call: HttpCall, batch: str) -> str:
-        """Return the token of the page that begins behind ``batch``.
+        """Return the token of the page that begins after `batch`.
 
         Raises:
-            JobUnknown: there is no such batch.
+            JobUnknown: There is no such batch.
         """
         try:
             request = pb.GetJobRequest(id=job_of(batch))
-            job: pb.Job = (await self._ask(call, "GetJob", request)).job
+            job: pb.Job = (await self._call(call, "GetJob", request)).job
         except JobUnknown:
             raise _after_unknown(batch) from None
         return page_key(job.create_time.ToMilliseconds(), job.id)
 
-    async def _over(self, call: HttpCall, job: str, part: str) -> pb.Job:
-        """Return a job that has this file: it is over, or paused with answers.
+    async def _job_with_file(self, call: HttpCall, job_id: str, part: str) -> pb.Job:
+        """Return the job of a file of results: it has ended, or is paused and the file is its output.
 
         Raises:
-            UploadUnknown: it has not.
+            UploadUnknown: The file does not exist yet, or has expired.
         """
-        found: pb.Job = (await self._ask(call, "GetJob", pb.GetJobRequest(id=job))).job
-        if not (found.HasField("end_time") and not found.closing) and not (
-            found.state == pb.JOB_STATE_PAUSED and part == OUTPUT
-        ):
-            raise UploadUnknown("the batch is not over: its files are there when it is")
-        if _is_expired(found):
+        job: pb.Job = (await self._call(call, "GetJob", pb.GetJobRequest(id=job_id))).job
+        has_ended = job.HasField("end_time") and not job.closing
+        has_output = job.state == pb.JOB_STATE_PAUSED and part == OUTPUT
+        if not (has_ended or has_output):
+            raise UploadUnknown("the batch has not ended; its files exist when it has")
+        if _is_expired(job):
             raise UploadUnknown("the files of the batch have expired")
-        return found
+        return job
 
     async def _batch(self, call: HttpCall, method: str, request: Message) -> Json:
-        return batch_object((await self._ask(call, method, request)).job)
+        return batch_object((await self._call(call, method, request)).job)
 
-    async def _ask(self, call: HttpCall, method: str, request: Message) -> Any:
-        """What JobService answers to the caller of ``call``."""
+    async def _call(self, call: HttpCall, method: str, request: Message) -> Any:
+        """Call JobService for the caller of `call`, and return its response."""
         with errors_of_jobs():
             return await self._jobs.begin(call, method, request, wait_s=JOBS_S)
 
     async def _all(self, call: HttpCall, kind: str, request: Any) -> AsyncIterator[Any]:
-        """Yield what all pages of a list have; ``kind``: jobs or uploads."""
+        """Yield the entries of all pages of a list; `kind` is jobs or uploads."""
         request.page_size = LIST_PAGE
         while True:
-            page = await self._ask(call, f"List{kind.title()}", request)
+            page = await self._call(call, f"List{kind.title()}", request)
             for entry in getattr(page, kind):
                 yield entry
             if not page.next_page_token:
@@ -236,7 +238,9 @@ class JobCalls:
 async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
     async for data in call.pieces():
         piece = form.feed(data)
-        with suppress(asyncio.InvalidStateError):  # it has ended with an error already
+        with suppress(
+            asyncio.InvalidStateError
+        ):  # the call has failed; awaiting it raises the error
             for start in range(0, len(piece), PIECE_BYTES):
                 part = piece[start : start + PIECE_BYTES]
                 await storing.write(pb.UploadInputRequest(name=form.name, data=part))
@@ -247,7 +251,7 @@ async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
     expiry = {name: fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds")}
     if fields != {"purpose": PURPOSE}:
         wrong = min(fields.keys() - {"purpose"}, default="purpose")
-        raise InvalidRequest.of(wrong, 'only purpose is served, and it must be "batch"')
+        raise InvalidRequest.of(wrong, 'send purpose with the value "batch", and no other field')
     if any(expiry.values()):
         seconds = expiry["seconds"] or ""
         given = {**expiry, "seconds": int(seconds) if re.fullmatch("[0-9]{1,9}", seconds) else None}
@@ -257,33 +261,36 @@ async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
     await storing.done_writing()
 
 
-def _expiry(field: str, given: Any) -> Duration:
-    """Return how long a file is kept.
+def _expiry(field: str, expiry: Any) -> Duration:
+    """Return the retention of a file.
 
     Raises:
-        InvalidRequest: ``given`` is not as OpenAI's API says.
+        InvalidRequest: `expiry` is not of the form that OpenAI's API defines.
     """
-    if not isinstance(given, dict) or given.keys() != {"anchor", "seconds"}:
-        raise InvalidRequest.of(field, "must be an object of anchor and seconds")
-    if given["anchor"] != "created_at":
+    if not isinstance(expiry, dict) or expiry.keys() != {"anchor", "seconds"}:
+        raise InvalidRequest.of(field, "must be an object with anchor and seconds")
+    if expiry["anchor"] != "created_at":
         raise InvalidRequest.of(f"{field}.anchor", 'must be "created_at"')
-    seconds = given["seconds"]
-    whole = isinstance(seconds, int) and not isinstance(seconds, bool)
-    if not (whole and EXPIRY_S_MIN <= seconds <= EXPIRY_S_MAX):
+    seconds = expiry["seconds"]
+    is_integer = isinstance(seconds, int) and not isinstance(seconds, bool)
+    if not (is_integer and EXPIRY_S_MIN <= seconds <= EXPIRY_S_MAX):
         raise InvalidRequest.of(f"{field}.seconds", f"must be {EXPIRY_S_MIN} to {EXPIRY_S_MAX}")
     return Duration(seconds=seconds)
 
 
 def _lines(job: str, results: Any, part: str) -> bytes:
-    wanted = [one for one in results if one.HasField("answer") or part == ERRORS]
-    return b"".join(encoded_line(job, one) for one in wanted)
+    return b"".join(
+        encoded_line(job, result)
+        for result in results
+        if result.HasField("answer") or part == ERRORS
+    )
 
 
 def upload_of(file_id: str) -> str:
-    """The upload that a file is.
+    """Return the id of the upload with this file id.
 
     Raises:
-        UploadUnknown: it is none.
+        UploadUnknown: It is not the id of an upload.
     """
     upload = file_id.removeprefix(FILE)
     if upload == file_id or result_file(file_id) is not None:
@@ -292,7 +299,7 @@ def upload_of(file_id: str) -> str:
 
 
 def result_file(file_id: str) -> tuple[str, str] | None:
-    """The job whose results a file is, with `OUTPUT` or `ERRORS`; None for others."""
+    """Return the id of the job of a file of results, with `OUTPUT` or `ERRORS`; None for other files."""
     for part in (OUTPUT, ERRORS):
         if file_id.startswith(FILE) and file_id.endswith(part):
             return file_id.removeprefix(FILE).removesuffix(part), part
@@ -300,10 +307,10 @@ def result_file(file_id: str) -> tuple[str, str] | None:
 
 
 def job_of(batch_id: str) -> str:
-    """The job that a batch is.
+    """Return the id of the job with this batch id.
 
     Raises:
-        JobUnknown: it is none.
+        JobUnknown: It is not the id of a batch.
     """
     if not batch_id.startswith(BATCH):
         raise JobUnknown(f"there is no batch {batch_id!r}")
@@ -318,7 +325,7 @@ def file_object(
     purpose: str = PURPOSE,
     expires: int = 0,
 ) -> Json:
-    """Return a file; ``created``, ``expires``: in seconds since 1970, 0 where it does not expire."""
+    """Return a file as OpenAI has it; times are in seconds since the Unix epoch, `expires` is 0 if it never does."""
     return {
         "id": file_id,
         "object": "file",
@@ -334,23 +341,23 @@ def file_object(
 def create_request(
     body: Mapping[str, Any], headers: Mapping[str, str], now_unix_ms: int
 ) -> pb.CreateJobRequest:
-    """The job that the body of a new batch asks for.
+    """Return the request for a job that the body of a new batch describes.
 
     Raises:
-        InvalidRequest: a field is not served, or its value does not fit.
+        InvalidRequest: A field is unsupported, or its value is invalid.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    file_id, endpoint = _text(given, "input_file_id"), _text(given, "endpoint")
+    fields = {name: value for name, value in body.items() if value is not None}
+    file_id, endpoint = _take_text(fields, "input_file_id"), _take_text(fields, "endpoint")
     if endpoint not in _ENDPOINTS:
         raise InvalidRequest.of("endpoint", f"must be one of {', '.join(_ENDPOINTS)}")
-    window = _WINDOW.fullmatch(_text(given, "completion_window"))
+    window = _WINDOW.fullmatch(_take_text(fields, "completion_window"))
     if window is None:
         raise InvalidRequest.of("completion_window", 'must be a number of hours, such as "24h"')
-    labels = labels_of_metadata(given.pop("metadata", {}))
-    expiry = given.pop("output_expires_after", None)
-    if given:
-        raise InvalidRequest.of(min(given), "is not served")
-    # The name keeps the endpoint for `batch_object`; each line of the file names its own.
+    labels = labels_of_metadata(fields.pop("metadata", {}))
+    expiry = fields.pop("output_expires_after", None)
+    if fields:
+        raise InvalidRequest.of(min(fields), "is not supported; leave it out")
+    # `batch_object` reads the endpoint from the name. Jobs do not need it: each line of the file has its own.
     spec = pb.JobSpec(name=endpoint, labels={**labels, **labels_of(headers)})
     if PRIORITY in headers:
         spec.priority = value_of(Priority, class_of(headers))
@@ -360,39 +367,45 @@ def create_request(
     spec.input.format = pb.JOB_INPUT_FORMAT_OPENAI
     end = now_unix_ms + int(window[1]) * 3_600_000
     spec.limits.deadline_time.CopyFrom(timestamp(end))
-    # Nobody resumes a batch of OpenAI's API: lines that are no items go into its error file, however many there are.
+    # A batch cannot be resumed by OpenAI's API, so it must not pause: all invalid lines go into the error file.
     spec.limits.max_bad_line_share = 1.0
     key = headers.get(IDEMPOTENCY_KEY, "")
     return pb.CreateJobRequest(spec=spec, idempotency_key=key)
 
 
-def page(data: list[Json], query: Mapping[str, str], most: int, *others: str) -> Json:
-    """The page of a list that ``query`` asks for, of at most ``most`` entries; ``others``: what it may have beside.
+def page(data: list[Json], query: Mapping[str, str], limit_max: int, *others: str) -> Json:
+    """Return the page of a list that `query` selects.
+
+    Args:
+        data: All entries of the list.
+        query: Parameters of the URL.
+        limit_max: Most entries of a page.
+        others: Parameters that are allowed beside limit and after.
 
     Raises:
-        InvalidRequest: a parameter is not served, or its value does not fit.
-        UploadUnknown, JobUnknown: the list has no entry ``after``.
+        InvalidRequest: A parameter is unsupported, or its value is invalid.
+        UploadUnknown, JobUnknown: The list has no entry `after`.
     """
     check_query(query, *others)
-    limit = page_limit(query.get("limit") or str(most), most)
+    limit = page_limit(query.get("limit") or str(limit_max), limit_max)
     if after := query.get("after"):
-        place = next((at for at, one in enumerate(data, 1) if one["id"] == after), None)
-        if place is None:
+        ids = [entry["id"] for entry in data]
+        if after not in ids:
             raise _after_unknown(after)
-        data = data[place:]
+        data = data[ids.index(after) + 1 :]
     return list_object(data[:limit], has_more=len(data) > limit)
 
 
 def check_query(query: Mapping[str, str], *others: str) -> None:
-    """Raise InvalidRequest for a parameter of a list that is not served; ``others``: what it may have beside."""
+    """Raise InvalidRequest for a parameter other than limit, after and `others`."""
     if unknown := query.keys() - {"limit", "after", *others}:
-        raise InvalidRequest.of(min(unknown), "is not served")
+        raise InvalidRequest.of(min(unknown), "is not supported; leave it out")
 
 
-def list_object(shown: list[Json], *, has_more: bool) -> Json:
-    """Return a page of a list as an object of OpenAI's API."""
-    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
-    return {"object": "list", "data": shown, "has_more": has_more, **ends}
+def list_object(data: list[Json], *, has_more: bool) -> Json:
+    """Return a page of a list as OpenAI has it."""
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return {"object": "list", "data": data, "has_more": has_more, **ends}
 
 
 def _after_unknown(after: str) -> SluiceError:
@@ -400,36 +413,36 @@ def _after_unknown(after: str) -> SluiceError:
     return unknown(f"after: there is no {kind} {after!r} in this list")
 
 
-def page_limit(text: str, most: int) -> int:
-    """How many entries a page has.
+def page_limit(text: str, limit_max: int) -> int:
+    """Return the number of entries of a page.
 
     Raises:
-        InvalidRequest: ``text`` says none, or more than ``most``.
+        InvalidRequest: `text` is not a number from 1 to `limit_max`.
     """
-    if not (re.fullmatch("[0-9]{1,9}", text) and 1 <= int(text) <= most):
-        raise InvalidRequest.of("limit", f"must be 1 to {most}")
+    if not (re.fullmatch("[0-9]{1,9}", text) and 1 <= int(text) <= limit_max):
+        raise InvalidRequest.of("limit", f"must be 1 to {limit_max}")
     return int(text)
 
 
 def file_page(files: list[Json], query: Mapping[str, str]) -> Json:
-    """The page of ``files`` that ``query`` asks for; raises as `page`."""
+    """Return the page of `files` that `query` selects; raise as `page`."""
     if (order := query.get("order") or "desc") not in ("asc", "desc"):
         raise InvalidRequest.of("order", "must be asc or desc")
-    wanted = query.get("purpose")
-    kept = [one for one in files if not wanted or wanted == one["purpose"]]
-    kept.sort(
-        key=lambda one: (one["created_at"], one["purpose"], one["id"]), reverse=order == "desc"
+    purpose = query.get("purpose")
+    selected = [file for file in files if not purpose or purpose == file["purpose"]]
+    selected.sort(
+        key=lambda file: (file["created_at"], file["purpose"], file["id"]), reverse=order == "desc"
     )
-    return page(kept, query, FILES_MAX, "purpose", "order")
+    return page(selected, query, FILES_MAX, "purpose", "order")
 
 
-def _upload_object(upload_id: str, one: Any) -> Json:
-    created, expires = one.create_time.seconds, one.expire_time.seconds
-    return file_object(FILE + upload_id, one.name, one.size_bytes, created, expires=expires)
+def _upload_object(upload_id: str, upload: Any) -> Json:
+    created, expires = upload.create_time.seconds, upload.expire_time.seconds
+    return file_object(FILE + upload_id, upload.name, upload.size_bytes, created, expires=expires)
 
 
 def result_object(job: pb.Job, file_id: str) -> Json:
-    """Return a file of results. Its bytes were counted when the outcomes were written."""
+    """Return a file of results as OpenAI has it; its size was counted when the results were written."""
     progress = job.progress
     size = progress.output_bytes if file_id.endswith(OUTPUT) else progress.error_bytes
     made = job.end_time.seconds or job.state_time.seconds
@@ -438,15 +451,14 @@ def result_object(job: pb.Job, file_id: str) -> Json:
 
 
 def batch_object(job: pb.Job) -> Json:
-    """A job as a batch."""
-    word, progress, spec = word_of(pb.JobState, job.state), job.progress, job.spec
-    status = _STATUS.get(word, word)
-    if job.closing:  # its files are there when the items without an outcome are counted
+    """Return a job as a batch of OpenAI."""
+    state, progress, spec = word_of(pb.JobState, job.state), job.progress, job.spec
+    status = _STATUS.get(state, state)
+    if job.closing:  # items without a result are still being counted, so there are no files yet
         status = "cancelling" if job.state == pb.JOB_STATE_CANCELLED else "finalizing"
     ended = job.end_time.seconds if job.HasField("end_time") else None
-    over = status in _ENDS
-    over = over and not _is_expired(job)
-    readable = over or job.state == pb.JOB_STATE_PAUSED
+    has_files = status in _ENDS and not _is_expired(job)
+    has_output = has_files or job.state == pb.JOB_STATE_PAUSED
     file_id = f"{FILE}{job.id}"
     return {
         "id": f"{BATCH}{job.id}",
@@ -456,8 +468,8 @@ def batch_object(job: pb.Job) -> Json:
         "input_file_id": f"{FILE}{spec.input.upload_id}",
         "completion_window": _window(job),
         "status": status,
-        "output_file_id": file_id + OUTPUT if readable and progress.succeeded else None,
-        "error_file_id": file_id + ERRORS if over and progress.dead else None,
+        "output_file_id": file_id + OUTPUT if has_output and progress.succeeded else None,
+        "error_file_id": file_id + ERRORS if has_files and progress.dead else None,
         "created_at": job.create_time.seconds,
         "in_progress_at": job.start_time.seconds if job.HasField("start_time") else None,
         "expires_at": spec.limits.deadline_time.seconds or None,
@@ -478,7 +490,7 @@ def _is_expired(job: pb.Job) -> bool:
 
 
 def _errors(job: pb.Job) -> Json | None:
-    """Why a job failed or waits for a person."""
+    """Return why a job failed or was paused, in OpenAI's form."""
     if not job.reason or job.state not in (pb.JOB_STATE_FAILED, pb.JOB_STATE_PAUSED):
         return None
     error = {"code": job.reason_code.lower(), "message": job.reason, "param": None, "line": None}
@@ -490,8 +502,8 @@ def _window(job: pb.Job) -> str:
     return f"{round(seconds / 3600)}h" if seconds > 0 else "24h"
 
 
-def _text(given: dict[str, Any], name: str) -> str:
-    value = given.pop(name, None)
+def _take_text(fields: dict[str, Any], name: str) -> str:
+    value = fields.pop(name, None)
     if not isinstance(value, str):
-        raise InvalidRequest.of(name, "must be there, a string")
+        raise InvalidRequest.of(name, "is required, as a string")
     return value

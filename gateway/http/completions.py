@@ -1,7 +1,7 @@
-"""/v1/completions with several prompts in a call, and with prompts repeated in front of their answers (`echo`).
+"""Serve /v1/completions with several prompts, or with prompts repeated before their answers (`echo`).
 
-Each prompt is a request of its own: admitted, limited, recorded and traced for itself. One more request to Score gives
-the log-probabilities of a prompt.
+Each prompt is a request of its own: admitted, limited, recorded and traced separately. The log-probabilities of an
+echoed prompt come from one more request, to Score.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from sluice.openai.requests import COMPLETIONS
 from sluice.v1 import inference_pb2 as pb
 
 RUNNING_MAX: Final = 16
-"""Prompts of a call that are answered at the same time."""
+"""Most prompts of one call that are answered at the same time."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a body of /v1/completions asks for.
+class CompletionRequests:
+    """The requests of a body of /v1/completions.
 
     Attributes:
-        requests: one for each prompt.
-        echo: whether prompts stand in front of their answers.
-        with_usage: as of `generate_request`.
+        requests: One for each prompt.
+        echo: Whether answers begin with their prompt.
+        with_usage: As `generate_request` returns it.
     """
 
     requests: Sequence[pb.GenerateRequest]
@@ -44,30 +44,29 @@ class Asked:
 
 
 def is_several(body: Mapping[str, Any]) -> bool:
-    """Return whether a body of /v1/completions has several prompts, or asks for their echo."""
+    """Return whether a body of /v1/completions has several prompts, or asks for echo."""
     return bool(body.get("echo")) or len(prompts_of(body.get("prompt"))) > 1
 
 
-def completion_requests(body: dict[str, Any]) -> Asked:
-    """Return what ``body`` asks for.
+def completion_requests(body: dict[str, Any]) -> CompletionRequests:
+    """Return the requests of `body`.
 
     Raises:
-        BadField: a field is not served, or its value does not fit.
+        BadField: A field is unknown, or its value is invalid.
     """
     echo = body.get("echo") or False
     check_kind("echo", echo, bool)
-    rest = {name: value for name, value in body.items() if name != "echo"}
-    asked = [
-        generate_request(COMPLETIONS, {**rest, "prompt": prompt})
-        for prompt in prompts_of(body.get("prompt"))
-    ]
-    requests, with_usage = [request for request, _ in asked], asked[0][1]
+    fields = {name: value for name, value in body.items() if name != "echo"}
+    requests, with_usage = list[pb.GenerateRequest](), None
+    for prompt in prompts_of(body.get("prompt")):
+        request, with_usage = generate_request(COMPLETIONS, {**fields, "prompt": prompt})
+        requests.append(request)
     scored = echo and requests[0].sampling.HasField("logprobs")
     if scored and requests[0].model in ("", AUTO):
-        raise BadField("model: is not named; log-probabilities of a prompt are those of one model")
+        raise BadField("model: is required with echo and logprobs; name one model")
     if _is_prompt_alone(requests[0]) and not scored:
         raise BadField("max_tokens: is 0; send at least 1, or echo with logprobs")
-    return Asked(requests, echo, with_usage)
+    return CompletionRequests(requests, echo, with_usage)
 
 
 def _is_prompt_alone(request: pb.GenerateRequest) -> bool:
@@ -78,55 +77,56 @@ class PromptAnswers:
     """The answers to one call.
 
     Attributes:
-        echoes: the prompts, by the index of the choice.
+        echoes: Echoed prompts, by the index of the choice.
     """
 
-    def __init__(self, generator: Generator, call: HttpCall, asked: Asked) -> None:
-        """``asked``: whose requests have what the headers say."""
+    def __init__(self, generator: Generator, call: HttpCall, asked: CompletionRequests) -> None:
+        """Prepare the answers to `asked`, whose requests already have the options of the headers."""
         self.echoes: dict[int, Echo] = {}
         self._generator = generator
         self._call = call
         self._asked = asked
-        self._turn = asyncio.Lock()
-        self._places = asyncio.Semaphore(RUNNING_MAX)
+        self._write_lock = asyncio.Lock()
+        self._slots = asyncio.Semaphore(RUNNING_MAX)
 
     async def answer(self, write: Write) -> None:
-        """Pass the messages of all answers to ``write``, one at a time.
+        """Answer all prompts; pass their messages to `write`, one at a time.
 
         Raises:
-            SluiceError: the first that one of them raised; the others were cancelled.
+            SluiceError: The first error of a prompt; the others are cancelled.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for place, request in enumerate(self._asked.requests):
-                    await self._places.acquire()
-                    group.create_task(self._answer_one(place, request, write))
+                for position, request in enumerate(self._asked.requests):
+                    await self._slots.acquire()
+                    group.create_task(self._answer_one(position, request, write))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _answer_one(self, place: int, request: pb.GenerateRequest, write: Write) -> None:
+    async def _answer_one(self, position: int, request: pb.GenerateRequest, write: Write) -> None:
         count = request.sampling.n or 1
 
         async def write_one(response: pb.GenerateResponse) -> None:
-            response.answer_index += place * count
-            async with self._turn:
+            response.answer_index += position * count
+            async with self._write_lock:
                 await write(response)
 
         call, limiter = self._call, self._generator.limiter
-        further = limiter.running(CLASSES_OF[request.priority], call.caller.tenant)
+        slot = limiter.running(CLASSES_OF[request.priority], call.caller.tenant)
         try:
-            with further if place else nullcontext():
+            # The call itself has the slot of the first prompt.
+            with slot if position else nullcontext():
                 if self._asked.echo:
                     echo = await self._echo_of(request)
-                    indexes = range(place * count, (place + 1) * count)
+                    indexes = range(position * count, (position + 1) * count)
                     self.echoes.update(dict.fromkeys(indexes, echo))
                     if _is_prompt_alone(request):
-                        await write_one(self._nothing_more(request, echo))
+                        await write_one(self._empty_answer(request, echo))
                         return
-                request_id = None if place else call.request_id
+                request_id = None if position else call.request_id
                 await self._generator.answer(request, call, write_one, request_id)
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def _echo_of(self, request: pb.GenerateRequest) -> Echo:
         token_ids, tokenizer = list(request.tokens.token_ids), None
@@ -137,15 +137,15 @@ class PromptAnswers:
                 return Echo(request.prompt)
             try:
                 return Echo(tokenizer.decode(token_ids))
-            except ControlToken:  # of which the request tells
+            except ControlToken:  # the request itself fails with an error about it
                 return Echo("")
         text = request.prompt
         if tokenizer is not None and len(text) <= tokenizer.token_chars_max:
-            known = token_ids or [*tokenizer.lead, *tokenizer.bare(text)]
-            if len(known) == 1:  # which nothing comes before
-                piece = tokenizer.piece(known[0], is_first=True)
-                entry = pb.TokenLogprobs(text=piece.text, token_bytes=piece.data)
-                return Echo(piece.text, [entry], 1)
+            prompt_ids = token_ids or [*tokenizer.lead, *tokenizer.bare(text)]
+            if len(prompt_ids) == 1:  # nothing comes before the token, so it has no log-probability
+                token = tokenizer.token_text(prompt_ids[0], is_first=True)
+                entry = pb.TokenLogprobs(text=token.text, token_bytes=token.data)
+                return Echo(token.text, [entry], 1)
         scored = pb.ScoreRequest(
             model=request.model,
             alternatives=request.sampling.logprobs,
@@ -161,16 +161,16 @@ class PromptAnswers:
         text = "".join(entry.text for entry in tokens)
         return Echo(text, list(tokens), len(tokens) - len(answer.logprobs))
 
-    def _nothing_more(self, request: pb.GenerateRequest, echo: Echo) -> pb.GenerateResponse:
-        """Return the message of an answer that is the prompt alone."""
+    def _empty_answer(self, request: pb.GenerateRequest, echo: Echo) -> pb.GenerateResponse:
+        """Return the one message of an answer that is the prompt alone."""
         usage = pb.Usage(prompt_tokens=len(echo.tokens))
         finished = pb.Finished(reason=pb.FINISH_REASON_LENGTH, usage=usage, model=request.model)
         started = pb.Started(request_id=self._call.request_id, model=request.model)
         return pb.GenerateResponse(started=started, finished=finished)
 
 
-def own_key(key: str, place: int) -> str:
-    """Return the idempotency key of the prompt at ``place`` of a call with ``key``."""
-    if not key or not place:
+def own_key(key: str, position: int) -> str:
+    """Return the idempotency key of the prompt at `position` of a call with `key`."""
+    if not key or not position:
         return key
-    return hashlib.sha256(f"{place} {key}".encode()).hexdigest()
+    return hashlib.sha256(f"{position} {key}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The content-encoding of a request: gzip is decoded, within the limit that holds for bodies as they are."""
+"""Decode the content-encoding of a request body: gzip alone, within the size limit of a plain body."""
 
 import zlib
 from collections.abc import Mapping
@@ -10,20 +10,20 @@ CONTENT_ENCODING: Final = "content-encoding"
 GZIP: Final = "gzip"
 _GZIP_NAMES: Final = (GZIP, "x-gzip")
 _NAME_CHARS_MAX: Final = 40
-"""Characters of an unknown encoding that an error quotes."""
+"""Most characters of an unknown encoding that an error quotes."""
 _GZIP_WBITS: Final = 31
-"""Makes zlib read the header and trailer of gzip."""
+"""Window bits by which zlib reads the header and trailer of gzip."""
 
 
 class EncodingUnsupported(InvalidRequest, reason="CONTENT_ENCODING_UNSUPPORTED"):
-    """The body is encoded in a way that is not decoded."""
+    """The body has an unsupported content-encoding."""
 
 
 def encoding_of(headers: Mapping[str, str]) -> str:
-    """Return the encoding of a body: `GZIP`, or nothing where it is sent as it is.
+    """Return the encoding of a body: `GZIP`, or an empty string for a plain body.
 
     Raises:
-        EncodingUnsupported: it is another one.
+        EncodingUnsupported: It is another one.
     """
     name = headers.get(CONTENT_ENCODING, "").strip().lower()
     if name in ("", "identity"):
@@ -36,7 +36,7 @@ def encoding_of(headers: Mapping[str, str]) -> str:
 
 
 def encoding_unsupported(problem: str) -> EncodingUnsupported:
-    """Return the error for an encoding, with what to do in ``problem``."""
+    """Return the error for an encoding; `problem` says what to do."""
     wrong = InvalidRequest.of(CONTENT_ENCODING, problem)
     return EncodingUnsupported(wrong.message, violations=wrong.violations)
 
@@ -45,9 +45,9 @@ def gunzip(body: bytes, limit: int) -> bytes:
     """Return the decoded body.
 
     Raises:
-        MessageTooLarge: it has more than ``limit`` bytes.
-        InvalidRequest: it is no gzip, is cut, or goes on behind its end: one that has thousands of members would cost
-            the square of its length.
+        MessageTooLarge: The decoded body has more than `limit` bytes.
+        InvalidRequest: The body is not one whole gzip member. Several members are refused: decoding thousands of
+            them takes time quadratic in the length of the body.
     """
     member = zlib.decompressobj(_GZIP_WBITS)
     try:
@@ -58,10 +58,12 @@ def gunzip(body: bytes, limit: int) -> bytes:
         ) from None
     if len(decoded) > limit:
         raise MessageTooLarge(
-            f"the body has more than {limit} bytes when it is decoded, which is the limit",
+            f"the decoded body has more than {limit} bytes, the limit; send less",
             metadata={"limit_bytes": str(limit)},
         )
     if not member.eof or member.unused_data:
-        problem = "the gzip body is cut, or goes on behind its end; send one whole gzip member"
+        problem = (
+            "the gzip body is truncated, or has data after its end; send one whole gzip member"
+        )
         raise InvalidRequest.of(CONTENT_ENCODING, problem)
     return decoded

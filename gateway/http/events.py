@@ -1,4 +1,8 @@
-"""Answers as server-sent events with names, and the object that such a stream adds up to: what several APIs share."""
+"""Build an answer as named server-sent events, or as the object that they add up to.
+
+The Responses API and Anthropic's Messages API share this: `EventAnswer` finds where texts and tool calls begin and end,
+subclasses write the events.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,15 +18,15 @@ REASONING: Final = "reasoning"
 
 
 def named_event(name: str, event: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event with a name."""
+    """Return a server-sent event with a name line."""
     return f"event: {name}\n".encode() + sse(event)
 
 
 class EventAnswer(HttpAnswer):
-    """Build one answer, and write it as events where it streams.
+    """One answer: a list of texts, of kind `TEXT` or `REASONING`, and tool calls.
 
-    An answer is a list of texts, of kind `TEXT` or `REASONING`, and calls. A subclass writes events with `_send` and
-    keeps `_whole`, the object of the complete answer.
+    A subclass writes events with `_send`, which drops them unless the answer streams, and maintains `_whole`, the
+    object of the complete answer.
     """
 
     def __init__(self, *, streams: bool) -> None:
@@ -30,11 +34,11 @@ class EventAnswer(HttpAnswer):
         self._streams = streams
         self._whole: Json = {}
         self._events = b""
-        """Written since the last `_take_events`."""
+        """Events since the last `_take_events`."""
         self._open = ""
-        """The kind of the text that grows; empty: none does."""
+        """Kind of the current text; empty if there is none."""
         self._pieces: list[str] = []
-        """Of that text."""
+        """Pieces of the current text."""
 
     @override
     def add(self, index: int, delta: pb.Delta) -> bytes:
@@ -48,7 +52,7 @@ class EventAnswer(HttpAnswer):
 
     @override
     def end(self) -> bytes:
-        """Return the whole answer; of a stream the last event has been sent."""
+        """Return the whole answer, or nothing for a stream, whose last event has been sent."""
         return b"" if self._streams else encode(self._whole)
 
     def _send(self, name: str, event: Mapping[str, Any]) -> None:
@@ -74,17 +78,17 @@ class EventAnswer(HttpAnswer):
             self._close_text(kind, text)
 
     def _begin_text(self, kind: str) -> None:
-        """Begin a text."""
+        """Handle the start of a text."""
         raise NotImplementedError
 
     def _send_text(self, kind: str, text: str) -> None:
-        """Send a piece of the text that grows."""
+        """Handle a piece of the current text."""
         raise NotImplementedError
 
     def _close_text(self, kind: str, text: str) -> None:
-        """End a text, which is ``text`` now."""
+        """Handle the end of a text, which is complete in `text`."""
         raise NotImplementedError
 
     def _add_call(self, call: pb.ToolCall) -> None:
-        """Add a call, which is complete."""
+        """Handle a complete tool call."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
 """Tell a client that has closed its connection from one that has only ended its side of it.
 
-Both send the same FIN: ``shutdown(SHUT_WR)`` behind a request says that no other will follow, and its answer is read.
-What the gateway sends next tells them apart, as the kernel of a client that has closed answers with a reset. So the
-client gets something that means nothing to it: an interim response before the head of its answer (RFC 9110, 15.2), or a
+Both send the same FIN: a client may call ``shutdown(SHUT_WR)`` after its request and still read the answer. What the
+gateway sends next tells them apart, because the kernel of a client that has closed answers with a reset. So the client
+is probed with something that has no meaning: an interim response before the head of its answer (RFC 9110, 15.2), or a
 comment in a stream of events.
 """
 
@@ -12,21 +12,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 PROBE: Final = "sluice.probe"
-"""In the scope: what a stream may have between two of its events."""
+"""Key in the ASGI scope: what a stream may have between two of its events."""
 _CHECK_S: Final = 0.05
-"""How often the state of the connection is looked at, seconds; a reset comes within a round trip."""
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""How often the state of the connection is read, in seconds; a reset comes within a round trip."""
 _CLOSED: Final = 7
-"""TCP_CLOSE of Linux: the state after a reset."""
+"""TCP_CLOSE in Linux: the state after a reset."""
 
 
 class HalfClosedWatch:
-    """Watches one connection whose client has ended its side, until its last answer is complete.
+    """The watch over one connection whose client has ended its side, until its last answer is complete.
 
     Args:
-        transport: Of the connection; it is aborted when the client has gone.
-        probe: Returns what may be sent now; empty: nothing.
-        probes_s: When something is sent, seconds from now.
+        transport: Transport of the connection; it is aborted when the client has gone.
+        probe: Returns what may be sent now; may be empty.
+        probes_s: When to send a probe, in seconds from now.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class HalfClosedWatch:
         self._timer = self._loop.call_later(_CHECK_S, self._check)
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._timer.cancel()
 
     def _check(self) -> None:
@@ -55,17 +54,6 @@ class HalfClosedWatch:
             if probe := self._probe():
                 self._transport.write(probe)
         self._timer = self._loop.call_later(_CHECK_S, self._check)
-
-
-def probe_for(cycle: Any) -> bytes:
-    """Return what a client may get before or inside of the answer of uvicorn's ``cycle``; empty: nothing."""
-    if cycle.response_started:
-        comment: bytes = cycle.scope.get(PROBE, b"")
-        if comment and cycle.chunked_encoding:
-            return b"%x\r\n%b\r\n" % (len(comment), comment)
-        return comment
-    # A client of HTTP/1.0 knows no interim responses.
-    return _CONTINUE if cycle.scope["http_version"] == "1.1" else b""
 
 
 def _state_of(connected: Any) -> int:

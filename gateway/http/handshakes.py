@@ -1,7 +1,6 @@
-"""Accept connections that are encrypted: handshakes are counted from the accept, and have a short time.
+"""Accept encrypted connections, with limits on the number and the time of TLS handshakes.
 
-A server of the event loop tells its application of a connection when the handshake is over, so connections that never
-begin TLS would be counted by nobody.
+An asyncio server reports a connection only after its handshake, so nobody would count connections that never begin TLS.
 """
 
 import asyncio
@@ -12,49 +11,51 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from sluice.grpc_server import connections_max
-
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ACCEPTS: Final = 64
-"""Connections that are accepted in one turn of the loop."""
+"""Most connections that are accepted in one turn of the event loop."""
 _RETRY_S: Final = 0.1
-"""Pause after a failed accept, seconds: without a free file the next one fails too."""
+"""Pause after a failed accept, in seconds: while no file descriptor is free, the next one fails too."""
 
 
 class TlsListener:
-    """Accept connections, and hand them to a protocol when TLS is set up.
+    """A listening socket whose connections go to a protocol after their TLS handshake.
 
-    A quarter of `connections_max` may be setting it up at a time. One more ends the oldest, so those that never begin
-    keep nobody out.
+    When too many handshakes run, the next connection ends the oldest: clients that never begin TLS keep nobody out.
     """
 
     def __init__(
-        self, make: Callable[[], asyncio.Protocol], context: ssl.SSLContext, handshake_s: float
+        self,
+        make: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext,
+        handshake_s: float,
+        handshakes_max: int,
     ) -> None:
         self._make = make
         self._context = context
         self._handshake_s = handshake_s
+        self._handshakes_max = handshakes_max
         self._socket: socket.socket | None = None
-        self._setting_up: dict[asyncio.Task[None], None] = {}
-        """The oldest first."""
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """Running handshakes, oldest first."""
         self._retry: asyncio.TimerHandle | None = None
 
     def start(self, listening: socket.socket) -> None:
-        """Accept what comes to ``listening``."""
+        """Accept connections to `listening`."""
         listening.setblocking(False)
         self._socket = listening
         asyncio.get_running_loop().add_reader(listening.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept nothing more, and end handshakes. The socket stays open."""
+        """Stop accepting, and end running handshakes. The socket stays open."""
         if self._socket is None:
             return
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket = None
         if self._retry is not None:
             self._retry.cancel()
-        for task in self._setting_up:
+        for task in self._handshakes:
             task.cancel()
 
     def _accept(self) -> None:
@@ -70,24 +71,24 @@ class TlsListener:
             self._add(accepted)
 
     def _pause(self, error: OSError) -> None:
-        _log.error("accept failed on the HTTP port: %s (next try in %g s)", error, _RETRY_S)
+        logger.error("accept failed on the HTTP port: %s (next try in %g s)", error, _RETRY_S)
         listening, loop = self._socket, asyncio.get_running_loop()
         assert listening is not None, "an accept of it failed"
         loop.remove_reader(listening.fileno())
         self._retry = loop.call_later(_RETRY_S, self.start, listening)
 
     def _add(self, accepted: socket.socket) -> None:
-        if len(self._setting_up) >= max(connections_max() // 4, 1):
-            oldest = next(iter(self._setting_up))
-            del self._setting_up[oldest]
+        if len(self._handshakes) >= self._handshakes_max:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
             oldest.cancel()
         task = asyncio.create_task(self._set_up(accepted))
-        self._setting_up[task] = None
+        self._handshakes[task] = None
         task.add_done_callback(partial(self._end, accepted))
 
     def _end(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
-        self._setting_up.pop(task, None)
-        if task.cancelled():  # perhaps before it began
+        self._handshakes.pop(task, None)
+        if task.cancelled():  # perhaps before it ran, so `_set_up` cannot close the socket
             accepted.close()
 
     async def _set_up(self, accepted: socket.socket) -> None:
@@ -101,5 +102,5 @@ class TlsListener:
                 ssl_shutdown_timeout=self._handshake_s,
             )
         except OSError as error:  # TLS errors and timeouts are among them
-            _log.debug("TLS handshake failed on the HTTP port: %s", error)
+            logger.debug("TLS handshake failed on the HTTP port: %s", error)
             accepted.close()

@@ -1,4 +1,4 @@
-"""The URLs that models answer."""
+"""Serve the URLs that models answer: each method of `ModelCalls` turns a body into a request and writes its answer."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,22 +30,22 @@ from sluice.openai.requests import CHAT, COMPLETIONS
 from sluice.v1 import inference_pb2 as pb
 
 DEGRADED: Final = "x-sluice-degraded"
-"""Header of an answer that a fallback gives."""
+"""Header of an answer that a fallback gave."""
 R = TypeVar("R", pb.EmbedResponse, pb.RerankResponse)
 Json = dict[str, Any]
 RESPONSES: Final = "/v1/responses"
 
 
 class ModelCalls:
-    """Answers the calls, each method those of its URL."""
+    """The calls to models; each method serves one URL."""
 
     def __init__(self, generator: Generator, ping_s: float) -> None:
-        """``ping_s``: the setting `http.stream_ping_s`."""
+        """Serve calls with `generator`; `ping_s` is the setting `http.stream_ping_s`."""
         self._generator = generator
         self._ping_s = ping_s
 
     async def complete(self, call: HttpCall) -> None:
-        """/v1/chat/completions and /v1/completions."""
+        """Serve /v1/chat/completions and /v1/completions."""
         url, body = call.scope["path"], await call.object()
         call.named = FieldNames(CHAT_RULES if url == CHAT else COMPLETION_RULES, body)
         if url == COMPLETIONS and is_several(body):
@@ -56,19 +56,19 @@ class ModelCalls:
         await self._generate(call, request, answer, {} if with_usage is None else SSE)
 
     async def _complete_several(self, call: HttpCall, body: Json) -> None:
-        """Answer /v1/completions with several prompts, or with their echo."""
-        asked = completion_requests(body)
-        head = {} if asked.with_usage is None else SSE
-        for place, request in enumerate(asked.requests):
+        """Serve /v1/completions with several prompts, or with their echo."""
+        completion = completion_requests(body)
+        head = {} if completion.with_usage is None else SSE
+        for position, request in enumerate(completion.requests):
             call.remaining_s = add_headers(call.metadata, request, streams=head is SSE)
-            request.idempotency_key = own_key(request.idempotency_key, place)
-        answer = _answer_of(COMPLETIONS, asked.with_usage, may_call=False)
-        answers = PromptAnswers(self._generator, call, asked)
+            request.idempotency_key = own_key(request.idempotency_key, position)
+        answer = _answer_of(COMPLETIONS, completion.with_usage, may_call=False)
+        answers = PromptAnswers(self._generator, call, completion)
         answer.echoes = answers.echoes
         await self._write(call, answer, head, answers.answer)
 
     async def respond(self, call: HttpCall) -> None:
-        """/v1/responses, without state: answers are not stored, and each request has its whole conversation."""
+        """Serve /v1/responses without state: answers are not stored, and each request has its whole conversation."""
         body, places = await call.object(), dict[str, str]()
         call.named = FieldNames(RESPONSE_RULES, body, places)
         request, options = response_request(body, places)
@@ -77,16 +77,16 @@ class ModelCalls:
         await self._generate(call, request, events, {} if options is None else SSE)
 
     async def message(self, call: HttpCall) -> None:
-        """/v1/messages, Anthropic's API."""
+        """Serve /v1/messages, Anthropic's API."""
         body = MessagesBody(await call.object())
         request = body.request(self._generator.catalog.max_answer_tokens)
         call.named = body.name_of
-        most, streams = request.sampling.max_tokens, body.streams
-        events = MessageEvents(most, streams=streams, caches=body.caches)
+        max_tokens, streams = request.sampling.max_tokens, body.streams
+        events = MessageEvents(max_tokens, streams=streams, caches=body.caches)
         await self._generate(call, request, events, SSE if streams else {})
 
     async def count_tokens(self, call: HttpCall) -> Json:
-        """/v1/messages/count_tokens: as many as a message with the same prompt has."""
+        """Serve /v1/messages/count_tokens: count the prompt tokens of a message."""
         body = MessagesBody(await call.object())
         request = body.count_request()
         call.named = body.name_of
@@ -97,15 +97,15 @@ class ModelCalls:
         return {"input_tokens": response.token_count}
 
     async def transcribe(self, call: HttpCall) -> None:
-        """/v1/audio/transcriptions and /v1/audio/translations."""
+        """Serve /v1/audio/transcriptions and /v1/audio/translations."""
         if not self._generator.catalog.hearing:
             raise UnknownModel("no model of this mesh takes audio", metadata={"models": ""})
-        request, form = await speech_request(call, self._generator.settings.audio_max_s)
-        spoken = SpokenText(request, form, self._generator.catalog)
-        await self._generate(call, request, spoken, HEADS.get(form, {}))
+        request, answer_format = await speech_request(call, self._generator.settings.audio_max_s)
+        answer = SpokenText(request, answer_format, self._generator.catalog)
+        await self._generate(call, request, answer, HEADS.get(answer_format, {}))
 
     async def embed(self, call: HttpCall) -> Json:
-        """/v1/embeddings."""
+        """Serve /v1/embeddings."""
         body = await call.object()
         call.named = FieldNames(TEXTS_RULES, body)
         request = embed_request(body)
@@ -113,7 +113,7 @@ class ModelCalls:
         return embeddings_object(response, format_of(body))
 
     async def rerank(self, call: HttpCall) -> Json:
-        """/v1/rerank."""
+        """Serve /v1/rerank."""
         body = await call.object()
         call.named = FieldNames(TEXTS_RULES, body)
         request, returned = rerank_request(body)
@@ -127,7 +127,7 @@ class ModelCalls:
         answer: HttpAnswer,
         head: Mapping[str, str] = {},
     ) -> None:
-        """Answers ``request``; ``head``: headers of the answer, `SSE` for a stream."""
+        """Answer `request`; `head` has the headers of the answer, `SSE` for a stream."""
         call.remaining_s = add_headers(call.metadata, request, streams=head is SSE)
 
         async def work(write: Write) -> None:
@@ -142,13 +142,13 @@ class ModelCalls:
         head: Mapping[str, str],
         work: Callable[[Write], Awaitable[None]],
     ) -> None:
-        """Write ``answer`` as ``work`` passes its messages on."""
+        """Write `answer` while `work` adds its messages."""
         streams, call.is_read = head is SSE, True
 
         def headers() -> dict[str, str]:
             return {**head, **degraded_header(answer)}
 
-        # The head is sent with the first text or ping: an error before it has a status of its own.
+        # The head goes out with the first text or ping, so that an error before it still sets the status.
         async def write(response: pb.GenerateResponse) -> None:
             if (sent := answer.take(response)) and streams:
                 call.request_id = answer.request_id
@@ -161,7 +161,7 @@ class ModelCalls:
             await call.write(answer.end(), headers())
 
     async def _texts(self, call: HttpCall, kind: TextsKind[Any, R], request: Any) -> R:
-        """The response to a call about texts."""
+        """Return the response to a request about texts."""
         call.remaining_s = add_headers(call.metadata, request)
         call.is_read = True
         with call.while_connected():
@@ -171,7 +171,7 @@ class ModelCalls:
 
 
 def _answer_of(url: str, with_usage: bool | None, *, may_call: bool) -> WholeBody | Chunks:
-    """Return the answer to a call of ``url``; ``with_usage``: as of `generate_request`."""
+    """Return the body of an answer of `url`; `with_usage` is as `generate_request` returns it."""
     shape, created = SHAPES[url], int(time.time())
     if with_usage is None:
         return WholeBody(shape, created, may_call=may_call)

@@ -1,4 +1,4 @@
-"""The events of an answer become a message of Anthropic's API: the whole object, or the events of a stream."""
+"""Turn an answer into a message of Anthropic's API: the whole object, or the events of a stream."""
 
 from typing import Any, Final
 
@@ -16,21 +16,21 @@ _REASONS: Final = {
 }
 _CONTEXT_FULL: Final = "model_context_window_exceeded"
 _BLOCKS: Final = {TEXT: "text", REASONING: "thinking"}
-"""Type of a block by kind of text; its text stands in a field of that name."""
+"""Type of a block by kind of text; the block has its text in a field of the same name."""
 _SIGNED: Final = {REASONING: {"signature": ""}}
-"""What blocks have beside: clients expect the field, and send it back."""
+"""Other fields of blocks, by kind of text: clients expect a signature, and send it back."""
 
 
 class MessageEvents(EventAnswer):
-    """Build one message."""
+    """The message of one answer."""
 
     def __init__(self, max_tokens: int, *, streams: bool, caches: bool) -> None:
-        """Make the message.
+        """Create the message.
 
         Args:
-            max_tokens: of the request.
-            streams: whether it is sent as events.
-            caches: whether the request asks for a cache, so that what was read from it counts apart.
+            max_tokens: The limit of the request.
+            streams: Whether to write events.
+            caches: Whether the request asks for prompt caching, so that cached tokens are counted separately.
         """
         super().__init__(streams=streams)
         self._max_tokens = max_tokens
@@ -50,15 +50,15 @@ class MessageEvents(EventAnswer):
         self._begin()
         self._end_text()
         self.model = finished.model or self.model
-        ended = {
+        ending = {
             "stop_reason": self._reason(finished),
             "stop_sequence": finished.stop or None,
             "stop_details": _details(finished),
         }
         usage = self._usage(finished.usage)
-        self._whole |= {"model": self.model, "content": self._content, **ended, "usage": usage}
-        self._say("message_delta", delta=ended, usage=usage)
-        self._say("message_stop")
+        self._whole |= {"model": self.model, "content": self._content, **ending, "usage": usage}
+        self._send_event("message_delta", delta=ending, usage=usage)
+        self._send_event("message_stop")
         return self._take_events()
 
     def _reason(self, finished: pb.Finished) -> str:
@@ -73,16 +73,16 @@ class MessageEvents(EventAnswer):
         cached = usage.cached_prompt_tokens if self._caches else 0
         return {
             "input_tokens": usage.prompt_tokens - cached,
-            "cache_creation_input_tokens": 0,  # nothing is charged for what is kept
+            "cache_creation_input_tokens": 0,  # caching is not charged for
             "cache_read_input_tokens": cached,
             "output_tokens": usage.completion_tokens,
         }
 
-    def _say(self, kind: str, **fields: Any) -> None:
+    def _send_event(self, kind: str, **fields: Any) -> None:
         self._send(kind, {"type": kind, **fields})
 
     def _begin(self) -> None:
-        """Start the message, once it is known whose it is."""
+        """Start the message, unless it has begun; its id and model must be known."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -97,19 +97,19 @@ class MessageEvents(EventAnswer):
             "usage": self._usage(self._started),
             **self.facts(),
         }
-        self._say("message_start", message=self._whole)
-        self._say("ping")
+        self._send_event("message_start", message=self._whole)
+        self._send_event("ping")
 
     def _begin_block(self, block: Json) -> None:
         self._begin()
-        self._say("content_block_start", index=len(self._content), content_block=block)
+        self._send_event("content_block_start", index=len(self._content), content_block=block)
 
-    def _say_delta(self, kind: str, name: str, text: str) -> None:
+    def _send_delta(self, kind: str, name: str, text: str) -> None:
         delta = {"type": f"{kind}_delta", name: text}
-        self._say("content_block_delta", index=len(self._content), delta=delta)
+        self._send_event("content_block_delta", index=len(self._content), delta=delta)
 
     def _end_block(self, block: Json) -> None:
-        self._say("content_block_stop", index=len(self._content))
+        self._send_event("content_block_stop", index=len(self._content))
         self._content.append(block)
 
     @override
@@ -118,7 +118,7 @@ class MessageEvents(EventAnswer):
 
     @override
     def _send_text(self, kind: str, text: str) -> None:
-        self._say_delta(_BLOCKS[kind], _BLOCKS[kind], text)
+        self._send_delta(_BLOCKS[kind], _BLOCKS[kind], text)
 
     @override
     def _close_text(self, kind: str, text: str) -> None:
@@ -128,7 +128,7 @@ class MessageEvents(EventAnswer):
     def _add_call(self, call: pb.ToolCall) -> None:
         block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         self._begin_block(block)
-        self._say_delta("input_json", "partial_json", call.arguments)
+        self._send_delta("input_json", "partial_json", call.arguments)
         self._end_block({**block, "input": load_json(call.arguments or "{}")})
 
 
@@ -140,5 +140,5 @@ def _details(finished: pb.Finished) -> Json | None:
     if finished.reason != pb.FINISH_REASON_CONTENT_FILTER:
         return None
     rules = ", ".join(finished.rules)
-    why = f"the safety policy ended the answer: {rules}" if rules else None
-    return {"type": "refusal", "category": None, "explanation": why}
+    explanation = f"the safety policy ended the answer: {rules}" if rules else None
+    return {"type": "refusal", "category": None, "explanation": explanation}

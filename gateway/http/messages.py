@@ -1,7 +1,7 @@
-"""A body of /v1/messages, Anthropic's API, becomes one of /v1/chat/completions; errors name the fields of the former.
+"""Translate a body of Anthropic's /v1/messages into one of /v1/chat/completions; errors name the fields of the former.
 
-One message may become several: of the user each result of a tool is a message of its own. Texts of one role that follow
-one another are one text, with an empty line between them; those of the assistant are joined as they are.
+One message may become several, because each tool result is a message of its own. Consecutive texts of one role become
+one text with an empty line between them; those of the assistant are joined unchanged.
 """
 
 import json
@@ -20,59 +20,60 @@ from sluice.v1 import inference_pb2 as pb
 
 Json = dict[str, Any]
 _SAME: Final = ("model", "top_p", "top_k", "max_tokens", *EXTENSIONS)
-"""Fields that chats have too; the last ones are Sluice's own."""
+"""Fields with the same name in chats; the last ones are Sluice's own."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
     "mcp_servers": ([],),
 }
-"""Fields that may stand there with a value that changes nothing."""
-_INSTEAD: Final[Mapping[str, str]] = {
-    "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
-    THREAD: "is not served; send the whole conversation in messages",
-    "n": "is not served; send a request for each answer",
-    "stop": "is not served; send stop_sequences",
-    "max_tokens_to_sample": "is not served; send max_tokens",
+"""Unsupported fields that are accepted with a value that changes nothing."""
+_REMEDIES: Final[Mapping[str, str]] = {
+    "service_tier": "is not served; the header x-sluice-priority sets the priority",
+    THREAD: "is not supported; send the whole conversation in messages",
+    "n": "is not supported; send a request for each answer",
+    "stop": "is not supported; send stop_sequences",
+    "max_tokens_to_sample": "is not supported; send max_tokens",
 }
-_OF_BLOCKS: Final = frozenset({"cache_control", "citations", "caller", "toolset_name"})
-"""Fields of blocks that say nothing to a model."""
+"""What to do instead, by unsupported field."""
+_IGNORED_IN_BLOCKS: Final = frozenset({"cache_control", "citations", "caller", "toolset_name"})
+"""Fields of blocks that do not change the prompt."""
 _TOOL_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "type": ("custom",),
     "allowed_callers": (["direct"],),
     "defer_loading": (False,),
-    "eager_input_streaming": (True, False),  # a call comes in one piece
+    "eager_input_streaming": (True, False),  # tool calls are always sent whole
     "input_examples": ([],),
 }
-"""Fields of tools that may stand there with a value that changes nothing."""
+"""Unsupported fields of tools that are accepted with a value that changes nothing."""
 _DROPPED: Final = ("thinking", "redacted_thinking")
-"""Blocks of earlier answers that models do not get."""
+"""Blocks of earlier answers that are left out of the prompt."""
 _TEXTS: Final = ("text",)
 _BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "tool_use", *_DROPPED),
     "system": _TEXTS,
 }
-"""By role, the blocks that its messages may have."""
+"""Types of blocks that messages may have, by role."""
 _THINKING: Final = ("disabled", "adaptive")
-"""Kinds of thinking that leave it to the model and its template."""
+"""Types of thinking that leave the decision to the model and its template."""
 _EFFORT: Final = "high"
-"""The effort that Anthropic takes where a request names none."""
+"""Anthropic's default effort."""
 _CLEAR_THINKING: Final = "clear_thinking_"
-"""Kind of a context edit that drops thinking, of which models get none."""
+"""Prefix of the types of context edits that drop thinking, which prompts never have."""
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _MESSAGE: Final = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(?:\.(\w+))?")
 _PARTS: Final[Mapping[str, str]] = {"tool_call_id": "tool_use_id", "arguments": "input"}
-"""Fields of messages and calls that blocks name otherwise."""
+"""Names that blocks have for fields of messages and tool calls."""
 
 
 @dataclass
 class _Turn:
-    """A message of the chat, and where it stands in the body.
+    """A message of the chat, and its path in the body.
 
     Attributes:
-        path: of the message, block or system prompt that it begins with.
-        calls: of tools; ``call_paths`` are their places.
-        call_id: of the call that the turn answers, where its role is tool.
+        path: Path of the message, block or system prompt that it begins with.
+        calls: Tool calls; `call_paths` are their paths.
+        call_id: Id of the call that a turn of role tool answers.
     """
 
     role: str
@@ -84,7 +85,8 @@ class _Turn:
 
     def message(self) -> Json:
         """Return the turn as a message of a chat."""
-        is_own = self.role == "assistant"  # whose text a model may see exactly as it wrote it
+        # The model must see its own text unchanged.
+        is_own = self.role == "assistant"
         text = "".join(self.texts) if is_own else "\n\n".join(filter(None, self.texts))
         calls = {"tool_calls": self.calls} if self.calls else {}
         answers = {"tool_call_id": self.call_id} if self.role == "tool" else {}
@@ -92,38 +94,38 @@ class _Turn:
 
 
 class MessagesBody:
-    """Read a body.
+    """A body of /v1/messages or /v1/messages/count_tokens.
 
     Attributes:
-        streams: whether the answer is streamed.
-        caches: whether it asks for the prompt to be cached, anywhere in it.
+        streams: Whether the answer is streamed.
+        caches: Whether any part of the body asks for prompt caching.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
-        """Raise BadField where a field is not served."""
-        self._given = {name: value for name, value in body.items() if value is not None}
-        self.streams = self._given.pop("stream", False)
+        """Read `body`; raise BadField for an unsupported field."""
+        self._fields = {name: value for name, value in body.items() if value is not None}
+        self.streams = self._fields.pop("stream", False)
         check_kind("stream", self.streams, bool)
         self._turns: list[_Turn] = []
         self._names = FieldNames(MESSAGE_RULES, body)
-        self._add_system(self._given.pop("system", []))
-        messages = self._given.pop("messages", None)
+        self._add_system(self._fields.pop("system", []))
+        messages = self._fields.pop("messages", None)
         self._last_role = self._add_messages(messages)
         self.caches = _asks_for_cache(body)
-        self._given.pop("cache_control", None)
+        self._fields.pop("cache_control", None)
 
     def request(self, max_answer_tokens: Callable[[str], int]) -> pb.GenerateRequest:
-        """Return what the body asks for.
+        """Return the request of the body.
 
-        Clients fill ``max_tokens`` in, which is required, without knowing the model: above its limit it is the limit.
+        Clients must send ``max_tokens`` without knowing the model, so a value above the model's limit is clamped.
 
         Args:
-            max_answer_tokens: the limit of a model by name.
+            max_answer_tokens: Returns the limit of a model by name.
 
         Raises:
-            BadField: a field is not served, or its value does not fit.
+            BadField: A field is unsupported, or its value is invalid.
         """
-        max_tokens = self._given.get("max_tokens")
+        max_tokens = self._fields.get("max_tokens")
         if max_tokens is None:
             raise BadField("max_tokens: is required; send the length that the answer may have")
         check_kind("max_tokens", max_tokens, int)
@@ -131,22 +133,22 @@ class MessagesBody:
             raise BadField(
                 "messages: the last one is of the assistant, whose text no model continues; end with one of the user"
             )
-        limit = max_answer_tokens(str(self._given.get("model", "")))
+        limit = max_answer_tokens(str(self._fields.get("model", "")))
         if max_tokens > limit > 0:
-            self._given["max_tokens"] = limit
+            self._fields["max_tokens"] = limit
         return self._chat_request()
 
     def count_request(self) -> pb.CountTokensRequest:
-        """Return the prompt that `request` sends, to be counted; raise BadField as it does."""
-        self._given.pop("max_tokens", None)
-        asked = self._chat_request()
-        hidden = asked.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE
-        tools = () if hidden else asked.tools
-        return pb.CountTokensRequest(chat=asked.chat, model=asked.model, tools=tools)
+        """Return a request to count the prompt that `request` would send; raise BadField as it does."""
+        self._fields.pop("max_tokens", None)
+        request = self._chat_request()
+        has_no_tools = request.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE
+        tools = () if has_no_tools else request.tools
+        return pb.CountTokensRequest(chat=request.chat, model=request.model, tools=tools)
 
     def name_of(self, path: str) -> str:
-        """Return what the body calls the field at a path of the chat, or of the proto."""
-        if path == "labels.user" and isinstance(self._given.get("metadata"), dict):
+        """Return the body's name of the field at a path of the chat, or of the proto."""
+        if path == "labels.user" and isinstance(self._fields.get("metadata"), dict):
             return "metadata.user_id"
         name = self._names(path)
         match = _MESSAGE.match(name)
@@ -160,7 +162,7 @@ class MessagesBody:
 
     def _chat_request(self) -> pb.GenerateRequest:
         messages = [turn.message() for turn in self._turns]
-        chat = {"messages": messages, **_fields_of(self._given)}
+        chat = {"messages": messages, **_fields_of(self._fields)}
         try:
             return generate_request(CHAT, chat)[0]
         except BadField as error:
@@ -173,7 +175,7 @@ class MessagesBody:
             self._turns.append(_Turn("system", "system", texts))
 
     def _add_messages(self, messages: Any) -> str:
-        """Add all messages; return the role of the last one."""
+        """Add all messages, and return the role of the last one."""
         if messages is None:
             raise BadField("messages: is required; send a list of messages")
         check_entries("messages", messages, list)
@@ -200,7 +202,7 @@ class MessagesBody:
         return role
 
     def _turn(self, role: str, path: str) -> _Turn:
-        """Return the last turn where it is of ``role``, else a new one."""
+        """Return the last turn if it has this role, else a new one."""
         if not self._turns or self._turns[-1].role != role:
             self._turns.append(_Turn(role, path))
         return self._turns[-1]
@@ -225,13 +227,13 @@ class MessagesBody:
 
 def _asks_for_cache(body: Mapping[str, Any]) -> bool:
     contents = [message.get("content") for message in body["messages"]]
-    lists = [one for one in (*contents, body.get("system"), body.get("tools")) if one]
-    places = chain([body], *(one for one in lists if isinstance(one, list)))
-    return any(isinstance(one, dict) and one.get("cache_control") for one in places)
+    lists = [*contents, body.get("system"), body.get("tools")]
+    parts = chain([body], *(parts for parts in lists if isinstance(parts, list)))
+    return any(isinstance(part, dict) and part.get("cache_control") for part in parts)
 
 
 def _blocks(content: Any, path: str, kinds: Collection[str]) -> Sequence[tuple[str, str, Any]]:
-    """Return path, type and value of each block of ``content``: of a text the text, of all others the block."""
+    """Return path, type and value of each block of `content`; the value is the text of a text block, else the block."""
     if isinstance(content, str):
         return [(path, "text", content)]
     check_entries(path, content)
@@ -244,8 +246,8 @@ def _block(block: Any, path: str, kinds: Collection[str]) -> tuple[str, str, Any
     check_kind(path, block, dict)
     kind = block.get("type")
     if kind not in kinds:
-        served = " and ".join(one for one in kinds if one not in _DROPPED)
-        raise BadField(f"{path}: blocks of type {kind!r:.40} are not served here; send {served}")
+        served = " and ".join(served for served in kinds if served not in _DROPPED)
+        raise BadField(f"{path}: blocks of type {kind!r:.40} are not supported here; send {served}")
     if kind != "text":
         return path, kind, block
     _check_known(block, {"type", "text"}, path)
@@ -255,21 +257,21 @@ def _block(block: Any, path: str, kinds: Collection[str]) -> tuple[str, str, Any
 
 def _check_known(given: Mapping[str, Any], known: Collection[str], path: str) -> None:
     unknown = {name for name, value in given.items() if value is not None}
-    unknown -= _OF_BLOCKS | set(known)
+    unknown -= _IGNORED_IN_BLOCKS | set(known)
     if unknown:
-        raise BadField(f"{path}.{min(unknown)}: is not served; leave it out")
+        raise BadField(f"{path}.{min(unknown)}: is not supported; leave it out")
 
 
 def _fields_of(given: Mapping[str, Any]) -> Json:
-    """Return the fields of a chat for those of the body beside its texts."""
+    """Translate all fields of the body but system and messages."""
     chat: Json = {}
     for name, value in given.items():
         if name in _SAME:
             chat[name] = value
-        elif name in _OWN:
-            chat |= _OWN[name](value)
+        elif name in _TRANSLATED:
+            chat |= _TRANSLATED[name](value)
         elif value not in _NO_EFFECT.get(name, ()):
-            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served; leave it out')}")
+            raise BadField(f"{name}: {_REMEDIES.get(name, 'is not supported; leave it out')}")
     return chat
 
 
@@ -298,7 +300,7 @@ def _metadata(value: Any) -> Json:
 def _thinking(value: Any) -> Json:
     check_kind("thinking", value, dict)
     if value.get("type") not in _THINKING:
-        raise BadField(f"thinking: only the types {' and '.join(_THINKING)} are served")
+        raise BadField(f"thinking: type must be one of {', '.join(_THINKING)}")
     return {}
 
 
@@ -326,7 +328,7 @@ def _context_management(value: Any) -> Json:
         kind = edit.get("type") if isinstance(edit, dict) else None
         if not str(kind).startswith(_CLEAR_THINKING):
             raise BadField(
-                f"context_management.edits[{at}]: is not served; send what the model shall read"
+                f"context_management.edits[{at}]: is not supported; send the messages as the model should read them"
             )
     return {}
 
@@ -346,7 +348,7 @@ def _tool(tool: Any, path: str) -> Json:
             function["parameters"] = value
         elif name != "cache_control" and value not in (None, *_TOOL_DEFAULTS.get(name, ())):
             raise BadField(
-                f"{path}.{name}: {value!r:.40} is not served; send name, description and input_schema"
+                f"{path}.{name}: {value!r:.40} is not supported; send name, description and input_schema"
             )
     if function.get("parameters") is None:
         raise BadField(f"{path}.input_schema: is required; send a JSON Schema of an object")
@@ -367,7 +369,7 @@ def _tool_choice(choice: Any) -> Json:
     return {"tool_choice": _CHOICES[kind], **chosen}
 
 
-_OWN: Final[Mapping[str, Callable[[Any], Json]]] = {
+_TRANSLATED: Final[Mapping[str, Callable[[Any], Json]]] = {
     "temperature": _temperature,
     "stop_sequences": _stops,
     "metadata": _metadata,
@@ -378,4 +380,4 @@ _OWN: Final[Mapping[str, Callable[[Any], Json]]] = {
     "tools": _tools,
     "tool_choice": _tool_choice,
 }
-"""Fields that chats name otherwise, or have in another shape."""
+"""Fields that have another name or form in chats."""

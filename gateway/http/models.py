@@ -1,4 +1,4 @@
-"""/v1/models: what can be named in a request, "auto" first, as OpenAI's and Anthropic's API list it."""
+"""Serve /v1/models: the names that a request may use, "auto" first, in OpenAI's or Anthropic's form."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,25 +15,25 @@ from sluice.errors import InvalidRequest, UnknownModel
 Json = dict[str, Any]
 PAGE: Final = "20"
 PAGE_MAX: Final = 1000
-"""Models on a page of Anthropic's list."""
+"""Most models on a page of Anthropic's list."""
 
 
 class ModelList:
-    """Answer calls about the models."""
+    """The calls that list models."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._created = int(time.time())
 
     async def models(self, call: HttpCall) -> Json:
-        """/v1/models."""
+        """Serve /v1/models."""
         models = [self._model(name, call) for name in self._names]
         if VERSION not in call.metadata:
             return {"object": "list", "data": models}
         return page_of(models, call.query_params)
 
     async def model(self, call: HttpCall) -> Json:
-        """/v1/models/NAME."""
+        """Serve /v1/models/NAME."""
         name = call.path_params["name"]
         if name not in self._names:
             raise UnknownModel(f"no model {name[:64]!r}; there are {', '.join(self._names)}")
@@ -44,57 +44,57 @@ class ModelList:
         return AUTO, *self._generator.catalog.callable
 
     def _model(self, name: str, call: HttpCall) -> Json:
-        facts = self._openai(name) if VERSION not in call.metadata else self._anthropic(name)
+        entry = self._openai(name) if VERSION not in call.metadata else self._anthropic(name)
         if name == AUTO:
-            return facts
+            return entry
         model = self._generator.catalog[name]
         overload = self._generator.upstream.overload
         ready = overload.is_ready(name, model.settings.task_name, time.monotonic())
-        return {**facts, "tier": model.settings.tier, "ready": ready}
+        return {**entry, "tier": model.settings.tier, "ready": ready}
 
     def _openai(self, name: str) -> Json:
-        named = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}
+        entry = {"id": name, "object": "model", "created": self._created, "owned_by": "sluice"}
         if name == AUTO:
-            return named
-        return {**named, "max_model_len": self._generator.catalog[name].context_tokens}
+            return entry
+        return {**entry, "max_model_len": self._generator.catalog[name].context_tokens}
 
     def _anthropic(self, name: str) -> Json:
-        known = self._generator.catalog.callable
-        models = [self._generator.catalog[one] for one in (known if name == AUTO else [name])]
+        catalog = self._generator.catalog
+        models = [catalog[model] for model in (catalog.callable if name == AUTO else [name])]
         return {
             "type": "model",
             "id": name,
             "display_name": name,
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "lifecycle": "active",
-            "max_input_tokens": max((one.context_tokens for one in models), default=None),
-            "max_tokens": max((one.max_answer_tokens for one in models), default=None),
+            "max_input_tokens": max((model.context_tokens for model in models), default=None),
+            "max_tokens": max((model.max_answer_tokens for model in models), default=None),
         }
 
 
 def page_of(models: Sequence[Json], query: Mapping[str, str]) -> Json:
-    """Return a page of ``models`` as an object of Anthropic's API.
+    """Return a page of `models` as an object of Anthropic's API.
 
     Raises:
-        InvalidRequest: the query is wrong.
+        InvalidRequest: A parameter is unsupported, or its value is invalid.
     """
     if unknown := query.keys() - {"limit", "after_id", "before_id", "beta"}:
-        raise InvalidRequest.of(min(unknown), "is not served")
+        raise InvalidRequest.of(min(unknown), "is not supported; leave it out")
     limit = page_limit(query.get("limit") or PAGE, PAGE_MAX)
     names = [model["id"] for model in models]
-    places = {}
+    positions = {}
     for field in ("after_id", "before_id"):
         if name := query.get(field):
             if name not in names:
                 raise InvalidRequest.of(field, f"there is no model {name[:64]!r}")
-            places[field] = names.index(name)
-    rest = models[places.get("after_id", -1) + 1 : places.get("before_id", len(models))]
-    backwards = "before_id" in places and "after_id" not in places
-    page = rest[-limit:] if backwards else rest[:limit]
-    ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+            positions[field] = names.index(name)
+    rest = models[positions.get("after_id", -1) + 1 : positions.get("before_id", len(models))]
+    is_backwards = "before_id" in positions and "after_id" not in positions
+    page = rest[-limit:] if is_backwards else rest[:limit]
+    first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     return {
         "data": list(page),
         "has_more": len(rest) > limit,
-        "first_id": ends[0],
-        "last_id": ends[1],
+        "first_id": first_id,
+        "last_id": last_id,
     }

@@ -1,4 +1,7 @@
-"""A form with one file, as it arrives: the bytes of the file are taken out piece by piece and never kept."""
+"""Read a multipart form with one file as it arrives: the bytes of the file are passed on and never stored.
+
+python-multipart parses the stream; `FileForm` adds bounds on the other fields, which it keeps in memory.
+"""
 
 from typing import Final
 
@@ -8,20 +11,21 @@ from python_multipart.multipart import MultipartParser, MultipartState, parse_op
 from sluice.errors import InvalidRequest
 
 FIELD_BYTES: Final = 4096
-"""Of all fields together that are no file."""
+"""Most bytes of all fields together that are not the file."""
 PARTS_MAX: Final = 64
+"""Most parts of a form."""
 
 
 class FileForm:
     """The form of an upload.
 
     Attributes:
-        name: of the file, once its part has begun.
-        has_file: whether the part of the file has begun.
+        name: Name of the file; empty until its part has begun.
+        has_file: Whether the part of the file has begun.
     """
 
     def __init__(self, content_type: str) -> None:
-        """Raises InvalidRequest when ``content_type`` is none of a form."""
+        """Prepare to read a form; raise InvalidRequest if `content_type` is not that of one."""
         kind, parameters = parse_options_header(content_type)
         boundary = parameters.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
@@ -31,7 +35,7 @@ class FileForm:
         self._header, self._disposition = bytearray(), bytearray()
         self._file = self._part = bytearray()
         self._fields: dict[str, bytearray] = {}
-        self._room, self._parts = FIELD_BYTES, 0
+        self._free_bytes, self._parts = FIELD_BYTES, 0
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -53,40 +57,40 @@ class FileForm:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields that are no file, as text."""
+        """The fields that are not the file, as text."""
         return {name: value.decode("utf-8", "replace") for name, value in self._fields.items()}
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next bytes of the body; returns those of the file.
+        """Read the next bytes of the body; return those of the file.
 
         Raises:
-            InvalidRequest: they are no form, or there is more than a file in it.
+            InvalidRequest: The body is not a form, or exceeds a bound.
         """
         try:
             self._parser.write(data)
         except FormParserError:
             raise InvalidRequest(
-                "the body is no multipart form with the boundary that content-type names"
+                "the body is not a multipart form with the boundary in content-type"
             ) from None
         piece = bytes(self._file)
         self._file.clear()
         return piece
 
     def end(self) -> None:
-        """The body is complete.
+        """Check that the form is complete.
 
         Raises:
-            InvalidRequest: the form is not.
+            InvalidRequest: It is not, or has no file.
         """
         if self._parser.state != MultipartState.END:
-            raise InvalidRequest("the multipart form is not complete")
+            raise InvalidRequest("the multipart form is incomplete")
         if not self.has_file:
-            raise InvalidRequest.of("file", "must be there, with a filename")
+            raise InvalidRequest.of("file", "is required, with a filename")
 
     def _begin_part(self) -> None:
         self._parts += 1
         if self._parts > PARTS_MAX:
-            raise InvalidRequest(f"the form has over {PARTS_MAX} parts")
+            raise InvalidRequest(f"the form has over {PARTS_MAX} parts; send fewer")
         self._disposition.clear()
 
     def _take_header_value(self, data: bytes, start: int, end: int) -> None:
@@ -99,7 +103,7 @@ class FileForm:
         if self._field != "file" or b"filename" not in parameters:
             self._part = self._fields[self._field] = bytearray()
         elif self.has_file:
-            raise InvalidRequest.of("file", "comes twice")
+            raise InvalidRequest.of("file", "is there twice; send one")
         else:
             self.has_file, self._part = True, self._file
             self.name = parameters[b"filename"].decode("utf-8", "replace")
@@ -107,6 +111,6 @@ class FileForm:
     def _take_data(self, data: bytes, start: int, end: int) -> None:
         self._part += data[start:end]
         if self._part is not self._file:
-            self._room -= end - start
-            if self._room < 0:
+            self._free_bytes -= end - start
+            if self._free_bytes < 0:
                 raise InvalidRequest.of(self._field, f"the fields have over {FIELD_BYTES} bytes")

@@ -1,4 +1,8 @@
-"""What the HTTP API calls the field at a path of the proto: an error names what its client sent."""
+"""Name fields in errors as the client sent them: translate proto paths into fields and headers of the HTTP APIs.
+
+Validation reports wrong fields by their path in the proto, such as ``sampling.json_schema``. Each API has a table of
+rules, which are applied one after the other; `FieldNames` adds what depends on the body of a call.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,10 +12,10 @@ from sluice.defaults import TENANT_METADATA
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 LABEL: Final = "x-sluice-label-"
-"""Begins the name of a header; the rest is the key of a label."""
+"""Prefix of headers that set labels; the rest of the name is the key."""
 
 Rule = tuple[str, str]
-"""A pattern in a path, and what stands in its place."""
+"""A regular expression for a part of a path, and its replacement."""
 _COMMON: Final[Sequence[Rule]] = (
     ("^idempotency_key$", IDEMPOTENCY_KEY),
     (f"^metadata\\.({TENANT_METADATA})$", r"\1"),
@@ -34,7 +38,7 @@ COMPLETION_RULES: Final[Sequence[Rule]] = (
     *_COMMON,
 )
 TEXTS_RULES: Final[Sequence[Rule]] = (("^texts", "input"), *_COMMON)
-"""Of embeddings and rerank."""
+"""Rules for embeddings and rerank."""
 RESPONSE_RULES: Final[Sequence[Rule]] = (
     *_COMMON,
     (r"^response_format(\.json_schema)?$", "text.format"),
@@ -56,7 +60,7 @@ MESSAGE_RULES: Final[Sequence[Rule]] = (
     (r"^(tools\[\d+\])\.parameters", r"\1.input_schema"),
     (r"(tool_calls\[\d+\])\.function\.", r"\1."),
 )
-"""Of Anthropic's API."""
+"""Rules for Anthropic's API."""
 BATCH_RULES: Final[Sequence[Rule]] = (
     ("^spec.labels", "labels"),
     ("^spec.input.upload_id$", "input_file_id"),
@@ -67,22 +71,23 @@ BATCH_RULES: Final[Sequence[Rule]] = (
 _NOTHING: Final[Mapping[str, Any]] = {}
 _NO_PLACES: Final[Mapping[str, str]] = {}
 _MESSAGE: Final = re.compile(r"(messages\[\d+\](?:\.tool_calls\[\d+\])?)(.*)", re.DOTALL)
-_OF_ITEMS: Final[Mapping[str, str]] = {
+_ITEM_FIELDS: Final[Mapping[str, str]] = {
     ".function.name": ".name",
     ".function.arguments": ".arguments",
     ".tool_call_id": ".call_id",
     ".id": ".call_id",
 }
-"""What items of the Responses API call the fields of messages and calls."""
+"""Names that items of the Responses API have for fields of messages and tool calls."""
 
 
 class FieldNames:
-    """The names of one API's fields, for the client of one call.
+    """The names of fields in one call.
 
     Args:
-        rules: Of the API; the first that fits is applied first.
-        body: What the client sent, where that decides what a field is called.
-        places: Of messages and calls of a chat that was made from another body, what they were there.
+        rules: Rules of the API.
+        body: Body of the call; decides between several names of the same field.
+        places: Paths in the body of the messages and tool calls of a chat, by their path in the chat, for a body that
+            was translated into a chat.
     """
 
     def __init__(
@@ -96,40 +101,39 @@ class FieldNames:
         self._places = places
 
     def __call__(self, path: str) -> str:
-        """Return the name of the field at ``path``."""
+        """Return the name of the field at the proto path `path`."""
         for pattern, name in self._rules:
             path = re.sub(pattern, name, path)
         if path == "labels" or path.startswith("labels."):
             return self._label(path.removeprefix("labels").removeprefix("."))
-        if self._places and (found := _MESSAGE.fullmatch(path)):
-            return self._placed(*found.groups())
+        if self._places and (message := _MESSAGE.fullmatch(path)):
+            return self._item_field(*message.groups())
         return self._as_sent(path)
 
     def _label(self, key: str) -> str:
-        """Return where the label ``key`` came from, or where all labels did."""
+        """Return the field or header that set the label `key`, or labels in general for an empty key."""
         body = self._body
-        sent = [name for name in ("metadata", "labels") if isinstance(body.get(name), dict)]
+        fields = [name for name in ("metadata", "labels") if isinstance(body.get(name), dict)]
         if not key:
-            return sent[0] if sent else LABEL + "NAME"
+            return fields[0] if fields else LABEL + "NAME"
         if key == "user" and "user" in body:
             return key
-        field = next((name for name in sent if key in body[name]), None)
+        field = next((name for name in fields if key in body[name]), None)
         return f"{LABEL}{key}" if field is None else f"{field}.{key}"
 
-    def _placed(self, place: str, field: str) -> str:
+    def _item_field(self, place: str, field: str) -> str:
         item = self._places.get(place, "input")
-        if not item.startswith("input["):  # a text
+        if not item.startswith("input["):  # instructions, or an input that is one text
             return item
-        if item.endswith(".output"):  # of a tool, whose result is its content
+        if item.endswith(".output"):  # a tool result: its output became the content of a message
             item = item if field == ".content" else item.removesuffix(".output")
             field = field.removeprefix(".content")
-        return item + _OF_ITEMS.get(field, field)
+        return item + _ITEM_FIELDS.get(field, field)
 
     def _as_sent(self, path: str) -> str:
-        body = self._body
-        longest = "max_completion_tokens"
-        if path == "max_tokens" and longest in body and body.get("max_tokens") is None:
-            return longest
+        body, alias = self._body, "max_completion_tokens"
+        if path == "max_tokens" and alias in body and body.get("max_tokens") is None:
+            return alias
         if path == "stop[0]" and isinstance(body.get("stop"), str):
             return "stop"
         if path == "input[0]" and isinstance(body.get("input"), str):
@@ -138,4 +142,4 @@ class FieldNames:
 
 
 plain_names: Final = FieldNames()
-"""Of calls whose body is not read."""
+"""Names for calls whose body is not read."""

@@ -1,7 +1,8 @@
-"""What a call of OpenAI's API asks: its body becomes a request, to which its headers add class, labels, key, deadline.
+"""Turn the body and headers of an HTTP call into a request.
 
-What is wrong is an error that names the field or header. Headers have names in lower case, as ASGI has them. The tenant
-and the trace context are read from them as from a gRPC call's metadata: `sluice-tenant`, `traceparent`.
+The body has the input and the options; headers add priority, labels, idempotency key and timeout. Names of headers are
+in lower case, as in ASGI. Tenant and trace context (`sluice-tenant`, `traceparent`) are read from headers as from the
+metadata of a gRPC call. Errors name the wrong field or header.
 """
 
 import math
@@ -24,25 +25,25 @@ from sluice.wire.subjects import CLASSES
 PRIORITY: Final = "x-sluice-priority"
 TIMEOUT: Final = "x-sluice-timeout"
 API_KEY: Final = "x-api-key"
-"""Has a key or token as clients of Anthropic's API send it."""
-_OURS: Final = "x-sluice-"
+"""Header with an API key or token, as clients of Anthropic's API send it."""
+_PREFIX: Final = "x-sluice-"
 ALLOW_DEGRADED: Final = "x-sluice-allow-degraded"
-"""Whether a fallback may answer, where the body does not say it."""
+"""Header that allows or forbids a fallback; a field of the body takes precedence."""
 _HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]+")
-"""What stands in `host`; browsers send nothing else, and `localhost/x` reads as localhost."""
+"""Valid characters of the header `host`. Others are refused, because `localhost/x` would parse as localhost."""
 _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
-"""How long OpenAI's clients wait for a response, seconds."""
+"""Headers in which OpenAI's clients send their timeout for a response, in seconds."""
 
 
 EXTENSIONS: Final = (
     *("seed", "logit_bias", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
     *("min_tokens", "stop_token_ids", "regex", "chat_template_kwargs", "allow_degraded"),
 )
-"""Fields that bodies of other APIs than chats may have as well; some are not OpenAI's."""
+"""Fields that all bodies may have beside those of their API."""
 
 
 def metadata_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return ``headers`` as a mapping, with the last of those that come twice, and an `API_KEY` as a bearer token."""
+    """Return `headers` as a mapping, in which an `API_KEY` is a bearer token; the last of repeated headers counts."""
     metadata = dict(headers)
     if (key := metadata.pop(API_KEY, "")) and AUTHORIZATION not in metadata:
         metadata[AUTHORIZATION] = f"Bearer {key}"
@@ -50,10 +51,10 @@ def metadata_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The JSON object of ``body``.
+    """Return the JSON object in `body`.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: It is not a JSON object in UTF-8.
     """
     try:
         value = load_json(body.decode())
@@ -62,27 +63,27 @@ def parse_json(body: bytes) -> dict[str, Any]:
     except BadJson as error:
         raise InvalidRequest(f"the body {error}") from None
     if not isinstance(value, dict):
-        raise InvalidRequest("the body is no JSON object")
+        raise InvalidRequest("the body is not a JSON object")
     return value
 
 
 _STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation", "continuous_usage_stats")
-"""Options of streams; the last two have no effect."""
+"""Supported options of streams; the last two have no effect."""
 
 
 def generate_request(url: str, body: Mapping[str, Any]) -> tuple[GenerateRequest, bool | None]:
-    """What a body of ``url`` asks for, and whether its stream ends with the usage; None: it is not streamed.
+    """Return the request of a body sent to `url`, and whether its stream ends with the usage; None if not streamed.
 
     Raises:
-        BadField: a field is not served, or its value does not fit.
+        BadField: A field is unsupported, or its value is invalid.
     """
-    asked = dict(body)
-    with_usage = _take_stream_options(asked)
-    return request_of_body(url, asked, GenerateRequest()), with_usage
+    fields = dict(body)
+    with_usage = _take_stream_options(fields)
+    return request_of_body(url, fields, GenerateRequest()), with_usage
 
 
 def _take_stream_options(body: dict[str, Any]) -> bool | None:
-    """Takes ``stream`` and ``stream_options`` out of ``body``; the rest is as of `generate_request`."""
+    """Remove ``stream`` and ``stream_options`` from `body`; return whether the stream ends with the usage."""
     streams, options = body.pop("stream", None) or False, body.pop("stream_options", None)
     check_kind("stream", streams, bool)
     if options is None:
@@ -94,13 +95,13 @@ def _take_stream_options(body: dict[str, Any]) -> bool | None:
         if value is None:
             continue
         if name not in _STREAM_OPTIONS:
-            raise BadField(f"stream_options.{name}: is not served; leave it out")
+            raise BadField(f"stream_options.{name}: is not supported; leave it out")
         check_kind(f"stream_options.{name}", value, bool)
     return bool(options.get("include_usage"))
 
 
 def host_of(headers: Mapping[str, str]) -> str:
-    """Return the host that the client wanted to reach, without a port; empty if it names none, or no valid one."""
+    """Return the host in the header `host`, without the port; empty if there is none or it is invalid."""
     return _name_in(headers.get("host", ""))
 
 
@@ -117,10 +118,10 @@ def _host(url: str) -> str:
 
 
 def is_foreign_page(headers: Mapping[str, str]) -> bool:
-    """Whether a web page of another site sent this through its reader's browser (Fetch Metadata, RFC 6454).
+    """Return whether a web page of another site sent this from a user's browser (Fetch Metadata, RFC 6454).
 
-    Forms and uploads need no leave of ours, so the browser sends them, and what shows who its reader is. Pages of this
-    machine may ask it; programs send none of these headers.
+    Browsers send forms and uploads to other sites without asking, together with the user's credentials. Pages of this
+    machine may call the gateway. Programs send none of these headers.
     """
     if headers.get("sec-fetch-site") == "cross-site":
         return True
@@ -132,10 +133,10 @@ def is_foreign_page(headers: Mapping[str, str]) -> bool:
 
 
 def class_of(headers: Mapping[str, str]) -> str:
-    """The class of the call.
+    """Return the class in the header `PRIORITY`, by default the first.
 
     Raises:
-        InvalidRequest: it is none of the classes.
+        InvalidRequest: It is not one of the classes.
     """
     name = headers.get(PRIORITY, CLASSES[0])
     if name not in CLASSES:
@@ -144,12 +145,13 @@ def class_of(headers: Mapping[str, str]) -> str:
 
 
 def timeout_s(headers: Mapping[str, str], *, streams: bool) -> float | None:
-    """Seconds that the request may take; None: the gateway's default.
+    """Return the timeout of the request in seconds; None for the gateway's default.
 
-    Without our header it is as long as OpenAI's client waits; a client that streams waits that long for each piece.
+    Without the header `TIMEOUT` it is the timeout of OpenAI's client, but not for streams: there that timeout is the
+    client's limit between two pieces.
 
     Raises:
-        InvalidRequest: it is no time.
+        InvalidRequest: It is not a positive number.
     """
     names = (TIMEOUT,) if streams else (TIMEOUT, *_CLIENT_TIMEOUTS)
     name = next((name for name in names if name in headers), None)
@@ -161,7 +163,7 @@ def timeout_s(headers: Mapping[str, str], *, streams: bool) -> float | None:
         seconds = math.nan
     if 0 < seconds < math.inf:
         return seconds
-    if name in _CLIENT_TIMEOUTS:  # "None" of a client that waits for ever
+    if name in _CLIENT_TIMEOUTS:  # "None": the client waits for ever
         return None
     raise InvalidRequest.of(TIMEOUT, "must be a number of seconds above 0")
 
@@ -172,10 +174,10 @@ def add_headers(
     *,
     streams: bool = False,
 ) -> float | None:
-    """Adds what ``headers`` say to ``request``; returns `timeout_s`.
+    """Add priority, idempotency key and labels of `headers` to `request`; return `timeout_s`.
 
     Raises:
-        InvalidRequest: a header of ours is unknown or has a wrong value.
+        InvalidRequest: An x-sluice header is unknown or has an invalid value.
     """
     request.priority = value_of(Priority, class_of(headers))
     if isinstance(request, GenerateRequest):
@@ -187,11 +189,7 @@ def add_headers(
 
 
 def _switch(headers: Mapping[str, str], name: str) -> bool:
-    """Return what the header ``name`` says.
-
-    Raises:
-        InvalidRequest: it is neither true nor false.
-    """
+    """Return the value of the header `name`; raise InvalidRequest unless it is true or false."""
     value = headers[name].lower()
     if value not in ("true", "false"):
         raise InvalidRequest.of(name, f"is {value[:20]!r}; send true or false")
@@ -199,15 +197,15 @@ def _switch(headers: Mapping[str, str], name: str) -> bool:
 
 
 def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """The labels of a request.
+    """Return the labels that headers set.
 
     Raises:
-        InvalidRequest: a header of ours is unknown.
+        InvalidRequest: An x-sluice header is unknown.
     """
     labels = {}
     for name, value in headers.items():
         if name.startswith(LABEL):
             labels[name.removeprefix(LABEL)] = value
-        elif name.startswith(_OURS) and name not in (PRIORITY, TIMEOUT, ALLOW_DEGRADED):
-            raise InvalidRequest.of(name, "is no header of this API")
+        elif name.startswith(_PREFIX) and name not in (PRIORITY, TIMEOUT, ALLOW_DEGRADED):
+            raise InvalidRequest.of(name, "is not a header of this API; leave it out")
     return labels

@@ -1,4 +1,4 @@
-"""The identity of a call, and what it may do."""
+"""The identity of a caller, its roles, and which methods each role may call."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from sluice.settings.limits import RateLimits
 from sluice.wire.subjects import is_token
 
 MESH: Final = "mesh"
-"""The role of other processes of the mesh, which call for tenants."""
+"""Role of other processes of the mesh, which call on behalf of tenants."""
 ANY: Final = frozenset({*ROLES, MESH})
+"""All roles."""
 
 
 _UNLIMITED: Final = RateLimits()
@@ -19,14 +20,14 @@ _UNLIMITED: Final = RateLimits()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls.
+    """The identity of a caller.
 
     Attributes:
-        tenant: whose call it is.
-        roles: "caller" asks models and has jobs; "operator" runs the mesh and reads and changes what tenants have;
+        tenant: Tenant that pays for the call.
+        roles: "caller" uses models and jobs; "operator" runs the mesh, and reads and changes the data of all tenants;
             "auditor" reads it.
-        key_id: of the API key; empty for other identities.
-        key_limits: of the API key.
+        key_id: Id of the API key; empty for other identities.
+        key_limits: Limits of the API key.
     """
 
     tenant: str
@@ -36,35 +37,35 @@ class Caller:
 
     @property
     def reads(self) -> str | None:
-        """The one tenant whose data it may read; None: every tenant's."""
+        """The only tenant whose data it may read; None for all tenants."""
         return None if self.roles & {OPERATOR, AUDITOR} else self.tenant
 
     @property
     def changes(self) -> str | None:
-        """The one tenant whose data it may change; None: every tenant's."""
+        """The only tenant whose data it may change; None for all tenants."""
         return None if OPERATOR in self.roles else self.tenant
 
     def require(self, roles: Collection[str], what: str) -> None:
-        """Raises PermissionDenied without one of ``roles``; ``what`` names the call."""
+        """Raise PermissionDenied unless the caller has one of `roles`; `what` names the call."""
         if self.roles.isdisjoint(roles):
-            needed = " or ".join(role for role in ROLES if role in roles) or "of the mesh itself"
-            has = ", ".join(sorted(self.roles)) or "none"
+            required = " or ".join(role for role in ROLES if role in roles) or "of the mesh itself"
+            present = ", ".join(sorted(self.roles)) or "none"
             raise PermissionDenied(
-                f"{what} needs the role {needed}; this identity of tenant {self.tenant} has: {has}"
+                f"{what} requires the role {required}; this identity of tenant {self.tenant} has: {present}"
             )
 
 
 def roles_for(method: str) -> frozenset[str]:
-    """The roles that may call ``method``, "/package.Service/Method"; an unknown one is for operators."""
+    """Return the roles that may call `method`, "/package.Service/Method"; operators alone if it is unknown."""
     service = method.rpartition("/")[0].removeprefix("/")
     return _BY_METHOD.get(method) or _BY_SERVICE.get(service) or frozenset({OPERATOR})
 
 
 ASKS: Final = frozenset({CALLER, MESH})
-"""Who may ask models."""
+"""Roles that may use models."""
 _READERS: Final = frozenset({OPERATOR, AUDITOR, MESH})
 CHANGES: Final = frozenset({CALLER, OPERATOR, MESH})
-"""Who may change what a tenant has."""
+"""Roles that may change the data of their tenant."""
 _BY_SERVICE: Final = {
     "sluice.v1.InferenceService": ASKS,
     "sluice.v1.SafetyService": ASKS,
@@ -77,18 +78,18 @@ _BY_SERVICE: Final = {
 
 
 def methods_of(service: str, names: str) -> frozenset[str]:
-    """The methods of ``names``, words, as gRPC calls them: "/package.Service/Method"."""
+    """Return the full names, "/package.Service/Method", of methods in a list of words."""
     return frozenset(f"/sluice.v1.{service}/{name}" for name in names.split())
 
 
 JOB_READS: Final = methods_of(
     "JobService", "GetJob GetUpload ListUploads ListJobs WatchJob GetResults ListDeadLetters"
 )
-"""Methods of jobs that change nothing."""
+"""Methods of JobService that only read."""
 _OWN_OR_ALL: Final = methods_of(
     "AdminService", "ListRequests ListTenants GetRequestRecord GetAuditEntry StreamOutcomes"
 )
-"""They answer a caller with what is its tenant's."""
+"""Methods that return only the data of the caller's tenant, unless its roles may read all."""
 _BY_METHOD: Final = {
     "/sluice.v1.InferenceService/ListModels": ANY,
     "/sluice.v1.SafetyService/GetDryRun": _READERS,
@@ -105,10 +106,10 @@ DEFAULT_TENANT: Final = "default"
 
 
 def tenant_of(metadata: Mapping[str, str]) -> str:
-    """The tenant that pays for a call: the one its metadata names, else "default".
+    """Return the tenant that the metadata of a call names, by default `DEFAULT_TENANT`.
 
     Raises:
-        InvalidRequest: the metadata holds no valid name.
+        InvalidRequest: The name is invalid.
     """
     name = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
     if not is_token(name):

@@ -1,6 +1,6 @@
-"""API keys and JSON Web Tokens: whose call a key makes, by the records of the mesh, and a token, by its issuer's keys.
+"""Verify API keys by the records of the mesh, and JSON Web Tokens by the keys of their issuer.
 
-PyJWT is imported where it is used: it brings cryptography, and few gateways see a token.
+PyJWT is imported where it is used, because it imports cryptography, and few gateways get tokens.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,14 @@ from sluice.wire.api_keys import digest_of, id_of
 from sluice.wire.subjects import is_token
 
 TOKEN_CHARS_MAX: Final = 8192
+"""Most characters of a token."""
 _TIME_MAX: Final = 1e12
-"""Thirty thousand years, seconds."""
+"""Largest time in a token, in seconds: thirty thousand years."""
 _KEY_TYPES: Final = ("RSA", "EC", "OKP")
+"""Types of public keys; symmetric ones are ignored."""
 _OPTIONS: Final[Any] = {
     "require": ["exp", "iss", "aud"],
-    # The times are compared here, with the gateway's clock as an argument.
+    # Times are compared in this module, where the clock is an argument.
     **dict.fromkeys(("verify_exp", "verify_nbf", "verify_iat"), False),
 }
 
@@ -34,22 +36,23 @@ _HELP = "; `sluice keys list` shows those of this mesh, `sluice keys create` mak
 def caller_of_key(
     text: str, records: Mapping[str, ApiKeyRecord], unix_s: float
 ) -> tuple[Caller, float]:
-    """Whose call the key ``text`` makes, and until when, seconds since the Unix epoch.
+    """Return the caller with the API key `text`, and when the key expires, in seconds since the Unix epoch.
 
-    The id finds the record; of the secret only a hash is compared, in a time that does not depend on it. Whether a key
-    has been revoked is told to its owner alone.
+    The id selects the record; hashes of the secret are compared in constant time. Only a caller with the right secret
+    learns that a key was revoked.
 
     Args:
-        records: by id.
-        unix_s: now, since the Unix epoch.
+        text: The API key.
+        records: Records of API keys by id.
+        unix_s: Current time, in seconds since the Unix epoch.
 
     Raises:
-        Unauthenticated: it is no key of the mesh, or none any more.
+        Unauthenticated: The key is invalid, expired or revoked.
     """
     key_id = id_of(text)
     if key_id is None:
         raise Unauthenticated.of(
-            "KEY_INVALID", "the API key is not whole: copy all of it, slc_ and what follows"
+            "KEY_INVALID", "the API key is incomplete: copy all of it, from slc_ on"
         )
     record = records.get(key_id)
     if record is None or not compare_digest(record.digest, digest_of(text)):
@@ -62,26 +65,26 @@ def caller_of_key(
 def caller_of_id(
     key_id: str, tenant: str, records: Mapping[str, ApiKeyRecord], unix_s: float
 ) -> Caller:
-    """Return the caller with the key of a job of ``tenant``, as the key is now.
+    """Return the caller with the API key of a job of `tenant`.
 
     Raises:
-        Unauthenticated: It is no key of the tenant, or none any more.
+        Unauthenticated: The key is not one of the tenant, or is expired or revoked.
     """
     record = records.get(key_id)
     if record is None or record.tenant != tenant:
         raise Unauthenticated.of(
-            "KEY_INVALID", f"there is no API key {key_id} any more: use another"
+            "KEY_INVALID", f"there is no API key {key_id} any more; use another"
         )
     return caller_of_record(key_id, record, unix_s)[0]
 
 
 def caller_of_record(key_id: str, record: ApiKeyRecord, unix_s: float) -> tuple[Caller, float]:
-    """Return the caller with a key, and until when it is one; raise Unauthenticated when it is none any more."""
+    """Return the caller with a key, and when the key expires; raise Unauthenticated if it is expired or revoked."""
     if record.revoke_unix_ms:
-        raise Unauthenticated.of("KEY_REVOKED", f"the API key {key_id} was revoked: use another")
+        raise Unauthenticated.of("KEY_REVOKED", f"the API key {key_id} was revoked; use another")
     until = record.expire_unix_ms / 1000 or inf
     if unix_s >= until:
-        raise Unauthenticated.of("KEY_EXPIRED", f"the API key {key_id} has expired: use another")
+        raise Unauthenticated.of("KEY_EXPIRED", f"the API key {key_id} has expired; use another")
     limits = RateLimits(
         requests_per_minute=record.requests_per_minute or None,
         tokens_per_minute=record.tokens_per_minute or None,
@@ -90,7 +93,7 @@ def caller_of_record(key_id: str, record: ApiKeyRecord, unix_s: float) -> tuple[
 
 
 class KeyMissing(Unauthenticated):
-    """The issuer's keys, as far as they are known, have none of this id: it may have a new one."""
+    """The token is signed with a key that is not known yet: its issuer may have a new one."""
 
 
 KeySet = Mapping[str, Any]
@@ -98,22 +101,24 @@ KeySet = Mapping[str, Any]
 
 
 def key_set(jwks: object) -> KeySet:
-    """The public signature keys of a JWKS (RFC 7517); others are left out.
+    """Return the public signature keys of a JWKS (RFC 7517).
 
     Raises:
-        ValueError: it is none, or has no such key.
+        ValueError: It is not a JWKS, or has no such key.
     """
     import jwt
 
-    found = jwks.get("keys") if isinstance(jwks, dict) else None
-    if not isinstance(found, list):
-        raise ValueError('is no JWKS: it has no list "keys"')
+    entries = jwks.get("keys") if isinstance(jwks, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError('is not a JWKS: it has no list "keys"')
     keys = {}
-    for one in found:
-        if not isinstance(one, dict) or one.get("kty") not in _KEY_TYPES or one.get("use") == "enc":
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("kty") not in _KEY_TYPES:
+            continue
+        if entry.get("use") == "enc":
             continue
         try:
-            keys[str(one.get("kid", ""))] = jwt.PyJWK(one).key
+            keys[str(entry.get("kid", ""))] = jwt.PyJWK(entry).key
         except jwt.PyJWTError as error:
             raise ValueError(f"has a key that cannot be read: {type(error).__name__}") from error
     if not keys:
@@ -122,10 +127,10 @@ def key_set(jwks: object) -> KeySet:
 
 
 def issuer_of(token: str) -> str:
-    """Who says that it made ``token``; nothing of it is proven yet.
+    """Return the issuer that `token` names, without verifying the token.
 
     Raises:
-        Unauthenticated: it is no token.
+        Unauthenticated: It is not a token.
     """
     import jwt
 
@@ -133,7 +138,7 @@ def issuer_of(token: str) -> str:
         raise _invalid(f"is longer than {TOKEN_CHARS_MAX} characters")
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
-    except (jwt.PyJWTError, RecursionError):  # the second for JSON that is nested deeply
+    except (jwt.PyJWTError, RecursionError):  # RecursionError: deeply nested JSON
         raise _invalid("is neither an API key (slc_...) nor a JSON Web Token") from None
     return str(claims.get("iss", ""))
 
@@ -141,27 +146,33 @@ def issuer_of(token: str) -> str:
 def caller_of_token(
     token: str, settings: JwtSettings, keys: KeySet, unix_s: float
 ) -> tuple[Caller, float]:
-    """Whose call ``token`` of the issuer of ``settings`` makes, and until when, seconds since the Unix epoch.
+    """Return the caller with a token, and when it expires, in seconds since the Unix epoch.
+
+    Args:
+        token: The token.
+        settings: Settings of its issuer.
+        keys: Public keys of its issuer.
+        unix_s: Current time, in seconds since the Unix epoch.
 
     Raises:
-        KeyMissing: ``keys`` do not have the one that signed it.
-        Unauthenticated: it is not valid, or not valid now.
+        KeyMissing: `keys` lack the key of the signature.
+        Unauthenticated: The token is invalid, expired or not yet valid.
     """
-    claims = _verified(token, settings, keys)
-    until = _time(claims, "exp") + settings.leeway_s
-    if unix_s >= until:
-        late_s = unix_s - until + settings.leeway_s
+    claims = _verify(token, settings, keys)
+    expires_s = _time(claims, "exp") + settings.leeway_s
+    if unix_s >= expires_s:
+        late_s = unix_s - expires_s + settings.leeway_s
         raise Unauthenticated.of(
             "TOKEN_EXPIRED",
-            f"the token expired {late_s:.0f} s ago by the gateway's clock: get another",
+            f"the token expired {late_s:.0f} s ago by the gateway's clock; get another",
         )
     if "nbf" in claims and unix_s < (start := _time(claims, "nbf")) - settings.leeway_s:
         raise _invalid(f"is not valid for another {start - unix_s:.0f} s by the gateway's clock")
-    return Caller(_tenant(claims, settings), _roles(claims, settings)), until
+    return Caller(_tenant(claims, settings), _roles(claims, settings)), expires_s
 
 
-def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, Any]:
-    """The claims, with a signature, an issuer and an audience that are right."""
+def _verify(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, Any]:
+    """Return the claims of a token after verifying its signature, issuer and audience."""
     import jwt
 
     try:
@@ -170,7 +181,9 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
             allowed = ", ".join(settings.algorithms)
             raise _invalid(f"is signed with an algorithm that is not allowed; these are: {allowed}")
         key_id = str(header.get("kid", ""))
-        key = next(iter(keys.values())) if not key_id and len(keys) == 1 else keys.get(key_id)
+        key = keys.get(key_id)
+        if not key_id and len(keys) == 1:  # a token need not name the only key
+            key = next(iter(keys.values()))
         if key is None:
             raise KeyMissing.of(
                 "TOKEN_INVALID", "the token is signed with a key that its issuer does not have"
@@ -187,7 +200,7 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
         raise _invalid(f"is not for the audience {settings.audience!r}") from None
     except jwt.MissingRequiredClaimError as error:
         raise _invalid(f"has no claim {error.claim!r}") from None
-    # A key of another kind than the algorithm of the token's head: TypeError.
+    # TypeError: the key is not of the type that the token's algorithm needs.
     except (jwt.PyJWTError, RecursionError, TypeError, ValueError) as error:
         raise _invalid(f"does not hold: {type(error).__name__}") from None
 
@@ -195,9 +208,9 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
 def _time(claims: Mapping[str, Any], name: str) -> float:
     value = claims[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN is not in the range, nor is a number that no float can hold.
+    # Written so that NaN is out of range, as is an integer that no float can hold.
     if not is_number or not abs(value) <= _TIME_MAX:
-        raise _invalid(f"has a claim {name!r} that is no time")
+        raise _invalid(f"has a claim {name!r} that is not a time")
     return float(value)
 
 
@@ -211,11 +224,14 @@ def _tenant(claims: Mapping[str, Any], settings: JwtSettings) -> str:
 
 
 def _roles(claims: Mapping[str, Any], settings: JwtSettings) -> frozenset[str]:
-    """Words that are no roles belong to other services."""
+    """Return the roles in the claims; other words in the claim are ignored, they belong to other services."""
     if settings.roles_claim not in claims:
         return frozenset({CALLER})
-    given = claims[settings.roles_claim]
-    words = given.split() if isinstance(given, str) else given if isinstance(given, list) else ()
+    words = claims[settings.roles_claim]
+    if isinstance(words, str):
+        words = words.split()
+    elif not isinstance(words, list):
+        words = []
     return frozenset(role for role in ROLES if role in words)
 
 

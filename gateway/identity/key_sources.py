@@ -1,8 +1,8 @@
-"""Keys that are read again when they change: those of an issuer, from a file or an https URL, and those of the mesh.
+"""Keep keys up to date: those of token issuers, from a file or an https URL, and the API keys of the mesh.
 
-Keys of an issuer are read at the start, every 5 minutes, and when a token names one that is missing. The API
-keys of the mesh are in JetStream: once a second, and when `sluice keys` has changed them, the state of their bucket is
-asked for, and when it has changed all are read. What cannot be read leaves the last good keys in force.
+Keys of an issuer are read at the start, every 5 minutes, and when a token names a missing one. API keys are in
+JetStream: all are read when the state of their bucket has changed, which is checked every second and after a change by
+`sluice keys`. When reading fails, the last good keys stay in force.
 """
 
 import asyncio
@@ -26,21 +26,24 @@ from sluice.wire import jetstream
 from sluice.wire.bucket import Bucket
 
 REFRESH_S: Final = 300.0
+"""Interval between two reads of an issuer's keys, in seconds."""
 AGAIN_S: Final = 5.0
-"""Keys are not read more often than this, whoever asks: tokens can name keys at will."""
+"""Shortest interval between two reads of an issuer's keys, in seconds: tokens can name missing keys at will."""
 FETCH_S: Final = 4.0
+"""Timeout of a read from a URL, in seconds."""
 BYTES_MAX: Final = 256 * 1024
+"""Most bytes of an issuer's keys."""
 POLL_S: Final = 1.0
-"""How often a gateway asks for changes, in seconds: it may have missed the question of `sluice keys`."""
+"""Interval between two checks for changed API keys, in seconds: a gateway may miss the message of `sluice keys`."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class IssuerKeys:
-    """The keys of one issuer, as they were read last."""
+    """The keys of one issuer, as last read."""
 
     def __init__(self, settings: JwtSettings, setting: str, on_change: Callable[[], None]) -> None:
-        """``setting`` is its key in the configuration, for messages."""
+        """Prepare to read keys; `setting` names the issuer in messages."""
         self.settings = settings
         self._setting = f"{setting}.jwks"
         self._on_change = on_change
@@ -50,21 +53,21 @@ class IssuerKeys:
         self._reading = asyncio.Lock()
 
     async def start(self) -> None:
-        """Reads the keys. A URL that does not answer is asked again later.
+        """Read the keys. If a URL does not answer, `run` tries again.
 
         Raises:
-            SettingsError: the file cannot be read, or is no JWKS.
+            SettingsError: The file cannot be read, or is not a JWKS.
         """
         await self._read(must=not self.settings.is_url)
 
     @property
     def digest(self) -> str:
-        """Of the keys as they were read."""
+        """Digest of the keys as read."""
         return hashlib.sha256(self._payload).hexdigest()
 
     @property
     def keys(self) -> KeySet:
-        """Raises TransportUnavailable when none were ever read."""
+        """The keys; raises TransportUnavailable if none were ever read."""
         if self._keys is None:
             raise TransportUnavailable(
                 f"the keys of issuer {self.settings.issuer} could not be fetched yet",
@@ -73,14 +76,14 @@ class IssuerKeys:
         return self._keys
 
     async def refresh(self) -> None:
-        """Reads the keys again, unless that was a moment ago."""
+        """Read the keys again, unless they were read less than `AGAIN_S` ago."""
         async with self._reading:
             if time.monotonic() - self._read_at < AGAIN_S:
                 return
             await self._read()
 
     async def run(self) -> None:
-        """Reads the keys again and again, until it is cancelled."""
+        """Read the keys periodically until cancelled."""
         while True:
             await asyncio.sleep(AGAIN_S if self._keys is None else REFRESH_S)
             await self.refresh()
@@ -99,13 +102,14 @@ class IssuerKeys:
             message = f"{self._setting}: {self.settings.jwks} cannot be used: {problem}"
             if must:
                 raise SettingsError(message) from error
-            known = "its last keys stay in force"
-            none = "tokens of this issuer are refused until it answers"
-            _log.warning("%s; %s", message, none if self._keys is None else known)
+            effect = "its last keys stay in force"
+            if self._keys is None:
+                effect = "tokens of this issuer are refused until it answers"
+            logger.warning("%s; %s", message, effect)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead away from https."""
+    """A handler that refuses redirects, which could lead away from https."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -135,10 +139,10 @@ def _parsed(payload: bytes) -> object:
 
 
 class KeyBucket:
-    """The API keys of the mesh, read again when they change.
+    """The API keys of the mesh.
 
     Attributes:
-        records: by id, as last read.
+        records: Records of API keys by id, as last read.
     """
 
     def __init__(self, replicas: int, on_change: Callable[[], None]) -> None:
@@ -149,13 +153,13 @@ class KeyBucket:
         self._reading = asyncio.Lock()
 
     async def start(self, client: Client) -> None:
-        """Creates the bucket and reads it; raises as `Bucket`."""
+        """Create the bucket and read it; raise as `Bucket`."""
         await self._bucket.start(client)
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Reads the keys if they have changed; raises TransportUnavailable."""
-        async with self._reading:  # an earlier reading must not replace what a later one found
+        """Read the keys if they have changed; raise TransportUnavailable if JetStream does not answer."""
+        async with self._reading:  # an earlier read must not overwrite the result of a later one
             state = await self._bucket.state()
             if state == self._state:
                 return
@@ -166,14 +170,16 @@ class KeyBucket:
             self._on_change()
 
     async def run(self) -> None:
-        """Keeps `records` up to date, until it is cancelled."""
-        reached = True
+        """Keep `records` up to date until cancelled."""
+        is_reachable = True
         while True:
             await asyncio.sleep(POLL_S)
             try:
                 await self.refresh()
-                reached = True
+                is_reachable = True
             except SluiceError as error:
-                if reached:  # one line, however long it lasts
-                    _log.warning("API keys stay as they were: %s", error)
-                reached = False
+                if is_reachable:  # one line, however long it lasts
+                    logger.warning(
+                        "reading API keys failed, the last ones stay in force: %s", error
+                    )
+                is_reachable = False

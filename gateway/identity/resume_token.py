@@ -1,10 +1,10 @@
-"""Resume tokens: proof that a gateway of this mesh sent the tokens which a caller resumes with.
+"""Issue and check resume tokens: proof that a gateway of this mesh sent the tokens that a caller resumes with.
 
-Resumed tokens reach the model as its own words, past the rules for prompts. Without a proof a caller could write what
-it likes there, control tokens included. So each delta has a keyed hash over the request, the model, the seed and all
-token ids up to the end of that delta. The hash runs along with the answer: a delta costs what its own tokens cost.
+Resumed tokens reach the model as its own words, without inspection. Without proof, a caller could send any text there,
+control tokens included. So each delta has a keyed hash of the request, the model, the seed and all token ids up to the
+end of that delta. The hash is computed incrementally: a delta only adds its own tokens.
 
-All gateways of a mesh share the key: an answer goes on at any of them.
+All gateways of a mesh share the key, so an answer can be resumed at any of them.
 """
 
 from array import array
@@ -16,35 +16,36 @@ from typing import Final
 from sluice.wire.tokens import VisibleToken
 
 TOKEN_BYTES: Final = 16
+"""Length of a resume token."""
 _HIDDEN: Final = 2**32 - 1
-"""Stands for a token that is hidden from the caller."""
+"""Id in the hash of a token that is hidden from the caller."""
 
 
 class ResumeToken:
-    """The token of one answer, as far as it has been sent."""
+    """The resume token of one answer, up to what has been sent."""
 
     def __init__(self, key: bytes, context: bytes) -> None:
         self._hash = blake2b(context, key=key, digest_size=TOKEN_BYTES)
 
     def after(self, token_ids: Sequence[VisibleToken]) -> bytes:
-        """The token after the next ``token_ids`` of the answer."""
+        """Add the next tokens of the answer, and return the resume token after them."""
         ids = array("I", [_HIDDEN if token is None else token for token in token_ids])
         self._hash.update(ids)
         return self._hash.digest()
 
 
 class ResumeKey:
-    """Issues and checks resume tokens."""
+    """The key that issues and checks resume tokens."""
 
     def __init__(self, secret: str) -> None:
         self.use(secret)
 
     def use(self, secret: str) -> None:
-        """Takes another secret; tokens of the former one are not accepted any more."""
+        """Use another secret; tokens of the previous one are no longer accepted."""
         self._key = blake2b(secret.encode()).digest()
 
     def token(self, fingerprint: bytes, model: str, seed: int) -> ResumeToken:
-        """The token at the beginning of an answer to the request with ``fingerprint``; greedy: ``seed`` is 0."""
+        """Return the resume token at the beginning of an answer; `seed` is 0 for greedy sampling."""
         return ResumeToken(self._key, fingerprint + seed.to_bytes(8, "big") + model.encode())
 
     def issued(
@@ -55,6 +56,6 @@ class ResumeKey:
         seed: int,
         token_ids: Sequence[VisibleToken],
     ) -> bool:
-        """Whether ``resume_token`` was sent with the last of ``token_ids``."""
+        """Return whether this mesh sent `resume_token` with the last of `token_ids`."""
         expected = self.token(fingerprint, model, seed).after(token_ids)
         return compare_digest(expected, resume_token)

@@ -1,6 +1,6 @@
-"""The models that this gateway serves: their settings with their tokenizers."""
+"""The models that a gateway serves: their settings, tokenizers and versions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,15 +12,21 @@ from sluice.settings.sentence_folder import SentenceFolder
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model's settings, its tokenizer, and what the folder of an embedding model or a reranker says."""
+    """One version of a model.
+
+    Attributes:
+        settings: Settings of the model.
+        tokenizer: Tokenizer with the chat template.
+        version: Digest that changes with the files and settings of the model.
+        sentence: What the folder says of an embedding model or a reranker.
+        speech: Control tokens of a model that takes audio, and no prompts.
+    """
 
     settings: ModelSettings
     tokenizer: ModelTokenizer
     version: str = ""
-    """Changes with the files and settings of the model."""
     sentence: SentenceFolder | None = None
     speech: SpeechTokens | None = None
-    """Of a model that takes audio, and no prompts."""
 
     @cached_property
     def name(self) -> str:
@@ -29,7 +35,7 @@ class ServedModel:
 
     @cached_property
     def context_tokens(self) -> int:
-        """Prompt and answer together, tokens."""
+        """Most tokens of prompt and answer together."""
         return self.tokenizer.context_tokens
 
     @cached_property
@@ -39,72 +45,75 @@ class ServedModel:
 
 
 class Catalog:
-    """The models by name, in the order of the configuration; it never changes.
+    """The models by name, in the order of the configuration; immutable.
 
     Args:
-        before: the catalog that this one replaces. Requests may still look up models and versions of it.
+        models: Models that requests get now, by name.
+        default: The model of "auto" when no routing rule applies.
+        before: The catalog that this one replaces. Running requests may still look up its models and versions.
 
     Attributes:
-        default: the model of "auto" when no rule applies.
-        served: those that requests get now, by name.
-        names: of all of them.
-        answering: those that draw tokens.
-        reading: of these, those that take prompts.
-        hearing: of these, those that take audio.
-        callable: those that callers may ask for something; the others are classifiers.
-        settings: by name.
-        tasks: what tasks call each model, by name.
-        marks_reasoning: whether some model does, or did before a reload.
+        served: Models that requests get now, by name.
+        default: The model of "auto" when no routing rule applies.
+        names: Names of all served models.
+        answering: Those that generate tokens.
+        reading: Of these, those that take prompts.
+        hearing: Of these, those that take audio.
+        callable: Those that callers may name; the others are classifiers of the gateway itself.
+        settings: Settings by name, also of models that are no longer served.
+        tasks: Name of each served model in tasks, by name.
+        versions: All that were ever served, by name and name in tasks; the served ones come last.
+        marks_reasoning: Whether any version marks its reasoning.
     """
 
     def __init__(
-        self,
-        models: Mapping[str, ServedModel],
-        default: str,
-        before: "Catalog | None" = None,
+        self, models: Mapping[str, ServedModel], default: str, before: "Catalog | None" = None
     ) -> None:
-        self._models: dict[str, ServedModel] = {**(before._models if before else {}), **models}
-        self.tasks = {name: one.settings.task_name for name, one in models.items()}
-        present = {(name, self.tasks[name]): one for name, one in models.items()}
-        known = before._versions if before else {}
-        self._versions: dict[tuple[str, str], ServedModel] = {
-            name: one for name, one in known.items() if name not in present
-        } | present
-        """All that were ever served, by name and task name, the present ones last."""
         self.served = models
-        self.settings = {name: one.settings for name, one in self._models.items()}
         self.default = default
         self.names = tuple(models)
-        self.answering = tuple(name for name, one in models.items() if one.settings.answers)
+        self.tasks = {name: model.settings.task_name for name, model in models.items()}
+        served = {(name, self.tasks[name]): model for name, model in models.items()}
+        earlier = dict(before.versions) if before else {}
+        # Deleted and added again, so that the served versions stand last.
+        for key in served:
+            earlier.pop(key, None)
+        self.versions: Mapping[tuple[str, str], ServedModel] = earlier | served
+        self._latest = {name: model for (name, _), model in self.versions.items()}
+        self.settings = {name: model.settings for name, model in self._latest.items()}
+        self.answering = tuple(name for name, model in models.items() if model.settings.answers)
         self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
         self.reading = tuple(name for name in self.answering if models[name].speech is None)
-        self.marks_reasoning = any(one.tokenizer.marks_reasoning for one in self._versions.values())
-        self.callable = tuple(name for name, one in models.items() if not one.tokenizer.labels)
+        self.callable = tuple(name for name, model in models.items() if not model.tokenizer.labels)
+        self.marks_reasoning = any(
+            model.tokenizer.marks_reasoning for model in self.versions.values()
+        )
 
     def __getitem__(self, name: str) -> ServedModel:
-        return self._models[name]
+        return self._latest[name]
 
     def task_names(self, name: str) -> list[str]:
-        """What tasks call the model ``name``, of all its versions the present one first; of "auto" its own name."""
-        found = [version for model, version in self._versions if model == name]
-        return found[::-1] or [name]
+        """Return the names of a model's versions in tasks, the served one first; for "auto" the name itself."""
+        names = [task_name for model, task_name in self.versions if model == name]
+        return names[::-1] or [name]
 
     def version(self, name: str, task_name: str) -> ServedModel:
-        """That version of a model; the present one where it has none of that name."""
-        return self._versions.get((name, task_name), self._models[name])
+        """Return the version of a model with this name in tasks, or the latest if it has none."""
+        return self.versions.get((name, task_name), self._latest[name])
 
     def of_engine(self, engine: str) -> tuple[str, ...]:
-        """The names of the models with that engine."""
-        return tuple(name for name, one in self.served.items() if one.settings.engine == engine)
+        """Return the names of the served models with this engine."""
+        return tuple(name for name, model in self.served.items() if model.settings.engine == engine)
 
     def max_answer_tokens(self, name: str) -> int:
-        """Largest max_tokens of a request for ``name``; of any model for "auto" and unknown ones."""
-        return max([one.max_answer_tokens for one in self._asked(name)], default=0)
+        """Return the largest max_tokens of a request for `name`; of any model for "auto" and unknown ones."""
+        return max((model.max_answer_tokens for model in self._candidates(name)), default=0)
 
     def vocab_size(self, name: str) -> int:
-        """Size of the vocabulary of ``name``; the largest of all for "auto" and unknown ones."""
-        return max((one.tokenizer.vocab_size for one in self._asked(name)), default=0)
+        """Return the size of the vocabulary of `name`; the largest of all for "auto" and unknown ones."""
+        return max((model.tokenizer.vocab_size for model in self._candidates(name)), default=0)
 
-    def _asked(self, name: str) -> Iterable[ServedModel]:
-        """The models that may answer a request for ``name``."""
-        return map(self.__getitem__, (name,) if name in self.answering else self.answering)
+    def _candidates(self, name: str) -> Sequence[ServedModel]:
+        """Return the models that may answer a request for `name`."""
+        names = (name,) if name in self.answering else self.answering
+        return [self._latest[candidate] for candidate in names]

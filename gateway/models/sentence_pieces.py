@@ -1,12 +1,10 @@
-"""Tokenizers of Marian models as the hub has them, without a tokenizer.json.
+"""Tokenizers of Marian models, whose folders have no tokenizer.json but two files.
 
-    source.spm     a model of SentencePiece: the pieces of the prompt's language, and how text is normalized
-    vocab.json     the numbers of the pieces of both languages, of special tokens, of ">>fra<<" in multilingual models
+    source.spm     SentencePiece model: the pieces of the prompt's language, and normalization
+    vocab.json     ids of the pieces of both languages, of special tokens, and of ">>fra<<" in multilingual models
 
-A prompt is cut into pieces by the first. Each has the number that the second gives to its text, also where
-SentencePiece does not know it. Answers are pieces of either language.
-
-Numbers are those of transformers' MarianTokenizer.
+source.spm cuts a prompt into pieces, whose ids come from vocab.json. Answers are pieces of either language. Ids are
+those of transformers' MarianTokenizer.
 """
 
 from collections.abc import Mapping
@@ -18,18 +16,18 @@ _SPECIAL: Final = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad
 
 
 class PieceTokenizer:
-    """What cuts prompts into pieces, and their numbers."""
+    """The tokenizer of prompts."""
 
     def __init__(self, source: bytes, ids: Mapping[str, int], unknown: int) -> None:
-        """A tokenizer of prompts by source.spm.
+        """Load the tokenizer.
 
         Args:
-            source: of source.spm.
-            ids: of pieces; special tokens are none.
-            unknown: the number of a piece that has none.
+            source: Content of source.spm.
+            ids: Ids by piece, without special tokens.
+            unknown: Id of pieces without an id.
 
         Raises:
-            ValueError: ``source`` is no model of SentencePiece.
+            ValueError: `source` is not a SentencePiece model.
         """
         # Imported here: a gateway without Marian models does not need it.
         from sentencepiece import SentencePieceProcessor
@@ -38,18 +36,18 @@ class PieceTokenizer:
         try:
             self._pieces.LoadFromSerializedProto(source)
         except RuntimeError as error:
-            raise ValueError("source.spm is no model of SentencePiece; copy it again") from error
+            raise ValueError("source.spm is not a SentencePiece model; copy it again") from error
         self._ids, self._unknown = ids, unknown
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of ``text``, which may begin with the language to translate into: ``>>fra<< text``."""
+        """Return the tokens of `text`, which may begin with the target language: ``>>fra<< text``."""
         end = text.find("<<") + 2 if text.startswith(">>") else 0
         code = [text[:end]] if end > 2 else []
-        found = [*code, *self._pieces.encode(text[end:] if code else text, return_type=str)]
-        return [self._ids.get(piece, self._unknown) for piece in found]
+        pieces = [*code, *self._pieces.encode(text[end:] if code else text, return_type=str)]
+        return [self._ids.get(piece, self._unknown) for piece in pieces]
 
     def ends(self, text: str) -> list[int]:
-        """Where each piece of ``text`` ends, in characters."""
+        """Return where each piece of `text` ends, in characters."""
         return [
             end for _, end in self._pieces.encode(text, return_type="offset_mapping")["offsets"]
         ]
@@ -58,15 +56,15 @@ class PieceTokenizer:
 def marian_tokenizers(
     source: bytes, vocabulary: Mapping[str, int], named: Mapping[str, str]
 ) -> tuple[Tokenizer, PieceTokenizer]:
-    """The tokenizer of answers, and that of prompts.
+    """Return the tokenizer of answers, and that of prompts.
 
     Args:
-        source: of source.spm.
-        vocabulary: of vocab.json.
-        named: the special tokens that tokenizer_config.json names.
+        source: Content of source.spm.
+        vocabulary: Content of vocab.json.
+        named: Special tokens that tokenizer_config.json names.
 
     Raises:
-        ValueError: what is not as it should be.
+        ValueError: A file is invalid.
     """
     special = [named.get(name, token) for name, token in _SPECIAL.items()]
     absent = [token for token in special if token not in vocabulary]

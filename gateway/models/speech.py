@@ -1,14 +1,13 @@
-"""Speech: WAV files, chunks of long audio and the tokens of their texts joined, and what a model's decoder begins with.
+"""Prepare speech for a model: read WAV files, cut long audio into chunks, join their texts, build the decoder's prompt.
 
-WAV files (RIFF) have 16 kHz, one channel, 16 bits. Others are refused with what to do; nothing is resampled. The
-standard library's `wave` refuses the extensible format before Python 3.12, and files whose length was not known when
-their head was written, as programs write them to a pipe.
+WAV files must have 16 kHz, one channel and 16 bits; nothing is resampled. The standard library's `wave` cannot read the
+extensible format before Python 3.12, nor files that a program wrote to a pipe, whose header lacks the length.
 
-Long audio is cut into chunks that overlap, as transformers' pipeline does it. A chunk is as long as the model hears at
-once; a sixth of it on each side is heard by its neighbour too. What two neighbours say in the overlap is found by
-sliding one's tokens along the other's: where most of them agree, half of the overlap is taken from each.
+As in transformers' pipeline, long audio is cut into overlapping chunks. A chunk is as long as the model takes; a sixth
+of it on each side belongs to its neighbour as well. The texts of neighbours are joined where most of their tokens agree
+when one is slid along the other: half of the overlap is taken from each.
 
-What the decoder of a Whisper model begins with is as its folder says and transformers' `generate` has it.
+The decoder's prompt follows the model's folder and transformers' `generate`.
 """
 
 import struct
@@ -25,33 +24,33 @@ SAMPLES_A_SECOND: Final = 16_000
 SAMPLE_BYTES: Final = 2
 BYTES_A_SECOND: Final = SAMPLES_A_SECOND * SAMPLE_BYTES
 HEAD_BYTES: Final = 64 * 1024
-"""What a file may have beside its samples."""
+"""Most bytes of a file beside its samples."""
 CHUNKS_MAX: Final = 256
-"""Before the samples. A file of empty chunks would take seconds to read."""
+"""Most RIFF chunks before the samples: a file of empty chunks would take seconds to read."""
 CONVERT: Final = "convert it: ffmpeg -i FILE -ar 16000 -ac 1 -c:a pcm_s16le out.wav"
 _PCM: Final = 1
 _EXTENSIBLE: Final = 0xFFFE
 SHARED: Final = 6
-"""The part of a chunk, 1 in so many, that its neighbour hears too, on each side."""
+"""Divisor of the length of a chunk: the part on each side that belongs to its neighbour as well."""
 _LONGER: Final = 10_000.0
-"""What prefers a long overlap to a short one that agrees as well."""
+"""Divisor of the bonus that makes a long overlap win over a short one that agrees equally well."""
 _PREVIOUS: Final = "<|startofprev|>"
 
 
 @dataclass(frozen=True)
 class SpeechTokens:
-    """The control tokens of a model that takes audio.
+    """Control tokens of a model that takes audio.
 
     Attributes:
-        start: begins the text.
-        languages: by name, such as "en"; empty: the model knows one language alone.
-        tasks: "transcribe" and "translate"; empty: it only transcribes.
-        forced: what follows the start of a model without languages.
-        no_timestamps: ends what the decoder begins with; None: nothing does.
-        previous: begins the text that comes before; None: the model takes none.
-        previous_max: most tokens of that text.
-        chunk_s: how much the model hears at once, seconds.
-        control: no text: the tokens that were added to the model's vocabulary, and those of times.
+        start: Token that begins a text.
+        languages: Tokens of languages by code, such as "en"; empty for a model of one language.
+        tasks: Tokens of "transcribe" and "translate"; empty for a model that only transcribes.
+        forced: Tokens after the start, for a model without languages.
+        no_timestamps: Token that ends the decoder's prompt; may be None.
+        previous: Token that begins the preceding text; None if the model takes none.
+        previous_max: Most tokens of the preceding text.
+        chunk_s: Length of audio that the model takes, in seconds.
+        control: Tokens without text: those added to the vocabulary, and timestamps.
     """
 
     start: int
@@ -67,11 +66,12 @@ class SpeechTokens:
     def begin(
         self, language: str, *, translate: bool, before: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        """The decoder's prompt, and what follows the language in the answer where the model is to find it.
+        """Return the decoder's prompt, and the tokens to force after the language if the model has to detect it.
 
         Args:
-            language: empty: not known.
-            before: the tokens of the text that comes before; of many the last ones are taken.
+            language: Code of the language; empty if unknown.
+            translate: Whether to translate.
+            before: Tokens of the preceding text, of which the last ones are used.
         """
         prompt = [self.previous, *before[-self.previous_max :]] if before and self.previous else []
         prompt.append(self.start)
@@ -86,7 +86,7 @@ class SpeechTokens:
         return prompt, rest
 
     def language_of(self, token_ids: Sequence[int]) -> str:
-        """The language that an answer begins with; empty: none."""
+        """Return the language whose token begins an answer; empty if none does."""
         names = {token: name for name, token in self.languages.items()}
         return names.get(token_ids[0], "") if token_ids else ""
 
@@ -94,11 +94,11 @@ class SpeechTokens:
 def speech_tokens(
     config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Tokenizer
 ) -> SpeechTokens:
-    """Those of a folder's config.json, generation_config.json and tokenizer."""
+    """Return the control tokens by a folder's config.json, generation_config.json and tokenizer."""
     languages = generation.get("lang_to_id") or {}
     no_timestamps = generation.get("no_timestamps_token_id")
     size = int(config.get("vocab_size") or 0)
-    # Those of times are all that lie behind; not every tokenizer lists them.
+    # Timestamps are all ids after this one; not every tokenizer lists them.
     times = range(1 + (no_timestamps or size), size)
     forced = generation.get("forced_decoder_ids") or config.get("forced_decoder_ids") or ()
     return SpeechTokens(
@@ -115,17 +115,17 @@ def speech_tokens(
 
 
 class BadAudio(ValueError):
-    """The bytes are no audio that is taken; the message says what is."""
+    """Unsupported audio; the message says what to do."""
 
 
 def pcm_of_wav(data: bytes) -> bytes:
-    """The samples of a WAV file.
+    """Return the samples of a WAV file.
 
     Raises:
-        BadAudio: it is none, or of another rate, width or number of channels.
+        BadAudio: The file is not WAV, or has another rate, width or number of channels.
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise BadAudio(f"is no WAV file; {CONVERT}")
+        raise BadAudio(f"is not a WAV file; {CONVERT}")
     form, place = b"", 12
     for _ in range(CHUNKS_MAX):
         if place + 8 > len(data):
@@ -136,7 +136,7 @@ def pcm_of_wav(data: bytes) -> bytes:
             form = data[body : body + size]
         elif name == b"data":
             _check_form(form)
-            # A length that was not known is 0 or as large as can be: the samples go to the end then.
+            # An unknown length is written as 0 or as the maximum: then all that follows are samples.
             end = body + size if size else len(data)
             return data[body : min(end, len(data))]
         place = body + size + size % 2
@@ -149,7 +149,7 @@ def pcm_of_wav(data: bytes) -> bytes:
 
 def _check_form(form: bytes) -> None:
     if len(form) < 16:
-        raise BadAudio(f"is a WAV file that does not say what its samples are; {CONVERT}")
+        raise BadAudio(f"is a WAV file with a truncated format chunk; {CONVERT}")
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", form)
     if kind == _EXTENSIBLE and len(form) >= 26:
         kind = struct.unpack_from("<H", form, 24)[0]
@@ -157,12 +157,12 @@ def _check_form(form: bytes) -> None:
         coded = "" if kind == _PCM else f" of encoding {kind}"
         raise BadAudio(
             f"has {rate} Hz, {channels} channel{'' if channels == 1 else 's'}, {bits} bits{coded}; "
-            f"wanted are {SAMPLES_A_SECOND} Hz, 1 channel, 16 bits of PCM: {CONVERT}"
+            f"must have {SAMPLES_A_SECOND} Hz, 1 channel, 16 bits of PCM; {CONVERT}"
         )
 
 
 def chunks_of(pcm: bytes, chunk_s: float) -> Iterator[bytes]:
-    """The chunks of the samples ``pcm``, in order: at least one; only the last may be shorter than ``chunk_s``."""
+    """Yield the chunks of the samples `pcm` in order, at least one; only the last may be shorter than `chunk_s`."""
     size = int(chunk_s * BYTES_A_SECOND) // SAMPLE_BYTES * SAMPLE_BYTES
     step = size - 2 * (size // SAMPLE_BYTES // SHARED) * SAMPLE_BYTES
     for start in range(0, max(1, len(pcm)), step):
@@ -172,35 +172,35 @@ def chunks_of(pcm: bytes, chunk_s: float) -> Iterator[bytes]:
 
 
 def overlap(left: Sequence[int], right: Sequence[int]) -> tuple[int, int]:
-    """Where the text goes over from ``left`` to ``right``: it is ``left[:a] + right[b:]``.
+    """Return (a, b) such that ``left[:a] + right[b:]`` is the joined text.
 
-    Without two tokens that agree it is all of both.
+    Without two tokens that agree, it is all of both.
     """
-    best, found = 0.0, (len(left), 0)
+    best_score, best = 0.0, (len(left), 0)
     for shift in range(1, len(left) + len(right)):
         left_from, right_from = max(0, len(left) - shift), max(0, shift - len(left))
-        one, other = left[left_from:], right[right_from:shift]
-        agreed = sum(map(eq, one, other))
+        left_part, right_part = left[left_from:], right[right_from:shift]
+        agreed = sum(map(eq, left_part, right_part))
         score = agreed / shift + shift / _LONGER
-        if agreed > 1 and score > best:
-            half = min(len(one), len(other)) // 2
-            best, found = score, (left_from + half, right_from + half)
-    return found
+        if agreed > 1 and score > best_score:
+            half = min(len(left_part), len(right_part)) // 2
+            best_score, best = score, (left_from + half, right_from + half)
+    return best
 
 
 class JoinedTexts:
-    """The tokens of chunks, joined as they come in order."""
+    """The joined tokens of chunks, which are added in order."""
 
     def __init__(self) -> None:
         self._left: list[int] = []
 
     def add(self, token_ids: Sequence[int]) -> list[int]:
-        """The chunk that is next has these; returns the tokens of the text that are certain now."""
-        until, start = overlap(self._left, token_ids)
-        certain, self._left = self._left[:until], list(token_ids[start:])
-        return certain
+        """Add the tokens of the next chunk; return the tokens of the text that are final now."""
+        end, start = overlap(self._left, token_ids)
+        final, self._left = self._left[:end], list(token_ids[start:])
+        return final
 
     def end(self) -> list[int]:
-        """There are no more chunks; returns the rest."""
+        """Return the remaining tokens, when there are no more chunks."""
         rest, self._left = self._left, []
         return rest

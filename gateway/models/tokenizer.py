@@ -1,13 +1,13 @@
 """The tokenizer and the chat template of a model.
 
 A caller's text must never become a control token (``<|assistant|>``, ``</s>``), or it could end its own turn and speak
-as the assistant. So a conversation is encoded twice: as Hugging Face does, in one piece; and in parts, the template
-around placeholders for the contents, and the contents by a tokenizer for which control tokens are plain text. When both
-have the same control tokens, all of them are the template's, and the first encoding is used; else the second.
+as the assistant. So a conversation is encoded twice: in one piece, as Hugging Face does; and in parts, the template
+with placeholders for the contents, and the contents by a tokenizer that treats control tokens as plain text. If both
+encodings have the same control tokens, all of these are the template's, and the first is used; else the second.
 
-Templates are rendered as Hugging Face's tokenizers do, in a sandbox: a template is code that came with a model. The
-conventions are those of transformers' chat templating documentation: blocks are trimmed, ``raise_exception``,
-``strftime_now`` and a ``tojson`` that keeps non-ASCII characters exist, and ``{% generation %}`` has no effect.
+Templates are rendered in a sandbox, because they are code that came with a model. They follow transformers' chat
+templating: blocks are trimmed; ``raise_exception``, ``strftime_now`` and a ``tojson`` that keeps non-ASCII characters
+exist; ``{% generation %}`` has no effect.
 """
 
 import json
@@ -35,44 +35,44 @@ from gateway.models.speech import SpeechTokens
 from gateway.models.tools import ToolFormat, map_texts
 from sluice.settings import SettingsError
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-# Part of the placeholders. It never leaves the process, so no content can contain it.
 _NONCE: Final = secrets.token_hex(8)
+"""Part of the placeholders. It never leaves the process, so no content can contain it."""
 _PLACE: Final = re.compile(f"\ue000{_NONCE}(\\d+)\ue001")
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
-"""Names of templates, as transformers chooses by them."""
+"""Names by which transformers chooses between several templates."""
 _FAULTS: Final = (
     *(jinja2.TemplateError, TypeError, ValueError),
     *(ArithmeticError, AttributeError, LookupError, RecursionError),
 )
-"""What a template ends with that does not fit a conversation."""
+"""Exceptions by which a template fails on a conversation."""
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 _PRINTED: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
-"""Bytes that byte-level vocabularies write as the character of the same number; the others as 256, 257 and so on."""
+"""Bytes that byte-level vocabularies write as the character of the same code; the others follow from 256 on."""
 _BYTE_LEVEL: Final[Mapping[str, int]] = {
     **{chr(byte): byte for byte in _PRINTED},
     **{chr(256 + at): byte for at, byte in enumerate(sorted({*range(256)}.difference(_PRINTED)))},
 }
 _BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
-"""A token of SentencePiece for one byte of a character that is not in the vocabulary."""
+"""SentencePiece token for one byte of a character that is not in the vocabulary."""
 
 
 class ControlToken(Exception):
-    """A caller's token is a control token; the arguments are its text and its id."""
+    """One of the caller's tokens is a control token; the arguments are its text and its id."""
 
 
 class TemplateRefused(Exception):
-    """The template does not take this conversation; the message is the template's own, if it has one."""
+    """The template does not accept this conversation; the message is the template's own, if it has one."""
 
 
 class _RaisedByTemplate(jinja2.TemplateError):
-    """The template called ``raise_exception``."""
+    """The error of a template that calls ``raise_exception``."""
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's tokens for training; here only its body is rendered."""
+    """The tag ``{% generation %}``, which marks the assistant's tokens for training: only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
 
@@ -90,10 +90,15 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime],
     ) -> None:
-        """``special_tokens`` are the variables such as ``bos_token``; ``now``: the local time, which templates may ask.
+        """Compile the templates.
+
+        Args:
+            source: The template, or templates by name.
+            special_tokens: Variables such as ``bos_token``.
+            now: Returns the local time, for templates that ask for it.
 
         Raises:
-            SettingsError: a template is not valid.
+            SettingsError: A template is invalid.
         """
         self._special_tokens = special_tokens
         environment = _environment(now)
@@ -108,12 +113,12 @@ class ChatTemplate:
         variables: Mapping[str, Any] = _NONE,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt up to where the assistant begins to speak; ``variables`` are the template's own.
+        """Return the prompt, up to where the assistant begins to speak.
 
         Messages and tools are as in transformers' chat templating: functions with their schemas, arguments as objects.
 
         Raises:
-            TemplateRefused: the template does not take this order of roles, or fails on it.
+            TemplateRefused: The template refuses this order of roles, or fails on it.
         """
         try:
             return self._template_for(tools).render(
@@ -126,9 +131,9 @@ class ChatTemplate:
         except _RaisedByTemplate as error:
             raise TemplateRefused(str(error)) from error
         except _FAULTS as error:
-            # Its text may quote the prompt.
+            # The text of the error is not logged, because it may quote the prompt.
             line = traceback.extract_tb(error.__traceback__)[-1].lineno
-            _log.info(
+            logger.info(
                 "chat template failed on a conversation: %s (line %s)", type(error).__name__, line
             )
             raise TemplateRefused(
@@ -136,14 +141,14 @@ class ChatTemplate:
             ) from error
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> jinja2.Template:
-        named = self._templates
-        found = (named.get(TOOL_USE) if tools else None) or named.get(DEFAULT)
-        if found is None:
+        templates = self._templates
+        template = (templates.get(TOOL_USE) if tools else None) or templates.get(DEFAULT)
+        if template is None:
             raise TemplateRefused(
-                f"the model has templates for {', '.join(named)} alone; call it with tools, or ask its operator for a "
-                "template called default"
+                f"the model only has templates for {', '.join(templates)}; call it with tools, or ask its operator for "
+                "a template called default"
             )
-        return found
+        return template
 
 
 def _compiled(environment: ImmutableSandboxedEnvironment, name: str, text: str) -> jinja2.Template:
@@ -152,7 +157,7 @@ def _compiled(environment: ImmutableSandboxedEnvironment, name: str, text: str) 
     except jinja2.TemplateError as error:
         which = "" if name == DEFAULT else f" {name}"
         raise SettingsError(f"the chat template{which} is not valid: {error}") from error
-    # Each rendering copies them, and of jinja2's ChainMap name by name.
+    # Each rendering copies the globals, which takes longer for jinja2's ChainMap than for a dict.
     template.globals = dict(template.globals)
     return template
 
@@ -179,7 +184,7 @@ def _raise_exception(message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken:
-    """A token and where it stands in its text: its characters, and the word that it is a part of."""
+    """A token with its place in the text: its characters, and the word that it is a part of."""
 
     token_id: int
     start: int
@@ -189,12 +194,12 @@ class PlacedToken:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a text, for a model whose context is short.
+    """A part of a text, for a model with a short context.
 
     Attributes:
-        token_ids: with the tokenizer's tokens around a text.
-        lead: how many of those come first.
-        tokens: of the text.
+        token_ids: Tokens of the part with those that the tokenizer adds around a text.
+        lead: Number of tokens that the tokenizer adds before the text.
+        tokens: Tokens of the part alone.
     """
 
     token_ids: list[int]
@@ -203,12 +208,12 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a token is.
+class TokenText:
+    """Text and bytes of a token.
 
     Attributes:
-        text: of it; U+FFFD where it is not whole characters.
-        data: its bytes.
+        text: Text, with U+FFFD for incomplete characters.
+        data: Bytes of the token.
     """
 
     text: str
@@ -217,39 +222,45 @@ class Piece:
 
 @dataclass
 class ModelTokenizer:
-    """Tokenizer, template and limits of one model."""
+    """Tokenizer, template and limits of one model.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        template: Chat template; None if the model has none.
+        context_tokens: Most tokens of prompt and answer together, by the model's configuration.
+        vocab_size: Size of the vocabulary.
+        stop_token_ids: Tokens that end an answer.
+        begin_token_ids: Tokens that may precede a text: its beginning, and the end of a text before it.
+        labels: Labels of a classifier, by number.
+        tool_format: How the model writes tool calls; None if it cannot, or its template takes no tools.
+        marks_reasoning: Whether the text of an answer marks its reasoning, see `sluice.wire.text_tokens`.
+        pieces: Tokenizer of prompts where `tokenizer` is only for answers.
+        speech: Control tokens of a model that takes audio. They have no text in answers, even those that the tokenizer
+            does not list as special, such as Whisper's timestamps.
+        token_chars_max: Characters of the longest token; a longer text is certainly more than one token.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     context_tokens: int
-    """Prompt and answer together, as the model's configuration says."""
     vocab_size: int
     stop_token_ids: frozenset[int]
-    """Tokens that end an answer."""
     begin_token_ids: frozenset[int] = frozenset()
-    """Tokens that may stand before a text: those of its beginning, and of an end of text before it."""
     labels: tuple[str, ...] = ()
-    """Of a classifier, by number."""
     tool_format: ToolFormat | None = None
-    """How the model writes calls of tools; None: it does not, or its template takes no tools."""
     marks_reasoning: bool = False
-    """Whether what the model thought is marked in the text of its answer, see `sluice.wire.text_tokens`."""
     pieces: PieceTokenizer | None = None
-    """What encodes prompts where that is not ``tokenizer``."""
     speech: SpeechTokens | None = None
-    """The control tokens of a model that takes audio. In answers they are no text, also where they are no special
-    tokens, such as Whisper's timestamps."""
     token_chars_max: int = field(init=False)
-    """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
     _frames: dict[int, tuple[tuple[int, ...], ...]] = field(init=False, default_factory=dict)
     _texts: dict[int, str] | None = field(init=False, default=None)
-    """For detokenizers; None: the text of a token depends on those before it."""
-    _pieces: dict[tuple[int, bool], Piece] = field(init=False, default_factory=dict)
+    """Texts by token, shared by all detokenizers; None if the text of a token depends on those before it."""
+    _token_texts: dict[tuple[int, bool], TokenText] = field(init=False, default_factory=dict)
     _decoders: str = field(init=False)
-    """The names of the decoders, among other text."""
+    """Description of the decoder, which contains the names of its parts."""
     _neutral_id: int = field(init=False)
-    """A token of text, which a decoder does not take for the beginning of a text."""
+    """A token of text, to decode others behind it instead of at the beginning of a text."""
 
     def __post_init__(self) -> None:
         self._plain = PlainTextEncoder(self.tokenizer)
@@ -266,15 +277,14 @@ class ModelTokenizer:
         variables: Mapping[str, Any] = _NONE,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """The tokens of a conversation in the chat template; without a template see `encode_text`.
-
-        Arguments as of `ChatTemplate.render`.
+        """Return the tokens of a conversation in the chat template; arguments are as of `ChatTemplate.render`.
 
         Raises:
-            TemplateRefused: the template does not take this conversation.
+            TemplateRefused: The template does not accept this conversation.
         """
         assert self.template is not None, "callers check for a template"
         whole = self._encode(self.template.render(messages, variables, tools))
+        # The second encoding is only needed if a content may hold a control token.
         if not tools and all(map(self._is_plain, messages)):
             return whole
         parts = self._encode_in_parts(self.template, messages, variables, tools)
@@ -282,39 +292,39 @@ class ModelTokenizer:
         return whole if same else parts
 
     def encode_text(self, text: str) -> list[int]:
-        """The tokens of ``text`` without a template, with those that the tokenizer adds to every text."""
+        """Return the tokens of `text` without a template, with those that the tokenizer adds to every text."""
         return self.framed(self.bare(text))[0]
 
     def token_ends(self, text: str) -> list[int]:
-        """Where each token of ``text`` ends, in characters, without those that the tokenizer adds to every text."""
+        """Return where each token of `text` ends, in characters, without those that the tokenizer adds."""
         if self.pieces is not None:
             return self.pieces.ends(text)
         offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
-        # Of a token of blanks alone some tokenizers give no place.
+        # Some tokenizers give no offsets for a token of blanks alone.
         return list(accumulate((end for _, end in offsets), max))
 
     def segments(self, text: str, tokens_max: int) -> list[Segment]:
-        """``text`` in segments of at most ``tokens_max`` tokens.
+        """Split `text` into segments of at most `tokens_max` tokens.
 
         Neighbours share a quarter, so that what one segment cuts is whole in the next.
         """
-        first, last = self._frame(1)  # [CLS] text [SEP] in many
+        first, last = self._frame(1)  # often [CLS] text [SEP]
         room = max(1, tokens_max - len(first) - len(last))
         tokens = self._plain.place(text)
         rest = len(tokens) - room // 4 if len(tokens) > room else 1
         starts = range(0, rest, room - room // 4)
         parts = [tokens[start : start + room] for start in starts]
         return [
-            Segment([*first, *(one.token_id for one in part), *last], len(first), part)
+            Segment([*first, *(token.token_id for token in part), *last], len(first), part)
             for part in parts
         ]
 
     def bare(self, text: str) -> list[int]:
-        """The tokens of ``text`` without those that the tokenizer adds."""
+        """Return the tokens of `text` without those that the tokenizer adds."""
         return self._plain.encode(text) if self.pieces is None else self.pieces.encode(text)
 
     def framed(self, *texts: Sequence[int]) -> tuple[list[int], int]:
-        """One text or two with the tokens that the tokenizer adds, and where the last one begins."""
+        """Return one text or two with the tokens that the tokenizer adds, and where the last text begins."""
         first, *between, last = self._frame(len(texts))
         token_ids = [*first, *texts[0]]
         for added, text in zip(between, texts[1:], strict=True):
@@ -323,36 +333,37 @@ class ModelTokenizer:
 
     @property
     def lead(self) -> list[int]:
-        """The tokens that begin every text, such as one for its beginning."""
+        """Tokens that the tokenizer adds before every text."""
         return list(self._frame(1)[0])
 
     def added(self, texts: int) -> int:
-        """How many tokens the tokenizer adds to one text or to two."""
+        """Return the number of tokens that the tokenizer adds to one text or to two."""
         return sum(map(len, self._frame(texts)))
 
     def _frame(self, texts: int) -> tuple[tuple[int, ...], ...]:
-        """What the tokenizer puts before, between and behind the texts: [CLS] text [SEP] text [SEP] in many."""
+        """Return the tokens that are added before, between and after texts; often [CLS] text [SEP] text [SEP]."""
         frames = self._frames
         if texts not in frames:
-            known = (text for text in ("a", *self.tokenizer.get_vocab()) if self.bare(text))
-            text = next(known, "a")
+            # Any text with at least one token will do.
+            candidates = (text for text in ("a", *self.tokenizer.get_vocab()) if self.bare(text))
+            text = next(candidates, "a")
             sample = self.tokenizer.encode(text, text if texts == 2 else None)
             parts: list[list[int]] = [[]]
             before = None
-            for token_id, of in zip(sample.ids, sample.sequence_ids, strict=True):
-                if of is None:
+            for token_id, sequence in zip(sample.ids, sample.sequence_ids, strict=True):
+                if sequence is None:  # an added token
                     parts[-1].append(token_id)
-                elif of != before:
+                elif sequence != before:
                     parts.append([])
-                before = of
+                before = sequence
             frames[texts] = tuple(map(tuple, parts))
         return frames[texts]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ``token_ids``, a first one that begins every text left out.
+        """Return the text of `token_ids`, without a first token that begins every text.
 
         Raises:
-            ControlToken: another one is a control token.
+            ControlToken: Another one is a control token.
         """
         begins = token_ids and (token_ids[0] in self.begin_token_ids or token_ids[0] in self.lead)
         rest = list(token_ids[1:] if begins else token_ids)
@@ -361,9 +372,9 @@ class ModelTokenizer:
         return str(self.tokenizer.decode(rest, skip_special_tokens=False))
 
     def detokenizer(self, *, tools: bool = False, stops: Sequence[str] = ()) -> "Detokenizer":
-        """Return the detokenizer of one answer.
+        """Return a detokenizer for one answer.
 
-        Special tokens that begin and end calls of ``tools``, or are one of the strings ``stops``, have their text.
+        Special tokens have no text, with two exceptions: those that begin and end calls of `tools`, and `stops`.
         """
         marks = list(stops)
         if tools and self.tool_format is not None:
@@ -375,36 +386,35 @@ class ModelTokenizer:
         return Detokenizer(self.tokenizer, shown, hidden, texts=self._texts)
 
     def special_id(self, text: str) -> int | None:
-        """The special token ``text``, if there is one."""
+        """Return the id of the special token with this text, or None."""
         token_id = self.tokenizer.token_to_id(text) if text else None
         added = {} if token_id is None else self.tokenizer.get_added_tokens_decoder()
         return token_id if token_id in added and added[token_id].special else None
 
-    def piece(self, token_id: int, is_first: bool = False) -> Piece:
-        """Return what a token is: at the beginning of a text, or behind other text."""
-        known = self._pieces.get((token_id, is_first))
-        if known is None:
-            known = self._pieces[token_id, is_first] = self._piece(token_id, is_first)
-        return known
+    def token_text(self, token_id: int, is_first: bool = False) -> TokenText:
+        """Return text and bytes of a token, at the beginning of a text or after other text."""
+        cached = self._token_texts.get((token_id, is_first))
+        if cached is None:
+            cached = self._token_texts[token_id, is_first] = self._token_text(token_id, is_first)
+        return cached
 
-    def _piece(self, token_id: int, is_first: bool) -> Piece:
-        added, name = (
-            self.tokenizer.get_added_tokens_decoder(),
-            self.tokenizer.id_to_token(token_id),
-        )
+    def _token_text(self, token_id: int, is_first: bool) -> TokenText:
+        added = self.tokenizer.get_added_tokens_decoder()
+        name = self.tokenizer.id_to_token(token_id)
         if token_id in added or name is None:
             text = added[token_id].content if token_id in added else ""
-            return Piece(text, text.encode())
+            return TokenText(text, text.encode())
         data = self._bytes_of(name)
         if data is not None:
-            return Piece(data.decode(errors="replace"), data)
+            return TokenText(data.decode(errors="replace"), data)
+        # Decoders may strip a blank at the beginning of a text, so other tokens are decoded after a neutral one.
         before = [] if is_first else [self._neutral_id]
-        known = self.tokenizer.decode(before, skip_special_tokens=False)
-        text = self.tokenizer.decode([*before, token_id], skip_special_tokens=False)[len(known) :]
-        return Piece(text, text.encode())
+        prefix = self.tokenizer.decode(before, skip_special_tokens=False)
+        text = self.tokenizer.decode([*before, token_id], skip_special_tokens=False)[len(prefix) :]
+        return TokenText(text, text.encode())
 
     def _bytes_of(self, name: str) -> bytes | None:
-        """Return the bytes that the vocabulary writes as ``name``; None: it writes text."""
+        """Return the bytes that the vocabulary writes as `name`, or None if the name is text."""
         if "ByteLevel" in self._decoders and _BYTE_LEVEL.keys() >= set(name):
             return bytes(_BYTE_LEVEL[char] for char in name)
         if "ByteFallback" in self._decoders and (byte := _BYTE.fullmatch(name)):
@@ -412,7 +422,7 @@ class ModelTokenizer:
         return None
 
     def _encode(self, text: str) -> list[int]:
-        # Without the places of the tokens in the text, which nobody asks for, in four fifths of the time.
+        # Skips the offsets of the tokens, which takes four fifths of the time.
         return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _is_plain(self, message: Mapping[str, Any]) -> bool:
@@ -454,10 +464,10 @@ class ModelTokenizer:
 
 
 class Detokenizer:
-    """Text of a growing list of tokens; special and ``hidden`` tokens have none, but ``shown`` ones.
+    """The text of a growing list of tokens; special and `hidden` tokens have none, except `shown` ones.
 
-    A byte-level tokenizer may split one character over several tokens; until it is whole the decoder shows U+FFFD at
-    the end, and the text is held back (tokenizers' ``DecodeStream`` does the book-keeping).
+    A byte-level tokenizer may split one character over several tokens. Until it is complete, the text is held back;
+    tokenizers' ``DecodeStream`` keeps track of that.
     """
 
     def __init__(
@@ -467,20 +477,20 @@ class Detokenizer:
         hidden: Collection[int] = (),
         texts: dict[int, str] | None = None,
     ) -> None:
-        """``texts``: of tokens that are whole characters, for all answers of a byte-level tokenizer."""
+        """Start an answer; `texts` caches the text of tokens, for all answers of a byte-level tokenizer."""
         self._tokenizer = tokenizer
         self._special = shown
         self._hidden = hidden
         self._texts = texts
         self._stream = DecodeStream(skip_special_tokens=True)
-        # Tokens of the last piece of text, and those since: enough to decode what is held back in its context.
+        # Tokens of the last text, and those held back since: enough context to decode the latter.
         self._shown: list[int] = []
-        self._held: list[int] = []
+        self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """The text that ``token_id`` completes; may be empty."""
-        # Bytes of whole characters depend on nothing before them, so the stream may miss them.
-        if self._texts is not None and not self._held and token_id in self._texts:
+        """Return the text that `token_id` completes; may be empty."""
+        # Whole characters do not depend on earlier tokens, so the stream need not see them.
+        if self._texts is not None and not self._pending and token_id in self._texts:
             return self._texts[token_id]
         if token_id in self._special:
             before, self._shown = self.flush(), []
@@ -488,39 +498,39 @@ class Detokenizer:
             return before + self._special[token_id]
         if token_id in self._hidden:
             return ""
-        self._held.append(token_id)
+        self._pending.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
         except Exception:
-            # "Invalid prefix": some decoders change earlier text in hindsight. The held tokens are decoded
-            # as they stand.
-            text = self._held_text()
+            # "Invalid prefix": some decoders change earlier text in hindsight. Decode the pending tokens
+            # without the stream, and start a new one.
+            text = self._pending_text()
             self._stream = DecodeStream(skip_special_tokens=True)
         if text is None:
             return ""
-        if self._texts is not None and len(self._held) == 1:
+        if self._texts is not None and len(self._pending) == 1:
             self._texts[token_id] = text
-        self._shown, self._held = self._held, []
+        self._shown, self._pending = self._pending, []
         return text
 
     def flush(self) -> str:
-        """What was held back, when no more tokens come; U+FFFD stands for bytes that are no character."""
-        text = self._held_text()
-        self._shown, self._held = self._held, []
+        """Return the text that was held back, when no more tokens come, with U+FFFD for incomplete characters."""
+        text = self._pending_text()
+        self._shown, self._pending = self._pending, []
         return text
 
-    def _held_text(self) -> str:
+    def _pending_text(self) -> str:
         shown = self._tokenizer.decode(self._shown, skip_special_tokens=True)
-        both = self._tokenizer.decode(self._shown + self._held, skip_special_tokens=True)
+        both = self._tokenizer.decode(self._shown + self._pending, skip_special_tokens=True)
         return both[len(shown) :]
 
 
 class PlainTextEncoder:
-    """Encodes a caller's text so that it never holds a control token."""
+    """An encoder for a caller's text, which never becomes a control token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         serialized = json.loads(tokenizer.to_str())
-        # The token for unknown characters controls nothing.
+        # The token for unknown characters is special, but controls nothing.
         unknown = _unknown_of(serialized["model"])
         self._control = dict[int, str]()
         for token in serialized["added_tokens"]:
@@ -529,7 +539,7 @@ class PlainTextEncoder:
                 if token["content"] != unknown:
                     self._control[token["id"]] = token["content"]
         self._tokenizer = Tokenizer.from_str(json.dumps(serialized))
-        # tokenizers' switch for "treat special tokens as text".
+        # In tokenizers this means: treat the text of special tokens as plain text.
         self._tokenizer.encode_special_tokens = True
         edges = {char for token in self._control.values() for char in (token[0], token[-1])}
         self._edges = re.compile(f"[{re.escape(''.join(edges))}]" if edges else "(?!)", re.I)
@@ -537,14 +547,14 @@ class PlainTextEncoder:
         self._firsts = {content[0] for content in self._control.values()}
 
     def may_hold_control(self, text: str) -> bool:
-        """Whether ``text`` may hold the text of a control token; quick."""
+        """Return whether `text` may hold the text of a control token: a quick check."""
         return not self._firsts.isdisjoint(text)
 
     def has_no_control(self, text: str) -> bool:
-        """Whether ``text`` has no part in a control token, whatever a template writes around it.
+        """Return whether `text` cannot be a part of a control token, whatever a template writes around it.
 
-        A token that begins or ends in the text has its first or last character there; else all of the text is inside
-        it. Only ASCII: other characters may be normalized to these.
+        A token that begins or ends in the text has its first or last character there; otherwise all of the text is
+        inside of it. Only ASCII is accepted, because other characters may be normalized to it.
         """
         if not text.isascii() or self._edges.search(text) is not None:
             return False
@@ -554,33 +564,34 @@ class PlainTextEncoder:
         )
 
     def control_of(self, token_ids: Sequence[int]) -> list[int]:
-        """The control tokens among ``token_ids``, in order."""
+        """Return the control tokens among `token_ids`, in order."""
         return [token_id for token_id in token_ids if token_id in self._control]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of ``text``, without those that the tokenizer adds to every text."""
+        """Return the tokens of `text`, without those that the tokenizer adds to every text."""
         token_ids = list(self._bare(text).ids)
         if self.control_of(token_ids):
-            return [one.token_id for one in self.place(text)]
+            return [token.token_id for token in self.place(text)]
         return token_ids
 
     def place(self, text: str) -> list[PlacedToken]:
-        """The tokens of ``text`` with their places in it."""
+        """Return the tokens of `text` with their places in it."""
         whole = self._bare(text)
         if not self.control_of(whole.ids):
             return list(self._placed(text, whole, 0))
         placed: list[PlacedToken] = []
         begin = 0
+        # Some unigram vocabularies have control tokens as words, so their text is cut and encoded in pieces.
         for piece in self._cut(text):
             placed += self._placed(text, self._bare(piece), begin)
             begin += len(piece)
-        return [one for one in placed if one.token_id not in self._control]
+        return [token for token in placed if token.token_id not in self._control]
 
-    def _placed(self, text: str, found: Encoding, begin: int) -> Iterator[PlacedToken]:
-        """The tokens of a piece of ``text`` that begins at ``begin``."""
-        # Without a pre-tokenizer all is one word.
-        words = found.word_ids if self._tokenizer.pre_tokenizer else range(len(found.ids))
-        for token_id, (start, end), word in zip(found.ids, found.offsets, words, strict=True):
+    def _placed(self, text: str, encoding: Encoding, begin: int) -> Iterator[PlacedToken]:
+        """Yield the tokens of a piece of `text` that begins at `begin`."""
+        # Without a pre-tokenizer, all text would count as one word.
+        words = encoding.word_ids if self._tokenizer.pre_tokenizer else range(len(encoding.ids))
+        for token_id, (start, end), word in zip(encoding.ids, encoding.offsets, words, strict=True):
             blanks = end - start - len(text[begin + start : begin + end].lstrip())
             yield PlacedToken(token_id, begin + start + blanks, begin + end, (begin, word))
 
@@ -588,18 +599,18 @@ class PlainTextEncoder:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _cut(self, text: str) -> list[str]:
-        """Some vocabularies (unigram) hold control tokens as words: splits them after their first character."""
+        """Split `text` after the first character of each control token in it."""
         control = sorted(self._control.values(), key=len, reverse=True)
         pattern = "|".join(f"(?<={re.escape(c[0])})(?={re.escape(c[1:])})" for c in control)
         return re.split(pattern, text)
 
 
 def _unknown_of(model: Mapping[str, Any]) -> str | None:
-    """The token of a vocabulary for characters that are not in it; None: there is none. Unigram models number it."""
+    """Return the token of a vocabulary for unknown characters, or None; unigram models have its number."""
     number = model.get("unk_id")
     return model.get("unk_token") if number is None else str(model["vocab"][number][0])
 
 
 def _is_mark(content: str) -> bool:
-    """Whether it is one such as ``<think>``, which some models keep among ordinary added tokens."""
+    """Return whether an added token is a mark such as ``<think>``, which some models do not declare as special."""
     return len(content) > 2 and (content[0], content[-1]) in {("<", ">"), ("[", "]")}

@@ -1,8 +1,8 @@
-"""Calls of tools, and reasoning, in an answer whose text arrives in pieces.
+"""Find tool calls and reasoning in an answer whose text arrives in pieces.
 
-What has been found after some text depends on the text alone, not on how it was cut into pieces. A call is given out
-when its JSON is complete. What looks like a call and is none stays text: broken JSON, a tool that the request does not
-have. Blanks around calls are dropped.
+The result depends on the text alone, not on how it is cut into pieces. A tool call is emitted when its JSON is
+complete. What looks like a tool call and is not one stays text, such as broken JSON or a tool that the
+request does not offer. Blanks around tool calls are dropped.
 """
 
 import json
@@ -22,7 +22,7 @@ _BLANKS: Final = " \t\r\n"
 
 @dataclass
 class Parsed:
-    """What a piece of the answer completed; calls have no ids yet."""
+    """What a piece of the answer completed; tool calls have no ids yet."""
 
     text: str = ""
     calls: list[pb.ToolCall] = field(default_factory=list)
@@ -32,36 +32,37 @@ class ToolCallParser:
     """The parser of one answer.
 
     Attributes:
-        calls: how many were found.
+        calls: Number of tool calls so far.
     """
 
     def __init__(self, form: ToolFormat, names: Collection[str], *, single: bool = False) -> None:
-        """``names`` of the tools; ``single``: calls after the first are dropped."""
+        """Parse calls of the tools `names`; with `single`, drop those after the first."""
         self.calls = 0
         self._form = form
         self._names = frozenset(names)
         self._single = single
         self._rest = ""
-        """Not given out yet: in a block, from the last call on."""
+        """Text that is not emitted yet: in a block, from the last tool call on."""
         self._at = 0
-        """What of it has been looked at."""
+        """How much of it has been read, in characters."""
         self._may_end = False
-        """Whether the answer may end here: no object has begun."""
+        """Whether the answer may end here, because no object has begun."""
         self._blanks = ""
+        """Blanks that are dropped if a tool call follows."""
         self._parsed = Parsed()
         self._reading = self._read()
 
     def push(self, text: str) -> Parsed:
-        """What is complete with ``text``."""
+        """Add text, and return what it completes."""
         self._rest += text
         next(self._reading)
         return self._take()
 
     def flush(self) -> str:
-        """The rest, when no more text comes: it is text."""
+        """Return the remaining text, when no more will come."""
         end = self._rest.strip(_BLANKS + self._form.separators)
         if not (self._may_end and self._form.closing.startswith(end)):
-            self._show(self._rest)
+            self._emit(self._rest)
         self._rest = ""
         if not self.calls:
             self._parsed.text += self._blanks
@@ -73,7 +74,7 @@ class ToolCallParser:
         return parsed
 
     def _read(self) -> Iterator[None]:
-        """Goes through the answer; here and below each ``yield`` waits for more of it."""
+        """Read the answer; here and below each ``yield`` waits for more text."""
         if self._form.bare:
             while not (begun := self._rest.lstrip(_BLANKS)):
                 yield
@@ -87,43 +88,43 @@ class ToolCallParser:
                 self._at += len(self._form.start)
                 yield from self._objects()
             else:
-                self._leave(self._at)
+                self._advance(self._at)
 
     def _opening(self) -> Iterator[None]:
-        """Text, up to an opening."""
+        """Emit text up to an opening."""
         opening = self._form.opening
         while (start := self._rest.find(opening)) < 0:
-            self._leave(len(self._rest) - _possible_start(self._rest, opening))
+            self._advance(len(self._rest) - _possible_start(self._rest, opening))
             yield
-        self._leave(start)
+        self._advance(start)
         self._at = len(opening)
 
     def _objects(self) -> Iterator[None]:
-        """The objects of a block, to its end; what is no call is text, and so is a block without one."""
-        closing, committed = self._form.closing, False
+        """Read the objects of a block; text that is not a tool call, or a block without any, is emitted as text."""
+        closing, has_call = self._form.closing, False
         while True:
             behind = self._skip(_BLANKS + self._form.separators)
             if closing and behind.startswith(closing):
-                return self._leave(self._at + len(closing), shows=not committed)
+                return self._advance(self._at + len(closing), is_text=not has_call)
             if closing.startswith(behind):
                 self._may_end = True
                 yield
                 self._may_end = False
                 continue
             if behind[0] != "{":
-                return self._leave(self._at)
+                return self._advance(self._at)
             end = yield from self._object_end()
             call = self._call(self._rest[:end])
             if call is None:
-                return self._leave(end)
+                return self._advance(end)
             if not (self._single and self.calls):
                 self._parsed.calls.append(call)
             self.calls += 1
-            self._blanks, committed = "", True
-            self._leave(end, shows=False)
+            self._blanks, has_call = "", True
+            self._advance(end, is_text=False)
 
     def _object_end(self) -> Generator[None, None, int]:
-        """The index behind the object that begins here."""
+        """Return the index after the object that begins here."""
         depth, in_string, escaped, start = 0, False, False, self._at
         while True:
             for at in range(start, len(self._rest)):
@@ -142,24 +143,24 @@ class ToolCallParser:
             yield
 
     def _skip(self, characters: str) -> str:
-        """Passes ``characters``; what follows already."""
+        """Skip `characters`, and return what follows so far."""
         behind = self._rest[self._at :].lstrip(characters)
         self._at = len(self._rest) - len(behind)
         return behind
 
-    def _leave(self, end: int, *, shows: bool = True) -> None:
-        """What is left begins at ``end``; what was before is text, unless it ``shows`` not."""
-        if shows:
-            self._show(self._rest[:end])
+    def _advance(self, end: int, *, is_text: bool = True) -> None:
+        """Move the start of the remaining text to `end`; emit what was before if it is text."""
+        if is_text:
+            self._emit(self._rest[:end])
         self._rest, self._at = self._rest[end:], 0
 
-    def _show(self, text: str) -> None:
-        """Gives out ``text``, but for blanks at its end: a call may follow."""
-        shown = text.rstrip(_BLANKS)
-        if shown:
-            self._parsed.text += self._blanks + shown
+    def _emit(self, text: str) -> None:
+        """Emit `text`, but hold back blanks at its end: a tool call may follow."""
+        visible = text.rstrip(_BLANKS)
+        if visible:
+            self._parsed.text += self._blanks + visible
             self._blanks = ""
-        self._blanks += text[len(shown) :]
+        self._blanks += text[len(visible) :]
 
     def _call(self, text: str) -> pb.ToolCall | None:
         start = text.find("{")
@@ -175,7 +176,7 @@ class ToolCallParser:
 
 
 def _possible_start(text: str, opening: str) -> int:
-    """Length of the longest end of ``text`` that begins ``opening``."""
+    """Return the length of the longest suffix of `text` that is a prefix of `opening`."""
     for length in range(min(len(text), len(opening) - 1), 0, -1):
         if text.endswith(opening[:length]):
             return length
@@ -183,33 +184,33 @@ def _possible_start(text: str, opening: str) -> int:
 
 
 class PartFilter(Protocol):
-    """Decides about what is assembled from an answer (`gateway.safety.output.assembled`)."""
+    """The filter of what is assembled from an answer (`gateway.safety.output.assembled`)."""
 
     @property
     def blocked(self) -> tuple[str, ...]:
         """The rules that ended the answer."""
 
     def note(self, written: str) -> None:
-        """Take the next part of the answer as it was written."""
+        """Note the next part of the answer as the model wrote it."""
 
     def push(self, text: str) -> str:
-        """Return what may be shown after ``text`` was assembled."""
+        """Add assembled text, and return what may be shown now."""
 
     def push_reasoning(self, text: str) -> str:
-        """Return what may be shown of the reasoning after ``text`` was assembled."""
+        """Add assembled reasoning, and return what may be shown of it now."""
 
     def finish(self) -> tuple[str, str]:
         """Return the rest of the text and of the reasoning."""
 
     def value(self, text: str) -> str:
-        """Return what may be shown of a whole value."""
+        """Return what may be shown of a complete value."""
 
 
 _MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")
 
 
 class PartEvents:
-    """Finds calls and reasoning in the messages of one answer, as far as one call reads them."""
+    """Separates tool calls and reasoning from the text in the messages of one answer."""
 
     def __init__(
         self,
@@ -219,39 +220,39 @@ class PartEvents:
         held: int = 0,
         new_filter: Callable[[], PartFilter | None] = lambda: None,
     ) -> None:
-        """The messages of an answer.
+        """Start to read an answer.
 
         Args:
-            use: the tools of the request; None: it has none.
-            tokenizer_of: that of a model, by name: how it writes calls, and whether it marks its reasoning.
-            text_before: the token of an index.
-            held: tokens of the caller.
-            new_filter: makes the filter of a model's answer; None: answers are not filtered.
+            use: Tools of the request; None if it has none.
+            tokenizer_of: Returns the tokenizer of a model, which knows its format of tool calls and reasoning.
+            text_before: Returns the text before the token with this index.
+            held: Number of tokens that the caller already has.
+            new_filter: Creates the filter of a model's answer, or returns None if answers are not filtered.
         """
         self._use = use
         self._tokenizer_of = tokenizer_of
         self._text_before = text_before
         self._request_id = ""
         self._index = held
-        """Tokens of the answer so far."""
+        """Number of tokens of the answer so far."""
         self._has_begun = False
         self._new_filter = new_filter
         self._filter: PartFilter | None = None
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """The rules by which what was assembled ended the answer: nothing else may be shown."""
+        """Rules that ended the answer because of assembled text; nothing else may be shown."""
         return () if self._filter is None else self._filter.blocked
 
     def change(self, response: pb.GenerateResponse) -> bool:
-        """Makes the next message what the caller gets; whether anything is left of it."""
+        """Rewrite the next message for the caller; return whether anything is left of it."""
         if response.HasField("started"):
             self._request_id = response.started.request_id
             self._use_model(response.started.model)
         for notice in response.notices:
             if notice.kind == pb.NOTICE_KIND_ESCALATED:
                 self._use_model(notice.model)
-                self._index = 0  # what a caller had of another model's answer is void
+                self._index = 0  # the answer starts again with another model
         if response.HasField("delta") or response.HasField("finished"):
             self._begin()
             self._change_delta(response)
@@ -273,46 +274,46 @@ class PartEvents:
         self._has_begun = False
 
     def _begin(self) -> None:
-        """Goes over what the caller has had. Only now: tokens with hidden text are computed again."""
+        """Read what the caller already has, before the first piece. Not earlier: its text may have to be computed."""
         if not self._has_begun:
             self._has_begun = True
             if self._index:
-                _, found = self._parse(self._text_before(self._index))
-                self._calls += len(found.calls)
+                _, parsed = self._parse(self._text_before(self._index))
+                self._calls += len(parsed.calls)
 
     def _change_delta(self, response: pb.GenerateResponse) -> None:
-        """Reads the text, and at the end of the answer what was held back of it."""
-        delta, finished, found = response.delta, response.HasField("finished"), Parsed()
+        """Rewrite the text of a message, and at the end of the answer add what was held back."""
+        delta, finished, parsed = response.delta, response.HasField("finished"), Parsed()
         if self.blocked:
             response.ClearField("delta")
             return
         if response.HasField("delta"):
             self._index = delta.index + len(delta.token_ids)
             self._blank_reasoning(delta)
-            delta.reasoning, found = self._parse(delta.text)
+            delta.reasoning, parsed = self._parse(delta.text)
         else:
             delta.index = self._index
         if finished:
-            self._finish(delta, found)
-        self._put(delta, found)
+            self._finish(delta, parsed)
+        self._put(delta, parsed)
         if not (delta.token_ids or delta.text or delta.tool_calls or delta.reasoning):
             response.ClearField("delta")
         if finished and self._calls and response.finished.reason == pb.FINISH_REASON_STOP:
             response.finished.reason = pb.FINISH_REASON_TOOL_CALLS
 
-    def _finish(self, delta: pb.Delta, found: Parsed) -> None:
+    def _finish(self, delta: pb.Delta, parsed: Parsed) -> None:
         """Add what was held back."""
         filter_ = self._filter
         if self._parser is not None:
             rest = self._parser.flush()
-            found.text += rest if filter_ is None else filter_.push(rest)
+            parsed.text += rest if filter_ is None else filter_.push(rest)
         if filter_ is not None:
             text, reasoning = filter_.finish()
-            found.text += text
+            parsed.text += text
             delta.reasoning += reasoning
 
     def _block(self, response: pb.GenerateResponse) -> None:
-        """End the answer; a message in which it ends shows no tokens, which would tell what its text does not."""
+        """End the answer. Its last message has no tokens, which would reveal the text that is not shown."""
         if response.HasField("delta"):
             delta = response.delta
             shown = pb.Delta(index=delta.index, text=delta.text, reasoning=delta.reasoning)
@@ -323,7 +324,7 @@ class PartEvents:
             response.finished.ClearField("stop")
 
     def _parse(self, text: str) -> tuple[str, Parsed]:
-        """Of the next text the reasoning, and what the rest has."""
+        """Return the reasoning in the next text, and what the rest completes."""
         reasoning, rest = self._split(text) if self._marks_reasoning else ("", text)
         parsed = Parsed(rest) if self._parser is None else self._parser.push(rest)
         if self._filter is None:
@@ -335,7 +336,7 @@ class PartEvents:
         return self._filter.push_reasoning(reasoning), parsed
 
     def _blank_reasoning(self, delta: pb.Delta) -> None:
-        """Leave the log-probabilities of tokens of the text alone; before the text is read."""
+        """Remove the log-probabilities of reasoning; called before the text is parsed."""
         if not (self._marks_reasoning and delta.logprobs):
             return
         before = self._reasons
@@ -348,7 +349,7 @@ class PartEvents:
         self._reasons = before
 
     def _split(self, text: str) -> tuple[str, str]:
-        """Of the next text what the model thought, and the rest."""
+        """Split the next text into reasoning and the rest."""
         parts: dict[bool, list[str]] = {True: [], False: []}
         for part in _MARKS.split(text):
             if part in (REASONING, REASONING_END):
@@ -365,13 +366,14 @@ class PartEvents:
         delta.tool_calls.extend(parsed.calls)
 
 
-_WRITTEN_OTHERWISE: Final = re.compile(r"\\|[0-9](?:[eE]|\.[0-9])")
-"""What a value is written with that the caller reads otherwise: escapes, and numbers with a fraction or exponent."""
+_ESCAPED: Final = re.compile(r"\\|[0-9](?:[eE]|\.[0-9])")
+"""Parts of JSON that parse into other text than they are written with: escapes, fractions and exponents."""
 
 
 def _filtered(arguments: str, filter_: PartFilter) -> str:
-    """Return the JSON ``arguments`` with what may be shown of each value."""
-    if _WRITTEN_OTHERWISE.search(arguments) is None:
+    """Return the JSON `arguments` with what may be shown of each value."""
+    # Without escapes, the text of the answer has been filtered as it is.
+    if _ESCAPED.search(arguments) is None:
         return arguments
     value = json.loads(arguments)
     changed = map_texts(value, filter_.value)

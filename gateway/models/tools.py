@@ -1,8 +1,7 @@
-"""Tools that a request offers, calls of them, the texts inside their JSON; and how families of models write calls,
-with the grammar that holds an answer to it.
+"""Tools and tool calls: the texts inside their JSON, the formats of model families, and grammars for answers.
 
-A block of calls: ``opening``, then JSON objects with name and arguments, then ``closing``. Between the
-objects stand blanks and ``separators``.
+A block of tool calls is ``opening``, then JSON objects with name and arguments, then ``closing``. Between the objects
+are blanks and ``separators``.
 """
 
 import hashlib
@@ -19,14 +18,18 @@ _KEYWORD: Final = re.compile(
     r"|integer|items|maxItems|maxLength|maximum|minItems|minLength|minimum|null|number|object|oneOf|pattern|properties"
     r"|required|string|title|type"
 )
-"""Strings of a schema that say nothing; almost half of all."""
+"""Keywords of JSON Schema, which need no inspection: almost half of a schema's strings."""
 
 
 @dataclass(frozen=True)
-class Tool:
-    """A function that the model may ask the caller to run; ``parameters`` is a JSON Schema of its arguments.
+class FunctionTool:
+    """A function that the model may ask the caller to run.
 
-    ``strict``: arguments are held to the schema in every answer.
+    Attributes:
+        name: Name of the function.
+        description: What it does, for the model.
+        parameters: JSON Schema of its arguments.
+        strict: Whether arguments must match the schema in every answer.
     """
 
     name: str
@@ -37,11 +40,12 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call in an earlier turn of a conversation.
+    """A tool call in an earlier turn of a conversation.
 
     Attributes:
-        arguments: The JSON object, or the text that stands in its place where it is none: a call that was cut off
-            stays in its conversation.
+        id: Id that the result of the call refers to.
+        name: Name of the tool.
+        arguments: JSON object, or the text in its place: the conversation may have a truncated call.
     """
 
     id: str
@@ -54,54 +58,55 @@ class ToolUse:
     """The tools that an answer may call.
 
     Attributes:
-        only: the one that it must call, exactly once; empty: any.
-        required: it must have a call.
-        parallel: it may have several calls.
-        schema: JSON Schema of an answer that calls none; empty: it is free.
+        tools: Tools of the request.
+        only: Name of the tool that it must call exactly once; empty for any.
+        required: Whether it must call a tool.
+        parallel: Whether it may have several calls.
+        schema: JSON Schema of an answer without calls; empty if it is free text.
     """
 
-    tools: tuple[Tool, ...]
+    tools: tuple[FunctionTool, ...]
     only: str = ""
     required: bool = False
     parallel: bool = True
     schema: str = ""
 
     @property
-    def callable(self) -> tuple[Tool, ...]:
-        """Those that may be called."""
+    def callable(self) -> tuple[FunctionTool, ...]:
+        """The tools that may be called."""
         return tuple(tool for tool in self.tools if self.only in ("", tool.name))
 
     @property
     def forced(self) -> bool:
-        """Whether the answer must be calls."""
+        """Whether the answer must call a tool."""
         return self.required or bool(self.only)
 
     @property
     def constrained(self) -> bool:
-        """Whether the answer is constrained, to calls or in its calls."""
+        """Whether the text of the answer is constrained by a grammar."""
         return self.forced or bool(self.schema) or any(tool.strict for tool in self.callable)
 
     @property
     def single(self) -> bool:
-        """Whether the answer has one call at most."""
+        """Whether the answer has at most one call."""
         return bool(self.only) or not self.parallel
 
 
 _NUMBER_MIN: Final = 1000
-"""Integers below it are not inspected: no rule finds anything in three digits."""
+"""Smallest integer to inspect: no rule matches three digits."""
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Change each string, key and long integer of the JSON ``value``, except the keywords of schemas.
+    """Return the JSON `value` with `change` applied to each string, key and long integer, except schema keywords.
 
-    An integer becomes a string only where ``change`` gives another text than its digits.
+    An integer becomes a string only if `change` returns another text than its digits.
     """
     if isinstance(value, str):
         return value if _KEYWORD.fullmatch(value) else change(value)
     if isinstance(value, Mapping):
-        return {map_texts(key, change): map_texts(one, change) for key, one in value.items()}
+        return {map_texts(key, change): map_texts(entry, change) for key, entry in value.items()}
     if isinstance(value, list):
-        return [map_texts(one, change) for one in value]
+        return [map_texts(entry, change) for entry in value]
     digits = _digits_of(value)
     if not digits:
         return value
@@ -110,7 +115,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _digits_of(value: Any) -> str:
-    """Return the digits of an integer, however JSON wrote it (``4.1e15``); empty for all else."""
+    """Return the digits of a long integer, also if JSON has it as ``4.1e15``; empty for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     if isinstance(value, float) and not value.is_integer():
@@ -120,27 +125,30 @@ def _digits_of(value: Any) -> str:
 
 def texts_in(value: Any) -> list[str]:
     """Return the texts that `map_texts` changes, in its order."""
-    found: list[str] = []
+    texts: list[str] = []
 
     def note(text: str) -> str:
-        found.append(text)
+        texts.append(text)
         return text
 
     map_texts(value, note)
-    return found
+    return texts
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """One format.
+    """How a family of models writes tool calls.
 
     Attributes:
-        start: stands between ``opening`` and the first object.
-        bare: an answer may begin with an object, without ``opening``.
-        many: whether a block has several calls; else each call has a block.
-        arguments: the key of the arguments in what a model is made to write. In what it writes freely either of
-            "arguments" and "parameters" is taken.
-        id_prefix, id_chars: of the ids that calls get.
+        opening: Text that begins a block.
+        start: Text between the opening and the first object.
+        closing: Text that ends a block.
+        separators: Characters between objects.
+        arguments: Key of the arguments in constrained answers; "arguments" and "parameters" are both read.
+        bare: Whether an answer may begin with an object, without the opening.
+        many: Whether a block may have several calls; otherwise each call is a block.
+        id_prefix: Prefix of the ids of calls.
+        id_chars: Length of the rest of an id.
     """
 
     opening: str
@@ -154,19 +162,19 @@ class ToolFormat:
     id_chars: int = 24
 
     def call_id(self, seed: str) -> str:
-        """An id that depends on ``seed`` alone."""
+        """Return an id for a tool call that depends on `seed` alone."""
         return self.id_prefix + hashlib.sha256(seed.encode()).hexdigest()[: self.id_chars]
 
 
 HERMES: Final = ToolFormat("<tool_call>", "", "</tool_call>", "", arguments="arguments", many=False)
 """Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` for each call."""
 LLAMA3: Final = ToolFormat("<|python_tag|>", "", "", ";", arguments="parameters", bare=True)
-"""Llama 3.1 to 3.3: ``{"name": ..., "parameters": {...}}``, alone or behind ``<|python_tag|>``."""
+"""Llama 3.1 to 3.3: ``{"name": ..., "parameters": {...}}``, alone or after ``<|python_tag|>``."""
 MISTRAL: Final = ToolFormat(
     "[TOOL_CALLS]", "[", "]", ",", arguments="arguments", id_prefix="", id_chars=9
 )
-"""Mistral and Mixtral: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]``. Their templates take ids of 9 letters
-and digits alone."""
+"""Mistral and Mixtral: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]``. Their templates require ids of 9
+letters and digits."""
 
 FORMATS: Final[Mapping[str, ToolFormat]] = {
     "hermes": HERMES,
@@ -176,7 +184,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
 
 
 def guess(template: str) -> ToolFormat | None:
-    """The format that a chat template asks the model for; None: none of ours, or it takes no tools."""
+    """Return the format that a chat template asks the model for; None if unknown or if it takes no tools."""
     if "tools" not in template:
         return None
     if HERMES.opening in template:
@@ -186,24 +194,29 @@ def guess(template: str) -> ToolFormat | None:
     return LLAMA3 if LLAMA3.opening in template or "ipython" in template else None
 
 
-# The grammar of an answer with calls. It must be calls, or calls or a text of a JSON schema, or it is free; what it
-# calls is held to the schemas of strict tools.
+# The grammar of an answer: tool calls alone, or tool calls or JSON by a schema, or free text with tool calls.
 
 CALLS_MAX: Final = 16
-"""Most calls in one answer: a weak model would begin another one again and again."""
+"""Most tool calls in one answer: a weak model would begin another one again and again."""
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY: Final = r"(.|\n)*"
 _NO_OBJECT: Final = r"[ \t\r\n]*([^{ \t\r\n](.|\n)*)?"
-"""A text that a format without an opening does not take for calls."""
+"""Text that a format without an opening does not take for tool calls."""
 
 
 def grammar_of(form: ToolFormat, use: ToolUse, opening_id: int | None = None) -> str:
-    """``opening_id``: the token of the format's opening, where it is one of the model's special tokens."""
+    """Return the grammar of an answer, for llguidance.
+
+    Args:
+        form: The model's format.
+        use: Tools that the answer may call.
+        opening_id: Token of the format's opening, if it is one of the model's special tokens.
+    """
     opening = _literal(form.opening) if opening_id is None else f"<[{opening_id}]>"
     if use.forced:
         rules = [f"start: {_calls(form, use, opening)}", _block(form, use)]
     elif use.schema:
-        # A call without an opening could not be told from such a text before its end.
+        # A bare call could not be told from JSON by the schema before its end.
         calls = _calls(replace(form, bare=False), use, opening)
         answer = json_in_lark(json.loads(use.schema))
         rules = [f"start: {calls} | answer", f"answer: {answer}", _block(form, use)]
@@ -213,26 +226,26 @@ def grammar_of(form: ToolFormat, use: ToolUse, opening_id: int | None = None) ->
     rules.append("tool: " + " | ".join(f"tool_{i}" for i in range(len(tools))))
     for i, tool in enumerate(tools):
         head = f'{{"name": "{tool.name}", "{form.arguments}": '
-        held = use.forced or tool.strict
-        arguments = arguments_of(tool) if held else {"type": "object"}
+        by_schema = use.forced or tool.strict
+        arguments = arguments_of(tool) if by_schema else {"type": "object"}
         rules.append(f'tool_{i}: {_literal(head)} arguments_{i} "}}"')
         rules.append(f"arguments_{i}: {json_in_lark(arguments)}")
     return "\n".join(rules) + "\n"
 
 
-def arguments_of(tool: Tool) -> dict[str, object]:
-    """The schema of a tool's arguments, which are an object whatever else it says."""
+def arguments_of(tool: FunctionTool) -> dict[str, object]:
+    """Return the JSON Schema of a tool's arguments, which are always an object."""
     return {"type": "object", **tool.parameters} if tool.parameters else dict(_NO_ARGUMENTS)
 
 
 def _calls(form: ToolFormat, use: ToolUse, opening: str) -> str:
-    """Calls and nothing else."""
+    """Return the rule for tool calls and nothing else."""
     call = "block" if form.bare else f"{opening} block"
     return call if form.many else _repeated(call, "\n", use)
 
 
 def _free(form: ToolFormat, use: ToolUse, opening: str, opening_id: int | None) -> list[str]:
-    """Text, in which every opening begins a block."""
+    """Return the rules for text in which every opening begins a block."""
     text = _NO_OBJECT if form.bare else _ANY
     if opening_id is not None:
         before = [f"before: TEXT {opening}", f"TEXT: /{text}/"]
@@ -247,11 +260,11 @@ def _free(form: ToolFormat, use: ToolUse, opening: str, opening_id: int | None) 
 
 
 def _block(form: ToolFormat, use: ToolUse) -> str:
-    """What follows an opening."""
+    """Return the rule for what follows an opening."""
     if not form.many:
         return f'block: "\\n" tool "\\n" {_literal(form.closing)}'
     calls = _repeated("tool", f"{form.separators} ", use)
-    ends = [_literal(one) if one else "" for one in (form.start, form.closing)]
+    ends = [_literal(text) if text else "" for text in (form.start, form.closing)]
     return f"block: {ends[0]} {calls} {ends[1]}"
 
 
@@ -260,5 +273,5 @@ def _repeated(rule: str, separator: str, use: ToolUse) -> str:
 
 
 def _literal(text: str) -> str:
-    """``text`` in quotes, as Lark takes it."""
+    """Return `text` as a literal of Lark."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,1 +1,1 @@
-"""Records for `Explain`, the audit, and outcomes for learning; stored in JetStream without delaying answers."""
+"""Store request records, audit entries and outcomes for learning in JetStream, without delaying answers."""

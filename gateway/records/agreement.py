@@ -1,10 +1,10 @@
-"""Agreement of two answers to one prompt. Pure code; docs/concepts/routing.md lists the rules with examples.
+"""Measure how far two answers to one prompt agree; docs/concepts/routing.md has examples.
 
 The first rule that applies to both answers decides:
 
-1. The texts are equal but for case, white space and marks at the ends: 1.
-2. Both state a final number: 1 when it is the same, else 0.
-3. Both state a final choice, such as "B": 1 when it is the same, else 0.
+1. The texts are equal except for case, white space and punctuation at the ends: 1.
+2. Both state a final number: 1 if it is the same, else 0.
+3. Both state a final choice, such as "B": 1 if it is the same, else 0.
 4. The F1 score of their words, as in SQuAD (Rajpurkar et al. 2016).
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 from gateway.routing.learned.features import ends
 
 READ_CHARS_MAX: Final = 16_384
-"""Of a longer answer only both ends are read."""
+"""Most characters of an answer that are compared; of a longer one its two ends."""
 
 _NUMBER: Final = r"-?[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _MARKED: Final = re.compile(
@@ -35,7 +35,7 @@ _TOLERANCE: Final = 1e-6
 
 
 def agreement(one: str, other: str) -> float:
-    """From 0, nothing in common, to 1, the same answer."""
+    """Return the agreement of two answers, from 0 for nothing in common to 1 for the same answer."""
     one, other = ends(one, READ_CHARS_MAX).strip(), ends(other, READ_CHARS_MAX).strip()
     if _plain(one) == _plain(other):
         return 1.0
@@ -49,19 +49,19 @@ def agreement(one: str, other: str) -> float:
 
 
 def final_number(text: str) -> float | None:
-    """The final number of ``text``: marked as the answer, or alone on the last line, or after ":" or "=" there."""
-    if text.startswith(("{", "[", "```")):  # JSON: its last value is no result
+    """Return the final number: marked as the answer, or alone on the last line, or after ":" or "=" there."""
+    if text.startswith(("{", "[", "```")):  # the last value of JSON or code is not a result
         return None
     marked = _MARKED.findall(text)
-    found = marked[-1] if marked else None
-    if found is None:
+    number = marked[-1] if marked else None
+    if number is None:
         line = _LAST_LINE.fullmatch(_last_line(text))
-        found = line[1] if line else None
-    return None if found is None else float(re.sub("[$€£,]", "", found))
+        number = line[1] if line else None
+    return None if number is None else float(re.sub("[$€£,]", "", number))
 
 
 def final_choice(text: str) -> str:
-    """The letter that ``text`` chooses, in capitals: at its beginning or alone on the last line; empty: none."""
+    """Return the chosen letter in upper case: at the beginning or alone on the last line; empty if there is none."""
     leading = _LEADING_CHOICE.match(text)
     if leading:
         return leading[1]
@@ -74,7 +74,7 @@ def _plain(text: str) -> str:
 
 
 def _last_line(text: str) -> str:
-    """The last line, cut to its end: the patterns take time quadratic in the white space of a line."""
+    """Return the end of the last line; it is cut, because the patterns take time quadratic in its white space."""
     return text.rpartition("\n")[2][-_LINE_CHARS_MAX:].strip(" \t*`}")
 
 

@@ -1,6 +1,6 @@
-"""The labels of an outcome: how good the answers of a weak and a strong model to one request were.
+"""Compute the labels of an outcome: how good the answers of a weak and a strong model to one request were.
 
-Routers are trained on them. Pure code over the message that is stored.
+Routers are trained on these labels.
 """
 
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from sluice.wire.clock import timestamp
 
 
 class Label(NamedTuple):
-    """How good an answer was, 0 to 1, and how that is known."""
+    """The quality of an answer, from 0 to 1, and where it comes from."""
 
     quality: float
     source: "pb.OutcomeSource.ValueType"
 
 
 def response_of(outcome: Outcome, grade: float | None) -> pb.StreamOutcomesResponse | None:
-    """An outcome with its labels; None where neither model's label is known."""
+    """Return an outcome with its labels; None if neither label is known."""
     compared = None
     if outcome.HasField("comparison"):
         source = (
@@ -49,11 +49,12 @@ def response_of(outcome: Outcome, grade: float | None) -> pb.StreamOutcomesRespo
 def labels(
     strong_answered: bool, compared: Label | None, grade: float | None
 ) -> tuple[Label | None, Label | None]:
-    """The labels of the weak and of the strong model; None: not known.
+    """Return the labels of the weak and of the strong model; None if unknown.
 
     Args:
-        strong_answered: which model's answer the caller got; the ``grade``, 0 to 1, is of that.
-        compared: how far the two answers agree, and what the second one came from.
+        strong_answered: Whether the caller got the strong model's answer.
+        compared: How far the two answers agree, and where the second one comes from.
+        grade: Grade of the caller's answer, from 0 to 1.
 
     | compared | graded | answered by | weak | strong |
     |---|---|---|---|---|
@@ -64,8 +65,8 @@ def labels(
     | agreement a | g | strong | a g | g |
     | agreement a | g | weak | g | 1 - a (1 - g) |
 
-    Without a grade the strong model's answer is the reference. With one, both get it where they agree; where they do
-    not, a weak answer is as far from right as from the strong one, and a strong answer stays the reference.
+    Without a grade, the strong model's answer is the reference. A grade holds for both answers as far as they agree. As
+    far as they do not, an ungraded weak answer counts as wrong, and an ungraded strong answer as right.
     """
     graded = None if grade is None else Label(grade, pb.OUTCOME_SOURCE_GRADE)
     if compared is None:

@@ -1,9 +1,8 @@
-"""Records, audit entries, outcomes and events in JetStream.
+"""Store records, audit entries and outcomes in JetStream, and read them back.
 
-They are written in the background. While JetStream does not follow, records are dropped and counted; audit entries
-have a queue of their own and never are: requests are refused instead (`BackgroundWriter.is_full`). The
-sender of a grade waits until it is stored.
-The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has opted out since, are not returned.
+They are written in the background. While JetStream is too slow, records are dropped and counted. Audit entries have a
+queue of their own and are never dropped: requests are refused instead (`BackgroundWriter.is_full`). A grade is
+confirmed only once it is stored. Prompts are returned only of tenants that opt in now (routing.outcomes.tenants).
 """
 
 import asyncio
@@ -36,39 +35,41 @@ from sluice.wire.jetstream import answering
 
 M = TypeVar("M", bound=Message)
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 READ_S: Final = 2.0
+"""Timeout of a read, in seconds."""
 TRACE_REQUESTS_MAX: Final = 1000
-"""Requests of one trace that are looked at; a caller may send any number with one trace id."""
+"""Most requests of one trace that are read, because a caller can send any number with one trace id."""
 TRACE_OTHERS_MAX: Final = 100
-"""Other requests of a trace that are named beside the latest."""
+"""Most other requests of a trace that are named beside the latest."""
 GATHER_S: Final = 0.1
-"""Records are gathered for so long: each write to NATS costs a request as much as its routing, seconds."""
-_WHAT: Final = "what is kept of requests cannot be read or written"
+"""How long records are gathered before a write, in seconds: each write costs as much CPU as routing a request."""
+_UNAVAILABLE: Final = "stored records cannot be read or written"
 _MIB: Final = 1024 * 1024
 
 
 class RecordStore:
-    """The one owner of `SLUICE_RECORDS`, `SLUICE_AUDIT` and `SLUICE_OUTCOMES` in this process.
+    """The owner of the streams `SLUICE_RECORDS`, `SLUICE_AUDIT` and `SLUICE_OUTCOMES` in this process.
 
-    What reads or grades raises TransportUnavailable when JetStream does not answer.
+    Methods that read or grade raise TransportUnavailable when JetStream does not answer.
 
     Attributes:
-        dropped: records, outcomes and events that were too large or found no room.
+        audit_writer: Writer of audit entries.
+        dropped: Number of records and outcomes that were dropped.
     """
 
     def __init__(
         self, settings: RecordsSettings, in_force: Callable[[], Settings], replicas: int = 1
     ) -> None:
-        """``in_force``: the settings of the policies that hold when it is called."""
+        """Prepare the store; `in_force` returns the current settings of policies."""
         self.dropped = 0
         self._replicas = replicas
         self._in_force = in_force
         self._writer = BackgroundWriter(GATHER_S)
         self.audit_writer = BackgroundWriter()
         self._streams: dict[str | None, StreamConfig] = {}
-        """By name, those that were made."""
+        """Streams that exist, by name."""
         self._settings = settings
         self._records_share = TenantShares(
             subjects.RECORDS_STREAM,
@@ -83,24 +84,23 @@ class RecordStore:
         self._client: Client | None = None
 
     async def start(self, client: Client) -> None:
-        """Creates the streams, or gives them the configured limits.
+        """Create the streams, or update their limits.
 
         Raises:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
         self._client = client
-        kept, streams = self._settings, list[StreamConfig]()
-        if kept.enabled:
-            streams.append(jetstream.records_stream(kept.max_mib * _MIB, kept.max_age_h * 3600))
-        if kept.audit_enabled:
-            limits = kept.audit_max_mib * _MIB, kept.audit_max_age_h * 3600
-            streams.append(jetstream.audit_stream(*limits))
-        for config in streams:
-            await self._ensure(config)
+        settings = self._settings
+        if settings.enabled:
+            max_bytes, max_age_s = settings.max_mib * _MIB, settings.max_age_h * 3600
+            await self._ensure(jetstream.records_stream(max_bytes, max_age_s))
+        if settings.audit_enabled:
+            max_bytes, max_age_s = settings.audit_max_mib * _MIB, settings.audit_max_age_h * 3600
+            await self._ensure(jetstream.audit_stream(max_bytes, max_age_s))
         await self.ensure_outcomes(self._in_force().routing.outcomes)
 
     async def ensure_outcomes(self, settings: OutcomeSettings) -> None:
-        """Outcomes can be kept as ``settings`` say; raises as `start`."""
+        """Create the stream of outcomes if a tenant opts in; raise as `start`."""
         if settings.tenants:
             config = jetstream.outcomes_stream(settings.max_mib * _MIB, settings.max_age_h * 3600)
             await self._ensure(config)
@@ -110,30 +110,30 @@ class RecordStore:
         self._streams[config.name] = config
 
     async def restore(self) -> None:
-        """Create the streams that NATS has lost, empty; raises as `start`."""
+        """Create streams again that NATS has lost; raise as `start`."""
         for config in (*self._streams.values(), jetstream.DEAD_LETTERS):
             await jetstream.restore_stream(self._js, config, self._replicas)
 
     async def run(self) -> None:
-        """Writes what is queued until it is cancelled."""
+        """Write queued messages until cancelled."""
         assert self._client is not None, "started"
         writers = self._writer.run(self._client), self.audit_writer.run(self._client)
         shares = self._records_share.keep(self._js), self._audit_share.keep(self._js)
         await asyncio.gather(*writers, *shares)
 
     async def flush(self, limit_s: float) -> None:
-        """Returns when all is written, or after ``limit_s`` seconds; `run` must be running."""
+        """Wait until all is written, at most `limit_s` seconds; `run` must be running."""
         await asyncio.gather(self._writer.flush(limit_s), self.audit_writer.flush(limit_s))
 
     def write_record(self, record: pb.RequestRecord) -> None:
-        """Queues ``record``; it replaces an earlier one of the same request."""
+        """Queue a record, which replaces an earlier one of the same request."""
         if self._settings.enabled:
             subject = subjects.record(record.request_id, record.trace_id, record.tenant)
             if self._put(subject, record, record.tenant) and self._settings.tenant_share < 1:
                 self._records_share.count(record.tenant, subject, record.ByteSize())
 
     def append_audit(self, entry: AuditEntry) -> None:
-        """Queues ``entry``, also without room; it holds all that an earlier one of the same request holds."""
+        """Queue an audit entry even if the queue is full; it must include any earlier one of the same request."""
         if self._settings.audit_enabled:
             subject = subjects.audit(entry.tenant, entry.request_id)
             keep_s = self._in_force().retention_s(entry.tenant)
@@ -143,26 +143,26 @@ class RecordStore:
                 self._audit_share.count(entry.tenant, subject, len(payload))
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """Queues ``outcome``; it replaces an earlier one of the same request."""
+        """Queue an outcome, which replaces an earlier one of the same request."""
         subject = subjects.outcome(outcome.tenant, outcome.request_id)
         self._put(subject, outcome, outcome.tenant)
 
     async def grade(self, request_id: str, grade: pb.Grade, tenant: str | None) -> pb.RequestRecord:
-        """Stores ``grade`` of a request of ``tenant`` (None: of any); returns the record when it is stored.
+        """Store the grade of a request of `tenant` (None for any), and return the record.
 
-        It is stored with the record and with the outcome. Outcomes may be kept longer: of a record that is gone request
-        and tenant are left.
+        The grade is stored beside the record and beside the outcome. Outcomes may be kept longer; if only the outcome
+        is left, the returned record has only the request id and the tenant.
 
         Raises:
-            RecordUnknown: nothing is kept of the request.
+            RecordUnknown: Neither is stored.
         """
         record = await self._record_of(request_id)
         _check_tenant(record.tenant, tenant)
-        stored = [subjects.grade(request_id)] if self._settings.enabled else []
+        grade_subjects = [subjects.grade(request_id)] if self._settings.enabled else []
         if record.tenant in self._in_force().routing.outcomes.tenants:
-            stored.append(subjects.outcome_grade(record.tenant, request_id))
-        with answering(_WHAT):
-            for subject in stored:
+            grade_subjects.append(subjects.outcome_grade(record.tenant, request_id))
+        with answering(_UNAVAILABLE):
+            for subject in grade_subjects:
                 await self._js.publish(
                     subject,
                     pack(grade),
@@ -172,10 +172,10 @@ class RecordStore:
         return record
 
     async def explain(self, request_id: str, tenant: str | None) -> pb.GetRequestRecordResponse:
-        """The record of a request of ``tenant`` (None: of any), and its grade.
+        """Return the record and the grade of a request of `tenant` (None for any).
 
         Raises:
-            RecordUnknown: nothing is kept.
+            RecordUnknown: There is no record.
         """
         record = await self._request_record(request_id)
         _check_tenant(record.tenant, tenant)
@@ -187,45 +187,46 @@ class RecordStore:
         return response
 
     async def explain_trace(self, trace_id: str, tenant: str | None) -> pb.GetRequestRecordResponse:
-        """Return what `explain` does of the latest request in a trace, and the ids of the others.
+        """Return record and grade of the latest request in a trace, and the ids of the others.
 
         Raises:
-            RecordUnknown: nothing is kept of any of ``tenant``.
+            RecordUnknown: There is no record of a request of `tenant`.
         """
-        found = await self._requests_of(trace_id, tenant)
-        if not found:
+        request_ids = await self._requests_of(trace_id, tenant)
+        if not request_ids:
             raise _unknown()
-        *others, latest = found
+        *others, latest = request_ids
         response = await self.explain(latest, tenant)
         response.other_request_ids.extend(others[-TRACE_OTHERS_MAX:])
         return response
 
     async def _requests_of(self, trace_id: str, tenant: str | None) -> list[str]:
-        """Return the ids of the requests of ``tenant`` in a trace, in the order of their arrival."""
-        subject, found = subjects.record(subjects.ANY, trace_id, subjects.ANY), dict[str, int]()
+        """Return the ids of the requests of `tenant` in a trace, in order of arrival."""
+        subject = subjects.record(subjects.ANY, trace_id, subjects.ANY)
+        arrivals = dict[str, int]()
         async with aclosing(self._read(subject, subjects.RECORDS_STREAM)) as messages:
             async for message in messages:
                 record = unpack(pb.RequestRecord, message.data)
                 if tenant in (None, record.tenant):
-                    found[record.request_id] = record.arrival_time.ToNanoseconds()
-                if len(found) == TRACE_REQUESTS_MAX:
+                    arrivals[record.request_id] = record.arrival_time.ToNanoseconds()
+                if len(arrivals) == TRACE_REQUESTS_MAX:
                     break
-        return sorted(found, key=found.__getitem__)
+        return sorted(arrivals, key=arrivals.__getitem__)
 
     async def audit_entry(self, request_id: str, tenant: str | None) -> AuditEntry:
-        """The audit entry of a request of ``tenant`` (None: of any); raises `RecordUnknown` when there is none."""
+        """Return the audit entry of a request of `tenant` (None for any); raise RecordUnknown if there is none."""
         if not self._settings.audit_enabled:
-            raise RecordUnknown("the audit is switched off: see records.audit_enabled")
+            raise RecordUnknown("the audit is disabled; set records.audit_enabled")
         subject = subjects.audit(tenant or subjects.ANY, request_id)
         return await self._last(AuditEntry, subjects.AUDIT_STREAM, subject)
 
     async def list_outcomes(
         self, tenants: Sequence[str], since_unix_ms: float
     ) -> AsyncGenerator[pb.StreamOutcomesResponse, None]:
-        """Outcomes of ``tenants`` (empty: of all) of which a label is known, tenant by tenant.
+        """Yield the outcomes of `tenants` (empty for all) that have a label, tenant by tenant.
 
         Raises:
-            OutcomesNotKept: no tenant opts in, or one of ``tenants`` does not.
+            OutcomesNotKept: No tenant opts in, or one of `tenants` does not.
         """
         for tenant in self._opted_in(tenants):
             grades = {
@@ -239,16 +240,16 @@ class RecordStore:
                     yield response
 
     def _put(self, subject: str, message: Message, tenant: str) -> bool:
-        """Queue ``message``; return False when it is dropped."""
+        """Queue a message; return False if it is dropped."""
         payload = message.SerializeToString()
         if not self._writer.is_full and len(payload) <= MAX_MESSAGE_BYTES:
             self._writer.put(subject, payload, self._in_force().retention_s(tenant))
             return True
         self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 ...: a flood does not fill the log
-            _log.warning(
-                "%d records dropped: too large, or JetStream does not follow", self.dropped
-            )
+        if (
+            self.dropped & (self.dropped - 1) == 0
+        ):  # logged at 1, 2, 4, 8 ...: a flood does not fill the log
+            logger.warning("dropped %d records: too large, or JetStream is too slow", self.dropped)
         return False
 
     @property
@@ -257,18 +258,16 @@ class RecordStore:
         return self._client.jetstream()
 
     async def _record_of(self, request_id: str) -> pb.RequestRecord:
-        """What is left of a record; raises as `grade`."""
+        """Return the record of a request, or what its outcome tells of it; raise as `grade`."""
         try:
             return await self._request_record(request_id)
         except RecordUnknown:
-            subject, kept = (
-                subjects.outcome(subjects.ANY, request_id),
-                self._in_force().routing.outcomes,
-            )
+            tenants = self._in_force().routing.outcomes.tenants
+            subject = subjects.outcome(subjects.ANY, request_id)
             with suppress(RecordUnknown):
-                if kept.tenants:
+                if tenants:
                     outcome = await self._last(Outcome, subjects.OUTCOMES_STREAM, subject)
-                    if outcome.tenant in kept.tenants:
+                    if outcome.tenant in tenants:
                         return pb.RequestRecord(request_id=request_id, tenant=outcome.tenant)
             raise
 
@@ -278,27 +277,25 @@ class RecordStore:
 
     async def _record(self, kind: type[M], subject: str, *, direct: bool = False) -> M:
         if not self._settings.enabled:
-            raise RecordUnknown("records are switched off: see records.enabled")
+            raise RecordUnknown("records are disabled; set records.enabled")
         return await self._last(kind, subjects.RECORDS_STREAM, subject, direct=direct)
 
     def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:
-        kept = self._in_force().routing.outcomes.tenants
-        strange = [tenant for tenant in tenants if tenant not in kept]
-        if strange or not kept:
-            who = f"of {strange[0]}" if strange else "of any tenant"
+        opted_in = self._in_force().routing.outcomes.tenants
+        others = [tenant for tenant in tenants if tenant not in opted_in]
+        if others or not opted_in:
+            who = others[0] if others else "any tenant"
             raise OutcomesNotKept(
-                f"no outcomes are kept {who}; a tenant that lets its prompts be kept is named in"
-                " routing.outcomes.tenants"
+                f"no outcomes are kept of {who}; name tenants that opt in under routing.outcomes.tenants"
             )
-        return list(dict.fromkeys(tenants)) or kept
+        return list(dict.fromkeys(tenants)) or opted_in
 
     async def _last(self, kind: type[M], stream: str, subject: str, *, direct: bool = False) -> M:
-        """Return the last message of ``subject``; raises RecordUnknown when there is none.
+        """Return the last message of a subject; raise RecordUnknown if there is none.
 
-        Only the stream itself finds a subject with a wildcard (tenant or trace are not known): then it is not
-        ``direct``.
+        A `direct` read is cheaper, but does not support wildcards in the subject.
         """
-        with answering(_WHAT):
+        with answering(_UNAVAILABLE):
             try:
                 async with asyncio.timeout(READ_S):
                     message = await self._js.get_last_msg(stream, subject, direct=direct)
@@ -307,7 +304,7 @@ class RecordStore:
         return unpack(kind, message.data or b"")
 
     async def forget(self, tenant: str) -> pb.ForgetTenantResponse:
-        """Deletes records, audit entries, outcomes and dead letters of ``tenant``; returns how many of each."""
+        """Delete records, audit entries, outcomes and dead letters of `tenant`; return the number of each."""
         dead = [
             message.metadata.sequence.stream
             async for message in self._read(
@@ -336,37 +333,37 @@ class RecordStore:
         )
 
     async def _purge(self, stream: str, subject: str) -> int:
-        """How many messages were purged; 0 also when there is no such stream."""
-        with answering(_WHAT), suppress(NotFoundError):
+        """Purge a subject; return the number of messages, 0 if there is no such stream."""
+        with answering(_UNAVAILABLE), suppress(NotFoundError):
             before = (await self._js.stream_info(stream)).state.messages
             await self._js.purge_stream(stream, subject=subject)
             return before - (await self._js.stream_info(stream)).state.messages
         return 0
 
     async def _delete(self, sequence: int) -> None:
-        """A dead letter; one that is gone makes no difference."""
-        with answering(_WHAT), suppress(APIError):
+        """Delete a dead letter, if it still exists."""
+        with answering(_UNAVAILABLE), suppress(APIError):
             await self._js.delete_msg(subjects.DEAD_LETTERS_STREAM, sequence)
 
     async def _read(
         self, subject: str, stream: str = subjects.OUTCOMES_STREAM
     ) -> AsyncGenerator[Msg, None]:
-        """Yield all messages of ``subject``, which may have wildcards; none when there is no such stream."""
-        found = jetstream.stored_messages(self._js, stream, subject, READ_S)
-        with answering(_WHAT), suppress(NotFoundError):
-            async with aclosing(found):
-                async for message in found:
+        """Yield all messages of a subject, which may have wildcards; none if there is no such stream."""
+        messages = jetstream.stored_messages(self._js, stream, subject, READ_S)
+        with answering(_UNAVAILABLE), suppress(NotFoundError):
+            async with aclosing(messages):
+                async for message in messages:
                     yield message
 
 
 def _check_tenant(owner: str, tenant: str | None) -> None:
-    """Another tenant's request is unknown, like one that never was."""
+    """Raise RecordUnknown for the request of another tenant, as if it did not exist."""
     if tenant is not None and owner != tenant:
         raise _unknown()
 
 
 def _tenant_of_task(payload: bytes) -> str:
-    """Of a dead letter; empty when its payload is no task, or was left out."""
+    """Return the tenant of a dead letter; empty if its payload is invalid or was left out."""
     try:
         return unpack(Task, payload).tenant
     except MalformedMessage:
@@ -375,5 +372,5 @@ def _tenant_of_task(payload: bytes) -> str:
 
 def _unknown() -> RecordUnknown:
     return RecordUnknown(
-        "nothing is kept of this request: it is too old, unknown, or still running"
+        "there is no record of this request: it is too old, unknown, or still running"
     )

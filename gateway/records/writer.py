@@ -1,7 +1,7 @@
-"""Writes messages to JetStream beside the answers.
+"""Write messages to JetStream in the background.
 
-The queue is bounded in bytes. Its owner decides what happens when it has no room: records are dropped and counted, and
-a request that would have to be audited is refused.
+The queue is bounded in bytes. Its owner decides what happens when it is full: records are dropped, while requests that
+must be audited are refused.
 """
 
 import asyncio
@@ -16,38 +16,40 @@ from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 from nats.js.api import Header
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 QUEUE_MAX_BYTES: Final = 32 * 1024 * 1024
-"""Bytes that may wait to be written, and are being written."""
+"""Most bytes of pending messages, including those that are being written."""
 MESSAGE_BYTES: Final = 512
-"""What a message that waits takes beside its payload."""
+"""Bytes that a pending message takes beside its payload."""
 BATCH_MAX: Final = 64
-"""Messages that are written at once."""
+"""Most messages that are written at once."""
 WRITE_S: Final = 5.0
+"""Timeout of a write, in seconds."""
 _RETRY_S: Final = 1.0
+"""Pause after a failed write, in seconds."""
 
 Message = tuple[str, bytes, float | None]
-"""Subject, payload, and how long JetStream keeps it, seconds (None: as long as the stream)."""
+"""Subject, payload, and retention in seconds (None for that of the stream)."""
 Results = Sequence[object]
-"""Of each message; an exception: it was not stored."""
+"""One result for each message; an exception means that it was not stored."""
 
 
 class BackgroundWriter:
-    """The queue of messages to be written, and the task that writes them.
+    """A queue of pending messages, and the task that writes them.
 
     Args:
-        gather_s: how long messages are gathered, seconds; JetStream then confirms the last of them, because it takes
-            those of one connection in order. With 0 it confirms each.
+        gather_s: How long messages are gathered, in seconds. JetStream then confirms only the last of a batch, as it
+            stores messages of one connection in order. With 0 it confirms each.
 
     Attributes:
-        is_full: no other message may be queued.
+        is_full: Whether the queue has reached its bound.
     """
 
     def __init__(self, gather_s: float = 0.0) -> None:
         self._gather_s = gather_s
         self._queue: dict[str, Message] = {}
-        """By subject, oldest first."""
+        """Pending messages by subject, oldest first."""
         self._bytes = 0
         self.is_full = False
         self._wakeup = asyncio.Event()
@@ -55,7 +57,7 @@ class BackgroundWriter:
         self._empty.set()
 
     def put(self, subject: str, payload: bytes, keep_s: float | None = None) -> None:
-        """Queues a message, instead of one for the same subject that still waits."""
+        """Queue a message, which replaces a pending one of the same subject."""
         self._forget(self._queue.get(subject))
         self._queue[subject] = subject, payload, keep_s
         self._count(MESSAGE_BYTES + len(payload))
@@ -63,7 +65,7 @@ class BackgroundWriter:
         self._wakeup.set()
 
     async def run(self, client: Client) -> None:
-        """Writes until it is cancelled."""
+        """Write queued messages until cancelled."""
         write = self._write_last_confirmed if self._gather_s else self._write_confirmed
         while True:
             await self._wakeup.wait()
@@ -71,18 +73,20 @@ class BackgroundWriter:
             while self._queue:
                 try:
                     await self._write_batch(partial(write, client))
-                except Exception:  # the task would end, and nothing would be written any more
-                    _log.exception("messages were not written")
+                except (
+                    Exception
+                ):  # otherwise the task would end, and nothing would be written any more
+                    logger.exception("writing a batch of messages failed")
             self._wakeup.clear()
             self._empty.set()
 
     async def flush(self, limit_s: float) -> None:
-        """Returns when the queue is empty, or after ``limit_s`` seconds; `run` must be running."""
+        """Wait until the queue is empty, at most `limit_s` seconds; `run` must be running."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._empty.wait()
         except TimeoutError:
-            _log.warning("%d messages were not written", len(self._queue))
+            logger.warning("%d messages were not written within %g s", len(self._queue), limit_s)
 
     def _forget(self, message: Message | None) -> None:
         if message is not None:
@@ -93,7 +97,7 @@ class BackgroundWriter:
         self.is_full = self._bytes >= QUEUE_MAX_BYTES
 
     async def _write_batch(self, write: Callable[[Sequence[Message]], Awaitable[Results]]) -> None:
-        """Writes the oldest; what failed is queued again in its place, unless there is something newer."""
+        """Write the oldest messages; queue failed ones again, unless a newer message of the subject is pending."""
         batch = dict(islice(self._queue.items(), BATCH_MAX))
         for key in batch:
             del self._queue[key]
@@ -125,7 +129,7 @@ class BackgroundWriter:
                 headers = None if ttl_s is None else {Header.MSG_TTL.value: f"{ttl_s:.0f}s"}
                 await client.publish(name, data, headers=headers)
             await client.jetstream().publish(subject, payload, timeout=WRITE_S, msg_ttl=keep_s)
-        except MaxPayloadError:  # of one; the others shall not be given up with it
+        except MaxPayloadError:  # one message is too large: write the others one by one
             return await BackgroundWriter._write_confirmed(client, messages)
         except (TimeoutError, NatsError) as error:
             return [error] * len(messages)
@@ -133,10 +137,10 @@ class BackgroundWriter:
 
 
 def _failed(result: object) -> bool:
-    """Whether a message must be written again. One that NATS will never take is given up."""
+    """Return whether a message must be written again; log and give up one that NATS will never accept."""
     if not isinstance(result, BaseException):
         return False
     if isinstance(result, MaxPayloadError) or not isinstance(result, TimeoutError | NatsError):
-        _log.error("a message was given up", exc_info=result)
+        logger.error("dropped a message that NATS does not accept", exc_info=result)
         return False
     return True

@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gateway.models.tokenizer import ModelTokenizer, Piece
+from gateway.models.tokenizer import ModelTokenizer, TokenText
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1.inference_pb2 import TokenLogprob, TokenLogprobs
 from sluice.wire.tokens import VisibleToken
 
 Token = tuple[VisibleToken, Logprobs | None]
 """Id and log-probabilities of one token."""
-PieceOf = Callable[[int, bool], Piece]
+PieceOf = Callable[[int, bool], TokenText]
 """What a token is, alone, at the beginning of a text or behind other text."""
 _REPLACEMENT = "\ufffd"
 
@@ -81,11 +81,11 @@ class PublicLogprobs:
             for token, piece in zip(group.tokens, pieces, strict=True)
         ]
 
-    def _pieces(self, group: TokenGroup, shown: str) -> list[Piece | None]:
+    def _pieces(self, group: TokenGroup, shown: str) -> list[TokenText | None]:
         """Return what each token adds to the text; None: nothing that a caller sees."""
         token_ids = [token_id for token_id, _ in group.tokens]
         texts = [at for at, one in enumerate(token_ids) if one not in self._stop_token_ids]
-        pieces: list[Piece | None] = [Piece("", b"") for _ in token_ids]
+        pieces: list[TokenText | None] = [TokenText("", b"") for _ in token_ids]
         if not texts:
             return pieces
         if shown != group.text:
@@ -94,13 +94,13 @@ class PublicLogprobs:
         joined = b"".join(piece.data for piece in alone)
         if shown == group.text == joined.decode(errors="replace"):
             for at, piece in zip(texts, alone, strict=True):
-                pieces[at] = Piece("", piece.data)
-            pieces[texts[-1]] = Piece(shown, alone[-1].data)
+                pieces[at] = TokenText("", piece.data)
+            pieces[texts[-1]] = TokenText(shown, alone[-1].data)
         else:
-            pieces[texts[-1]] = Piece(shown, shown.encode())
+            pieces[texts[-1]] = TokenText(shown, shown.encode())
         return pieces
 
-    def _entry(self, token: Token, piece: Piece, is_first: bool) -> TokenLogprobs | None:
+    def _entry(self, token: Token, piece: TokenText, is_first: bool) -> TokenLogprobs | None:
         token_id, logprobs = token
         if token_id is None or logprobs is None:
             return None
@@ -125,7 +125,7 @@ def scored_entries(
     tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[Logprobs], most: int
 ) -> list[TokenLogprobs]:
     """Return an entry for each token of a whole text, with at most ``most`` alternatives."""
-    detokenizer, public = tokenizer.detokenizer(), PublicLogprobs(tokenizer.piece, most, ())
+    detokenizer, public = tokenizer.detokenizer(), PublicLogprobs(tokenizer.token_text, most, ())
     groups, tokens, start = list[TokenGroup](), list[Token](), 0
     for token_id, logged in zip(token_ids, logprobs, strict=True):
         tokens.append((token_id, logged))

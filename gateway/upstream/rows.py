@@ -241,7 +241,7 @@ def _open_text(
         tokenizer.detokenizer(tools=request.tools is not None, stops=stops),
         stops,
         tokenizer.stop_token_ids.union(sampling.stop_token_ids),
-        tokenizer.piece,
+        tokenizer.token_text,
         prepared.inspect and prepared.inspect(),
         held,
         sampling.logprobs if sampling.HasField("logprobs") else None,

@@ -1,1 +1,1 @@
-"""Validation: a wire request becomes a `ValidRequest` or a typed error. Nothing behind it checks again."""
+"""Validate requests once, at the edge: each becomes a `ValidRequest` or a typed error, and is not checked again."""

@@ -1,1 +1,1 @@
-"""OpenAI's API: its bodies as our requests, our answers as its objects. The gateway's HTTP API and jobs share it."""
+"""Translate bodies of OpenAI's API into requests, and answers into its objects; shared by the HTTP API and jobs."""

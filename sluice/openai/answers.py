@@ -1,4 +1,4 @@
-"""Answers as OpenAI's objects: whole ones, and choices of the chunks of a stream."""
+"""Build OpenAI's objects from answers: whole answers, and the choices in chunks of a stream."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ _FINISH: Final = {
 
 @dataclass(frozen=True)
 class Shape:
-    """How the answers of one URL look.
+    """The form of the answers of one URL.
 
     Attributes:
-        prefix: of the ids.
+        prefix: Prefix of the ids.
         whole: "object" of a whole answer.
         chunk: "object" of a chunk.
-        chats: whether its answers are messages; else they are texts.
+        chats: Whether answers are messages; else they are texts.
     """
 
     prefix: str
@@ -39,47 +39,47 @@ class Shape:
         calls: Sequence[pb.ToolCall] = (),
         reasoning: str = "",
     ) -> Json:
-        """What a choice of a whole answer has beside index and finish_reason."""
-        thought = {"reasoning_content": reasoning} if reasoning else {}
+        """Return the fields of a whole choice beside index and finish_reason."""
+        extra = {"reasoning_content": reasoning} if reasoning else {}
         if not self.chats:
-            return self.delta(text, logprobs) | thought
+            return self.delta(text, logprobs) | extra
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls_of(calls)}
-        return {"message": message | thought, "logprobs": chat_logprobs(logprobs)}
+        return {"message": message | extra, "logprobs": chat_logprobs(logprobs)}
 
     def delta(
         self,
         text: str | None = None,
         logprobs: Sequence[pb.TokenLogprobs] = (),
         offset: int = 0,
-        **said: Any,
+        **fields: Any,
     ) -> Json:
-        """The same of a chunk with ``said`` beside text that begins ``offset`` characters into the answer."""
+        """Return the fields of a choice in a chunk; its text begins `offset` characters into the answer."""
         if not self.chats:
-            listed = list(filter(in_text, logprobs))
-            logged = text_logprobs(listed, text or "", offset) if logprobs else None
-            return {"text": text or "", **said, "logprobs": logged}
+            entries = list(filter(in_text, logprobs))
+            logged = text_logprobs(entries, text or "", offset) if logprobs else None
+            return {"text": text or "", **fields, "logprobs": logged}
         content = {} if text is None else {"content": text}
-        return {"delta": content | said, "logprobs": chat_logprobs(logprobs)}
+        return {"delta": content | fields, "logprobs": chat_logprobs(logprobs)}
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
     CHAT: Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chats=True),
     COMPLETIONS: Shape("cmpl", "text_completion", "text_completion", chats=False),
 }
-"""By URL."""
+"""Forms by URL."""
 
 
 def choice(index: int, parts: Json, finish_reason: str | None) -> Json:
-    """A choice; ``parts`` is of a `Shape`."""
+    """Return a choice with the fields of a `Shape`."""
     return {"index": index, **parts, "finish_reason": finish_reason}
 
 
 def whole_answer(
     shape: Shape, request_id: str, created: int, model: str, choices: list[Json], usage: pb.Usage
 ) -> Json:
-    """A whole answer; ``created`` in seconds since 1970."""
+    """Return a whole answer; `created` is in seconds since the Unix epoch."""
     return {
         "id": f"{shape.prefix}-{request_id}",
         "object": shape.whole,
@@ -91,7 +91,7 @@ def whole_answer(
 
 
 def calls_of(calls: Sequence[pb.ToolCall], first: int | None = None) -> list[Json]:
-    """The calls of an answer; in a stream the number of the ``first`` of them."""
+    """Return tool calls as OpenAI has them; in a stream numbered from `first`."""
     return [
         {
             **({} if first is None else {"index": first + at}),
@@ -104,12 +104,12 @@ def calls_of(calls: Sequence[pb.ToolCall], first: int | None = None) -> list[Jso
 
 
 def finish_reason(reason: pb.FinishReason.ValueType) -> str:
-    """OpenAI's word; stop strings are no reason of their own."""
+    """Return OpenAI's word for a finish reason, which does not tell stop strings from the end of the answer."""
     return _FINISH.get(reason, "stop")
 
 
 def usage_of(usage: pb.Usage) -> Json:
-    """The tokens used."""
+    """Return the used tokens as OpenAI has them."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -119,11 +119,11 @@ def usage_of(usage: pb.Usage) -> Json:
 
 
 def chat_logprobs(entries: Sequence[pb.TokenLogprobs]) -> Json | None:
-    """Return the log-probabilities of a message, of the tokens in its text; None: none were asked for."""
+    """Return the log-probabilities of the tokens in a message's text; None if there are none."""
     if not entries:
         return None
     content = [
-        {**_token(entry), "top_logprobs": [_token(one) for one in entry.top]}
+        {**_token(entry), "top_logprobs": [_token(alternative) for alternative in entry.top]}
         for entry in entries
         if in_text(entry)
     ]
@@ -131,53 +131,53 @@ def chat_logprobs(entries: Sequence[pb.TokenLogprobs]) -> Json | None:
 
 
 def in_text(entry: pb.TokenLogprobs) -> bool:
-    """Return whether a token adds to the text: other tokens have no log-probabilities in OpenAI's API."""
+    """Return whether a token adds to the text; other tokens have no log-probabilities in OpenAI's API."""
     return bool(entry.text or entry.token_bytes)
 
 
 def _token(entry: pb.TokenLogprobs | pb.TokenLogprob) -> Json:
-    """Return a token with its bytes, which somebody else's server may not tell."""
-    known = list(entry.token_bytes) if entry.token_bytes or not entry.text else None
-    return {"token": entry.text, "logprob": entry.logprob, "bytes": known}
+    """Return a token with its bytes; None if the server behind a remote worker did not send them."""
+    data = list(entry.token_bytes) if entry.token_bytes or not entry.text else None
+    return {"token": entry.text, "logprob": entry.logprob, "bytes": data}
 
 
 def text_logprobs(
     entries: Sequence[pb.TokenLogprobs], text: str, offset: int, unscored: int = 0
 ) -> Json:
-    """Return the log-probabilities of ``text``, which begins ``offset`` characters into a completion.
+    """Return the log-probabilities of `text`, which begins `offset` characters into a completion.
 
-    The first ``unscored`` of them are not known.
+    The first `unscored` tokens have none.
     """
     offsets, at = [], 0
     for entry in entries:
-        # The safety policy may have put other text in the place of a token before it.
+        # The safety policy may have replaced the text of an earlier token, so places cannot be counted up alone.
         at = max(at, text.find(entry.text, at))
         offsets.append(offset + at)
         at += len(entry.text)
-    known = entries[unscored:]
+    scored = entries[unscored:]
     unknown = [None] * unscored
     return {
         "tokens": [entry.text for entry in entries],
-        "token_logprobs": [*unknown, *(entry.logprob for entry in known)],
-        "top_logprobs": [*unknown, *(_by_text(entry.top) for entry in known)],
+        "token_logprobs": [*unknown, *(entry.logprob for entry in scored)],
+        "top_logprobs": [*unknown, *(_by_text(entry.top) for entry in scored)],
         "text_offset": offsets,
     }
 
 
 def joined(*parts: Json | None) -> Json | None:
-    """Return the log-probabilities of a text from those of its parts; None: of none are there any."""
-    found = [part for part in parts if part is not None]
-    if not found:
+    """Join the log-probabilities of consecutive parts of a text; return None if no part has any."""
+    known = [part for part in parts if part is not None]
+    if not known:
         return None
-    return {name: [value for part in found for value in part[name]] for name in found[0]}
+    return {name: [value for part in known for value in part[name]] for name in known[0]}
 
 
 def _by_text(top: Iterable[pb.TokenLogprob]) -> dict[str, float]:
-    """Return log-probabilities by token: of one that is no whole character by its bytes, as OpenAI writes them."""
-    found: dict[str, float] = {}
-    for one in top:
-        name = one.text
-        if _REPLACEMENT in name and one.token_bytes:
-            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.token_bytes)
-        found[f"token_id:{one.token_id}" if name in found else name] = one.logprob
-    return found
+    """Return log-probabilities by text; like OpenAI, name a token that is not whole characters by its bytes."""
+    logprobs: dict[str, float] = {}
+    for token in top:
+        name = token.text
+        if _REPLACEMENT in name and token.token_bytes:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.token_bytes)
+        logprobs[f"token_id:{token.token_id}" if name in logprobs else name] = token.logprob
+    return logprobs

@@ -1,6 +1,6 @@
-"""Bodies of /v1/embeddings (OpenAI) and /v1/rerank (Cohere, Jina), and their answers.
+"""Translate bodies and answers of /v1/embeddings (OpenAI) and /v1/rerank (Cohere, Jina).
 
-Token ids are refused: a text passes the safety policy, and the model's own tokenizer, before a model sees it.
+Token ids are refused, because the safety policy inspects text.
 """
 
 import base64
@@ -15,7 +15,7 @@ from sluice.v1.jobs_pb2 import JobAnswer
 
 EMBEDDINGS: Final = "/v1/embeddings"
 RERANK: Final = ("/v1/rerank", "/v2/rerank", "/rerank")
-"""Of Cohere's client, of Jina's, and as LiteLLM and others ask servers of a company's own."""
+"""URLs of Jina's client, of Cohere's, and of LiteLLM for self-hosted servers."""
 FORMATS: Final = ("float", "base64")
 
 _EMBED_FIELDS: Final = ("model", "dimensions", "normalize", "truncate", "prompt_name")
@@ -27,37 +27,37 @@ _PROMPTS: Final[Mapping[str, str]] = {
     "document": "document",
     "search_document": "document",
 }
-"""What others call the kinds of texts."""
+"""Names of prompts by the kinds of text that other APIs have."""
 
 
 def embed_request(body: Mapping[str, Any]) -> pb.EmbedRequest:
-    """The request of a body, less its ``encoding_format``.
+    """Return the request of a body; `format_of` returns its ``encoding_format``.
 
     Raises:
-        BadField: a field is not served, or its value does not fit.
+        BadField: A field is unsupported, or its value is invalid.
     """
     request = pb.EmbedRequest()
-    asked = {name: value for name, value in body.items() if value is not None}
-    format_of(asked)
-    _set_texts(request.texts, asked.pop("input", None), "input")
-    if (user := asked.pop("user", None)) is not None:
+    fields = {name: value for name, value in body.items() if value is not None}
+    format_of(fields)
+    _set_texts(request.texts, fields.pop("input", None), "input")
+    if (user := fields.pop("user", None)) is not None:
         check_kind("user", user, str)
         request.labels["user"] = user
-    if (kind := asked.pop("input_type", None)) is not None:
+    if (kind := fields.pop("input_type", None)) is not None:
         if kind not in _PROMPTS:
-            raise BadField(f"input_type: is none of {', '.join(_PROMPTS)}")
+            raise BadField(f"input_type: must be one of {', '.join(_PROMPTS)}")
         request.prompt_name = _PROMPTS[kind]
-    asked.pop("encoding_format", None)
-    _set_fields(request, asked, _EMBED_FIELDS)
+    fields.pop("encoding_format", None)
+    _set_fields(request, fields, _EMBED_FIELDS)
     return request
 
 
 def request_of_line(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.EmbedRequest:
-    """The request of a line of OpenAI's batch format whose url is `EMBEDDINGS`; raises as `embed_request`."""
+    """Return the request of a line of OpenAI's batch format with the URL `EMBEDDINGS`; raise as `embed_request`."""
     body = body_of_line(line)
     try:
         if format_of(body) != FORMATS[0]:
-            raise BadField("encoding_format: results of jobs have float alone")
+            raise BadField("encoding_format: must be float in jobs")
         request = embed_request(body)
     except BadField as error:
         raise BadField(f"body.{error}") from error
@@ -67,40 +67,43 @@ def request_of_line(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb
 
 
 def rerank_request(body: Mapping[str, Any]) -> tuple[pb.RerankRequest, bool]:
-    """The request of a body, and whether the documents are wanted back; raises as `embed_request`.
+    """Return the request of a body, and whether to return the documents; raise as `embed_request`.
 
-    Documents that are too long are cut, unless ``truncate`` is false: so it is with the services whose shape this is.
+    As in Cohere's and Jina's services, documents that are too long are truncated unless ``truncate`` is false.
     """
     request = pb.RerankRequest(truncate=True)
-    asked = {name: value for name, value in body.items() if value is not None}
-    documents = asked.pop("documents", None)
+    fields = {name: value for name, value in body.items() if value is not None}
+    documents = fields.pop("documents", None)
     check_entries("documents", documents)
     if isinstance(documents, list):
-        documents = [one.get("text") if isinstance(one, dict) else one for one in documents]
+        documents = [
+            document.get("text") if isinstance(document, dict) else document
+            for document in documents
+        ]
     _set_texts(request.documents, documents, "documents")
-    returned: bool = asked.pop("return_documents", False)
+    returned: bool = fields.pop("return_documents", False)
     check_kind("return_documents", returned, bool)
-    _set_fields(request, asked, _RERANK_FIELDS)
+    _set_fields(request, fields, _RERANK_FIELDS)
     return request, returned
 
 
 def format_of(body: Mapping[str, Any]) -> str:
-    """How the numbers are wanted, one of `FORMATS`.
+    """Return the ``encoding_format`` of a body.
 
     Raises:
-        BadField: otherwise.
+        BadField: It is not one of `FORMATS`.
     """
-    wanted = body.get("encoding_format") or FORMATS[0]
-    if wanted not in FORMATS:
-        raise BadField(f"encoding_format: is none of {', '.join(FORMATS)}")
-    return str(wanted)
+    encoding = body.get("encoding_format") or FORMATS[0]
+    if encoding not in FORMATS:
+        raise BadField(f"encoding_format: must be one of {', '.join(FORMATS)}")
+    return str(encoding)
 
 
 def embeddings_object(response: pb.EmbedResponse | JobAnswer, format: str) -> dict[str, Any]:
-    """The answer to a call of `EMBEDDINGS`, or to an item of a job."""
+    """Return the answer to a call of `EMBEDDINGS`, or to an item of a job."""
     data = [
-        {"object": "embedding", "index": index, "embedding": _numbers(one.values, format)}
-        for index, one in enumerate(response.embeddings)
+        {"object": "embedding", "index": index, "embedding": _numbers(embedding.values, format)}
+        for index, embedding in enumerate(response.embeddings)
     ]
     return {"object": "list", "data": data, "model": response.model, "usage": _usage(response)}
 
@@ -108,15 +111,20 @@ def embeddings_object(response: pb.EmbedResponse | JobAnswer, format: str) -> di
 def rerank_object(
     response: pb.RerankResponse, documents: Sequence[str], *, returned: bool
 ) -> dict[str, Any]:
-    """The answer to a call of `RERANK`; ``returned``: with the documents."""
+    """Return the answer to a call of `RERANK`; `returned`: with the documents."""
     results = []
-    for one in response.results:
-        result: dict[str, Any] = {"index": one.index, "relevance_score": one.score}
+    for scored in response.results:
+        result: dict[str, Any] = {"index": scored.index, "relevance_score": scored.score}
         if returned:
-            result["document"] = {"text": documents[one.index]}
+            result["document"] = {"text": documents[scored.index]}
         results.append(result)
-    found = {"id": response.request_id, "object": "list", "model": response.model}
-    return {**found, "results": results, "usage": _usage(response)}
+    return {
+        "id": response.request_id,
+        "object": "list",
+        "model": response.model,
+        "results": results,
+        "usage": _usage(response),
+    }
 
 
 def _usage(response: Any) -> dict[str, int]:
@@ -133,23 +141,23 @@ def _set_texts(texts: Any, given: Any, field: str) -> None:
     given = [given] if isinstance(given, str) else given
     check_entries(field, given)
     if not isinstance(given, list) or not given:
-        raise BadField(f"{field}: is no text and no list of texts")
-    for place, text in enumerate(given):
+        raise BadField(f"{field}: must be a text or a list of texts")
+    for position, text in enumerate(given):
         if isinstance(text, int | list):
             raise BadField(
-                f"{field}: has token ids, which are not served; send the text "
+                f"{field}: token ids are not supported; send the text "
                 "(OpenAIEmbeddings of LangChain: check_embedding_ctx_length=False)"
             )
         if not isinstance(text, str):
-            raise BadField(f"{field}[{place}]: is no text")
+            raise BadField(f"{field}[{position}]: must be text")
         try:
             texts.append(text)
         except (UnicodeError, ValueError):
-            raise BadField(f"{field}[{place}]: is not valid UTF-8") from None
+            raise BadField(f"{field}[{position}]: is not valid UTF-8") from None
 
 
-def _set_fields(request: Any, asked: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name, value in asked.items():
+def _set_fields(request: Any, fields: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name, value in fields.items():
         if name not in known:
-            raise BadField(f"{name}: is not served; leave it out")
+            raise BadField(f"{name}: is not supported; leave it out")
         set_field(request, name, value)

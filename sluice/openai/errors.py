@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API says them: HTTP status, type and code."""
+"""Give errors the form of OpenAI's API: HTTP status, type and code."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -34,18 +34,18 @@ _CODES: Final[Mapping[str, str]] = {
     "LIMIT_REACHED": "rate_limit_exceeded",
     "BUDGET_SPENT": "insufficient_quota",
 }
-"""OpenAI's code where it has one for the reason; the others are the reason in lower case."""
+"""OpenAI's code by reason; other codes are the reason in lower case."""
 _TYPE_OF_REASON: Final[Mapping[str, str]] = {"EXPECTED_LATE": "overloaded_error"}
-"""Types that do not follow from the status: no rate of the caller is limited."""
+"""Types that do not follow from the status."""
 
 
 def http_status(code: int, reason: str) -> int:
-    """The HTTP status of an error with the gRPC ``code`` and the ``reason`` of `sluice.errors`."""
+    """Return the HTTP status of an error with this gRPC code and this reason of `sluice.errors`."""
     return _STATUS_OF_REASON.get(reason) or _STATUS.get(code, 500)
 
 
 def error_body(status: int, reason: str, message: str, param: str | None = None) -> dict[str, Any]:
-    """The body of an error; ``param`` names the field that is wrong. Both are cut: they may quote a caller."""
+    """Return the body of an error; `param` names the wrong field. Texts are cut, because they may quote the caller."""
     code = _CODES.get(reason, reason.lower())
     param = None if param is None else param[:FIELD_MAX]
     kind = _TYPE_OF_REASON.get(reason) or _type(status)

@@ -1,4 +1,4 @@
-"""A JSON text that messages can carry, and its fields as those of a message, checked by type."""
+"""Parse JSON within bounds, and set its fields in protobuf messages, checked by type."""
 
 import json
 import re
@@ -11,60 +11,60 @@ from google.protobuf.descriptor import FieldDescriptor
 
 
 class BadField(ValueError):
-    """A field that cannot be served; the message is "FIELD: what to do"."""
+    """A field that is unsupported or invalid; the message is "FIELD: what to do"."""
 
 
 class BadJson(ValueError):
-    """A text that is no JSON, or none that a message can carry; the message goes on behind the name of the text."""
+    """A text that is not JSON or exceeds a bound; the message continues a sentence that begins with the text's name."""
 
 
 ENTRIES_MAX: Final = 2048
-"""Of a list or of labels. No request may have more of anything; a gateway takes fewer of some."""
+"""Most entries of any list or object in a request. The gateway allows fewer for some."""
 
 _KINDS: Final[Mapping[type, str]] = {
     str: "text", bool: "true or false", int: "a whole number", float: "a number", dict: "an object"
 }  # fmt: skip
-_OF_FIELDS: Final[Mapping[int, type]] = {
+_PYTHON_TYPES: Final[Mapping[int, type]] = {
     FieldDescriptor.CPPTYPE_BOOL: bool,
     FieldDescriptor.CPPTYPE_FLOAT: float,
     FieldDescriptor.CPPTYPE_DOUBLE: float,
     FieldDescriptor.CPPTYPE_STRING: str,
 }
-"""Of what Python's types are fields that are no whole numbers."""
+"""Python types of protobuf fields; the others are int."""
 
 VALUES_MAX: Final = 65_536
-"""Values in one JSON text. Each is an object in memory, and what reads a body reads all of them in the event loop."""
+"""Most values in one JSON text. Each becomes an object, and the event loop is blocked while all are read."""
 _STRING: Final = re.compile(r'"(?>(?:[^"\\]++|\\.)*)"?', re.DOTALL)
-"""One that does not end is a match too: every quote is read once."""
-_SURELY_FEW: Final = 1024
-"""So many commas and brackets need no closer look, also where some are inside of strings."""
+"""A JSON string. An unterminated one matches too, so that matching takes linear time."""
+_QUICK_COUNT_MAX: Final = 1024
+"""Up to this many separators, those inside of strings are counted as well, which is faster."""
 _SHOWN_MAX: Final = 40
-"""Characters of a number that an error quotes."""
-_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
-"""Begins one half of a surrogate pair; most often the other half follows."""
+"""Most characters of a number that an error quotes."""
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""The escape of one half of a surrogate pair; usually the other half follows."""
 
 
 def values_in(text: str) -> int:
-    """About how many values the JSON ``text`` has, keys included, and never fewer; found without reading it."""
-    most = sum(map(text.count, "[{,:"))
-    if most > _SURELY_FEW:
+    """Return an upper bound for the number of values, keys included, in the JSON `text`, without parsing it."""
+    separators = sum(map(text.count, "[{,:"))
+    if separators > _QUICK_COUNT_MAX:
         text = _STRING.sub("", text)
-        most = sum(map(text.count, "[{,:"))
-    return 1 + most
+        separators = sum(map(text.count, "[{,:"))
+    return 1 + separators
 
 
 def load_json(text: str, *, strict: bool = True) -> Any:
-    """Return the value of ``text``; unless ``strict`` its strings may have control characters.
+    """Return the value of the JSON `text`; unless `strict`, its strings may have control characters.
 
     Raises:
-        BadJson: it is no JSON, is nested too deeply, has more than `VALUES_MAX` values, a number that JSON has not, or
-            half a surrogate pair, which no message can carry.
+        BadJson: It is not JSON, is nested too deeply, has more than `VALUES_MAX` values, or has a number or half a
+            surrogate pair that protobuf cannot encode.
     """
     if values_in(text) > VALUES_MAX:
         raise BadJson(f"has over {VALUES_MAX} values; send fewer")
     try:
         value = (_DECODER if strict else _LENIENT_DECODER).decode(text)
-        if _HALF.search(text):
+        if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise BadJson(f"is not JSON at line {error.lineno}, column {error.colno}") from None
@@ -74,40 +74,40 @@ def load_json(text: str, *, strict: bool = True) -> Any:
         raise BadJson("is nested too deeply; send fewer levels") from None
     except BadJson:
         raise
-    except ValueError:  # an integer with more digits than Python reads
+    except ValueError:  # an integer with more digits than Python parses
         raise BadJson(f"has a number of over {sys.get_int_max_str_digits()} digits") from None
     return value
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise BadJson(f"has {name}, which is no JSON value; leave it out")
+    raise BadJson(f"has {name}, which is not a JSON value; leave it out")
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
-"""`json.loads` would make one for every text."""
+"""Created once: `json.loads` would create one for every text."""
 _LENIENT_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant, strict=False)
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Raises BadField when ``value`` is not of ``kind``."""
+    """Raise BadField if `value` is not of type `kind`."""
     fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
         raise BadField(f"{name}: is not {_KINDS[kind]}")
 
 
-def check_entries(field: str, given: Any, kind: type | None = None) -> None:
-    """Raises BadField where ``given`` has too many entries for any of them to be looked at, or is not of ``kind``."""
-    if isinstance(given, list | dict) and len(given) > ENTRIES_MAX:
-        raise BadField(f"{field}: has over {ENTRIES_MAX} entries")
-    if kind is not None and not isinstance(given, kind):
+def check_entries(field: str, value: Any, kind: type | None = None) -> None:
+    """Raise BadField if `value` has over `ENTRIES_MAX` entries, or is not of type `kind`."""
+    if isinstance(value, list | dict) and len(value) > ENTRIES_MAX:
+        raise BadField(f"{field}: has over {ENTRIES_MAX} entries; send fewer")
+    if kind is not None and not isinstance(value, kind):
         raise BadField(f"{field}: is not {'a list' if kind is list else 'an object'}")
 
 
 def set_field(message: Any, name: str, value: Any, path: str = "") -> None:
-    """Sets ``message.name``; ``path`` stands before the name in an error.
+    """Set the field `name` of `message`; `path` precedes the name in an error.
 
     Raises:
-        BadField: it is not of the kind of the field, or does not fit.
+        BadField: The value is not of the field's type, or out of range.
     """
     field: FieldDescriptor = message.DESCRIPTOR.fields_by_name[name]
     value = _fitting(field, value, f"{path}{name}")
@@ -118,15 +118,15 @@ def set_field(message: Any, name: str, value: Any, path: str = "") -> None:
 
 
 def add_value(values: Any, value: Any, field: FieldDescriptor, path: str) -> None:
-    """Append ``value`` to the ``values`` of a repeated ``field``; raise as `set_field`."""
+    """Append `value` to the `values` of a repeated field; raise as `set_field`."""
     value = _fitting(field, value, path)
     with _setting(path, value):
         values.append(value)
 
 
 def _fitting(field: FieldDescriptor, value: Any, path: str) -> Any:
-    """Return ``value`` as one of the kind of ``field``; JSON does not tell 16.0 from 16."""
-    kind = _OF_FIELDS.get(field.cpp_type, int)
+    """Return `value` as the field's type; JSON does not distinguish 16.0 from 16."""
+    kind = _PYTHON_TYPES.get(field.cpp_type, int)
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     check_kind(path, value, kind)
@@ -135,7 +135,7 @@ def _fitting(field: FieldDescriptor, value: Any, path: str) -> Any:
 
 @contextmanager
 def _setting(path: str, value: Any) -> Iterator[None]:
-    """Turn what protobuf raises for a ``value`` that does not fit into BadField."""
+    """Turn what protobuf raises for an invalid `value` into BadField."""
     try:
         yield
     except UnicodeError:

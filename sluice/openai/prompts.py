@@ -1,37 +1,37 @@
-"""The prompts of /v1/completions: a text, the tokens of one, or a list of either."""
+"""Read the prompts of /v1/completions: a text, token ids, or a list of either."""
 
 from typing import Any, Final
 
 from sluice.openai.fields import BadField
 
 PROMPTS_MAX: Final = 128
-"""Prompts of one call: each is a request of its own."""
+"""Most prompts of one call, because each becomes a request."""
 Prompt = str | list[int]
 
 
-def prompts_of(given: Any) -> list[Prompt]:
-    """Return the prompts that ``given`` is.
+def prompts_of(prompt: Any) -> list[Prompt]:
+    """Return the prompts in the field ``prompt``.
 
     Raises:
-        BadField: it is none, or too many.
+        BadField: A prompt is invalid, or there are too many.
     """
-    if _is_tokens(given):
-        return [given]
-    if not isinstance(given, list):
-        return [given]  # whatever it is: a text, or refused as one
-    if not given:
+    if _is_tokens(prompt):
+        return [prompt]
+    if not isinstance(prompt, list):
+        return [prompt]  # not checked here: it is set as a text, which must be one
+    if not prompt:
         raise BadField("prompt: is empty; send a text, token ids, or a list of these")
-    if len(given) > PROMPTS_MAX and not isinstance(given[0], int):
-        raise BadField(f"prompt: has {len(given)} entries; send at most {PROMPTS_MAX} in a call")
-    for at, one in enumerate(given):
-        if not isinstance(one, str) and not _is_tokens(one):
-            raise BadField(f"prompt[{at}]: is neither a text nor a list of token ids")
-    return given
+    if len(prompt) > PROMPTS_MAX and not isinstance(prompt[0], int):
+        raise BadField(f"prompt: has {len(prompt)} entries; send at most {PROMPTS_MAX} in a call")
+    for at, entry in enumerate(prompt):
+        if not isinstance(entry, str) and not _is_tokens(entry):
+            raise BadField(f"prompt[{at}]: must be a text or a list of token ids")
+    return prompt
 
 
-def _is_tokens(given: Any) -> bool:
+def _is_tokens(prompt: Any) -> bool:
     return (
-        isinstance(given, list)
-        and bool(given)
-        and all(type(one) is int and 0 <= one < 1 << 32 for one in given)
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(type(token_id) is int and 0 <= token_id < 1 << 32 for token_id in prompt)
     )

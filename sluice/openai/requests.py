@@ -1,8 +1,8 @@
-"""A body of OpenAI's API becomes a `GenerateRequest`; so does a line of a batch file, and one in the plain form.
+"""Build a `GenerateRequest` from a body of OpenAI's API, from a line of a batch file, or from Sluice's own job format.
 
-The plain form has the names of the proto: ``{"id", "prompt" | "messages", "model", "max_tokens", ...}``. OpenAI's body
-is turned into it first, so it may have fields of `SamplingParams` that OpenAI has not, such as top_k. A field that is
-not served is an error that names it: an option that silently does nothing would spoil a job of a million items.
+Sluice's format has the names of the proto: ``{"id", "prompt" | "messages", "model", "max_tokens", ...}``. OpenAI's body
+is translated into it first, so it may also have fields of `SamplingParams` that OpenAI lacks, such as top_k. An
+unsupported field is an error that names it: an option without effect would spoil a job of a million items.
 """
 
 import json
@@ -25,7 +25,7 @@ URLS: Final = (CHAT, COMPLETIONS)
 _INPUTS: Final = ("prompt", "messages")
 _SAMPLING: Final[Mapping[str, FieldDescriptor]] = pb.SamplingParams.DESCRIPTOR.fields_by_name
 _OBJECTS: Final = ("json_schema", "chat_template_kwargs")
-"""Fields of `SamplingParams` with a JSON object as text."""
+"""Fields of `SamplingParams` that hold a JSON object as text."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "best_of": (1,),
@@ -43,7 +43,7 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "ignore_eos": (False,),
     "verbosity": ("medium",),
 }
-"""Fields of OpenAI's body that may stand there with a value that changes nothing."""
+"""Unsupported fields of OpenAI's body that are accepted with a value that changes nothing."""
 _UNUSED: Final[Mapping[str, type]] = {
     "store": bool,
     "prompt_cache_key": str,
@@ -52,23 +52,24 @@ _UNUSED: Final[Mapping[str, type]] = {
     "safety_identifier": str,
     "prediction": dict,
 }
-"""Fields that change no answer, whatever they say: what OpenAI stores, caches, expects, and asks about its users."""
-_INSTEAD: Final[Mapping[str, str]] = {
-    "functions": "is not served; send tools",
-    "function_call": "is not served; send tool_choice",
-    "service_tier": "is not served; the header x-sluice-priority says how urgent a request is",
-    "verbosity": "is not served; say in the prompt how long the answer is to be",
-    "guided_json": "is not served; send response_format",
-    "guided_regex": "is not served; send regex",
-    "structured_outputs": "is not served; send response_format, or regex",
+"""Fields that never change an answer, with their types: OpenAI's storage, caching and user tracking."""
+_REMEDIES: Final[Mapping[str, str]] = {
+    "functions": "is not supported; send tools",
+    "function_call": "is not supported; send tool_choice",
+    "service_tier": "is not supported; the header x-sluice-priority sets the priority",
+    "verbosity": "is not supported; ask for the length in the prompt",
+    "guided_json": "is not supported; send response_format",
+    "guided_regex": "is not supported; send regex",
+    "structured_outputs": "is not supported; send response_format, or regex",
 }
+"""What to do instead, by unsupported field."""
 
 
 def request_of_plain(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
-    """The request of an object in the plain form, less its id; what it does not say is as in ``defaults``.
+    """Return the request of an object in Sluice's format, without its id; fields that it lacks are as in `defaults`.
 
     Raises:
-        BadField: a field is unknown, or its value does not fit.
+        BadField: A field is unknown, or its value is invalid.
     """
     request = _request_of(line, defaults)
     _check_one_answer(request)
@@ -91,66 +92,66 @@ def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.Gen
         elif name in _SAMPLING:
             _set_sampling(request.sampling, name, value)
         else:
-            raise BadField(f"{name}: {_INSTEAD.get(name, 'is not served; leave it out')}")
+            raise BadField(f"{name}: {_REMEDIES.get(name, 'is not supported; leave it out')}")
     return request
 
 
 def request_of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
-    """The request of a line of OpenAI's batch format, less its custom_id.
+    """Return the request of a line of OpenAI's batch format, without its custom_id.
 
     Raises:
-        BadField: a field is not served, or its value does not fit.
+        BadField: A field is unsupported, or its value is invalid.
     """
     url, body = line.get("url"), body_of_line(line)
     if url not in URLS:
-        raise BadField(f"url: {url!r} is not served, only {', '.join(URLS)} and /v1/embeddings")
+        raise BadField(f"url: {url!r} is not supported; send {', '.join(URLS)} or /v1/embeddings")
     try:
         request = request_of_body(url, body, defaults)
         _check_one_answer(request)
         if request.tools:
-            raise BadField("tools: are not served in jobs, whose results are text")
+            raise BadField("tools: are not supported in jobs, whose results are text")
         return request
     except BadField as error:
         raise BadField(f"body.{error}") from error
 
 
 def body_of_line(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a line of OpenAI's batch format; raises as `request_of_openai`."""
+    """Return the body of a line of OpenAI's batch format; raise as `request_of_openai`."""
     if unknown := line.keys() - {"custom_id", "method", "url", "body"}:
-        raise BadField(f"{min(unknown)}: is no field of a batch line")
+        raise BadField(f"{min(unknown)}: is not a field of a batch line; leave it out")
     if line.get("method", "POST") != "POST":
-        raise BadField("method: is not POST")
+        raise BadField("method: must be POST")
     if not isinstance(body := line.get("body"), dict):
-        raise BadField("body: is no object")
+        raise BadField("body: must be an object")
     return body
 
 
 def request_of_body(
     url: str, body: Mapping[str, Any], defaults: pb.GenerateRequest
 ) -> pb.GenerateRequest:
-    """The request of a body that was sent to ``url``, one of `URLS`.
+    """Return the request of a body sent to `url`, one of `URLS`.
 
-    An answer of `COMPLETIONS` whose length nobody says has `COMPLETION_TOKENS` at most, as OpenAI has it.
+    As with OpenAI, `COMPLETION_TOKENS` is the default of max_tokens for `COMPLETIONS`.
 
     Raises:
-        BadField: a field is not served, or its value does not fit.
+        BadField: A field is unsupported, or its value is invalid.
     """
-    wanted, other = _INPUTS if url == COMPLETIONS else reversed(_INPUTS)
+    field, other = _INPUTS if url == COMPLETIONS else reversed(_INPUTS)
     if body.get(other) is not None:
-        raise BadField(f"{other}: is no field of {url}")
-    if body.get(wanted) is None:
-        raise BadField(f"{wanted}: must be there")
+        raise BadField(f"{other}: is not a field of {url}; send {field}")
+    if body.get(field) is None:
+        raise BadField(f"{field}: is required")
     plain = _plain_of(body)
     token_ids: Sequence[int] = ()
     if url == COMPLETIONS:
         plain |= {"raw_prompt": True, "prompt": _one_prompt(body["prompt"])}
         if isinstance(plain["prompt"], list):
-            token_ids, plain["prompt"] = plain["prompt"], " "  # which the tokens replace
+            token_ids, plain["prompt"] = plain["prompt"], " "  # replaced by the tokens below
     tools = {name: plain.pop(name) for name in _TOOL_FIELDS if name in plain}
     if tools and url == COMPLETIONS:
-        raise BadField(f"{min(tools)}: is no field of {url}")
+        raise BadField(f"{min(tools)}: is not a field of {url}; leave it out")
     if not tools.get("tools"):
-        tools.pop("parallel_tool_calls", None)  # says nothing
+        tools.pop("parallel_tool_calls", None)  # has no effect without tools
     request = _request_of(plain, defaults)
     if url == COMPLETIONS and not request.sampling.HasField("max_tokens"):
         request.sampling.max_tokens = max(COMPLETION_TOKENS, request.sampling.min_tokens)
@@ -162,11 +163,11 @@ def request_of_body(
 
 def _check_one_answer(request: pb.GenerateRequest) -> None:
     if request.sampling.n > 1:
-        raise BadField("n: is not served in jobs; write a line for each answer")
+        raise BadField("n: is not supported in jobs; write a line for each answer")
 
 
 def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's body with the names of the plain form."""
+    """Translate OpenAI's body into Sluice's format."""
     plain = {
         key: value
         for key, value in body.items()
@@ -175,17 +176,17 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in _UNUSED.items():
         if name in plain:
             check_kind(name, plain.pop(name), kind)
-    most = plain.pop("max_completion_tokens", None)
-    if most is not None and plain.setdefault("max_tokens", most) != most:
-        raise BadField("max_completion_tokens: differs from max_tokens; leave that out")
+    max_tokens = plain.pop("max_completion_tokens", None)
+    if max_tokens is not None and plain.setdefault("max_tokens", max_tokens) != max_tokens:
+        raise BadField("max_completion_tokens: differs from max_tokens; send one of them")
     if plain.pop("ignore_eos", None) is not None:
         plain["min_tokens"] = _whole_length(body, plain)
     if isinstance(stop := plain.get("stop"), str):
         plain["stop"] = [stop]
-    elif isinstance(stop, list) and not any(one != "" for one in stop):
+    elif isinstance(stop, list) and all(text == "" for text in stop):
         del plain["stop"]
     elif stop is not None and not isinstance(stop, list):
-        raise BadField("stop: is neither text nor a list of texts")
+        raise BadField("stop: must be text or a list of texts")
     if "logprobs" in plain or "top_logprobs" in plain:
         plain["logprobs"] = _logprobs_of(plain)
     plain["labels"] = _labels_of(plain)
@@ -193,42 +194,40 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_length(body: Mapping[str, Any], plain: Mapping[str, Any]) -> Any:
-    """The length of an answer with ``ignore_eos``, which vLLM has for load generators."""
+    """Return the exact length of an answer with ``ignore_eos``, which load generators of vLLM send."""
     if body["ignore_eos"] is not True:
-        raise BadField("ignore_eos: is not true or false")
+        raise BadField("ignore_eos: must be true or false")
     if "max_tokens" not in plain or "min_tokens" in plain:
         raise BadField("ignore_eos: needs max_tokens, and no min_tokens")
     return plain["max_tokens"]
 
 
 def _logprobs_of(plain: dict[str, Any]) -> Any:
-    """How many alternatives a token has. In chats ``logprobs`` says whether, in completions how many."""
-    asked, top = plain.pop("logprobs", False), plain.pop("top_logprobs", None)
-    if asked is True:
+    """Return the number of alternatives for each token: ``logprobs`` is a flag in chats, that number in completions."""
+    logprobs, top = plain.pop("logprobs", False), plain.pop("top_logprobs", None)
+    if logprobs is True:
         return top or 0
     if top:
         raise BadField("top_logprobs: needs logprobs: true")
-    return None if asked is False else asked
+    return None if logprobs is False else logprobs
 
 
 def _labels_of(plain: dict[str, Any]) -> Any:
-    """Return the labels that ``metadata``, ``labels`` and ``user`` make; take these out of ``plain``."""
+    """Return the labels in ``metadata``, ``labels`` and ``user``, and remove these from `plain`."""
     labels = plain.pop("labels", {})
     check_entries("labels", labels, dict)
-    made = {**labels_of_metadata(plain.pop("metadata", {})), **labels}
+    merged = {**labels_of_metadata(plain.pop("metadata", {})), **labels}
     if "user" in plain:
         check_kind("user", plain["user"], str)
-        made["user"] = plain.pop("user")
-    return made
+        merged["user"] = plain.pop("user")
+    return merged
 
 
 def labels_of_metadata(metadata: Any) -> dict[str, str]:
-    """Return the labels that OpenAI's ``metadata`` are, without those that are null.
-
-    Numbers and truth values become text as JSON has them.
+    """Return OpenAI's ``metadata`` as labels, without nulls; numbers and booleans become JSON text.
 
     Raises:
-        BadField: it is no object, or has a value of another kind.
+        BadField: It is not an object, or has a value of another type.
     """
     check_entries("metadata", metadata, dict)
     labels = {}
@@ -242,7 +241,7 @@ def labels_of_metadata(metadata: Any) -> dict[str, str]:
 
 
 def _set_shape(sampling: pb.SamplingParams, shape: Any) -> None:
-    """Set the schema that ``shape`` asks for, and beside it the shape as it came."""
+    """Set the JSON schema of a ``response_format``, and the ``response_format`` itself."""
     schema = schema_of(shape)
     if schema is not None:
         sampling.json_schema = json_of(schema, "response_format")
@@ -250,10 +249,10 @@ def _set_shape(sampling: pb.SamplingParams, shape: Any) -> None:
 
 
 def schema_of(shape: Any) -> dict[str, Any] | None:
-    """Return the JSON schema that a ``response_format`` asks for; None where it asks for text.
+    """Return the JSON schema of a ``response_format``; None for text.
 
     Raises:
-        BadField: it is none of the known kinds.
+        BadField: It is not of a known type.
     """
     match shape:
         case {"type": "text"}:
@@ -264,24 +263,24 @@ def schema_of(shape: Any) -> dict[str, Any] | None:
             return {"type": "object"}
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return schema
-    raise BadField("response_format: is none of text, json_object, json_schema with a schema")
+    raise BadField("response_format: must be text, json_object, or json_schema with a schema")
 
 
-def _one_prompt(given: Any) -> Any:
-    prompts = prompts_of(given)
+def _one_prompt(prompt: Any) -> Any:
+    prompts = prompts_of(prompt)
     if len(prompts) > 1:
         raise BadField(f"prompt: has {len(prompts)} entries; send a line for each of them")
     return prompts[0]
 
 
 def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
-    prompt, turns = line.get("prompt"), line.get("messages")
-    if (prompt is None) == (turns is None):
-        raise BadField("prompt: one of prompt and messages must be there")
-    system = list(request.chat.messages)  # of the defaults
+    prompt, messages = line.get("prompt"), line.get("messages")
+    if (prompt is None) == (messages is None):
+        raise BadField("prompt: send either prompt or messages")
+    system = list(request.chat.messages)  # from the defaults
     request.ClearField("input")
-    if turns is not None:
-        set_messages(request.chat, turns, system)
+    if messages is not None:
+        set_messages(request.chat, messages, system)
     elif system and not line.get("raw_prompt"):
         set_messages(request.chat, [{"role": "user", "content": prompt}], system)
     else:
@@ -295,7 +294,7 @@ def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
     try:
         request.labels.update(labels)
     except ValueError as error:
-        raise BadField("labels: are no valid UTF-8") from error
+        raise BadField("labels: must be valid UTF-8") from error
 
 
 def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
@@ -304,9 +303,9 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
     if name in _OBJECTS and isinstance(value, dict):
         value = json_of(value, name)
     if name == "seed" and type(value) is int and -(1 << 63) <= value < 0:
-        value += 1 << 64  # OpenAI's seeds have a sign, ours have none
+        value += 1 << 64  # OpenAI's seeds are signed, those of the proto are not
     if name == "top_k" and value == -1:
-        value = 0  # vLLM's word for no limit
+        value = 0  # vLLM sends -1 for no limit
     field = _SAMPLING[name]
     if name == "logit_bias":
         _set_biases(sampling, value)
@@ -316,8 +315,8 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
         return
     check_entries(name, value, list)
     sampling.ClearField(name)  # type: ignore[arg-type]
-    for at, one in enumerate(value):
-        add_value(getattr(sampling, name), one, field, f"{name}[{at}]")
+    for at, entry in enumerate(value):
+        add_value(getattr(sampling, name), entry, field, f"{name}[{at}]")
 
 
 def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
@@ -329,7 +328,7 @@ def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
             sampling.logit_bias[int(token_id)] = bias
         except (ValueError, OverflowError):
             raise BadField(
-                f"logit_bias.{token_id}: is no token id with a bias from -100 to 100"
+                f"logit_bias.{token_id}: must be a token id with a bias from -100 to 100"
             ) from None
 
 
@@ -337,10 +336,10 @@ _TOOL_FIELDS: Final[Sequence[str]] = ("tools", "tool_choice", "parallel_tool_cal
 
 
 def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
-    """Puts the `_TOOL_FIELDS` of ``body`` into ``request``.
+    """Set the `_TOOL_FIELDS` of `body` in `request`.
 
     Raises:
-        BadField: one does not fit.
+        BadField: One is invalid.
     """
     if (choice := body.get("tool_choice")) is not None:
         _set_choice(request.tool_choice, choice)
@@ -353,20 +352,20 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
         _set_tool(request.tools.add(), described, f"tools[{at}].function")
 
 
-def _set_choice(choice: pb.ToolChoice, given: Any) -> None:
-    mode = given["type"] if isinstance(given, dict) and given.keys() == {"type"} else given
+def _set_choice(choice: pb.ToolChoice, value: Any) -> None:
+    mode = value["type"] if isinstance(value, dict) and value.keys() == {"type"} else value
     if mode in ("none", "auto", "required"):
         choice.mode = value_of(pb.ToolChoiceMode, mode)
         return
-    name = function_of(given, "tool_choice").get("name")
+    name = function_of(value, "tool_choice").get("name")
     set_field(choice, "function", name, "tool_choice.")
 
 
-def _set_tool(tool: pb.Tool, given: Mapping[str, Any], path: str) -> None:
-    if unknown := given.keys() - {"name", "description", "parameters", "strict"}:
-        raise BadField(f"{path}.{min(unknown)}: is not served")
-    set_field(tool, "strict", given.get("strict", False), f"{path}.")
-    for name in ("name", "description"):
-        set_field(tool, name, given.get(name, "" if name == "description" else None), f"{path}.")
-    parameters = json_of(given.get("parameters", {}), f"{path}.parameters")
+def _set_tool(tool: pb.Tool, function: Mapping[str, Any], path: str) -> None:
+    if unknown := function.keys() - {"name", "description", "parameters", "strict"}:
+        raise BadField(f"{path}.{min(unknown)}: is not supported; leave it out")
+    set_field(tool, "strict", function.get("strict", False), f"{path}.")
+    set_field(tool, "name", function.get("name"), f"{path}.")
+    set_field(tool, "description", function.get("description", ""), f"{path}.")
+    parameters = json_of(function.get("parameters", {}), f"{path}.parameters")
     set_field(tool, "parameters", "" if parameters == "{}" else parameters, f"{path}.")

@@ -9,8 +9,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gateway.http import server as http_server
-from sluice import grpc_server
 from sluice.grpc_server import CONNECTIONS_MAX, connections_max
 from sluice.v1.inference_pb2 import ListModelsRequest
 from tests.gateway.kit.batcher import BOUND_S
@@ -23,8 +21,7 @@ MOST = 5
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (grpc_server, http_server):
-        monkeypatch.setattr(module, "connections_max", lambda: MOST)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * MOST, 4 * MOST))
 
 
 def test_most_files_of_a_process_are_left_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

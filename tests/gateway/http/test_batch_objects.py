@@ -51,7 +51,7 @@ def test_a_part_without_a_name_is_not_taken_for_the_one_before() -> None:
     [
         (b"{}", "no multipart form"),
         (FORM[:-9], "not complete"),
-        (FORM.replace(b'"file"', b'"text"'), "file: must be there"),
+        (FORM.replace(b'"file"', b'"text"'), "file: is required"),
         (FORM.replace(b"--x--\r\n", FORM), "file: comes twice"),
         (FORM.replace(b"batch", b"b" * (FIELD_BYTES + 1)), "purpose: the fields have over"),
         (

@@ -31,7 +31,7 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (b'{"a":' * 30_000, None, "is nested too deeply"),
     (b'{"a":' + b"9" * 5000 + b"}", None, "a number of over 4300 digits"),
     (chat(temperature=float("nan")), None, "NaN"),
-    ({"model": "small"}, "messages", "must be there"),
+    ({"model": "small"}, "messages", "is required"),
     (chat(prompt="x"), "prompt", "no field"),
     (chat(colour=1), "colour", "not served"),
     (chat(temperature="hot"), "temperature", "a number"),

@@ -12,7 +12,8 @@ from typing import Any, Final
 import pytest
 
 from gateway.http.call import ABORT, AUTHENTICATED
-from gateway.http.server import STRANGER_BYTES, HttpServer, Limits
+from gateway.http.connection import Limits
+from gateway.http.server import STRANGER_BYTES, HttpServer
 from sluice.settings import HttpSettings
 from sluice.tls import server_context
 from supervisor.certificates import Authority
@@ -347,11 +348,8 @@ async def test_connection_that_never_begins_tls_is_closed(encrypted: Encrypted) 
         caller.close()
 
 
-async def test_silent_handshakes_keep_no_caller_out(
-    encrypted: Encrypted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.http.handshakes.connections_max", lambda: 16)
-    async with served(LONG, encrypted.server) as (_, address):
+async def test_silent_handshakes_keep_no_caller_out(encrypted: Encrypted) -> None:
+    async with served(replace(LONG, connections=16), encrypted.server) as (_, address):
         silent = [await Connection.to(address) for _ in range(12)]
         caller = await encrypted.connection(address)
         assert (await get(caller)).status == 200
@@ -362,11 +360,8 @@ async def test_silent_handshakes_keep_no_caller_out(
             connection.close()
 
 
-async def test_encrypted_connections_are_counted(
-    encrypted: Encrypted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.http.server.connections_max", lambda: 2)
-    async with served(LONG, encrypted.server) as (_, address):
+async def test_encrypted_connections_are_counted(encrypted: Encrypted) -> None:
+    async with served(replace(LONG, connections=2), encrypted.server) as (_, address):
         first = [await encrypted.connection(address) for _ in range(2)]
         for connection in list(first):
             assert (await get(connection)).status == 200

@@ -17,7 +17,7 @@ from gateway.models.tools import (
     HERMES,
     LLAMA3,
     MISTRAL,
-    Tool,
+    FunctionTool,
     ToolFormat,
     ToolUse,
     texts_in,
@@ -31,7 +31,7 @@ from sluice.wire.text_tokens import REASONING, REASONING_END
 from tests.gateway.safety.output.kit import random_pieces
 from tests.gateway.safety.output.test_filter import shared
 
-USE = ToolUse((Tool("pay", "Pays.", {}),))
+USE = ToolUse((FunctionTool("pay", "Pays.", {}),))
 CARD = "4111111111111111"
 REDACTS = shared(actions={"*": "redact", "pii.phone": "allow"})
 BLOCKS = shared(actions={"*": "block", "pii.phone": "allow"})

@@ -18,7 +18,7 @@ from gateway.models.tools import (
     HERMES,
     LLAMA3,
     MISTRAL,
-    Tool,
+    FunctionTool,
     ToolFormat,
     ToolUse,
     grammar_of,
@@ -212,7 +212,7 @@ SCHEMA = {
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 def test_what_the_grammar_lets_through_are_calls(form: ToolFormat) -> None:
     """Random bytes that the grammar allows, as a random model would draw them."""
-    use = ToolUse((Tool("weather", "", SCHEMA), Tool("now", "", {})), required=True)
+    use = ToolUse((FunctionTool("weather", "", SCHEMA), FunctionTool("now", "", {})), required=True)
     grammar, tokenizer = grammar_of(form, use), LLTokenizer("byte")
     assert problem_of("grammar", grammar) is None
     for seed in range(4):
@@ -241,7 +241,7 @@ def test_an_answer_is_calls_or_of_the_schema(form: ToolFormat) -> None:
     wanted = json.dumps(
         {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     )
-    use = ToolUse((Tool("weather", "", SCHEMA), Tool("now", "", {}, strict=True)), schema=wanted)
+    use = ToolUse((FunctionTool("weather", "", SCHEMA), FunctionTool("now", "", {}, strict=True)), schema=wanted)
     assert use.constrained
     grammar = grammar_of(form, use)
     assert problem_of("grammar", grammar) is None
@@ -257,7 +257,7 @@ def test_an_answer_is_calls_or_of_the_schema(form: ToolFormat) -> None:
 
 def test_a_grammar_that_would_hold_up_a_worker_is_refused() -> None:
     large = {"type": "object", "description": "x" * 60_000}
-    use = ToolUse(tuple(Tool(f"f{i}", "", large) for i in range(3)), required=True)
+    use = ToolUse(tuple(FunctionTool(f"f{i}", "", large) for i in range(3)), required=True)
     assert problem_of("grammar", grammar_of(HERMES, use)) == "must have at most 131072 bytes"
 
 
@@ -269,7 +269,7 @@ def accepts(grammar: str, text: str) -> tuple[int, bool]:
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 def test_calls_of_strict_tools_are_held_to_their_schemas_in_free_answers(form: ToolFormat) -> None:
-    use = ToolUse((Tool("weather", "", SCHEMA, strict=True), Tool("now", "", SCHEMA)))
+    use = ToolUse((FunctionTool("weather", "", SCHEMA, strict=True), FunctionTool("now", "", SCHEMA)))
     grammar = grammar_of(form, use)
     assert problem_of("grammar", grammar) is None
     start = "" if form.bare else f"{form.opening}{form.start}" + "\n" * (not form.many)

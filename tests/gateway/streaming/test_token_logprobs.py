@@ -56,7 +56,7 @@ def served(kind: str) -> ModelTokenizer:
 def logged(served: ModelTokenizer, token_ids: Sequence[int], *stops: str) -> Transcript:
     """With two alternatives for each token: itself, and its neighbour in the vocabulary."""
     made = Transcript(
-        served.detokenizer(), stops, served.stop_token_ids, served.piece, alternatives=2
+        served.detokenizer(), stops, served.stop_token_ids, served.token_text, alternatives=2
     )
     for token_id in token_ids:
         if made.closed:
@@ -150,10 +150,10 @@ def test_blank_before_a_word_is_in_its_token() -> None:
     llama = served("llama")
     made = logged(llama, llama.bare("hello world"))
     assert any(one.text.startswith(" ") for one in entries_of(made))
-    assert llama.piece(llama.bare("hello world")[-1]).text != ""
+    assert llama.token_text(llama.bare("hello world")[-1]).text != ""
     word = next(token for token in made.token_ids[1:] if "▁" in llama.tokenizer.id_to_token(token))
-    assert llama.piece(word).text.startswith(" ")
-    assert not llama.piece(word, is_first=True).text.startswith(" ")
+    assert llama.token_text(word).text.startswith(" ")
+    assert not llama.token_text(word, is_first=True).text.startswith(" ")
 
 
 def test_token_waits_for_a_stop_string_that_may_begin_in_it() -> None:

@@ -11,7 +11,7 @@ from gateway.admission.prompts import fit
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
-from gateway.models.tools import Tool, ToolCall
+from gateway.models.tools import FunctionTool, ToolCall
 from gateway.validation.conversation import (
     MESSAGES_MAX,
     NAMED_MAX,
@@ -388,7 +388,7 @@ def test_other_texts_take_the_places_of_those_that_callers_wrote() -> None:
 
 def test_numbers_names_and_ids_of_calls_are_texts() -> None:
     arguments = {"card": 4111111111111111, "as": [4.111111111111111e15, 12, 0.5, True]}
-    tool = Tool("pay", "Pays.", {"enum": [4111111111111111], "const": 20.5})
+    tool = FunctionTool("pay", "Pays.", {"enum": [4111111111111111], "const": 20.5})
     turn = Turn("assistant", "", (ToolCall("id-1", "pay", arguments),))
     conversation = Conversation((turn,), False, tools=(tool,))
     card = "4111111111111111"

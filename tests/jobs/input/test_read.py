@@ -130,12 +130,12 @@ def test_a_line_of_openai_completions_is_a_raw_prompt() -> None:
         ({"messages": HELLO, "metadata": {"k": []}}, "", "body.metadata.k"),
         ({"messages": HELLO, "metadata": "k"}, "", "metadata"),
         ({"messages": HELLO, "response_format": {"type": "x"}}, "", "response_format"),
-        ({}, "", "body.messages: must be there"),
-        ({"prompt": "a"}, "", "body.prompt: is no field of"),
+        ({}, "", "body.messages: is required"),
+        ({"prompt": "a"}, "", "body.prompt: is not a field of"),
         ({"messages": HELLO, "top_logprobs": 1}, "", "body.top_logprobs: needs"),
         ({"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "", "differs"),
         ({"prompt": ["a", "b"]}, "/v1/completions", "body.prompt"),
-        ({"input": "a"}, "/v1/moderations", "url: '/v1/moderations' is not served"),
+        ({"input": "a"}, "/v1/moderations", "url: '/v1/moderations' is not supported"),
     ],
 )
 def test_what_openai_has_and_the_mesh_has_not_is_named(
@@ -158,7 +158,7 @@ def test_what_openai_has_and_the_mesh_has_not_is_named(
         (b'{"prompt": ""}', "prompt: is empty"),
         (b'{"prompt": 5}', "prompt: is not text"),
         (b'{"prompt": "a", "messages": []}', "one of prompt and messages"),
-        (b'{"prompt": "a", "colour": 1}', "colour: is not served"),
+        (b'{"prompt": "a", "colour": 1}', "colour: is not supported"),
         (b'{"id": [], "prompt": "a"}', "custom_id"),
         (b'{"id": "", "prompt": "a"}', "custom_id"),
         (b'{"id": "a\\n", "prompt": "a"}', "printable"),
@@ -413,7 +413,7 @@ def test_a_line_of_openai_embeddings_becomes_a_request() -> None:
         ({"input": []}, "body.input"),
         ({"input": [[1]]}, "body.input: has token ids"),
         ({"input": "a", "encoding_format": "base64"}, "body.encoding_format: results of jobs"),
-        ({"input": "a", "n": 2}, "body.n: is not served"),
+        ({"input": "a", "n": 2}, "body.n: is not supported"),
     ],
 )
 def test_what_embeddings_of_a_job_have_not_is_named(body: dict[str, Any], named: str) -> None:

@@ -64,7 +64,7 @@ def test_fields_of_answers_come_back(fields: Json) -> None:
 @pytest.mark.parametrize("field", ["audio", "function_call", "images", "prefix", "partial"])
 def test_fields_that_change_the_prompt_are_refused(field: str) -> None:
     message = {"role": "assistant", "content": "a", field: {"id": "x"}}
-    assert refused(message).startswith(f"messages[1].{field}: is not served; ")
+    assert refused(message).startswith(f"messages[1].{field}: is not supported; ")
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
@@ -73,7 +73,7 @@ def test_messages_of_clients_have_known_fields(role: str) -> None:
     message = {"role": role, "content": "a", **({"tool_call_id": "c"} if role == "tool" else {})}
     read({**message, **known})
     wrong = refused({**message, "contents": "b"})
-    assert wrong.startswith("messages[1].contents: is not served")
+    assert wrong.startswith("messages[1].contents: is not supported")
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_calls_may_have_no_id_and_no_arguments() -> None:
         (called(type="custom"), "messages[1].tool_calls[0]: must be"),
         ({"role": "assistant", "tool_calls": {}}, "messages[1].tool_calls: is not a list"),
         ({"role": "assistant", "tool_calls": ["f"]}, "messages[1].tool_calls[0]: is not an object"),
-        ({"role": "function", "content": "x"}, "messages[1].role: 'function' is none of"),
+        ({"role": "function", "content": "x"}, "messages[1].role: 'function' is not one of"),
         ({"role": "user", "content": 5}, "messages[1].content: is not text"),
         ({"role": "tool", "content": "x"}, "messages[1].tool_call_id: is not text"),
         (
             {"role": "user", "content": ["a", {"type": "image_url", "image_url": {}}]},
-            "messages[1].content: part 1 is of type 'image_url', which is no text; send parts",
+            "messages[1].content: part 1 is of type 'image_url'; send parts",
         ),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content: part 0 is no text"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content: part 0 is not text"),
     ],
 )
 def test_what_is_wrong_is_named(message: Json, said: str) -> None:
@@ -161,10 +161,10 @@ def test_fields_without_effect_are_ignored(fields: Json) -> None:
     [
         ({"stop": [1]}, "stop[0]: is not text"),
         ({"stop": 1}, "stop: is neither text nor a list of texts"),
-        ({"modalities": ["text", "audio"]}, "modalities: is not served; leave it out"),
+        ({"modalities": ["text", "audio"]}, "modalities: is not supported; leave it out"),
         ({"stop_token_ids": ["1"]}, "stop_token_ids[0]: is not a whole number"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]: -1 is out of range"),
-        ({"logit_bias": {"a": 1}}, "logit_bias.a: is no token id"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a: must be a token id"),
         ({"logit_bias": {"1": "x"}}, "logit_bias.1: is not a number"),
         ({"temperature": 10**400}, "temperature: 1000000000"),
         ({"reasoning_effort": 5}, "reasoning_effort: is not text"),
@@ -184,5 +184,5 @@ def test_a_schema_that_is_nested_too_deeply_is_named() -> None:
 
 
 def test_a_completion_has_its_own_names() -> None:
-    with pytest.raises(BadField, match=r"^messages: is no field of /v1/completions"):
+    with pytest.raises(BadField, match=r"^messages: is not a field of /v1/completions"):
         request_of_body(COMPLETIONS, {"messages": [USER]}, pb.GenerateRequest())
