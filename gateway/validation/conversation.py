@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
-from google.protobuf.message import DecodeError, Message
-
 from gateway.models.catalog import Catalog
 from gateway.models.speech import (
     BYTES_A_SECOND,
@@ -25,7 +23,6 @@ from gateway.models.tools import FunctionTool, ToolCall, ToolFormat, ToolUse, ma
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
 from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
-from sluice.internal.v1.gateway_pb2 import EarlierInput
 from sluice.openai.fields import BadJson, load_json, values_in
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import word_of
@@ -49,10 +46,6 @@ VALUES_MAX: Final = 16_384
 """Most values in the JSON of all tools, or of all tool calls, of a request: each string is inspected like a message."""
 DEPTH_MAX: Final = 64
 """Deepest nesting of JSON in tools and tool calls."""
-_OUTDATED: Final = (
-    "comes from a client of an earlier release, which would not read the answer: "
-    "generate its stubs again, or update the SDK; CHANGELOG.md says what changed in GenerateResponse"
-)
 _NAME_EDITED: Final = (
     "the safety policy redacts a part of the name of a tool or tool call; "
     "choose a name without such a value"
@@ -301,7 +294,7 @@ def conversation_of(
         turn = Turn(USER, "")
         return Conversation((turn,), raw=True, token_ids=token_ids, vocabulary=request.model)
     if kind is None:
-        violations.add("input", _OUTDATED if is_outdated(request) else "set prompt, chat or audio")
+        violations.add("input", "set prompt, tokens, chat or audio")
     else:
         violations.check(bool(request.prompt.strip()), "prompt", "must not be empty")
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
@@ -310,20 +303,6 @@ def conversation_of(
 def check_vocabulary(model: str, violations: FieldViolations) -> None:
     """Add a violation unless the request names the model of its tokens."""
     violations.check(bool(named(model)), "model", "is required with token ids; name their model")
-
-
-def is_outdated(request: Message) -> bool:
-    """Return whether an input stands where clients put it that read one event a message: they would lose the others.
-
-    The request is parsed as `EarlierInput`: a list of its unknown fields has an object for each, and 1 MiB has hundreds
-    of thousands.
-    """
-    earlier, known = EarlierInput(), request.DESCRIPTOR.fields_by_number
-    try:
-        earlier.MergeFromString(request.SerializeToString())
-    except DecodeError:
-        return False
-    return any(given.number not in known for given, _ in earlier.ListFields())
 
 
 def _chat(messages: Sequence[pb.ChatMessage], violations: FieldViolations) -> Conversation:

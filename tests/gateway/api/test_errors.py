@@ -95,21 +95,6 @@ async def test_bytes_that_are_not_utf_8(wire: Wire) -> None:
     await still_answers(wire)
 
 
-@pytest.mark.parametrize("method", [GENERATE, GENERATE_TEXT])
-@pytest.mark.parametrize("tag", [b"\x0a", b"\x12", b"\xaa\x01"])
-async def test_a_client_of_the_release_before_is_told_so(
-    wire: Wire, method: str, tag: bytes
-) -> None:
-    """It has prompt, chat and audio at 1, 2 and 21, and would find no event in the messages of an answer."""
-    request = prompt(sampling=pb.SamplingParams(max_tokens=1))
-    request.ClearField("input")
-    code, error = await send_bytes(wire, tag + b"\x02hi" + request.SerializeToString(), method)
-    assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
-    assert [violation.field for violation in error.violations] == ["input"]
-    assert "earlier release" in error.message
-    assert "generate its stubs again" in error.message
-
-
 async def test_bytes_that_are_no_message(wire: Wire) -> None:
     code, error = await send_bytes(wire, b"\x07")
     assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
