@@ -25,7 +25,7 @@ from gateway.identity.credentials import (
     caller_of_token,
     issuer_of,
 )
-from gateway.identity.key_sources import IssuerKeys, KeyBucket
+from gateway.identity.key_sources import AGAIN_S, IssuerKeys, KeyBucket
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
 from sluice.errors import PermissionDenied, Unauthenticated
 from sluice.settings import IdentitySettings
@@ -33,7 +33,7 @@ from sluice.wire.api_keys import PREFIX
 
 AUTHORIZATION: Final = "authorization"
 _BEARER: Final = "bearer "
-KNOWN_MAX: Final = 16_384
+CACHED_MAX: Final = 16_384
 """Most cached credentials; the oldest are evicted."""
 
 
@@ -63,6 +63,7 @@ class Authenticator:
         on: Whether calls need credentials.
         takes_certificates: Whether `caller_of` needs the names in the client's certificate.
         mesh_key: Credential of other processes of the mesh.
+        identities: Settings and keys in use.
     """
 
     def __init__(
@@ -70,11 +71,15 @@ class Authenticator:
         settings: IdentitySettings,
         replicas: int = 1,
         unix_time: Callable[[], float] = time.time,
+        again_s: float = AGAIN_S,
+        cached_max: int = CACHED_MAX,
     ) -> None:
+        """Prepare to authenticate calls; `unix_time` returns the time, `again_s` is passed to `IssuerKeys`."""
         self.on = settings.enabled
         self.mesh_key = settings.mesh_key
         self._replicas = replicas
         self._time = unix_time
+        self._again_s, self._cached_max = again_s, cached_max
         self._cache: dict[bytes, tuple[Caller, float]] = {}
         self._client: Client | None = None
         self._replaced = asyncio.Event()
@@ -83,7 +88,7 @@ class Authenticator:
     async def start(self, client: Client) -> None:
         """Read all keys; raise as `prepare`."""
         self._client = client
-        self.use(await self.prepare(self._identities.settings))
+        self.use(await self.prepare(self.identities.settings))
 
     async def prepare(self, settings: IdentitySettings) -> Identities:
         """Read all keys that `settings` name, and return what `use` takes. Unchanged issuers keep their keys.
@@ -92,12 +97,14 @@ class Authenticator:
             SettingsError: A key file is invalid.
             TransportUnavailable, nats.errors.Error: JetStream does not answer.
         """
-        before, clear_cache = self._identities, self._cache.clear
+        before, clear_cache = self.identities, self._cache.clear
         issuers, bucket = dict[str, IssuerKeys](), None
         for number, issuer in enumerate(settings.jwt):
             keys = before.issuers.get(issuer.issuer)
             if keys is None or keys.settings != issuer:
-                keys = IssuerKeys(issuer, f"identity.jwt.{number}", clear_cache)
+                keys = IssuerKeys(
+                    issuer, f"identity.jwt.{number}", clear_cache, again_s=self._again_s
+                )
             issuers[issuer.issuer] = keys
             await keys.start()
         if settings.api_keys:
@@ -108,7 +115,7 @@ class Authenticator:
 
     def use(self, identities: Identities) -> None:
         """Authenticate later calls by `identities`."""
-        self._identities = identities
+        self.identities = identities
         self.takes_certificates = bool(identities.settings.certificates)
         self._cache.clear()
         self._replaced.set()
@@ -118,14 +125,14 @@ class Authenticator:
         while True:
             self._replaced.clear()
             async with asyncio.TaskGroup() as group:
-                running = group.create_task(self._identities.run())
+                running = group.create_task(self.identities.run())
                 await self._replaced.wait()
                 running.cancel()
 
     async def refresh_keys(self) -> None:
         """Read the API keys again if they have changed; raise TransportUnavailable if JetStream does not answer."""
-        if self._identities.bucket is not None:
-            await self._identities.bucket.refresh()
+        if self.identities.bucket is not None:
+            await self.identities.bucket.refresh()
 
     async def caller_of(
         self, metadata: Mapping[str, str], certificate_names: Collection[str] = ()
@@ -171,7 +178,7 @@ class Authenticator:
         """
         if not self.on or not caller.key_id:
             return caller
-        bucket = self._identities.bucket
+        bucket = self.identities.bucket
         records = {} if bucket is None else bucket.records
         current = caller_of_id(caller.key_id, caller.tenant, records, self._time())
         return replace(caller, key_limits=current.key_limits)
@@ -179,9 +186,9 @@ class Authenticator:
     async def _verify(self, credential: str) -> tuple[Caller, float]:
         """Return the caller with this API key or token, and when it expires."""
         if credential.startswith(PREFIX):
-            bucket = self._identities.bucket
+            bucket = self.identities.bucket
             return caller_of_key(credential, {} if bucket is None else bucket.records, self._time())
-        issuer = self._identities.issuers.get(issuer_of(credential))
+        issuer = self.identities.issuers.get(issuer_of(credential))
         if issuer is None:
             raise Unauthenticated.of(
                 "TOKEN_INVALID", "the token is of an issuer that is not in identity.jwt"
@@ -193,13 +200,13 @@ class Authenticator:
         return caller_of_token(credential, issuer.settings, issuer.keys, self._time())
 
     def _remember(self, digest: bytes, verified: tuple[Caller, float]) -> None:
-        while len(self._cache) >= KNOWN_MAX:
+        if len(self._cache) >= self._cached_max:
             del self._cache[next(iter(self._cache))]
         self._cache[digest] = verified
 
     def _of_certificate(self, names: Collection[str]) -> Caller:
         for name in names:
-            identity = self._identities.settings.certificates.get(name)
+            identity = self.identities.settings.certificates.get(name)
             if identity is not None:
                 return Caller(identity.tenant, frozenset(identity.roles))
         if names and self.takes_certificates:
@@ -214,7 +221,7 @@ class Authenticator:
         )
 
 
-@lru_cache(KNOWN_MAX)
+@lru_cache(CACHED_MAX)
 def _trusted_caller(tenant: str) -> Caller:
     """Return a caller with all roles: of a mesh without credentials, or another process of the mesh."""
     return Caller(tenant)

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import time
 import urllib.error
 import urllib.request
@@ -42,14 +43,32 @@ logger = logging.getLogger(__name__)
 class IssuerKeys:
     """The keys of one issuer, as last read."""
 
-    def __init__(self, settings: JwtSettings, setting: str, on_change: Callable[[], None]) -> None:
-        """Prepare to read keys; `setting` names the issuer in messages."""
+    def __init__(
+        self,
+        settings: JwtSettings,
+        setting: str,
+        on_change: Callable[[], None],
+        refresh_s: float = REFRESH_S,
+        again_s: float = AGAIN_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to read keys.
+
+        Args:
+            settings: Settings of the issuer.
+            setting: Key of these settings in the configuration, for messages.
+            on_change: Called when the keys have changed.
+            refresh_s: See `REFRESH_S`.
+            again_s: See `AGAIN_S`.
+            clock: Returns the time, in seconds.
+        """
         self.settings = settings
         self._setting = f"{setting}.jwks"
         self._on_change = on_change
         self._payload = b""
         self._keys: KeySet | None = None
-        self._read_at = -AGAIN_S
+        self._refresh_s, self._again_s, self._clock = refresh_s, again_s, clock
+        self._read_at = -math.inf
         self._reading = asyncio.Lock()
 
     async def start(self) -> None:
@@ -71,25 +90,25 @@ class IssuerKeys:
         if self._keys is None:
             raise TransportUnavailable(
                 f"the keys of issuer {self.settings.issuer} could not be fetched yet",
-                retry_after_s=AGAIN_S,
+                retry_after_s=self._again_s,
             )
         return self._keys
 
     async def refresh(self) -> None:
         """Read the keys again, unless they were read less than `AGAIN_S` ago."""
         async with self._reading:
-            if time.monotonic() - self._read_at < AGAIN_S:
+            if self._clock() - self._read_at < self._again_s:
                 return
             await self._read()
 
     async def run(self) -> None:
         """Read the keys periodically until cancelled."""
         while True:
-            await asyncio.sleep(AGAIN_S if self._keys is None else REFRESH_S)
+            await asyncio.sleep(self._again_s if self._keys is None else self._refresh_s)
             await self.refresh()
 
     async def _read(self, *, must: bool = False) -> None:
-        self._read_at = time.monotonic()
+        self._read_at = self._clock()
         try:
             payload = await asyncio.wait_for(
                 asyncio.to_thread(_payload, self.settings), FETCH_S + 1
@@ -145,10 +164,13 @@ class KeyBucket:
         records: Records of API keys by id, as last read.
     """
 
-    def __init__(self, replicas: int, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, replicas: int, on_change: Callable[[], None], poll_s: float = POLL_S
+    ) -> None:
         self.records: Mapping[str, ApiKeyRecord] = {}
         self._on_change = on_change
         self._bucket = Bucket(jetstream.API_KEYS, replicas)
+        self._poll_s = poll_s
         self._state: object = None
         self._reading = asyncio.Lock()
 
@@ -173,7 +195,7 @@ class KeyBucket:
         """Keep `records` up to date until cancelled."""
         is_reachable = True
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._poll_s)
             try:
                 await self.refresh()
                 is_reachable = True

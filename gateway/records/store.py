@@ -21,7 +21,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from gateway.records.outcome import response_of
 from gateway.records.shares import TenantShares
-from gateway.records.writer import WRITE_S, BackgroundWriter
+from gateway.records.writer import QUEUE_MAX_BYTES, WRITE_S, BackgroundWriter
 from sluice.errors import OutcomesNotKept, RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.outcome_pb2 import Outcome
@@ -60,14 +60,18 @@ class RecordStore:
     """
 
     def __init__(
-        self, settings: RecordsSettings, in_force: Callable[[], Settings], replicas: int = 1
+        self,
+        settings: RecordsSettings,
+        in_force: Callable[[], Settings],
+        replicas: int = 1,
+        queue_max_bytes: int = QUEUE_MAX_BYTES,
     ) -> None:
         """Prepare the store; `in_force` returns the current settings of policies."""
         self.dropped = 0
         self._replicas = replicas
         self._in_force = in_force
-        self._writer = BackgroundWriter(GATHER_S)
-        self.audit_writer = BackgroundWriter()
+        self._writer = BackgroundWriter(GATHER_S, queue_max_bytes)
+        self.audit_writer = BackgroundWriter(max_bytes=queue_max_bytes)
         self._streams: dict[str | None, StreamConfig] = {}
         """Streams that exist, by name."""
         self._settings = settings

@@ -41,13 +41,15 @@ class BackgroundWriter:
     Args:
         gather_s: How long messages are gathered, in seconds. JetStream then confirms only the last of a batch, as it
             stores messages of one connection in order. With 0 it confirms each.
+        max_bytes: Bound of the queue, see `QUEUE_MAX_BYTES`.
 
     Attributes:
         is_full: Whether the queue has reached its bound.
     """
 
-    def __init__(self, gather_s: float = 0.0) -> None:
+    def __init__(self, gather_s: float = 0.0, max_bytes: int = QUEUE_MAX_BYTES) -> None:
         self._gather_s = gather_s
+        self._max_bytes = max_bytes
         self._queue: dict[str, Message] = {}
         """Pending messages by subject, oldest first."""
         self._bytes = 0
@@ -94,7 +96,7 @@ class BackgroundWriter:
 
     def _count(self, size: int) -> None:
         self._bytes += size
-        self.is_full = self._bytes >= QUEUE_MAX_BYTES
+        self.is_full = self._bytes >= self._max_bytes
 
     async def _write_batch(self, write: Callable[[Sequence[Message]], Awaitable[Results]]) -> None:
         """Write the oldest messages; queue failed ones again, unless a newer message of the subject is pending."""

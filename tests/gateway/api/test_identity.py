@@ -182,8 +182,8 @@ async def test_a_key_holds_once_its_command_has_returned(
             peers = mesh.wire.gateway.shared.peers
             await mesh.wire.until(lambda peers=peers, other=other: other in peers.alive)  # type: ignore[misc]
             # No look of their own.
-            mesh.wire.gateway.authenticator._identities.bucket.run = asyncio.Event().wait  # type: ignore[method-assign,union-attr]
-            mesh.wire.gateway.authenticator.use(mesh.wire.gateway.authenticator._identities)
+            mesh.wire.gateway.authenticator.identities.bucket.run = asyncio.Event().wait  # type: ignore[method-assign,union-attr]
+            mesh.wire.gateway.authenticator.use(mesh.wire.gateway.authenticator.identities)
         for _ in range(3):
             made = await keys("create", "acme")
             assert [await models_of(mesh, bearer(made)) for mesh in (one, two)] == ["OK", "OK"]
@@ -222,7 +222,7 @@ async def test_revoked_key_is_refused_by_every_gateway(
 
 def count_looks(mesh: Secured, looks: Counter[str]) -> None:
     """Counts how often the gateway asks for changes of the keys."""
-    bucket = mesh.wire.gateway.authenticator._identities.bucket
+    bucket = mesh.wire.gateway.authenticator.identities.bucket
     assert bucket is not None
     refresh, name = bucket.refresh, mesh.wire.gateway.shared.peers.gateway_id
 

@@ -117,6 +117,6 @@ async def test_forgetting_a_tenant_deletes_only_its_data(
 
 
 def _knows(mesh: Secured, tenant: str) -> bool:
-    bucket = mesh.wire.gateway.authenticator._identities.bucket
+    bucket = mesh.wire.gateway.authenticator.identities.bucket
     assert bucket is not None
     return any(record.tenant == tenant for record in bucket.records.values())

@@ -302,7 +302,7 @@ async def test_a_client_that_goes_cancels_the_rows_of_all_its_answers(http: Wire
     await http.until(lambda: http.gateway.active == 0)
 
 
-async def test_load_generators_get_answers_of_one_length_and_their_usage(http: Wire) -> None:
+async def test_ignore_eos_gives_answers_of_one_length(http: Wire) -> None:
     """As guidellm asks."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = chat(stream=True, stream_options=options, max_completion_tokens=9, ignore_eos=True)

@@ -21,7 +21,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": " ".join(words).encode()})
 
 
-async def test_http_is_encrypted_and_asks_for_a_certificate_where_it_must(tmp_path: Path) -> None:
+async def test_http_is_encrypted_and_asks_for_a_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.ensure(["gateway", "caller"])
     context = server_context(authority.of("gateway"), [authority.ca], "http/1.1")

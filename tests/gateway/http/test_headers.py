@@ -23,7 +23,7 @@ WHOLE, PIECE = "x-stainless-timeout", "x-stainless-read-timeout"
         ({OURS: "2.5", WHOLE: "600", PIECE: "5"}, 2.5, 2.5),
     ],
 )
-def test_a_client_that_streams_waits_so_long_for_each_piece_alone(
+def test_client_timeouts_do_not_bound_streams(
     headers: dict[str, str], whole: float | None, streamed: float | None
 ) -> None:
     assert timeout_s(headers, streams=False) == whole
@@ -33,7 +33,7 @@ def test_a_client_that_streams_waits_so_long_for_each_piece_alone(
 
 
 @pytest.mark.parametrize("origin", ["null", "http://[::1"])
-def test_an_origin_without_a_host_is_foreign_also_where_the_call_names_none(origin: str) -> None:
+def test_an_origin_without_a_host_is_foreign(origin: str) -> None:
     assert is_foreign_page({"origin": origin})
 
 

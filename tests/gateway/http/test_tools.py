@@ -275,7 +275,7 @@ async def test_a_response_that_is_cut_off_says_why(http: Wire, openai: AsyncOpen
     assert [getattr(item, "status", None) for item in response.output] == ["incomplete"]
 
 
-async def test_an_error_in_a_stream_of_a_response_is_an_event_with_its_type(
+async def test_an_error_in_a_response_stream_is_a_typed_event(
     http: Wire, openai: AsyncOpenAI
 ) -> None:
     def failed() -> Any:

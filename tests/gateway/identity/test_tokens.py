@@ -46,22 +46,15 @@ def test_a_token_names_tenant_and_roles() -> None:
     assert caller(ISSUER.token(exp=NOW + 60, roles=[]))[0].roles == frozenset()
 
 
-def test_times_hold_but_for_clocks_that_are_apart() -> None:
-    token = ISSUER.token(exp=NOW, nbf=NOW - 10)
-    assert caller(token, NOW + 29)
-    assert caller(token, NOW - 39)
-    late = refused(token, NOW + 31)
-    assert late.metadata["problem"] == "TOKEN_EXPIRED"
-    assert "31 s ago" in late.message
-    assert "another 31 s" in refused(token, NOW - 41).message
-
-
-def test_a_token_holds_until_its_last_moment_and_from_its_first() -> None:
+def test_times_have_the_leeway() -> None:
     token = ISSUER.token(exp=NOW, nbf=NOW - 10)
     assert caller(token, NOW + 29.999)[1] == NOW + 30
-    assert "30 s ago" in refused(token, NOW + 30).message
     assert caller(token, NOW - 40)
+    late = refused(token, NOW + 30)
+    assert late.metadata["problem"] == "TOKEN_EXPIRED"
+    assert "30 s ago" in late.message
     assert refused(token, NOW - 40.001)
+    assert "another 31 s" in refused(token, NOW - 41).message
     endless = ISSUER.token(exp=1e12, nbf=-1e12)
     assert caller(endless)[1] == 1e12 + 30
 
@@ -70,14 +63,9 @@ def test_a_token_holds_until_its_last_moment_and_from_its_first() -> None:
 @pytest.mark.parametrize("name", ["exp", "nbf"])
 def test_a_time_is_a_number_in_reach(name: str, value: object) -> None:
     claims = {"exp": NOW + 60, "nbf": NOW - 60, name: value}
-    token = jwt.encode(
-        {"iss": NAME, "aud": AUDIENCE, "tenant": "acme", **claims},
-        ISSUER._key,
-        "ES256",
-        headers={"kid": "key-1"},
-    )
+    token = ISSUER.sign({"iss": NAME, "aud": AUDIENCE, "tenant": "acme", **claims})
     said = refused(token).message
-    assert f"claim {name!r} that is no time" in said or f"no claim {name!r}" in said
+    assert f"claim {name!r} that is not a time" in said or f"no claim {name!r}" in said
 
 
 def test_a_claim_that_must_be_there_is_named() -> None:
@@ -90,7 +78,7 @@ def test_a_claim_that_must_be_there_is_named() -> None:
 
 def test_a_token_without_a_key_id_is_of_the_only_key() -> None:
     claims = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme"}
-    nameless = jwt.encode(claims, ISSUER._key, "ES256")
+    nameless = ISSUER.sign(claims, names_key=False)
     assert caller(nameless)[0].tenant == "acme"
     two = {**KEYS, **key_set(Issuer("key-2").jwks())}
     with pytest.raises(KeyMissing):
@@ -112,13 +100,8 @@ def test_claims_have_the_names_that_the_operator_gives_them() -> None:
 
 @pytest.mark.parametrize("roles", [5, None, {"operator": 1}, "", ["OPERATOR"], "operators"])
 def test_what_names_no_role_gives_none(roles: object) -> None:
-    token = jwt.encode(
-        {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme", "roles": roles},
-        ISSUER._key,
-        "ES256",
-        headers={"kid": "key-1"},
-    )
-    assert caller(token)[0].roles == frozenset()
+    claims = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme", "roles": roles}
+    assert caller(ISSUER.sign(claims))[0].roles == frozenset()
 
 
 def test_a_token_has_a_length() -> None:
@@ -173,17 +156,18 @@ def test_wrong_claims_are_refused(claims: dict[str, Any]) -> None:
     assert refused(token).metadata["problem"] in ("TOKEN_INVALID", "TOKEN_EXPIRED")
 
 
+CLAIMS = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme"}
+
+
 def test_a_token_without_a_signature_is_refused() -> None:
-    claims = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme"}
     for algorithm in ("none", "None", "nOnE"):
-        token = f"{part({'alg': algorithm, 'kid': 'key-1'})}.{part(claims)}."
+        token = f"{part({'alg': algorithm, 'kid': 'key-1'})}.{part(CLAIMS)}."
         assert "algorithm" in refused(token).message
-    assert "algorithm" in refused(jwt.encode(claims, "", "none", headers={"kid": "key-1"})).message
+    assert "algorithm" in refused(jwt.encode(CLAIMS, "", "none", headers={"kid": "key-1"})).message
 
 
 def test_a_public_key_used_as_a_secret_is_refused() -> None:
-    claims = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "acme"}
-    head = f"{part({'alg': 'HS256', 'kid': 'key-1'})}.{part(claims)}"
+    head = f"{part({'alg': 'HS256', 'kid': 'key-1'})}.{part(CLAIMS)}"
     secret = json.dumps(ISSUER.jwks()["keys"][0]).encode()
     signature = hmac.digest(secret, head.encode(), "sha256")
     token = f"{head}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
@@ -193,8 +177,8 @@ def test_a_public_key_used_as_a_secret_is_refused() -> None:
 def test_another_key_and_changed_claims_are_refused() -> None:
     assert "Signature" in refused(STRANGER.token(exp=NOW + 60)).message
     header, _, signature = ISSUER.token(exp=NOW + 60).split(".")
-    claims = {"iss": NAME, "aud": AUDIENCE, "exp": NOW + 60, "tenant": "other"}
-    assert "Signature" in refused(f"{header}.{part(claims)}.{signature}").message
+    claims = part({**CLAIMS, "tenant": "other"})
+    assert "Signature" in refused(f"{header}.{claims}.{signature}").message
 
 
 def test_an_algorithm_that_does_not_fit_the_key_is_refused() -> None:
@@ -204,11 +188,6 @@ def test_an_algorithm_that_does_not_fit_the_key_is_refused() -> None:
         if other != head:
             message = refused(f"{other}.{claims}.{signature}").message
             assert "does not hold" in message or "algorithm" in message
-
-
-def test_a_key_that_is_not_known_may_be_new() -> None:
-    with pytest.raises(KeyMissing):
-        caller(Issuer("key-2").token(exp=NOW + 60))
 
 
 @pytest.mark.parametrize("text", ["", "x", "a.b.c", "a" * 9000, "..", "é.é.é", DEEP])

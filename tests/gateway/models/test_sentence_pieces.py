@@ -79,7 +79,7 @@ def test_what_is_not_served_is_one_line(
 
 
 @pytest.mark.parametrize("file", ["source.spm", "vocab.json"])
-def test_without_one_of_the_files_it_says_how_to_make_a_tokenizer(
+def test_a_missing_file_names_the_remedy(
     file: str, tmp_path: Path
 ) -> None:
     (save_marian_files(tmp_path) / file).unlink()

@@ -96,7 +96,7 @@ def test_raw_text_never_becomes_a_control_token(text: str) -> None:
     assert TOKENIZER.decode(token_ids, skip_special_tokens=False) == text
 
 
-def test_text_inside_a_control_token_of_the_template_is_plain_text_too() -> None:
+def test_text_inside_a_template_token_is_plain_text() -> None:
     """What the template writes around it would make it one."""
     template = ChatTemplate("{% for m in messages %}<|{{ m.content }}|>{% endfor %}", {}, clock)
     tokenization = ModelTokenizer(TOKENIZER, template, CONTEXT, 320, frozenset())

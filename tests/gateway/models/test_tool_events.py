@@ -268,7 +268,7 @@ def accepts(grammar: str, text: str) -> tuple[int, bool]:
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
-def test_calls_of_strict_tools_are_held_to_their_schemas_in_free_answers(form: ToolFormat) -> None:
+def test_strict_tools_constrain_free_answers(form: ToolFormat) -> None:
     use = ToolUse((FunctionTool("weather", "", SCHEMA, strict=True), FunctionTool("now", "", SCHEMA)))
     grammar = grammar_of(form, use)
     assert problem_of("grammar", grammar) is None

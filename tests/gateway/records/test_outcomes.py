@@ -97,7 +97,7 @@ async def outcome_of(
             await asyncio.sleep(0.01)
 
 
-async def test_a_shadow_of_the_strong_model_makes_its_answer_the_reference(opened: Any) -> None:
+async def test_a_strong_shadow_is_the_reference(opened: Any) -> None:
     async with opened({"shadows": SHADOWS}) as wire:
         task = await answered(wire, "what is it", labels={"task": "greeting"})
         await shadowed(wire, "hello there")
@@ -287,7 +287,7 @@ async def test_without_a_pair_and_of_a_third_model_nothing_is_kept(
         assert await listed(wire) == []
 
 
-async def test_shadows_and_outcomes_are_those_of_the_policy_that_routed(opened: Any) -> None:
+async def test_shadows_and_outcomes_follow_the_routing_policy(opened: Any) -> None:
     policy = {"cascade": CASCADE, "shadows": SHADOWS}
     routing = {"policies": {"p": policy}, "select": [{"policy": "p", "labels": {"team": "p"}}]}
     async with opened({**routing, "outcomes": {"tenants": ["acme"]}}) as wire:

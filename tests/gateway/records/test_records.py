@@ -161,11 +161,10 @@ async def test_the_audit_is_written_when_the_prompt_is_decided(
 
 
 async def test_a_request_that_cannot_be_audited_is_refused(
-    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, model_folder: Path
 ) -> None:
     async with open_wire(nats_url, model_folder, safety=SAFETY) as wire:
-        monkeypatch.setattr("gateway.records.writer.QUEUE_MAX_BYTES", 0)
-        await error_of(wire.stub.Generate(prompt("my number is 078-05-1121")))
+        wire.gateway.store.audit_writer.is_full = True
         code, error = await error_of(wire.stub.Generate(prompt("my number is 078-05-1121")))
     assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
     assert error.retry_after_s

@@ -1,14 +1,17 @@
-"""The writer of records when JetStream is slow, away, or was configured otherwise before."""
+"""The store of records when JetStream is slow, away, or was configured otherwise before; and the shares of tenants."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
+from nats.aio.client import Client
 
-from gateway.records import writer
 from gateway.records.store import RecordStore
+from gateway.records.writer import BackgroundWriter
 from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.settings import RecordsSettings, Settings
@@ -18,154 +21,142 @@ from sluice.wire import subjects
 from tests.support.nats import running_nats
 
 BOUND_S = 60.0
+LONG = "x" * 4000
 
 
-def opened(**records: Any) -> RecordStore:
-    return RecordStore(RecordsSettings(**records), Settings)
+def new_store(in_force: Callable[[], Settings] = Settings, **records: Any) -> RecordStore:
+    return RecordStore(RecordsSettings(**records), in_force)
 
 
-async def test_what_is_kept_can_be_found(nats_url: str) -> None:
-    client = await nats.connect(nats_url)
-    kept = opened()
-    await kept.start(client)
-    running = asyncio.ensure_future(kept.run())
+@asynccontextmanager
+async def running(client: Any, store: RecordStore) -> AsyncIterator[RecordStore]:
+    await store.start(client)
+    task = asyncio.ensure_future(store.run())
     try:
-        for number in range(200):
-            kept.write_record(RequestRecord(request_id=f"req-{number}", tenant="one"))
-        await kept.flush(BOUND_S)
-        assert (await kept.explain("req-199", None)).record.tenant == "one"
-        with pytest.raises(RecordUnknown):
-            await kept.explain("req-200", None)
+        yield store
     finally:
-        running.cancel()
-        await client.close()
+        task.cancel()
+        await asyncio.wait([task])
 
 
-async def test_the_requests_of_a_trace_can_be_found(nats_url: str) -> None:
-    client = await nats.connect(nats_url)
-    kept = opened()
-    await kept.start(client)
-    running = asyncio.ensure_future(kept.run())
+@pytest.fixture
+async def client(nats_url: str) -> AsyncIterator[Client]:
+    connected = await nats.connect(nats_url)
+    yield connected
+    await connected.close()
+
+
+@pytest.fixture
+async def store(client: Client) -> AsyncIterator[RecordStore]:
+    async with running(client, new_store()) as store:
+        yield store
+
+
+async def messages_in(client: Client, stream: str) -> int:
+    return (await client.jetstream().stream_info(stream)).state.messages
+
+
+async def is_gone(read: Any) -> bool:
+    try:
+        await read
+    except RecordUnknown:
+        return True
+    return False
+
+
+async def test_records_can_be_found(store: RecordStore) -> None:
+    for number in range(200):
+        store.write_record(RequestRecord(request_id=f"req-{number}", tenant="one"))
+    await store.flush(BOUND_S)
+    assert (await store.explain("req-199", None)).record.tenant == "one"
+    assert await is_gone(store.explain("req-200", None))
+
+
+async def test_requests_of_a_trace_can_be_found(store: RecordStore) -> None:
     trace = "ab" * 16
-    try:
-        for name, tenant, second in (("a", "one", 3), ("b", "two", 1), ("c", "one", 2)):
-            record = RequestRecord(request_id=name, tenant=tenant, trace_id=trace)
-            record.arrival_time.seconds = second
-            kept.write_record(record)
-        kept.write_record(RequestRecord(request_id="d", tenant="one", trace_id="cd" * 16))
-        await kept.flush(BOUND_S)
-        found = await kept.explain_trace(trace, None)
-        assert (found.record.request_id, list(found.other_request_ids)) == ("a", ["b", "c"])
-        found = await kept.explain_trace(trace, "two")
-        assert (found.record.request_id, list(found.other_request_ids)) == ("b", [])
-        for unknown in (("ef" * 16, None), (trace, "three")):
-            with pytest.raises(RecordUnknown):
-                await kept.explain_trace(*unknown)
-    finally:
-        running.cancel()
-        await client.close()
+    for name, tenant, second in (("a", "one", 3), ("b", "two", 1), ("c", "one", 2)):
+        record = RequestRecord(request_id=name, tenant=tenant, trace_id=trace)
+        record.arrival_time.seconds = second
+        store.write_record(record)
+    store.write_record(RequestRecord(request_id="d", tenant="one", trace_id="cd" * 16))
+    await store.flush(BOUND_S)
+    for tenant, latest, others in ((None, "a", ["b", "c"]), ("two", "b", [])):
+        response = await store.explain_trace(trace, tenant)
+        assert (response.record.request_id, list(response.other_request_ids)) == (latest, others)
+    for unknown in (("ef" * 16, None), (trace, "three")):
+        assert await is_gone(store.explain_trace(*unknown))
 
 
-async def test_the_latest_record_of_a_request_counts(nats_url: str) -> None:
-    client = await nats.connect(nats_url)
-    kept = opened()
-    await kept.start(client)
-    running = asyncio.ensure_future(kept.run())
-    try:
-        for policy, trace in (("first", "ab" * 16), ("second", "cd" * 16)):
-            kept.write_record(
-                RequestRecord(request_id="a", tenant="t", policy=policy, trace_id=trace)
-            )
-        await kept.flush(BOUND_S)
-        assert (await kept.explain("a", None)).record.policy == "second"
-        assert (await kept.forget("t")).records == 1
-        with pytest.raises(RecordUnknown):
-            await kept.explain("a", None)
-    finally:
-        running.cancel()
-        await client.close()
+async def test_the_latest_record_of_a_request_counts(store: RecordStore) -> None:
+    for policy, trace in (("first", "ab" * 16), ("second", "cd" * 16)):
+        store.write_record(RequestRecord(request_id="a", tenant="t", policy=policy, trace_id=trace))
+    store.write_record(RequestRecord(request_id="other", tenant="u"))
+    await store.flush(BOUND_S)
+    assert (await store.explain("a", None)).record.policy == "second"
+    assert (await store.forget("t")).records == 1
+    assert await is_gone(store.explain("a", None))
+    assert not await is_gone(store.explain("other", None))
 
 
-async def test_a_flood_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 1 << 21)
-    kept = opened()
-    for number in range(writer.QUEUE_MAX_BYTES // 65_536 + 5):
-        kept.write_record(RequestRecord(request_id=f"req-{number}", policy="x" * 65_536))
-    assert 5 <= kept.dropped <= 10
+async def test_floods_and_large_records_are_dropped_and_counted() -> None:
+    store = RecordStore(RecordsSettings(), Settings, queue_max_bytes=1 << 21)
+    store.write_record(RequestRecord(request_id="r", policy="x" * 2_000_000))
+    assert store.dropped == 1
+    for number in range((1 << 21) // 65_536 + 5):
+        store.write_record(RequestRecord(request_id=f"req-{number}", policy="x" * 65_536))
+    assert 6 <= store.dropped <= 11
 
 
-async def test_what_no_message_can_hold_is_dropped() -> None:
-    kept = opened()
-    kept.write_record(RequestRecord(request_id="r", policy="x" * 2_000_000))
-    assert kept.dropped == 1
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_audit_entries_fill_the_queue_and_are_not_dropped(enabled: bool) -> None:
+    settings = RecordsSettings(audit_enabled=enabled)
+    store = RecordStore(settings, Settings, queue_max_bytes=1 << 21)
+    assert not store.audit_writer.is_full
+    for number in range((1 << 21) // 65_536):
+        store.append_audit(AuditEntry(request_id=f"r{number}", tenant="t", turns=["x" * 65_536]))
+    assert store.audit_writer.is_full is enabled
+    assert store.dropped == 0
 
 
-async def test_the_audit_is_full_rather_than_that_it_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 1 << 21)
-    kept = opened()
-    assert not kept.audit_writer.is_full
-    for number in range(writer.QUEUE_MAX_BYTES // 65_536):
-        kept.append_audit(AuditEntry(request_id=f"r{number}", tenant="t", turns=["x" * 65_536]))
-    assert kept.audit_writer.is_full
-    assert kept.dropped == 0
-    silent = opened(audit_enabled=False)
-    silent.append_audit(AuditEntry(request_id="r", tenant="t", turns=["x" * 65_536]))
-    assert not silent.audit_writer._bytes
-
-
-async def test_what_is_written_leaves_room(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 1)
-    client = await nats.connect(nats_url)
-    kept = opened()
-    await kept.start(client)
-    running = asyncio.ensure_future(kept.run())
-    try:
+async def test_written_entries_free_the_queue(client: Client) -> None:
+    async with running(
+        client, RecordStore(RecordsSettings(), Settings, queue_max_bytes=1)
+    ) as store:
         for policy in ("one", "two"):
-            kept.append_audit(AuditEntry(request_id="r", tenant="t", policy=policy))
-        assert kept.audit_writer.is_full
-        await kept.flush(BOUND_S)
-        assert not kept.audit_writer.is_full
-    finally:
-        running.cancel()
-        await client.close()
+            store.append_audit(AuditEntry(request_id="r", tenant="t", policy=policy))
+        assert store.audit_writer.is_full
+        await store.flush(BOUND_S)
+        assert not store.audit_writer.is_full
 
 
 async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None:
-    port = free_port()
+    port, store = free_port(), new_store()
     async with running_nats(tmp_path, port) as url:
         client = await nats.connect(url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)  # type: ignore[arg-type]
-        kept = opened()
-        await kept.start(client)
-    running = asyncio.ensure_future(kept.run())
+        await store.start(client)
+    task = asyncio.ensure_future(store.run())
     try:
-        kept.write_record(RequestRecord(request_id="req-1", tenant="one"))
+        store.write_record(RequestRecord(request_id="req-1", tenant="one"))
         async with running_nats(tmp_path, port):
-            await kept.flush(30.0)
-            assert (await kept.explain("req-1", None)).record.tenant == "one"
+            await store.flush(30.0)
+            assert (await store.explain("req-1", None)).record.tenant == "one"
     finally:
-        running.cancel()
+        task.cancel()
         await client.close()
 
 
-async def test_a_later_audit_entry_takes_no_earlier_ones_place(nats_url: str) -> None:
-    client = await nats.connect(nats_url)
-    kept = opened()
-    await kept.start(client)
-    running = asyncio.ensure_future(kept.run())
-    try:
-        for policy in ("one", "two"):
-            kept.append_audit(AuditEntry(request_id="req-1", tenant="t", policy=policy))
-            await kept.flush(BOUND_S)
-        info = await client.jetstream().stream_info(subjects.AUDIT_STREAM)
-        assert info.state.messages == 2
-        assert (await kept.audit_entry("req-1", None)).policy == "two"
-    finally:
-        running.cancel()
-        await client.close()
+async def test_a_later_audit_entry_does_not_replace_an_earlier_one(
+    client: Client, store: RecordStore
+) -> None:
+    for policy in ("one", "two"):
+        store.append_audit(AuditEntry(request_id="req-1", tenant="t", policy=policy))
+        await store.flush(BOUND_S)
+    assert await messages_in(client, subjects.AUDIT_STREAM) == 2
+    assert (await store.audit_entry("req-1", None)).policy == "two"
 
 
-async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
-    kept = opened()
+async def test_a_failed_write_does_not_replace_a_newer_record() -> None:
+    writer = BackgroundWriter()
 
     class Js:
         """Fails once, and meanwhile a newer record comes."""
@@ -182,83 +173,90 @@ async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
         ) -> None:
             if not self.failed:
                 self.failed = True
-                kept.write_record(RequestRecord(request_id="req-1", policy="newest"))
+                writer.put("record", b"newest")
                 raise TimeoutError
             self.stored.append(payload)
 
     js: Any = Js()
-    kept._client = js
-    for policy in ("old", "newer"):
-        kept.write_record(RequestRecord(request_id="req-1", policy=policy))
-    running = asyncio.ensure_future(kept.run())
-    await kept.flush(BOUND_S)
-    running.cancel()
-    assert [RequestRecord.FromString(one).policy for one in js.stored] == ["newest"]
+    for payload in (b"old", b"newer"):
+        writer.put("record", payload)
+    task = asyncio.ensure_future(writer.run(js))
+    await writer.flush(BOUND_S)
+    task.cancel()
+    assert js.stored == [b"newest"]
 
 
-async def test_new_limits_are_taken_over(nats_url: str) -> None:
-    client = await nats.connect(nats_url)
-    try:
-        await opened(max_mib=1).start(client)
-        await opened(max_mib=2).start(client)
-        info = await client.jetstream().stream_info(subjects.RECORDS_STREAM)
-        assert info.config.max_bytes == 2 * 1024 * 1024
-    finally:
-        await client.close()
+async def test_new_limits_of_a_stream_are_set(client: Client) -> None:
+    await new_store(max_mib=1).start(client)
+    await new_store(max_mib=2).start(client)
+    info = await client.jetstream().stream_info(subjects.RECORDS_STREAM)
+    assert info.config.max_bytes == 2 * 1024 * 1024
 
 
-async def test_switched_off_nothing_is_kept_and_explain_says_so() -> None:
-    kept = opened(enabled=False, audit_enabled=False)
-    kept.write_record(RequestRecord(request_id="req-1"))
+async def test_explain_says_that_records_are_disabled() -> None:
+    store = new_store(enabled=False, audit_enabled=False)
+    store.write_record(RequestRecord(request_id="req-1"))
     with pytest.raises(RecordUnknown, match=r"records\.enabled"):
-        await kept.explain("req-1", None)
+        await store.explain("req-1", None)
 
 
-async def test_a_tenant_with_a_retention_of_its_own_is_kept_for_it(nats_url: str) -> None:
-    client = await nats.connect(nats_url)
+async def test_a_tenant_can_have_its_own_retention(client: Client) -> None:
     retained = Settings.model_validate({"tenants": {"short": {"retention_h": 1 / 3600}}})
-    kept = RecordStore(RecordsSettings(), lambda: retained)
-    await kept.start(client)
-    running = asyncio.ensure_future(kept.run())
-    try:
+    async with running(client, new_store(lambda: retained)) as store:
         for tenant in ("short", "long"):
-            kept.write_record(RequestRecord(request_id=f"req-{tenant}", tenant=tenant))
-            kept.append_audit(AuditEntry(request_id=f"req-{tenant}", tenant=tenant))
-        await kept.flush(BOUND_S)
-        assert (await kept.explain("req-short", None)).record.tenant == "short"
-        await kept.grade("req-short", Grade(grade=1.0), None)
-        streams = (subjects.RECORDS_STREAM, subjects.AUDIT_STREAM)
+            store.write_record(RequestRecord(request_id=f"req-{tenant}", tenant=tenant))
+            store.append_audit(AuditEntry(request_id=f"req-{tenant}", tenant=tenant))
+        await store.flush(BOUND_S)
+        assert (await store.explain("req-short", None)).record.tenant == "short"
+        await store.grade("req-short", Grade(grade=1.0), None)
         async with asyncio.timeout(BOUND_S):
-            for stream in streams:
-                while (await client.jetstream().stream_info(stream)).state.messages > 1:  # noqa: ASYNC110
+            for stream in (subjects.RECORDS_STREAM, subjects.AUDIT_STREAM):
+                while await messages_in(client, stream) > 1:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-        assert (await kept.explain("req-long", None)).record.tenant == "long"
-        assert (await kept.audit_entry("req-long", "long")).tenant == "long"
-        with pytest.raises(RecordUnknown):
-            await kept.explain("req-short", None)
-    finally:
-        running.cancel()
-        await client.close()
+        assert (await store.explain("req-long", None)).record.tenant == "long"
+        assert (await store.audit_entry("req-long", "long")).tenant == "long"
+        assert await is_gone(store.explain("req-short", None))
 
 
-async def test_a_flood_of_one_tenant_pushes_out_no_entries_of_another(nats_url: str) -> None:
-    client = await nats.connect(nats_url)
-    kept = opened(audit_max_mib=1)
-    await kept.start(client)
-    running = asyncio.ensure_future(kept.run())
-    try:
-        for number in range(20):
-            kept.append_audit(AuditEntry(request_id=f"calm-{number}", tenant="calm"))
+async def test_a_flood_keeps_the_audit_within_its_share(client: Client) -> None:
+    async with running(client, new_store(audit_max_mib=1)) as store:
         for number in range(300):
-            entry = AuditEntry(request_id=f"req-{number}", tenant="flood", policy="x" * 4000)
-            kept.append_audit(entry)
-            await kept.flush(BOUND_S)
-        for number in range(20):
-            assert (await kept.audit_entry(f"calm-{number}", "calm")).tenant == "calm"
-        assert (await kept.audit_entry("req-299", "flood")).tenant == "flood"
+            entry = AuditEntry(request_id=f"req-{number}", tenant="flood", policy=LONG)
+            store.append_audit(entry)
+            await store.flush(BOUND_S)
+        assert (await store.audit_entry("req-299", "flood")).tenant == "flood"
         state = (await client.jetstream().stream_info(subjects.AUDIT_STREAM)).state
-        assert state.bytes <= 0.6 * 2**20 + 20 * 200
+        assert state.bytes <= 0.6 * 2**20
         assert state.messages > 100
-    finally:
-        running.cancel()
-        await client.close()
+
+
+@pytest.mark.parametrize("kind", ["records", "audit"])
+async def test_a_flood_does_not_displace_other_tenants(client: Client, kind: str) -> None:
+    settings = {
+        "records": {"max_mib": 1, "tenant_share": 0.25},
+        "audit": {"audit_max_mib": 1, "audit_tenant_share": 0.25},
+    }[kind]
+    async with running(client, new_store(**settings)) as store:
+
+        def write(request_id: str, tenant: str) -> None:
+            if kind == "audit":
+                store.append_audit(AuditEntry(request_id=request_id, tenant=tenant, policy=LONG))
+            else:
+                store.write_record(RequestRecord(request_id=request_id, tenant=tenant, policy=LONG))
+
+        def read(request_id: str, tenant: str) -> Any:
+            if kind == "audit":
+                return store.audit_entry(request_id, tenant)
+            return store.explain(request_id, tenant)
+
+        write("quiet", "quiet")
+        for number in range(400):  # 1.6 MiB
+            write(f"loud-{number}", "loud")
+            if number % 50 == 0:
+                await store.flush(BOUND_S)
+        await store.flush(BOUND_S)
+        await read("quiet", "quiet")
+        await read("loud-399", "loud")
+        async with asyncio.timeout(BOUND_S):
+            while not await is_gone(read("loud-100", "loud")):  # noqa: ASYNC110, the stream has no event
+                await asyncio.sleep(0.05)
