@@ -103,7 +103,9 @@ async def speech_request(call: HttpCall, audio_max_s: float) -> tuple[pb.Generat
         raise InvalidRequest.of("file", str(error)) from None
     fields, known = form.fields, _FIELDS if translates else _OF_TRANSCRIPTIONS
     if unknown := fields.keys() - known:
-        raise InvalidRequest.of(min(unknown), f"is not served; known: {', '.join(sorted(known))}")
+        raise InvalidRequest.of(
+            min(unknown), f"is not supported; send one of {', '.join(sorted(known))}"
+        )
     shape, streams = _one_of(fields, "response_format", FORMATS), _one_of(fields, "stream", _SWITCH)
     if streams == "true" and shape != FORMATS[0]:
         raise InvalidRequest.of("response_format", "must be json with stream")

@@ -31,7 +31,7 @@ def encoding_of(headers: Mapping[str, str]) -> str:
     if name in _GZIP_NAMES:
         return GZIP
     raise encoding_unsupported(
-        f"{name[:_NAME_CHARS_MAX]!r} is not served; send gzip, or no encoding"
+        f"{name[:_NAME_CHARS_MAX]!r} is not supported; send gzip, or no encoding"
     )
 
 

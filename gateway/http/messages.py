@@ -28,7 +28,7 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Unsupported fields that are accepted with a value that changes nothing."""
 _REMEDIES: Final[Mapping[str, str]] = {
-    "service_tier": "is not served; the header x-sluice-priority sets the priority",
+    "service_tier": "is not supported; the header x-sluice-priority sets the priority",
     THREAD: "is not supported; send the whole conversation in messages",
     "n": "is not supported; send a request for each answer",
     "stop": "is not supported; send stop_sequences",

@@ -39,8 +39,8 @@ async def test_what_is_wrong_is_said(cli: Cli, tmp_path: Path) -> None:
     missing = await cli("transcribe", str(tmp_path / "no.wav"))
     assert missing.code != 0
     assert "no.wav: No such file or directory" in missing.err
-    refused = errors.InvalidRequest.of("audio.data", "is no WAV file")
+    refused = errors.InvalidRequest.of("audio.data", "is not a WAV file")
     async with ScriptedService.serve([[Fail(refused)]]) as service:
         ran = await cli("transcribe", "-", "--address", service.address, stdin=b"x")
     assert ran.code != 0
-    assert "is no WAV file" in ran.err
+    assert "is not a WAV file" in ran.err

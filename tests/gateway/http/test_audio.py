@@ -142,12 +142,12 @@ async def test_a_stream_of_text(http: Wire, openai: AsyncOpenAI) -> None:
 
 
 NOT_SERVED = [
-    ({"file": ("a.mp3", b"ID3")}, "file", "is no WAV file; convert it: ffmpeg"),
+    ({"file": ("a.mp3", b"ID3")}, "file", "is not a WAV file; convert it: ffmpeg"),
     ({"file": ("a.wav", wav(PCM, rate=44_100))}, "file", "44100 Hz"),
     ({"file": ("a.wav", wav(b""))}, "file", "no samples"),
     ({"response_format": "srt"}, "response_format", "json, text, verbose_json"),
-    ({"timestamp_granularities": ["word"]}, "timestamp_granularities[]", "not served"),
-    ({"include": ["logprobs"]}, "include[]", "not served"),
+    ({"timestamp_granularities": ["word"]}, "timestamp_granularities[]", "not supported"),
+    ({"include": ["logprobs"]}, "include[]", "not supported"),
     ({"language": "xx"}, "language", "known: de, en, fr"),
     ({"temperature": 9}, "temperature", "must be in [0, 2]"),
     ({"model": "small"}, "model", "takes no audio"),

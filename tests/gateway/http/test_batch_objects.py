@@ -49,10 +49,10 @@ def test_a_part_without_a_name_is_not_taken_for_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"{}", "no multipart form"),
-        (FORM[:-9], "not complete"),
+        (b"{}", "not a multipart form"),
+        (FORM[:-9], "incomplete"),
         (FORM.replace(b'"file"', b'"text"'), "file: is required"),
-        (FORM.replace(b"--x--\r\n", FORM), "file: comes twice"),
+        (FORM.replace(b"--x--\r\n", FORM), "file: is there twice"),
         (FORM.replace(b"batch", b"b" * (FIELD_BYTES + 1)), "purpose: the fields have over"),
         (
             b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 64 + FORM,
@@ -60,7 +60,7 @@ def test_a_part_without_a_name_is_not_taken_for_the_one_before() -> None:
         ),
         (
             FORM.replace(b"Type: a", b"Type: " + b"a" * 9000),
-            "no multipart form with the boundary",
+            "not a multipart form with the boundary",
         ),
     ],
 )

@@ -24,7 +24,7 @@ from tests.gateway.kit.wire import Wire, open_wire
 
 WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (b"{", None, "is not JSON"),
-    (b"[1]", None, "no JSON object"),
+    (b"[1]", None, "not a JSON object"),
     (b'{"model": "\xff"}', None, "UTF-8"),
     (b'{"a":' * 100_000, None, "values"),
     (b'{"a":[' + b"[]," * 70_000 + b"1]}", None, "values"),
@@ -32,8 +32,8 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (b'{"a":' + b"9" * 5000 + b"}", None, "a number of over 4300 digits"),
     (chat(temperature=float("nan")), None, "NaN"),
     ({"model": "small"}, "messages", "is required"),
-    (chat(prompt="x"), "prompt", "no field"),
-    (chat(colour=1), "colour", "not served"),
+    (chat(prompt="x"), "prompt", "not a field"),
+    (chat(colour=1), "colour", "not supported"),
     (chat(temperature="hot"), "temperature", "a number"),
     (chat(temperature=3), "temperature", "[0, 2]"),
     (chat(max_tokens=0), "max_tokens", "must be in [1"),
@@ -52,7 +52,7 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (chat(min_tokens=1, regex="a"), "min_tokens", "a regular expression"),
     (chat(stream="yes"), "stream", "true or false"),
     (chat(stream_options={}), "stream_options", "needs stream"),
-    (chat(stream=True, stream_options={"a": 1}), "stream_options.a", "served"),
+    (chat(stream=True, stream_options={"a": 1}), "stream_options.a", "supported"),
     (
         chat(stream=True, stream_options={"continuous_usage_stats": 1}),
         "stream_options.continuous_usage_stats",
@@ -67,24 +67,24 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
         "type must be",
     ),
     (chat(messages=[]), "messages", "1 to"),
-    (chat(messages=[{"role": "robot", "content": "x"}]), "messages[0].role", "none of"),
+    (chat(messages=[{"role": "robot", "content": "x"}]), "messages[0].role", "not one of"),
     (chat(messages=[{"role": "user", "content": ""}]), "messages", "no text"),
     (chat(messages=[{"role": "user", "content": None}]), "messages[0].content", "text"),
-    (chat(messages=[{"role": ["user"], "content": "x"}]), "messages[0].role", "none of"),
-    (chat(messages=[{"role": {}, "content": "x"}]), "messages[0].role", "none of"),
+    (chat(messages=[{"role": ["user"], "content": "x"}]), "messages[0].role", "not one of"),
+    (chat(messages=[{"role": {}, "content": "x"}]), "messages[0].role", "not one of"),
     (chat("\ud800"), None, "surrogate"),
     ({**chat(), "\ud800": 1}, None, "surrogate"),
     (
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         "messages[0].content",
-        "no text",
+        "send parts of type text",
     ),
     *(
         # Text beside it does not make it one.
         (
             chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]),
             "messages[0].content",
-            "no text",
+            "send parts of type text",
         )
         for part in (
             {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},

@@ -104,7 +104,7 @@ def test_without_the_role_the_error_names_it() -> None:
     with pytest.raises(PermissionDenied) as refused:
         caller.require({"operator", "mesh"}, "draining")
     assert refused.value.message == (
-        "draining needs the role operator; this identity of tenant acme has: auditor, caller"
+        "draining requires the role operator; this identity of tenant acme has: auditor, caller"
     )
     with pytest.raises(PermissionDenied, match=r"role of the mesh itself; .* has: none"):
         Caller("acme", frozenset()).require({"mesh"}, "this")

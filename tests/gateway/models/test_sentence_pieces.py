@@ -79,9 +79,7 @@ def test_what_is_not_served_is_one_line(
 
 
 @pytest.mark.parametrize("file", ["source.spm", "vocab.json"])
-def test_a_missing_file_names_the_remedy(
-    file: str, tmp_path: Path
-) -> None:
+def test_a_missing_file_names_the_remedy(file: str, tmp_path: Path) -> None:
     (save_marian_files(tmp_path) / file).unlink()
     with pytest.raises(SettingsError, match=r"no tokenizer\.json; have transformers write one"):
         load(tmp_path)

@@ -275,7 +275,7 @@ def test_without_a_default_chats_without_tools_are_refused(tmp_path: Path) -> No
     template = load(folder).template
     assert template is not None
     assert template.render(user("hi"), tools=[TOOL]) == "weather"
-    with pytest.raises(TemplateRefused, match="templates for tool_use, rag alone; call it with"):
+    with pytest.raises(TemplateRefused, match="only has templates for tool_use, rag; call it with"):
         template.render(user("hi"))
 
 

@@ -241,7 +241,10 @@ def test_an_answer_is_calls_or_of_the_schema(form: ToolFormat) -> None:
     wanted = json.dumps(
         {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     )
-    use = ToolUse((FunctionTool("weather", "", SCHEMA), FunctionTool("now", "", {}, strict=True)), schema=wanted)
+    use = ToolUse(
+        (FunctionTool("weather", "", SCHEMA), FunctionTool("now", "", {}, strict=True)),
+        schema=wanted,
+    )
     assert use.constrained
     grammar = grammar_of(form, use)
     assert problem_of("grammar", grammar) is None
@@ -269,7 +272,9 @@ def accepts(grammar: str, text: str) -> tuple[int, bool]:
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 def test_strict_tools_constrain_free_answers(form: ToolFormat) -> None:
-    use = ToolUse((FunctionTool("weather", "", SCHEMA, strict=True), FunctionTool("now", "", SCHEMA)))
+    use = ToolUse(
+        (FunctionTool("weather", "", SCHEMA, strict=True), FunctionTool("now", "", SCHEMA))
+    )
     grammar = grammar_of(form, use)
     assert problem_of("grammar", grammar) is None
     start = "" if form.bare else f"{form.opening}{form.start}" + "\n" * (not form.many)

@@ -53,13 +53,13 @@ def test_samples_are_those_of_the_file(data: bytes) -> None:
     [
         (b"", "no WAV file"),
         (b"ID3\x04 mp3", "no WAV file"),
-        (wav(PCM, rate=44_100), "has 44100 Hz, 1 channel, 16 bits; wanted are 16000 Hz"),
+        (wav(PCM, rate=44_100), "has 44100 Hz, 1 channel, 16 bits; must have 16000 Hz"),
         (wav(PCM, channels=2), "2 channels"),
         (wav(PCM, bits=24), "24 bits"),
         (wav(PCM).replace(b"fmt \x10\x00\x00\x00\x01", b"fmt \x10\x00\x00\x00\x03"), "encoding 3"),
         (wav(PCM)[:30], "without samples"),
         (wav(PCM)[:12] + b"junk\x00\x00\x00\x00" * 257 + wav(PCM)[12:], "more than 256 chunks"),
-        (b"RIFF\x00\x00\x00\x00WAVEdata\x02\x00\x00\x00ab", "does not say what its samples are"),
+        (b"RIFF\x00\x00\x00\x00WAVEdata\x02\x00\x00\x00ab", "truncated format chunk"),
     ],
 )
 def test_other_files_are_refused_with_what_to_do(data: bytes, words: str) -> None:

@@ -402,7 +402,7 @@ def test_numbers_names_and_ids_of_calls_are_texts() -> None:
 def test_a_name_that_the_policy_would_edit_is_refused() -> None:
     turn = Turn("assistant", "", (ToolCall("id-1", "pay", {}),))
     conversation = Conversation((turn,), False)
-    with pytest.raises(InvalidRequest, match=r"chat\.messages: the safety policy removes"):
+    with pytest.raises(InvalidRequest, match=r"chat\.messages: the safety policy redacts"):
         conversation.with_texts([one.replace("pay", "<PAY>") for one in conversation.texts])
 
 

@@ -160,7 +160,7 @@ def test_fields_without_effect_are_ignored(fields: Json) -> None:
     ("fields", "said"),
     [
         ({"stop": [1]}, "stop[0]: is not text"),
-        ({"stop": 1}, "stop: is neither text nor a list of texts"),
+        ({"stop": 1}, "stop: must be text or a list of texts"),
         ({"modalities": ["text", "audio"]}, "modalities: is not supported; leave it out"),
         ({"stop_token_ids": ["1"]}, "stop_token_ids[0]: is not a whole number"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]: -1 is out of range"),

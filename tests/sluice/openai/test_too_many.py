@@ -39,4 +39,4 @@ def test_it_is_refused(
 ) -> None:
     with pytest.raises(BadField) as refused:
         read(body)
-    assert str(refused.value) == f"{field}: has over {ENTRIES_MAX} entries"
+    assert str(refused.value) == f"{field}: has over {ENTRIES_MAX} entries; send fewer"
