@@ -57,8 +57,11 @@ LISTS_MAX: Final = 8
 LISTS_OWN: Final = 2
 """Most lists of one tenant that are read at the same time."""
 OVER: Final = (
-    pb.JOB_STATE_COMPLETED, pb.JOB_STATE_FAILED, pb.JOB_STATE_CANCELLED, pb.JOB_STATE_EXPIRED
-)  # fmt: skip
+    pb.JOB_STATE_COMPLETED,
+    pb.JOB_STATE_FAILED,
+    pb.JOB_STATE_CANCELLED,
+    pb.JOB_STATE_EXPIRED,
+)
 """States of jobs whose results can be read as files."""
 EXPIRY_S_MIN: Final = 3600
 EXPIRY_S_MAX: Final = 30 * 24 * 3600

@@ -13,12 +13,11 @@ from typing import Any, Final
 
 from gateway.http.anthropic import THREAD
 from gateway.http.names import MESSAGE_RULES, FieldNames
-from gateway.http.requests import EXTENSIONS, generate_request
+from gateway.http.requests import EXTENSIONS, Json, generate_request, translate_fields
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2 as pb
 
-Json = dict[str, Any]
 _SAME: Final = ("model", "top_p", "top_k", "max_tokens", *EXTENSIONS)
 """Fields with the same name in chats; the last ones are Sluice's own."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -162,7 +161,8 @@ class MessagesBody:
 
     def _chat_request(self) -> pb.GenerateRequest:
         messages = [turn.message() for turn in self._turns]
-        chat = {"messages": messages, **_fields_of(self._fields)}
+        fields = translate_fields(self._fields, _SAME, _TRANSLATED, _NO_EFFECT, _REMEDIES)
+        chat = {"messages": messages, **fields}
         try:
             return generate_request(CHAT, chat)[0]
         except BadField as error:
@@ -260,19 +260,6 @@ def _check_known(given: Mapping[str, Any], known: Collection[str], path: str) ->
     unknown -= _IGNORED_IN_BLOCKS | set(known)
     if unknown:
         raise BadField(f"{path}.{min(unknown)}: is not supported; leave it out")
-
-
-def _fields_of(given: Mapping[str, Any]) -> Json:
-    """Translate all fields of the body but system and messages."""
-    chat: Json = {}
-    for name, value in given.items():
-        if name in _SAME:
-            chat[name] = value
-        elif name in _TRANSLATED:
-            chat |= _TRANSLATED[name](value)
-        elif value not in _NO_EFFECT.get(name, ()):
-            raise BadField(f"{name}: {_REMEDIES.get(name, 'is not supported; leave it out')}")
-    return chat
 
 
 def _temperature(value: Any) -> Json:

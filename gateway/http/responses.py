@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gateway.http.events import REASONING, TEXT, EventAnswer, Json
 from gateway.http.logprobs import TextLogprobs
-from gateway.http.requests import EXTENSIONS, generate_request
+from gateway.http.requests import EXTENSIONS, generate_request, translate_fields
 from sluice.openai.answers import chat_logprobs
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.messages import text_of
@@ -20,15 +20,22 @@ from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2 as pb
 
 _SAME: Final = (
-    *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "stream"),
-    *("stop", "top_k", "top_logprobs", *EXTENSIONS),
-    *(
-        "store",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "safety_identifier",
-    ),
+    "model",
+    "temperature",
+    "top_p",
+    "metadata",
+    "user",
+    "parallel_tool_calls",
+    "stream",
+    "stop",
+    "top_k",
+    "top_logprobs",
+    *EXTENSIONS,
+    "store",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "safety_identifier",
 )
 """Fields with the same name in chats; some are Sluice's own."""
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -48,8 +55,19 @@ _REMEDIES: Final[Mapping[str, str]] = {
 """What to do instead, by unsupported field."""
 _STATELESS: Final = "responses are not stored; send the whole conversation in input"
 _IGNORED_IN_ITEMS: Final = (
-    *("id", "status", "type", "annotations", "logprobs", "phase", "name"),
-    *("caller", "created_by", "namespace", "provider_data", "async", "async_"),
+    "id",
+    "status",
+    "type",
+    "annotations",
+    "logprobs",
+    "phase",
+    "name",
+    "caller",
+    "created_by",
+    "namespace",
+    "provider_data",
+    "async",
+    "async_",
 )
 """Fields of items that do not change the prompt. The name of a function is read separately."""
 
@@ -87,14 +105,7 @@ def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
     chat: Json = {"messages": messages}
     if _LOGPROBS in included or fields.get("top_logprobs"):
         chat["logprobs"] = True
-    for name, value in fields.items():
-        if name in _SAME:
-            chat[name] = value
-        elif name in _TRANSLATED:
-            chat_name, translate = _TRANSLATED[name]
-            chat[chat_name] = translate(value)
-        elif value not in _NO_EFFECT.get(name, ()):
-            raise BadField(f"{name}: {_REMEDIES.get(name, 'is not supported; leave it out')}")
+    chat |= translate_fields(fields, _SAME, _TRANSLATED, _NO_EFFECT, _REMEDIES)
     if effort is not None:
         chat["reasoning_effort"] = effort
     return chat
@@ -194,15 +205,11 @@ def _without_type(value: Mapping[str, Any]) -> Json:
     return {name: field for name, field in value.items() if name != "type" and field is not None}
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-_TRANSLATED: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
-    "max_output_tokens": ("max_tokens", _same),
-    "tools": ("tools", _tools),
-    "tool_choice": ("tool_choice", _tool_choice),
-    "text": ("response_format", _format),
+_TRANSLATED: Final[Mapping[str, Callable[[Any], Json]]] = {
+    "max_output_tokens": lambda value: {"max_tokens": value},
+    "tools": lambda value: {"tools": _tools(value)},
+    "tool_choice": lambda value: {"tool_choice": _tool_choice(value)},
+    "text": lambda value: {"response_format": _format(value)},
 }
 """Fields that have another name or form in chats."""
 

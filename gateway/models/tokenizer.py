@@ -44,8 +44,13 @@ DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
 """Names by which transformers chooses between several templates."""
 _FAULTS: Final = (
-    *(jinja2.TemplateError, TypeError, ValueError),
-    *(ArithmeticError, AttributeError, LookupError, RecursionError),
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
 )
 """Exceptions by which a template fails on a conversation."""
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})

@@ -22,8 +22,12 @@ ENTRIES_MAX: Final = 2048
 """Most entries of any list or object in a request. The gateway allows fewer for some."""
 
 _KINDS: Final[Mapping[type, str]] = {
-    str: "text", bool: "true or false", int: "a whole number", float: "a number", dict: "an object"
-}  # fmt: skip
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    dict: "an object",
+}
 _PYTHON_TYPES: Final[Mapping[int, type]] = {
     FieldDescriptor.CPPTYPE_BOOL: bool,
     FieldDescriptor.CPPTYPE_FLOAT: float,

@@ -24,8 +24,17 @@ _REASONING_PARTS: Final = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts with reasoning, which chat templates leave out."""
 _IGNORED: Final = frozenset(
     {
-        *("name", "id", "type", "status", "phase", "metadata", "created_at", "timestamp"),
-        *("cache_control", "provider_specific_fields", "annotations"),
+        "name",
+        "id",
+        "type",
+        "status",
+        "phase",
+        "metadata",
+        "created_at",
+        "timestamp",
+        "cache_control",
+        "provider_specific_fields",
+        "annotations",
     }
 )
 """Fields of messages that do not change the prompt."""

@@ -118,7 +118,7 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI, monkeypatch: pytest.Monkey
         input_file_id=stored.id, endpoint=CHAT, completion_window="1h"
     )
     await wire.batcher.task(priority_class="bulk")
-    with pytest.raises(sdk.NotFoundError, match="not over"):
+    with pytest.raises(sdk.NotFoundError, match="has not ended"):
         await client.files.content(f"file-{another.id.removeprefix('batch_')}-output")
     with pytest.raises(sdk.BadRequestError, match=r"reads this upload: cancel it") as in_use:
         await client.files.delete(stored.id)
@@ -159,7 +159,9 @@ async def _list_files(client: AsyncOpenAI, stored: str, done: Batch) -> None:
 
 
 async def _delete_files(client: AsyncOpenAI, stored: str, output: str) -> None:
-    with pytest.raises(sdk.BadRequestError, match=r"results go with their job: `sluice batch"):
+    with pytest.raises(
+        sdk.BadRequestError, match=r"results are deleted with their job: `sluice batch"
+    ):
         await client.files.delete(output)
     deleted = await client.files.delete(stored)
     assert (deleted.id, deleted.deleted) == (stored, True)

@@ -87,6 +87,19 @@ async def served(
         await server.close()
 
 
+@asynccontextmanager
+async def talking(
+    limits: Limits = LONG,
+) -> AsyncIterator[tuple[App, Connection]]:
+    """A server, and a connection to it."""
+    async with served(limits) as (app, address):
+        connection = await Connection.to(address)
+        try:
+            yield app, connection
+        finally:
+            connection.close()
+
+
 async def get(connection: Connection, path: str = NOW) -> Reply:
     await connection.send(path, b"", method="GET", content_length="", content_type="")
     return await connection.reply()
@@ -124,24 +137,20 @@ async def write_on(connection: Connection, piece: bytes) -> bytes:
 )
 @pytest.mark.parametrize("path", [NOW, READ])
 async def test_endless_trailers_are_cut(piece: bytes, path: str) -> None:
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         await connection.send(path, b"1\r\na\r\n0\r\nx: ", **CHUNKED)
         await write_on(connection, piece)
 
 
 async def test_trailers_are_dropped() -> None:
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         for _ in range(2):
             await connection.send(READ, b"1\r\na\r\n0\r\nx: 1\r\ny: 2\r\n\r\n", **CHUNKED)
             assert (await connection.reply()).body == b"3 1"  # of the head alone
-        connection.close()
 
 
 async def test_chunk_extensions_without_end_are_cut() -> None:
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         await connection.send(READ, b"1;x=", **CHUNKED)
         await write_on(connection, b"x" * 65_536)
 
@@ -150,8 +159,7 @@ async def test_chunk_extensions_without_end_are_cut() -> None:
     ("size", "head_s"), [(1 << 20, 3600.0), (1, 0.05)], ids=["too long", "too slow"]
 )
 async def test_head_without_end_is_cut(size: int, head_s: float) -> None:
-    async with served(Limits(head_s=head_s)) as (_, address):
-        connection = await Connection.to(address)
+    async with talking(Limits(head_s=head_s)) as (_, connection):
         connection.writer.write(b"GET / HTTP/1.1\r\nx: " + b"a" * size)
         assert await cut(connection) == b""  # no answer
 
@@ -174,8 +182,7 @@ async def test_large_head_is_refused(head: bytes) -> None:
 
 
 async def test_large_bodies_pass_in_any_form() -> None:
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         large = b"10000\r\n" + bytes(65_536) + b"\r\n"
         bodies: list[tuple[int, bytes, dict[str, str]]] = [
             (3 << 20, bytes(3 << 20), {}),
@@ -185,29 +192,24 @@ async def test_large_bodies_pass_in_any_form() -> None:
         for length, body, more in bodies:
             await connection.send(READ, body, **more)
             assert (await connection.reply()).body.split()[1] == str(length).encode()
-        connection.close()
 
 
 async def test_many_requests_pass_on_one_connection() -> None:
     """More bytes of heads together than one head may have."""
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         for _ in range(12):
             await connection.send(NOW, b"", method="GET", content_length="", x="y" * 8000)
             assert (await connection.reply()).status == 200
-        connection.close()
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with served() as (app, address):
-        connection = await Connection.to(address)
+    async with talking() as (app, connection):
         for path in (WAIT, *[NOW] * LONG.pipelined):
             await connection.send(path, b"", method="GET", content_length="")
         await asyncio.wait_for(app.begun.wait(), BOUND_S)
         app.may_end.set()
         for _ in range(1 + LONG.pipelined):
             assert (await connection.reply()).status == 200
-        connection.close()
 
 
 async def test_too_many_pipelined_requests_are_cut() -> None:
@@ -224,8 +226,7 @@ async def test_too_many_pipelined_requests_are_cut() -> None:
     "more", [{"content_length": "1000000"}, CHUNKED], ids=["length", "chunked"]
 )
 async def test_body_behind_its_answer_has_a_time(more: dict[str, str]) -> None:
-    async with served(Limits(head_s=3600, leftover_s=0.2)) as (_, address):
-        connection = await Connection.to(address)
+    async with talking(Limits(head_s=3600, leftover_s=0.2)) as (_, connection):
         await connection.send(NOW, b"1\r\na\r\n", **more)
         assert (await connection.reply()).status == 200
         assert await cut(connection) == b""
@@ -233,20 +234,17 @@ async def test_body_behind_its_answer_has_a_time(more: dict[str, str]) -> None:
 
 async def test_body_behind_its_answer_may_end() -> None:
     """The connection goes on: a client that is refused sends its body first and reads then."""
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         body = bytes(5 << 20)
         await connection.send(NOW, b"", content_length=str(len(body)))
         assert (await connection.reply()).status == 200
         connection.writer.write(body)
         await connection.writer.drain()
         assert (await get(connection)).status == 200
-        connection.close()
 
 
 async def test_line_ends_keep_no_connection_open() -> None:
-    async with served(Limits(head_s=0.2)) as (_, address):
-        connection = await Connection.to(address)
+    async with talking(Limits(head_s=0.2)) as (_, connection):
         assert (await get(connection)).status == 200
         connection.writer.write(b"\r\n")
         assert await cut(connection) == b""
@@ -254,8 +252,7 @@ async def test_line_ends_keep_no_connection_open() -> None:
 
 async def test_http_1_0_gets_streams_without_chunks() -> None:
     """Piece by piece; the end of the connection ends the body."""
-    async with served() as (app, address):
-        connection = await Connection.to(address)
+    async with talking() as (app, connection):
         connection.writer.write(b"GET /stream HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
         status, headers = await connection.head()
         assert (status, "transfer-encoding" in headers) == (200, False)
@@ -267,16 +264,14 @@ async def test_http_1_0_gets_streams_without_chunks() -> None:
 
 
 async def test_http_1_0_gets_whole_answers_with_their_length() -> None:
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         connection.writer.write(b"POST /read HTTP/1.0\r\ncontent-length: 2\r\n\r\nab")
         assert (await connection.reply()).body == b"1 2"
         assert await cut(connection) == b""
 
 
 async def test_idle_connection_is_closed_after_its_time() -> None:
-    async with served(Limits(idle_s=0.2)) as (_, address):
-        connection = await Connection.to(address)
+    async with talking(Limits(idle_s=0.2)) as (_, connection):
         assert (await get(connection)).status == 200
         assert await cut(connection) == b""
 
@@ -393,8 +388,7 @@ async def test_known_callers_have_a_larger_buffer(encrypted: Encrypted) -> None:
 
 
 async def test_plain_connections_have_the_kernels_buffer() -> None:
-    async with served() as (app, address):
-        connection = await Connection.to(address)
+    async with talking() as (app, connection):
         await get(connection, KNOWN)
         connection.close()
     assert app.receive_bytes[0] > 2 * STRANGER_BYTES
@@ -411,8 +405,7 @@ async def test_close_ends_handshakes(encrypted: Encrypted) -> None:
 
 async def test_half_closed_client_gets_its_answer() -> None:
     """It gets an interim response while it waits, and the connection is closed behind the answer."""
-    async with served(replace(LONG, probes_s=(0.0,))) as (app, address):
-        connection = await Connection.to(address)
+    async with talking(replace(LONG, probes_s=(0.0,))) as (app, connection):
         await connection.send(WAIT, b"", method="GET", content_length="", content_type="")
         connection.writer.write_eof()
         assert (await connection.head())[0] == 100
@@ -423,8 +416,7 @@ async def test_half_closed_client_gets_its_answer() -> None:
 
 
 async def test_half_closed_client_of_http_1_0_gets_no_interim_response() -> None:
-    async with served() as (app, address):
-        connection = await Connection.to(address)
+    async with talking() as (app, connection):
         connection.writer.write(b"GET /wait HTTP/1.0\r\nhost: a\r\n\r\n")
         connection.writer.write_eof()
         await app.begun.wait()
@@ -433,8 +425,7 @@ async def test_half_closed_client_of_http_1_0_gets_no_interim_response() -> None
 
 
 async def test_half_closed_client_gets_all_answers_of_a_pipeline() -> None:
-    async with served() as (app, address):
-        connection = await Connection.to(address)
+    async with talking() as (app, connection):
         for path in (WAIT, NOW):
             await connection.send(path, b"", method="GET", content_length="", content_type="")
         connection.writer.write_eof()
@@ -444,16 +435,14 @@ async def test_half_closed_client_gets_all_answers_of_a_pipeline() -> None:
 
 
 async def test_client_that_ends_inside_of_its_body_is_gone() -> None:
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         await connection.send(READ, b"a", content_length="2")
         connection.writer.write_eof()
         assert await cut(connection) == b""
 
 
 async def test_idle_client_that_ends_its_side_is_closed() -> None:
-    async with served() as (_, address):
-        connection = await Connection.to(address)
+    async with talking() as (_, connection):
         await get(connection)
         connection.writer.write_eof()
         assert await cut(connection) == b""
