@@ -186,7 +186,7 @@ class Chunks(HttpAnswer):
 
     @override
     def finish(self, index: int, finished: pb.Finished) -> bytes:
-        chunks = self._begin(index)
+        chunks = self._begin(index)  # an answer without any text has not begun
         if rest := self._logprobs[index].flush():
             chunks += self._chunk(index, self._shape.delta("", rest))
         _add_usage(self._usage, finished.usage)
@@ -200,6 +200,7 @@ class Chunks(HttpAnswer):
 
     def _text_logprobs(self, index: int, delta: pb.Delta) -> list[pb.TokenLogprobs]:
         """Return the log-probabilities that can be sent now: of tokens that are certainly text."""
+        # An echo counts tokens, so it keeps those without text.
         if index in self.echoes:
             return list(delta.logprobs)
         if self._may_call and (delta.logprobs or index in self._logprobs):
@@ -213,13 +214,16 @@ class Chunks(HttpAnswer):
         if (echo := self.echoes.get(index)) is not None:
             self._offsets[index] = len(echo.text)
             return self._chunk(index, echo.prompt())
+        # Only chats begin with a chunk that has no text: it names the role.
         if not self._shape.chats:
             return b""
         return self._chunk(index, self._shape.delta("", role="assistant", refusal=None))
 
     def _chunk(self, index: int, parts: dict[str, Any], finish: str | None = None) -> bytes:
         chunk = self._frame([choice(index, parts, finish)])
-        if self._with_usage:
+        if (
+            self._with_usage
+        ):  # OpenAI's clients expect the field in all chunks, with a value in the last
             chunk["usage"] = None
         return sse(chunk)
 

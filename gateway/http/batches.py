@@ -182,6 +182,7 @@ class JobCalls:
             if after := query.get("after"):
                 request.page_token = await self._token_after(call, after)
             while len(jobs) < limit:
+                # jobs may return fewer entries than asked for, so pages are read until the limit is reached.
                 request.page_size = limit - len(jobs)
                 listed: pb.ListJobsResponse = await self._call(call, "ListJobs", request)
                 jobs += map(batch_object, listed.jobs)
@@ -247,7 +248,7 @@ async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
             for start in range(0, len(piece), PIECE_BYTES):
                 part = piece[start : start + PIECE_BYTES]
                 await storing.write(pb.UploadInputRequest(name=form.name, data=part))
-        if storing.done():
+        if storing.done():  # jobs refused the upload: the rest of the body need not be read
             return
     form.end()
     fields = dict(form.fields)
@@ -362,12 +363,13 @@ def create_request(
         raise InvalidRequest.of(min(fields), "is not supported; leave it out")
     # `batch_object` reads the endpoint from the name. Jobs do not need it: each line of the file has its own.
     spec = pb.JobSpec(name=endpoint, labels={**labels, **labels_of(headers)})
-    if PRIORITY in headers:
+    if PRIORITY in headers:  # otherwise jobs choose the class
         spec.priority = value_of(Priority, class_of(headers))
     spec.input.upload_id = upload_of(file_id)
     if expiry is not None:
         spec.results_expire_after.CopyFrom(_expiry("output_expires_after", expiry))
     spec.input.format = pb.JOB_INPUT_FORMAT_OPENAI
+    # OpenAI's completion window becomes the deadline of the job.
     end = now_unix_ms + int(window[1]) * 3_600_000
     spec.limits.deadline_time.CopyFrom(timestamp(end))
     # A batch cannot be resumed by OpenAI's API, so it must not pause: all invalid lines go into the error file.

@@ -61,6 +61,7 @@ def completion_requests(body: dict[str, Any]) -> CompletionRequests:
     for prompt in prompts_of(body.get("prompt")):
         request, with_usage = generate_request(COMPLETIONS, {**fields, "prompt": prompt})
         requests.append(request)
+    # All requests have the same options, so the first one is checked.
     scored = echo and requests[0].sampling.HasField("logprobs")
     if scored and requests[0].model in ("", AUTO):
         raise BadField("model: is required with echo and logprobs; name one model")
@@ -123,6 +124,7 @@ class PromptAnswers:
                     if _is_prompt_alone(request):
                         await write_one(self._empty_answer(request, echo))
                         return
+                # The first prompt has the id of the call, by which the client knows the answer.
                 request_id = None if position else call.request_id
                 await self._generator.answer(request, call, write_one, request_id)
         finally:

@@ -158,6 +158,7 @@ class LimitedConnection(HttpToolsProtocol):
         """Check the head of a request, and call the application."""
         self._reads_head = False
         self._end_timer()
+        # Counted here as well as in `data_received`: a head that arrives in one piece is complete by then.
         values = sum(map(len, chain.from_iterable(self.headers)))
         if len(self.url) + values + _HEADER_COST * len(self.headers) > self._limits.head_bytes:
             raise ValueError("the head is too large")

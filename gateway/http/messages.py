@@ -133,7 +133,7 @@ class MessagesBody:
                 "messages: the last one is of the assistant, whose text no model continues; end with one of the user"
             )
         limit = max_answer_tokens(str(self._fields.get("model", "")))
-        if max_tokens > limit > 0:
+        if max_tokens > limit > 0:  # 0: the model is unknown, which validation reports
             self._fields["max_tokens"] = limit
         return self._chat_request()
 
@@ -220,6 +220,7 @@ class MessagesBody:
         blocks = _blocks([] if content is None else content, f"{at}.content", _TEXTS)
         text = "\n\n".join(text for _, _, text in blocks)
         check_kind(f"{at}.is_error", is_error or False, bool)
+        # The role tool has no flag for errors, so the text has to say it.
         if is_error and not text.lower().startswith("error"):
             text = f"Error: {text}"
         self._turns.append(_Turn("tool", at, [text], call_id=block.get("tool_use_id")))

@@ -89,6 +89,7 @@ def page_of(models: Sequence[Json], query: Mapping[str, str]) -> Json:
                 raise InvalidRequest.of(field, f"there is no model {name[:64]!r}")
             positions[field] = names.index(name)
     rest = models[positions.get("after_id", -1) + 1 : positions.get("before_id", len(models))]
+    # Paging backwards ends at `before_id`, so the page is the end of the rest.
     is_backwards = "before_id" in positions and "after_id" not in positions
     page = rest[-limit:] if is_backwards else rest[:limit]
     first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)

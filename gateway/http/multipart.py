@@ -100,6 +100,7 @@ class FileForm:
     def _end_headers(self) -> None:
         _, parameters = parse_options_header(bytes(self._disposition))
         self._field = parameters.get(b"name", b"").decode("utf-8", "replace")
+        # A field named file without a filename is text, as in any form.
         if self._field != "file" or b"filename" not in parameters:
             self._part = self._fields[self._field] = bytearray()
         elif self.has_file:

@@ -149,6 +149,7 @@ def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> str:
             messages.append({"role": role, "content": _text(content, f"{path}.content")})
         case "function_call", {"call_id": call_id, "arguments": arguments, **more} if not more:
             function = {"name": fields.get("name"), "arguments": arguments}
+            # A tool call belongs to the assistant's message before it, if there is one.
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             calls = messages[-1].setdefault("tool_calls", [])

@@ -163,6 +163,7 @@ class Authenticator:
                     "authorization: must be 'Bearer ' and an API key or a token",
                 )
             credential = header[len(_BEARER) :].strip()
+            # Not cached: the key of the mesh is the same for all tenants, which the metadata name.
             mesh_key = self.mesh_key
             if mesh_key is not None and hmac.compare_digest(credential.encode(), mesh_key.encode()):
                 return _mesh_caller(metadata)
@@ -195,7 +196,7 @@ class Authenticator:
             )
         try:
             return caller_of_token(credential, issuer.settings, issuer.keys, self._time())
-        except KeyMissing:
+        except KeyMissing:  # the issuer may have rotated its keys: read them, and try once more
             await issuer.refresh()
         return caller_of_token(credential, issuer.settings, issuer.keys, self._time())
 

@@ -80,6 +80,7 @@ def caller_of_id(
 
 def caller_of_record(key_id: str, record: ApiKeyRecord, unix_s: float) -> tuple[Caller, float]:
     """Return the caller with a key, and when the key expires; raise Unauthenticated if it is expired or revoked."""
+    # Checked after the secret: only the owner of a key learns that it was revoked.
     if record.revoke_unix_ms:
         raise Unauthenticated.of("KEY_REVOKED", f"the API key {key_id} was revoked; use another")
     until = record.expire_unix_ms / 1000 or inf
@@ -225,6 +226,7 @@ def _tenant(claims: Mapping[str, Any], settings: JwtSettings) -> str:
 
 def _roles(claims: Mapping[str, Any], settings: JwtSettings) -> frozenset[str]:
     """Return the roles in the claims; other words in the claim are ignored, they belong to other services."""
+    # A token without the claim may use models; one with an empty claim may do nothing.
     if settings.roles_claim not in claims:
         return frozenset({CALLER})
     words = claims[settings.roles_claim]

@@ -183,7 +183,7 @@ class KeyBucket:
         """Read the keys if they have changed; raise TransportUnavailable if JetStream does not answer."""
         async with self._reading:  # an earlier read must not overwrite the result of a later one
             state = await self._bucket.state()
-            if state == self._state:
+            if state == self._state:  # one small request instead of reading all keys
                 return
             self.records = {
                 key: record async for key, record in self._bucket.read_all(ApiKeyRecord)

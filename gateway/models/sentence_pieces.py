@@ -76,5 +76,6 @@ def marian_tokenizers(
     answers.decoder = decoders.Metaspace(replacement="▁")
     ends = [(end, vocabulary[end])]
     answers.post_processor = processors.TemplateProcessing(f"$A {end}", f"$A $B {end}", ends)
+    # Without special tokens: the text of one in a prompt must not become that token.
     ids = {piece: number for piece, number in vocabulary.items() if piece not in special}
     return answers, PieceTokenizer(source, ids, vocabulary[unknown])

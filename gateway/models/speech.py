@@ -139,8 +139,8 @@ def pcm_of_wav(data: bytes) -> bytes:
             # An unknown length is written as 0 or as the maximum: then all that follows are samples.
             end = body + size if size else len(data)
             return data[body : min(end, len(data))]
-        place = body + size + size % 2
-    else:
+        place = body + size + size % 2  # chunks are padded to an even length
+    else:  # no samples within the bound
         raise BadAudio(
             f"is a WAV file with more than {CHUNKS_MAX} chunks before its samples; {CONVERT}"
         )

@@ -106,7 +106,7 @@ class ToolCallParser:
             behind = self._skip(_BLANKS + self._form.separators)
             if closing and behind.startswith(closing):
                 return self._advance(self._at + len(closing), is_text=not has_call)
-            if closing.startswith(behind):
+            if closing.startswith(behind):  # nothing, or a part of the closing: wait for more
                 self._may_end = True
                 yield
                 self._may_end = False
@@ -115,7 +115,7 @@ class ToolCallParser:
                 return self._advance(self._at)
             end = yield from self._object_end()
             call = self._call(self._rest[:end])
-            if call is None:
+            if call is None:  # text that only looks like a tool call
                 return self._advance(end)
             if not (self._single and self.calls):
                 self._parsed.calls.append(call)
@@ -339,7 +339,7 @@ class PartEvents:
         """Remove the log-probabilities of reasoning; called before the text is parsed."""
         if not (self._marks_reasoning and delta.logprobs):
             return
-        before = self._reasons
+        before = self._reasons  # `_split` changes it; the text is split again afterwards
         for entry in delta.logprobs:
             _, text = self._split(entry.text)
             if text != entry.text:

@@ -118,6 +118,7 @@ def _digits_of(value: Any) -> str:
     """Return the digits of a long integer, also if JSON has it as ``4.1e15``; empty for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
+    # 4.1e15 is a card number as well; fractions are not inspected.
     if isinstance(value, float) and not value.is_integer():
         return ""
     return str(int(value)) if abs(value) >= _NUMBER_MIN else ""

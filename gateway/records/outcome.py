@@ -72,6 +72,7 @@ def labels(
     if compared is None:
         return (None, graded) if strong_answered else (graded, None)
     agreed, source = compared
+    # Rows 4 and 5 of the table above if the strong model answered, else 4 and 6.
     if strong_answered:
         strong = graded or Label(1.0, source)
         return Label(agreed * strong.quality, source), strong

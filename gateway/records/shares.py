@@ -39,6 +39,7 @@ class TenantShares:
     def count(self, tenant: str, subject: str, payload_bytes: int) -> None:
         """Count a message that `tenant` writes."""
         count, size = self._written.get(tenant, (0, 0))
+        # Forgetting what was written only delays the next trim.
         if not count and len(self._written) >= TENANTS_MAX:
             self._written.clear()
         size += MESSAGE_BYTES + len(subject) + payload_bytes

@@ -323,6 +323,7 @@ class RecordStore:
             )
             if (record := unpack(pb.RequestRecord, message.data))
         ]
+        # All are found before the first is deleted, so that a failure leaves nothing half read.
         for sequence in dead:
             await self._delete(sequence)
         for request_id in set(records):

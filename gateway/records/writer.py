@@ -71,7 +71,7 @@ class BackgroundWriter:
         write = self._write_last_confirmed if self._gather_s else self._write_confirmed
         while True:
             await self._wakeup.wait()
-            await asyncio.sleep(self._gather_s)
+            await asyncio.sleep(self._gather_s)  # so that one write has several messages
             while self._queue:
                 try:
                     await self._write_batch(partial(write, client))
@@ -106,6 +106,7 @@ class BackgroundWriter:
         results = await write(list(batch.values()))
         failed = {}
         for (key, message), result in zip(batch.items(), results, strict=True):
+            # A newer message of the same subject makes the failed one obsolete.
             if _failed(result) and key not in self._queue:
                 failed[key] = message
             else:

@@ -236,6 +236,7 @@ class Conversation:
         )
         if self._names and next(left) != self._names:
             raise InvalidRequest.of("tools" if self.tools else "chat.messages", _NAME_EDITED)
+        # One changed id may have merged with another, so all are replaced.
         if self._ids and next(left) != self._ids:
             turns = tuple(map(_with_opaque_ids, turns))
         return replace(
@@ -245,6 +246,7 @@ class Conversation:
             query=next(left) if self.query else "",
             documents=tuple([next(left) for _ in self.documents]),
             answers=(answers := tuple(left)),
+            # Tokens that the caller sent are only valid for unchanged text.
             token_ids=self.token_ids if turns == self.turns else (),
             answer_token_ids=tuple(
                 token_ids if new == old else ()
@@ -611,7 +613,7 @@ def _pcm(audio: pb.AudioInput, violations: FieldViolations) -> bytes:
         except BadAudio as error:
             violations.add("audio.data", str(error))
             return b""
-    elif len(pcm) % SAMPLE_BYTES:
+    elif len(pcm) % SAMPLE_BYTES:  # WAV files are cut to whole samples below
         violations.add("audio.data", "ends with half a sample; send 2 bytes for each")
     pcm = pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES]
     violations.check(bool(pcm), "audio.data", "has no samples")

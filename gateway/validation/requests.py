@@ -184,6 +184,7 @@ def validate(
         coalesce_ms = round(requested_ms)
     resume: tuple[VisibleToken, ...] = ()
     if request.HasField("resume"):
+        # A client that resumes knows the seed that the gateway had drawn from `Started`.
         if request.resume.HasField("seed") and not sampling.HasField("seed"):
             sampling.seed = request.resume.seed
         resume = _resumed(request, sampling, catalog, violations)
@@ -389,6 +390,7 @@ def _issued_by(
     Raises:
         InvalidRequest: This mesh did not send them in answer to this request.
     """
+    # Greedy answers do not depend on the seed, so their resume tokens do not either.
     seed = sampling.seed if sampling.temperature > 0 else 0
     for version in versions:
         if resume_key.issued(request.resume.resume_token, fingerprint, version, seed, token_ids):

@@ -183,6 +183,7 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
         plain["min_tokens"] = _whole_length(body, plain)
     if isinstance(stop := plain.get("stop"), str):
         plain["stop"] = [stop]
+    # Some clients send empty stop strings for none.
     elif isinstance(stop, list) and all(text == "" for text in stop):
         del plain["stop"]
     elif stop is not None and not isinstance(stop, list):
@@ -278,7 +279,7 @@ def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
     if (prompt is None) == (messages is None):
         raise BadField("prompt: send either prompt or messages")
     system = list(request.chat.messages)  # from the defaults
-    request.ClearField("input")
+    request.ClearField("input")  # set anew below, after the system messages of the defaults
     if messages is not None:
         set_messages(request.chat, messages, system)
     elif system and not line.get("raw_prompt"):

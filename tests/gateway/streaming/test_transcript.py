@@ -122,7 +122,7 @@ def test_logprobs_carry_the_text_of_the_alternatives() -> None:
     assert delta is not None
     (entry,) = delta.logprobs
     assert entry.logprob == pytest.approx(-0.5)
-    assert [top.text for top in entry.top] == [TOKENS.piece(token_id).text, END]
+    assert [top.text for top in entry.top] == [TOKENS.token_text(token_id).text, END]
     without = made.delta(0, False)
     assert without is not None
     assert not without.logprobs
