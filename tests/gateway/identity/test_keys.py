@@ -41,7 +41,9 @@ def test_a_key_makes_the_calls_of_its_tenant_with_its_roles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(KEY.text[:-1], "is incomplete"), (OTHER.text, "there is no API key")]
+    ("text", "message"),
+    [(KEY.text[:-1], "is incomplete"), (OTHER.text, "there is no API key")],
+    ids=["incomplete", "unknown"],
 )
 def test_an_incomplete_or_unknown_key_is_invalid(text: str, message: str) -> None:
     with pytest.raises(Unauthenticated, match=message) as refused:
