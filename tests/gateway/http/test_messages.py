@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anthropic as sdk
 import pytest
@@ -13,9 +13,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, TaskError
-from sluice.internal.v1.task_pb2 import Task
-from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.http import Reply, ask
+from tests.gateway.kit.batcher import frame
+from tests.gateway.kit.http import Reply, answered, ask, send_text
 from tests.gateway.kit.tokenizer import ASSISTANT, END, SYSTEM, TOOLS_TEMPLATE, USER, write_model
 from tests.gateway.kit.wire import Wire, open_wire
 
@@ -25,8 +24,8 @@ VERSION = "2023-06-01"
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA}
 ASKED: Any = [{"role": "user", "content": "Weather in Oslo?"}]
+RESULT: Any = {"type": "tool_result", "tool_use_id": "no"}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +43,6 @@ async def client(http: Wire) -> AsyncIterator[AsyncAnthropic]:
 def client_of(wire: Wire, **options: Any) -> AsyncAnthropic:
     settings = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
     return AsyncAnthropic(base_url=f"http://{wire.http}", **settings)
-
-
-async def answered(wire: Wire, asking: Awaitable[T], *texts: str, **final: Any) -> T:
-    """Return what ``asking`` gets when the batcher sends ``texts``, a row each."""
-    future = asyncio.ensure_future(asking)
-    for text in texts:
-        await send(wire, await wire.batcher.task(), text, **final)
-    return await future
-
-
-async def send(wire: Wire, task: Task, text: str, end: int | None = None) -> None:
-    tokens = wire.tokens(text)
-    await wire.batcher.send(task, frame(0, tokens[:9]))
-    ended = last(min(9, len(tokens)), tokens[9:])
-    if end is not None:
-        ended.final.end = end  # type: ignore[assignment]
-    await wire.batcher.send(task, ended)
 
 
 def asked(**fields: Any) -> Any:
@@ -85,7 +67,7 @@ async def test_prompt_is_that_of_a_chat(http: Wire, client: AsyncAnthropic) -> N
     task = await http.batcher.task()
     text = f"<|bos|>{SYSTEM}Be brief.{END}{USER}Weather in Oslo?{END}{ASSISTANT}"
     assert list(task.prompt_token_ids) == http.tokens(text)
-    await send(http, task, "rain")
+    await send_text(http, task, "rain")
     await future
 
 
@@ -170,7 +152,7 @@ async def test_conversation_with_a_tool(http: Wire, client: AsyncAnthropic) -> N
     seen = f"<tool_call>{function}</tool_call>{END}{USER}rain{END}{ASSISTANT}"
     expected = http.tokens(f"{ASSISTANT}{seen}")
     assert list(task.prompt_token_ids)[-len(expected) :] == expected
-    await send(http, task, "It rains.")
+    await send_text(http, task, "It rains.")
     assert (await future).content[0].text == "It rains."  # type: ignore[union-attr]
 
 
@@ -180,7 +162,7 @@ async def test_demanded_call_is_a_constraint(http: Wire, client: AsyncAnthropic)
         future = asyncio.ensure_future(asking)
         task = await http.batcher.task()
         assert "weather" in task.sampling.grammar
-        await send(http, task, CALL)
+        await send_text(http, task, CALL)
         assert (await future).stop_reason == "tool_use"
 
 
@@ -215,7 +197,7 @@ async def test_message_of_a_schema(http: Wire, client: AsyncAnthropic) -> None:
     future = asyncio.ensure_future(client.messages.parse(**asked(), output_format=Place))
     task = await http.batcher.task()
     assert json.loads(task.sampling.json_schema)["required"] == ["city"]
-    await send(http, task, '{"city": "Oslo"}')
+    await send_text(http, task, '{"city": "Oslo"}')
     assert (await future).parsed_output == Place(city="Oslo")
 
 
@@ -245,63 +227,36 @@ async def test_blocked_answer_is_a_refusal(nats_url: str, model_folder: Path) ->
         assert "zebra" not in message.to_json()
 
 
-REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
-    ({"model": "x"}, 404, "not_found_error", "model: no model 'x'"),
-    ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: is required"),
-    ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens: must be in [1"),
-    ({"top_k": 1 << 40}, 400, "invalid_request_error", "top_k: "),
-    ({"stop_sequences": ["x" * 65]}, 400, "invalid_request_error", "stop_sequences[0]: "),
-    ({"stop_sequences": ["x"] * 99}, 400, "invalid_request_error", "stop_sequences: "),
-    ({"messages": []}, 400, "invalid_request_error", "messages: must have 1 to"),
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens: must be in [1"),
+    ({"top_k": 1 << 40}, "top_k: "),
+    ({"stop_sequences": ["x" * 65]}, "stop_sequences[0]: "),
+    ({"stop_sequences": ["x"] * 99}, "stop_sequences: "),
+    ({"messages": []}, "messages: must have 1 to"),
+    ({"messages": [{"role": "user", "content": "a " * 4000}]}, "prompt is too long: "),
     (
-        {"messages": [{"role": "user", "content": "a " * 4000}]},
-        *(400, "invalid_request_error", "prompt is too long: "),
+        {"system": "Be brief.", "messages": [*ASKED, {"role": "user", "content": [RESULT]}]},
+        "messages[1].content[0].tool_use_id: ",
     ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-        *(400, "invalid_request_error", "messages[0].content[0]: "),
-    ),
-    (
-        {
-            "system": "Be brief.",
-            "messages": [
-                *ASKED,
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "no"}]},
-            ],
-        },
-        *(400, "invalid_request_error", "messages[1].content[0].tool_use_id: "),
-    ),
-    (
-        {"tools": [{"name": "a b", "input_schema": {}}]},
-        *(400, "invalid_request_error", "tools[0].name: "),
-    ),
-    (
-        {"tools": [{"name": "a", "input_schema": {"type": "string"}}]},
-        *(400, "invalid_request_error", "tools[0].input_schema: "),
-    ),
-    (
-        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}},
-        *(400, "invalid_request_error", "tool_choice.name: "),
-    ),
-    (
-        {"output_config": {"effort": "low"}},
-        400,
-        "invalid_request_error",
-        "output_config.effort: small",
-    ),
-    ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice: needs tools"),
+    ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: "),
+    ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema: "),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name: "),
+    ({"output_config": {"effort": "low"}}, "output_config.effort: small"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice: needs tools"),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
-        *(400, "invalid_request_error", "output_config.format: "),
+        "output_config.format: ",
     ),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_is_wrong_is_refused_by_its_name(http: Wire, stream: bool) -> None:
-    for fields, status, kind, says in REFUSED:
+    for fields, says in REFUSED:
         reply = await ask(http.http, MESSAGES, {**asked(stream=stream), **fields})
-        check_error(reply, status, kind, says)
+        check_error(reply, 400, "invalid_request_error", says)
+    reply = await ask(http.http, MESSAGES, asked(stream=stream, model="x"))
+    check_error(reply, 404, "not_found_error", "model: no model 'x'")
 
 
 def check_error(reply: Reply, status: int, kind: str, says: str) -> None:
@@ -371,7 +326,7 @@ async def test_busy_gateway_is_overloaded(nats_url: str, model_folder: Path) -> 
             await client.messages.create(**asked())
         assert (caught.value.status_code, caught.value.type) == (529, "overloaded_error")
         assert caught.value.response.headers["retry-after"] == "1"
-        await send(wire, task, "rain")
+        await send_text(wire, task, "rain")
         await first
 
 
@@ -387,7 +342,7 @@ async def test_headers_of_sluice_hold(http: Wire, client: AsyncAnthropic) -> Non
     headers = {"x-sluice-priority": "bulk", "x-sluice-label-team": "a"}
     future = asyncio.ensure_future(client.messages.create(**asked(), extra_headers=headers))
     task = await http.batcher.task(priority_class="bulk")
-    await send(http, task, "rain")
+    await send_text(http, task, "rain")
     message = await future
     assert message._request_id == task.request_id
     await http.until(lambda: "POST /v1/messages" in {span.name for span in finished(http)})

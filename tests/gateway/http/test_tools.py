@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, TaskError
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.http import Connection, ask
+from tests.gateway.kit.http import Connection, answered, ask
 from tests.gateway.kit.tokenizer import ASSISTANT, END, TOOLS_TEMPLATE, USER, write_model
 from tests.gateway.kit.wire import Wire
 
@@ -25,16 +25,6 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("tools"), template=TOOLS_TEMPLATE, context=2048)
-
-
-async def answered(wire: Wire, asking: Any, *texts: str) -> Any:
-    """What ``asking`` gets when the batcher sends ``texts``, a row each."""
-    future = asyncio.ensure_future(asking)
-    for text in texts:
-        task, tokens = await wire.batcher.task(), wire.tokens(text)
-        await wire.batcher.send(task, frame(0, tokens[:9]))
-        await wire.batcher.send(task, last(min(9, len(tokens)), tokens[9:]))
-    return await future
 
 
 async def read(asking: Any) -> list[Any]:
@@ -263,12 +253,8 @@ async def test_the_clients_own_stream_of_responses(http: Wire, openai: AsyncOpen
 
 
 async def test_a_response_that_is_cut_off_says_why(http: Wire, openai: AsyncOpenAI) -> None:
-    future = asyncio.ensure_future(openai.responses.create(model="small", input="hello"))
-    task = await http.batcher.task()
-    final = last(0, http.tokens("hello"))
-    final.final.end = TASK_END_LENGTH
-    await http.batcher.send(task, final)
-    response = await future
+    asking = openai.responses.create(model="small", input="hello")
+    response = await answered(http, asking, "hello", end=TASK_END_LENGTH)
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"

@@ -2,11 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from tests.gateway.kit.batcher import BOUND_S
+from sluice.internal.v1.frame_pb2 import TaskEnd as Ends
+from sluice.internal.v1.task_pb2 import Task
+from tests.gateway.kit.batcher import BOUND_S, frame, last
+from tests.gateway.kit.wire import Wire
+
+T = TypeVar("T")
+TaskEnd = Ends.ValueType
 
 CHAT = "/v1/chat/completions"
 
@@ -97,7 +103,25 @@ async def ask(
         connection.close()
 
 
-def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
+async def send_text(wire: Wire, task: Task, text: str, end: TaskEnd | None = None) -> None:
+    """The batcher sends ``text`` in two frames."""
+    tokens = wire.tokens(text)
+    await wire.batcher.send(task, frame(0, tokens[:9]))
+    final = last(min(9, len(tokens)), tokens[9:])
+    if end is not None:
+        final.final.end = end
+    await wire.batcher.send(task, final)
+
+
+async def answered(wire: Wire, asking: Awaitable[T], *texts: str, end: TaskEnd | None = None) -> T:
+    """What ``asking`` gets when the batcher sends ``texts``, one for each task."""
+    future = asyncio.ensure_future(asking)
+    for text in texts:
+        await send_text(wire, await wire.batcher.task(), text, end)
+    return await future
+
+
+def chat(text: Any = "hello", **fields: Any) -> dict[str, Any]:
     return {"model": "small", "messages": [{"role": "user", "content": text}], **fields}
 
 
