@@ -65,7 +65,7 @@ class IssuerKeys:
         self.settings = settings
         self._setting = f"{setting}.jwks"
         self._on_change = on_change
-        self._payload = b""
+        self._payload: bytes | None = None
         self._keys: KeySet | None = None
         self._refresh_s, self._again_s, self._clock = refresh_s, again_s, clock
         self._read_at = -math.inf
@@ -82,7 +82,7 @@ class IssuerKeys:
     @property
     def digest(self) -> str:
         """Digest of the keys as read."""
-        return hashlib.sha256(self._payload).hexdigest()
+        return hashlib.sha256(self._payload or b"").hexdigest()
 
     @property
     def keys(self) -> KeySet:

@@ -120,7 +120,7 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI, monkeypatch: pytest.Monkey
     await wire.batcher.task(priority_class="bulk")
     with pytest.raises(sdk.NotFoundError, match="has not ended"):
         await client.files.content(f"file-{another.id.removeprefix('batch_')}-output")
-    with pytest.raises(sdk.BadRequestError, match=r"reads this upload: cancel it") as in_use:
+    with pytest.raises(sdk.BadRequestError, match=r"reads this upload; cancel it") as in_use:
         await client.files.delete(stored.id)
     assert in_use.value.code == "job_state_wrong"
     assert (await client.batches.cancel(another.id)).status == "cancelling"

@@ -100,7 +100,7 @@ async def test_changed_keys_replace_the_last_ones(server: JwksServer) -> None:
         (200, b"", "is not JSON"),
         (200, b"[", "is not JSON"),
         (200, b"[" * 100_000, "is not JSON"),
-        (200, b"{}", "is not a JWKS"),
+        (200, b"{}", 'is not a JWKS: it has no list "keys"'),
         (200, b" " * (256 * 1024 + 1), "is larger than 262144 bytes"),
         *((status, b"", f"status {status}") for status in (301, 302, 303, 307, 308)),
     ],

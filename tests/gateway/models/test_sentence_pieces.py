@@ -62,8 +62,8 @@ def test_places_of_tokens_are_those_of_the_text(tokenizer: ModelTokenizer) -> No
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("source.spm", b"rubbish", "no model of SentencePiece"),
-        ("source.spm", b"", "no model of SentencePiece"),
+        ("source.spm", b"rubbish", "not a SentencePiece model"),
+        ("source.spm", b"", "not a SentencePiece model"),
         ("vocab.json", b'{"a": 0}', "vocab.json lacks </s>, <unk>, <pad>"),
         ("vocab.json", b"[]", "JSON object"),
         ("tokenizer_config.json", b'{"separate_vocabs": true}', "separate_vocabs"),

@@ -51,8 +51,8 @@ def test_samples_are_those_of_the_file(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no WAV file"),
-        (b"ID3\x04 mp3", "no WAV file"),
+        (b"", "not a WAV file"),
+        (b"ID3\x04 mp3", "not a WAV file"),
         (wav(PCM, rate=44_100), "has 44100 Hz, 1 channel, 16 bits; must have 16000 Hz"),
         (wav(PCM, channels=2), "2 channels"),
         (wav(PCM, bits=24), "24 bits"),

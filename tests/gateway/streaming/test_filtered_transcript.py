@@ -56,7 +56,7 @@ def transcript(policy: str, *stops: str, held: list[int] | None = None) -> Trans
         detokenizer,
         stops,
         TOKENS.stop_token_ids,
-        TOKENS.piece,
+        TOKENS.token_text,
         filter_,
         held or (),
         alternatives=1,

@@ -16,7 +16,7 @@ TOKENS = ModelTokenizer(TOKENIZER, None, 256, TOKENIZER.get_vocab_size(), frozen
 
 
 def transcript(*stops: str) -> Transcript:
-    return Transcript(TOKENS.detokenizer(), stops, TOKENS.stop_token_ids, TOKENS.piece)
+    return Transcript(TOKENS.detokenizer(), stops, TOKENS.stop_token_ids, TOKENS.token_text)
 
 
 def ids(text: str) -> list[int]:
@@ -108,7 +108,7 @@ def test_a_stop_token_is_reported_without_text() -> None:
 def with_logprobs(alternatives: int | None) -> Transcript:
     """One token with two alternatives."""
     made = Transcript(
-        TOKENS.detokenizer(), (), frozenset(), TOKENS.piece, alternatives=alternatives
+        TOKENS.detokenizer(), (), frozenset(), TOKENS.token_text, alternatives=alternatives
     )
     (token_id,) = ids("hello")[:1]
     tops = [token_id, END_ID]
@@ -138,7 +138,9 @@ def test_logprobs_that_the_caller_does_not_want_are_not_kept() -> None:
 def test_stop_string_that_is_a_special_token_stops(text: str) -> None:
     """Other special tokens have no text, as in all answers."""
     user = id_of(TOKENIZER, USER)
-    made = Transcript(TOKENS.detokenizer(stops=[USER]), [USER], TOKENS.stop_token_ids, TOKENS.piece)
+    made = Transcript(
+        TOKENS.detokenizer(stops=[USER]), [USER], TOKENS.stop_token_ids, TOKENS.token_text
+    )
     for token_id in [*ids(text), id_of(TOKENIZER, SYSTEM), user]:
         made.append(token_id)
     assert (made.closed, made.stop, made.text) == (True, USER, text)

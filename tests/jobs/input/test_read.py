@@ -125,7 +125,7 @@ def test_a_line_of_openai_completions_is_a_raw_prompt() -> None:
         ({"messages": HELLO, "stop": [1]}, "", "body.stop"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "", "body.messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "nom": "y"}]}, "", "messages[0].nom"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "", "no text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "", "of type text"),
         ({"messages": "hi"}, "", "body.messages"),
         ({"messages": HELLO, "metadata": {"k": []}}, "", "body.metadata.k"),
         ({"messages": HELLO, "metadata": "k"}, "", "metadata"),
@@ -157,7 +157,7 @@ def test_what_openai_has_and_the_mesh_has_not_is_named(
         (b'{"prompt": NaN}', "NaN"),
         (b'{"prompt": ""}', "prompt: is empty"),
         (b'{"prompt": 5}', "prompt: is not text"),
-        (b'{"prompt": "a", "messages": []}', "one of prompt and messages"),
+        (b'{"prompt": "a", "messages": []}', "send either prompt or messages"),
         (b'{"prompt": "a", "colour": 1}', "colour: is not supported"),
         (b'{"id": [], "prompt": "a"}', "custom_id"),
         (b'{"id": "", "prompt": "a"}', "custom_id"),
@@ -411,8 +411,8 @@ def test_a_line_of_openai_embeddings_becomes_a_request() -> None:
     ("body", "named"),
     [
         ({"input": []}, "body.input"),
-        ({"input": [[1]]}, "body.input: has token ids"),
-        ({"input": "a", "encoding_format": "base64"}, "body.encoding_format: results of jobs"),
+        ({"input": [[1]]}, "body.input: token ids are not supported"),
+        ({"input": "a", "encoding_format": "base64"}, "body.encoding_format: must be float"),
         ({"input": "a", "n": 2}, "body.n: is not supported"),
     ],
 )
