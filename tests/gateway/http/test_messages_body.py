@@ -247,61 +247,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": -1}, "max_tokens", "out of range"),
     ({"messages": None}, "messages", "is required"),
     ({"messages": "hello"}, "messages", "list"),
-    ({"messages": ["hello"]}, "messages[0]", "object"),
-    ({"messages": [user("a"), assistant("b")]}, "messages", "end with one of the user"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "user, assistant"),
-    ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role", "user, assistant"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
-    ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "text nor a list"),
-    ({"messages": [{**user("a"), "name": "x"}]}, "messages[0].name", "leave it out"),
-    ({"messages": [user("a"), user(text("b"), IMAGE)]}, "messages[1].content[1]", "'image'"),
-    ({"messages": [user(use())]}, "messages[0].content[0]", "'tool_use'"),
-    ({"messages": [user({"type": ["text"]})]}, "messages[0].content[0]", "not supported"),
-    ({"messages": [user(text("a", x=1))]}, "messages[0].content[0].x", "leave it out"),
-    ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text", "text"),
-    (
-        {"messages": [user("a"), assistant(result()), user("b")]},
-        "messages[1].content[0]",
-        "'tool_result'",
-    ),
-    (
-        {"messages": [user("a"), assistant(use(input="{}")), user(result())]},
-        "messages[1].content[0].input",
-        "object",
-    ),
-    (
-        {"messages": [user("a"), assistant(use(x=1)), user(result())]},
-        "messages[1].content[0].x",
-        "not supported",
-    ),
-    (
-        {"messages": [user("a"), assistant(text("b"), use(id=5)), user(result())]},
-        "messages[1].content[1].id",
-        "text",
-    ),
-    (
-        {"messages": [user("a"), assistant(use()), user(result(content=[text("b"), IMAGE]))]},
-        "messages[2].content[0].content[1]",
-        "'image'",
-    ),
-    (
-        {"messages": [user("a"), assistant(use()), user(result(tool_use_id=None))]},
-        "messages[2].content[0].tool_use_id",
-        "text",
-    ),
-    (
-        {"messages": [user("a"), assistant(use()), user(result(is_error="no"))]},
-        "messages[2].content[0].is_error",
-        "true or false",
-    ),
-    (
-        {"messages": [user("a"), assistant(use()), user(result(x=1))]},
-        "messages[2].content[0].x",
-        "not supported",
-    ),
-    ({"messages": [user(text("a"), "b")]}, "messages[0].content[1]", "object"),
-    ({"messages": [user(*[text("a")] * 2049)]}, "messages[0].content", "2048"),
-    ({"messages": [assistant(IMAGE), user("a")]}, "messages[0].content[0]", "text and tool_use"),
     ({"temperature": -0.1}, "temperature", "0 to 1"),
     ({"metadata": "x"}, "metadata", "object"),
     ({"thinking": "x"}, "thinking", "object"),
@@ -353,10 +298,60 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "true or false",
     ),
 ]
+REFUSED_MESSAGES: list[tuple[list[Any], str, str]] = [
+    (["hello"], "messages[0]", "object"),
+    ([user("a"), assistant("b")], "messages", "end with one of the user"),
+    ([{"role": "tool", "content": "x"}], "messages[0].role", "user, assistant"),
+    ([{"role": ["user"], "content": "x"}], "messages[0].role", "user, assistant"),
+    ([{"role": "user"}], "messages[0].content", "is required"),
+    ([{"role": "user", "content": 1}], "messages[0].content", "text nor a list"),
+    ([{**user("a"), "name": "x"}], "messages[0].name", "leave it out"),
+    ([user("a"), user(text("b"), IMAGE)], "messages[1].content[1]", "'image'"),
+    ([user(use())], "messages[0].content[0]", "'tool_use'"),
+    ([user({"type": ["text"]})], "messages[0].content[0]", "not supported"),
+    ([user(text("a", x=1))], "messages[0].content[0].x", "leave it out"),
+    ([user({"type": "text"})], "messages[0].content[0].text", "text"),
+    ([user("a"), assistant(result()), user("b")], "messages[1].content[0]", "'tool_result'"),
+    (
+        [user("a"), assistant(use(input="{}")), user(result())],
+        "messages[1].content[0].input",
+        "object",
+    ),
+    ([user("a"), assistant(use(x=1)), user(result())], "messages[1].content[0].x", "not supported"),
+    (
+        [user("a"), assistant(text("b"), use(id=5)), user(result())],
+        "messages[1].content[1].id",
+        "text",
+    ),
+    (
+        [user("a"), assistant(use()), user(result(content=[text("b"), IMAGE]))],
+        "messages[2].content[0].content[1]",
+        "'image'",
+    ),
+    (
+        [user("a"), assistant(use()), user(result(tool_use_id=None))],
+        "messages[2].content[0].tool_use_id",
+        "text",
+    ),
+    (
+        [user("a"), assistant(use()), user(result(is_error="no"))],
+        "messages[2].content[0].is_error",
+        "true or false",
+    ),
+    ([user("a"), assistant(use()), user(result(x=1))], "messages[2].content[0].x", "not supported"),
+    ([user(text("a"), "b")], "messages[0].content[1]", "object"),
+    ([user(*[text("a")] * 2049)], "messages[0].content", "2048"),
+    ([assistant(IMAGE), user("a")], "messages[0].content[0]", "text and tool_use"),
+]
+
+
+@pytest.mark.parametrize(("messages", "named", "says"), REFUSED_MESSAGES, ids=str)
+def test_wrong_messages_are_named(messages: list[Any], named: str, says: str) -> None:
+    test_unsupported_fields_are_named({"messages": messages}, named, says)
 
 
 @pytest.mark.parametrize(("fields", "named", "says"), REFUSED, ids=str)
-def test_field_that_is_not_served_is_named(fields: dict[str, Any], named: str, says: str) -> None:
+def test_unsupported_fields_are_named(fields: dict[str, Any], named: str, says: str) -> None:
     with pytest.raises(BadField) as refused:
         request_of({**body(), **fields})
     field, _, description = str(refused.value).partition(": ")

@@ -49,28 +49,6 @@ async def prompted(wire: Wire, path: str, body: dict[str, Any], end: str) -> Non
     assert list(task.prompt_token_ids)[-len(expected) :] == expected
 
 
-HARMLESS: Final[list[dict[str, Any]]] = [
-    {"service_tier": "default"},
-    {"service_tier": "auto"},
-    {"store": True},
-    {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "u-1"},
-    {"prediction": {"type": "content", "content": "yes"}},
-    {"verbosity": "medium", "modalities": ["text"], "audio": None, "reasoning_effort": None},
-    {"parallel_tool_calls": False, "tool_choice": "auto", "tools": []},
-    {"logprobs": False, "top_logprobs": 0},
-    {"top_k": -1, "stop": []},
-    {"response_format": {"type": "text"}, "functions": None, "function_call": None},
-]
-
-
-async def test_fields_that_change_no_answer_are_taken(http: Wire) -> None:
-    _, plain = await asked(http, CHAT, chat(seed=1))
-    for fields in HARMLESS:
-        _, task = await asked(http, CHAT, chat(seed=1, **fields))
-        assert task.prompt_token_ids == plain.prompt_token_ids
-        assert task.sampling == plain.sampling, fields
-
-
 async def test_a_negative_seed_is_a_seed_like_any_other(http: Wire) -> None:
     _, task = await asked(http, CHAT, chat(seed=-1, temperature=1))
     assert task.sampling.seed == (1 << 64) - 1

@@ -112,7 +112,10 @@ def test_calls_may_have_no_id_and_no_arguments() -> None:
             {"role": "user", "content": ["a", {"type": "image_url", "image_url": {}}]},
             "messages[1].content: part 1 is of type 'image_url'; send parts",
         ),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content: part 0 is not text"),
+        (
+            {"role": "user", "content": [{"type": "text"}]},
+            "messages[1].content: part 0 is not text",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(message: Json, said: str) -> None:
@@ -146,6 +149,9 @@ NO_EFFECT: list[Json] = [
     {"function_call": "none", "functions": [], "tool_choice": {"type": "none"}},
     {"tools": None, "parallel_tool_calls": False},
     {"vendor_extension": None, "metadata": None, "web_search_options": None},
+    {"prediction": {"type": "content", "content": "yes"}, "prompt_cache_retention": "24h"},
+    {"service_tier": "default", "reasoning_effort": None, "response_format": {"type": "text"}},
+    {"logprobs": False, "top_logprobs": 0, "stop": []},
 ]
 
 
