@@ -64,12 +64,13 @@ def train(
     if len(outcomes) < ROWS_MIN:
         raise TooFewOutcomes(f"{len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
     router = _fit(outcomes, (), seed)
-    return _fit(outcomes, _filled(router, outcomes, one_sided), seed) if one_sided else router
+    return _fit(outcomes, fill_missing(router, outcomes, one_sided), seed) if one_sided else router
 
 
-def _filled(
+def fill_missing(
     router: LearnedRouter, outcomes: Sequence[RouterOutcome], one_sided: Sequence[OneSided]
 ) -> list[RouterOutcome]:
+    """Return `one_sided` rows with the missing side predicted, and with less weight."""
     total = len(one_sided) * ONE_SIDED_WEIGHT
     most = sum(outcome.weight for outcome in outcomes) * ONE_SIDED_SHARE_MAX
     weight = ONE_SIDED_WEIGHT * min(1.0, most / total) if total else 0.0

@@ -52,8 +52,8 @@ _TEXT_ENGINES: Final = frozenset({"embedding", "reranker", "token_classifier"})
 _VERSIONED: Final = frozenset({".json", ".jinja", ".model", ".spm", ".txt"})
 _WEIGHTS: Final = frozenset({".safetensors", ".bin"})
 _NO_VERSION: Final = {
-    *("triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots", "generation"),
-}
+    "triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots", "generation"
+}  # fmt: skip
 """Settings that no answer depends on."""
 PART_BYTES: Final = 16 * 1024 * 1024
 """Size of the parts in which a file is hashed, several at a time, in bytes."""
@@ -324,7 +324,8 @@ def _stop_token_ids(
     token_ids: set[int] = set()
     for config in configs:
         value = language_config(config).get("eos_token_id")
-        token_ids.update(value if isinstance(value, list) else [] if value is None else [value])
+        if value is not None:
+            token_ids.update(value if isinstance(value, list) else [value])
     eos_id = tokenizer.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
     if eos_id is not None:
         token_ids.add(eos_id)

@@ -282,7 +282,9 @@ def _bounds(repeat: str) -> tuple[int, int | None]:
     if repeat in _SIGNS:
         return _SIGNS[repeat]
     low, comma, high = repeat.strip("{}").partition(",")
-    return int(low), int(high) if high else None if comma else int(low)
+    if not comma:
+        return int(low), int(low)
+    return int(low), int(high) if high else None
 
 
 def union(left: Links, right: Links) -> Links:

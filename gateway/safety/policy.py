@@ -197,12 +197,12 @@ def _problems(
 
 
 def _name_problems(settings: SafetySettings) -> Iterator[Problem]:
-    places: list[tuple[KeyPath, str | None]] = [
-        (("default",), settings.default),
-        (("dry_run",), settings.dry_run),
-        *((("choose", index, "policy"), rule.policy) for index, rule in enumerate(settings.choose)),
-    ]
-    for place, name in places:
+    places: dict[KeyPath, str | None] = {
+        ("default",): settings.default,
+        ("dry_run",): settings.dry_run,
+    }
+    places |= {("choose", i, "policy"): rule.policy for i, rule in enumerate(settings.choose)}
+    for place, name in places.items():
         if name is not None and name not in settings.policies:
             yield place, f"no policy {name!r}; known: {', '.join(settings.policies)}"
 

@@ -101,7 +101,7 @@ def test_rows_with_one_side_teach_and_do_not_calibrate() -> None:
 
 def test_filled_rows_weigh_at_most_twice_the_others(by_prompt: LearnedRouter) -> None:
     rows = outcomes(30)
-    filled = training._filled(by_prompt, rows, [OneSided(HARD, None, 1.0)] * 500)
+    filled = training.fill_missing(by_prompt, rows, [OneSided(HARD, None, 1.0)] * 500)
     assert sum(row.weight for row in filled) == pytest.approx(60)
     assert filled[0].strong == 1.0
     assert filled[0].weak == by_prompt.prompts.score(HARD).p_weak

@@ -130,5 +130,6 @@ def _stated(text: str) -> float | None:
     value = evaluate(stated) if _OPERATION.search(stated) else None
     if value is None:
         values = numbers(stated)
-        value = (-values[0] if stated.startswith("-") else values[0]) if values else None
+        if values:
+            value = -values[0] if stated.startswith("-") else values[0]
     return value

@@ -215,7 +215,7 @@ class _Sequences:
         if not seen_as(char):
             return mode, True
         if mode == "string":
-            return ("" if char in "\x07\x9c" else "string end" if char == "\x1b" else mode), True
+            return _IN_STRING.get(char, mode), True
         if mode == "string end" and char == "\\":
             return "", True
         if mode in ("escape", "string end") and char in _AFTER_ESCAPE:
@@ -235,6 +235,7 @@ _BEGINS: Final = {
     "\x9b": "parameters",
     **dict.fromkeys("\x90\x98\x9d\x9e\x9f", "string"),
 }
+_IN_STRING: Final = {"\x07": "", "\x9c": "", "\x1b": "string end"}
 _INTERMEDIATE: Final = ("of a function", "of parameters")
 _FIRST_FINAL: Final = {
     "escape": "0",
