@@ -96,7 +96,7 @@ class _ItemStream:
         return len(self._sent)
 
     def send(self, item: Item, timeout_s: float | None) -> None:
-        request = RunRequest(id=item.position, takes_more=True)
+        request = RunRequest(id=item.position)
         if isinstance(item.request, EmbedRequest):
             request.embed.CopyFrom(item.request)
         else:

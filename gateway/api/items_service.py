@@ -95,7 +95,7 @@ class ItemsService(ItemsServiceServicer):
         if item.error is not None:  # one bad item must not end the call of others
             response = RunResponse(id=request.id, error=item.error.to_status().SerializeToString())
         assert response is not None, "it has an error otherwise"
-        await writer.write(response, grouped=request.takes_more)
+        await writer.write(response)
 
     async def _answer(self, request: RunRequest, item: Call) -> RunResponse:
         asked = request.embed if request.HasField("embed") else request.request

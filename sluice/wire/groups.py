@@ -36,10 +36,10 @@ class GroupWriter(Generic[_M]):
         self._turn = asyncio.Lock()
         self._waiting: deque[_M] = deque()
 
-    async def write(self, message: _M, *, grouped: bool) -> None:
-        """Returns when the message is written, with others in it or in another if the reader takes them ``grouped``."""
+    async def write(self, message: _M) -> None:
+        """Write a message, with others in it or in another one."""
         self._waiting.append(message)
         await asyncio.sleep(0)  # those that are made in this turn of the loop go with it
         async with self._turn:
             if self._waiting:
-                await self._write(next_group(self._waiting) if grouped else self._waiting.popleft())
+                await self._write(next_group(self._waiting))

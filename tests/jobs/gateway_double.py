@@ -103,7 +103,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
             self.in_flight -= 1
         response = self._response(request, self.plan(prompt, self.asked[prompt]))
         with suppress(Exception):  # the caller has been killed
-            await writer.write(response, grouped=request.takes_more)
+            await writer.write(response)
 
     def _response(self, request: RunRequest, error: SluiceError | None) -> RunResponse:
         if error is not None:

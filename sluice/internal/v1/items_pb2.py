@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from sluice.v1 import inference_pb2 as sluice_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esluice/internal/v1/items.proto\x12\x12sluice.internal.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19sluice/v1/inference.proto\"\xe1\x01\n\nRunRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.sluice.v1.GenerateRequest\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x05\x65mbed\x18\n \x01(\x0b\x32\x17.sluice.v1.EmbedRequest\x12\x12\n\ntakes_more\x18\x0b \x01(\x08\x12,\n\x04more\x18\x0c \x03(\x0b\x32\x1e.sluice.internal.v1.RunRequestJ\x04\x08\x04\x10\n\"\x85\x02\n\x0bRunResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x31\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1f.sluice.v1.GenerateTextResponseH\x00\x12\x0f\n\x05\x65rror\x18\x03 \x01(\x0cH\x00\x12,\n\x08\x65mbedded\x18\n \x01(\x0b\x32\x18.sluice.v1.EmbedResponseH\x00\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12-\n\x04more\x18\x0b \x03(\x0b\x32\x1f.sluice.internal.v1.RunResponse\x12*\n\x04work\x18\x0c \x03(\x0b\x32\x1c.sluice.internal.v1.ItemWorkB\t\n\x07outcomeJ\x04\x08\x05\x10\n\"O\n\x08ItemWork\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\r\n\x05\x63\x65lls\x18\x03 \x01(\x04\x12\x14\n\x0c\x63omputing_ms\x18\x04 \x01(\x01\"3\n\x14\x46indTokenEndsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"%\n\x15\x46indTokenEndsResponse\x12\x0c\n\x04\x65nds\x18\x01 \x03(\r2\xc0\x01\n\x0cItemsService\x12J\n\x03Run\x12\x1e.sluice.internal.v1.RunRequest\x1a\x1f.sluice.internal.v1.RunResponse(\x01\x30\x01\x12\x64\n\rFindTokenEnds\x12(.sluice.internal.v1.FindTokenEndsRequest\x1a).sluice.internal.v1.FindTokenEndsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esluice/internal/v1/items.proto\x12\x12sluice.internal.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19sluice/v1/inference.proto\"\xc7\x01\n\nRunRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.sluice.v1.GenerateRequest\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x05\x65mbed\x18\n \x01(\x0b\x32\x17.sluice.v1.EmbedRequest\x12,\n\x04more\x18\x0c \x03(\x0b\x32\x1e.sluice.internal.v1.RunRequest\"\xff\x01\n\x0bRunResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x31\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1f.sluice.v1.GenerateTextResponseH\x00\x12\x0f\n\x05\x65rror\x18\x03 \x01(\x0cH\x00\x12,\n\x08\x65mbedded\x18\n \x01(\x0b\x32\x18.sluice.v1.EmbedResponseH\x00\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12-\n\x04more\x18\x0b \x03(\x0b\x32\x1f.sluice.internal.v1.RunResponse\x12*\n\x04work\x18\x0c \x03(\x0b\x32\x1c.sluice.internal.v1.ItemWorkB\t\n\x07outcome\"O\n\x08ItemWork\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\r\n\x05\x63\x65lls\x18\x03 \x01(\x04\x12\x14\n\x0c\x63omputing_ms\x18\x04 \x01(\x01\"3\n\x14\x46indTokenEndsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"%\n\x15\x46indTokenEndsResponse\x12\x0c\n\x04\x65nds\x18\x01 \x03(\r2\xc0\x01\n\x0cItemsService\x12J\n\x03Run\x12\x1e.sluice.internal.v1.RunRequest\x1a\x1f.sluice.internal.v1.RunResponse(\x01\x30\x01\x12\x64\n\rFindTokenEnds\x12(.sluice.internal.v1.FindTokenEndsRequest\x1a).sluice.internal.v1.FindTokenEndsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.internal.v1.items_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNREQUEST']._serialized_start=114
-  _globals['_RUNREQUEST']._serialized_end=339
-  _globals['_RUNRESPONSE']._serialized_start=342
-  _globals['_RUNRESPONSE']._serialized_end=603
-  _globals['_ITEMWORK']._serialized_start=605
-  _globals['_ITEMWORK']._serialized_end=684
-  _globals['_FINDTOKENENDSREQUEST']._serialized_start=686
-  _globals['_FINDTOKENENDSREQUEST']._serialized_end=737
-  _globals['_FINDTOKENENDSRESPONSE']._serialized_start=739
-  _globals['_FINDTOKENENDSRESPONSE']._serialized_end=776
-  _globals['_ITEMSSERVICE']._serialized_start=779
-  _globals['_ITEMSSERVICE']._serialized_end=971
+  _globals['_RUNREQUEST']._serialized_end=313
+  _globals['_RUNRESPONSE']._serialized_start=316
+  _globals['_RUNRESPONSE']._serialized_end=571
+  _globals['_ITEMWORK']._serialized_start=573
+  _globals['_ITEMWORK']._serialized_end=652
+  _globals['_FINDTOKENENDSREQUEST']._serialized_start=654
+  _globals['_FINDTOKENENDSREQUEST']._serialized_end=705
+  _globals['_FINDTOKENENDSRESPONSE']._serialized_start=707
+  _globals['_FINDTOKENENDSRESPONSE']._serialized_end=744
+  _globals['_ITEMSSERVICE']._serialized_start=747
+  _globals['_ITEMSSERVICE']._serialized_end=939
 # @@protoc_insertion_point(module_scope)

@@ -30,27 +30,24 @@ class RunRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     EMBED_FIELD_NUMBER: _builtins.int
-    TAKES_MORE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Names it in this call."""
-    takes_more: _builtins.bool
-    """Whether the sender reads RunResponse.more."""
+    """Identifies the item in this call."""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest:
-        """What is asked."""
+        """The request."""
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """The time that the answer may take."""
+        """Timeout of the answer."""
 
     @_builtins.property
     def embed(self) -> _inference_pb2.EmbedRequest:
-        """What is asked, instead of `request`: embeddings."""
+        """A request for embeddings, instead of `request`."""
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunRequest]:
-        """Others that follow it, in the same message. They have none."""
+        """Further items in the same message, which have no `more` themselves."""
 
     def __init__(
         self,
@@ -59,12 +56,11 @@ class RunRequest(_message.Message):
         request: _inference_pb2.GenerateRequest | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         embed: _inference_pb2.EmbedRequest | None = ...,
-        takes_more: _builtins.bool = ...,
         more: _abc.Iterable[Global___RunRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "id", b"id", "more", b"more", "request", b"request", "takes_more", b"takes_more", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "id", b"id", "more", b"more", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -72,7 +68,7 @@ Global___RunRequest: _TypeAlias = RunRequest  # noqa: Y015
 
 @_typing.final
 class RunResponse(_message.Message):
-    """What became of an item."""
+    """The outcome of an item."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -84,11 +80,11 @@ class RunResponse(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Of its RunRequest."""
+    """The id of its RunRequest."""
     error: _builtins.bytes
     """Why there is none: a google.rpc.Status."""
     cost: _builtins.float
-    """What all models that worked on it cost, in the currency of the prices."""
+    """Cost of all models that worked on it, in the currency of the prices."""
     @_builtins.property
     def answer(self) -> _inference_pb2.GenerateTextResponse:
         """The whole answer, without token ids."""
@@ -99,11 +95,11 @@ class RunResponse(_message.Message):
 
     @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunResponse]:
-        """Of other items whose answers were complete when this one was sent. They have none."""
+        """Responses to other items in the same message, which have no `more` themselves."""
 
     @_builtins.property
     def work(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemWork]:
-        """What it took of workers, one entry a worker."""
+        """Work of the item, one entry per worker."""
 
     def __init__(
         self,
@@ -128,7 +124,7 @@ Global___RunResponse: _TypeAlias = RunResponse  # noqa: Y015
 
 @_typing.final
 class ItemWork(_message.Message):
-    """What an item took of a worker."""
+    """Work of an item in one worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -141,9 +137,9 @@ class ItemWork(_message.Message):
     tokens: _builtins.int
     """Tokens that it computed before the first one of the answer."""
     cells: _builtins.int
-    """Tokens and padding: the cells of its batches, by the part that its tokens are of all."""
+    """Its share of its batches, padding included, by its share of their tokens."""
     computing_ms: _builtins.float
-    """From the first token of the prompt to the end, milliseconds."""
+    """Time from the first token of the prompt to the end, in milliseconds."""
     def __init__(
         self,
         *,

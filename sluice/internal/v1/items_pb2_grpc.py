@@ -52,15 +52,15 @@ class ItemsServiceServicer:
     """
 
     def Run(self, request_iterator, context):
-        """Answers each request as InferenceService.GenerateText does, in the order in which answers are complete. The tenant is that
-        of the call. A call that ends has dropped what it had not answered.
+        """Answers each request as InferenceService.GenerateText does, in the order in which answers complete. The tenant is that of
+        the call. A call that ends drops what it has not answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindTokenEnds(self, request, context):
-        """Says where the tokens of a text end, for whoever splits it.
+        """Returns where the tokens of a text end, for splitting it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,11 +34,11 @@ class ItemsServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ItemsServiceAsyncStub: ...
     Run: _grpc.StreamStreamMultiCallable[_items_pb2.RunRequest, _items_pb2.RunResponse]
-    """Answers each request as InferenceService.GenerateText does, in the order in which answers are complete. The tenant is that
-    of the call. A call that ends has dropped what it had not answered.
+    """Answers each request as InferenceService.GenerateText does, in the order in which answers complete. The tenant is that of
+    the call. A call that ends drops what it has not answered.
     """
     FindTokenEnds: _grpc.UnaryUnaryMultiCallable[_items_pb2.FindTokenEndsRequest, _items_pb2.FindTokenEndsResponse]
-    """Says where the tokens of a text end, for whoever splits it."""
+    """Returns where the tokens of a text end, for splitting it."""
 
 @_typing.type_check_only
 class ItemsServiceAsyncStub(ItemsServiceStub):
@@ -46,11 +46,11 @@ class ItemsServiceAsyncStub(ItemsServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.StreamStreamMultiCallable[_items_pb2.RunRequest, _items_pb2.RunResponse]  # type: ignore[assignment]
-    """Answers each request as InferenceService.GenerateText does, in the order in which answers are complete. The tenant is that
-    of the call. A call that ends has dropped what it had not answered.
+    """Answers each request as InferenceService.GenerateText does, in the order in which answers complete. The tenant is that of
+    the call. A call that ends drops what it has not answered.
     """
     FindTokenEnds: _aio.UnaryUnaryMultiCallable[_items_pb2.FindTokenEndsRequest, _items_pb2.FindTokenEndsResponse]  # type: ignore[assignment]
-    """Says where the tokens of a text end, for whoever splits it."""
+    """Returns where the tokens of a text end, for splitting it."""
 
 class ItemsServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers the items of jobs."""
@@ -61,8 +61,8 @@ class ItemsServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_items_pb2.RunRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_items_pb2.RunResponse], _abc.AsyncIterator[_items_pb2.RunResponse]]:
-        """Answers each request as InferenceService.GenerateText does, in the order in which answers are complete. The tenant is that
-        of the call. A call that ends has dropped what it had not answered.
+        """Answers each request as InferenceService.GenerateText does, in the order in which answers complete. The tenant is that of
+        the call. A call that ends drops what it has not answered.
         """
 
     @_abc_1.abstractmethod
@@ -71,6 +71,6 @@ class ItemsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _items_pb2.FindTokenEndsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_items_pb2.FindTokenEndsResponse, _abc.Awaitable[_items_pb2.FindTokenEndsResponse]]:
-        """Says where the tokens of a text end, for whoever splits it."""
+        """Returns where the tokens of a text end, for splitting it."""
 
 def add_ItemsServiceServicer_to_server(servicer: ItemsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

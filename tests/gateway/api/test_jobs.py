@@ -103,9 +103,6 @@ async def test_item_reports_what_it_took_of_a_worker(wire: Wire) -> None:
 async def test_items_that_come_together_are_answered_together(wire: Wire) -> None:
     call: Any = ItemsServiceStub(wire.channel).Run()
     first, *more = (item(number, f"hello {number}") for number in range(1, 7))
-    first.takes_more = True
-    for one in more:
-        one.takes_more = True
     first.more.extend(more)
     await call.write(first)
     tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(6)]

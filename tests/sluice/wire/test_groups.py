@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,12 +32,7 @@ def test_groups_have_all_in_order_and_are_bounded(sizes: list[int]) -> None:
     assert seen == list(range(1, len(sizes) + 1))
 
 
-@pytest.mark.parametrize(
-    ("grouped", "written"), [(True, [[1, 2], [3, 4]]), (False, [[1], [2], [3], [4]])]
-)
-async def test_what_is_made_while_a_message_is_written_goes_together(
-    grouped: bool, written: list[list[int]]
-) -> None:
+async def test_messages_made_during_a_write_go_together() -> None:
     groups, begun, free = list[list[int]](), asyncio.Event(), asyncio.Event()
 
     async def write(group: RunResponse) -> None:
@@ -49,10 +43,10 @@ async def test_what_is_made_while_a_message_is_written_goes_together(
     writer = GroupWriter(write)
     async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
         for number in (1, 2):
-            tasks.create_task(writer.write(one(number), grouped=grouped))
+            tasks.create_task(writer.write(one(number)))
         await begun.wait()
         for number in (3, 4):
-            tasks.create_task(writer.write(one(number), grouped=grouped))
+            tasks.create_task(writer.write(one(number)))
         await asyncio.sleep(0)
         free.set()
-    assert groups == written
+    assert groups == [[1, 2], [3, 4]]
