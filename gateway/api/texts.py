@@ -157,7 +157,7 @@ async def _answer(
     try:
         compute, answers = partial(_compute, generator, context, runs), generator.state.answers
         values = (
-            await answers.values_of(request.tenant, context.prompts, compute)
+            await answers.embeddings_of(request.tenant, context.prompts, compute)
             if kind.is_cached
             else await compute(context.prompts)
         )

@@ -73,7 +73,7 @@ class SharedAnswerCache:
     def key_of(self, context: RequestContext) -> str:
         """Return the cache key of a request, or "" if its answer is not cached."""
         request = context.request
-        if not self._is_cached(request.tenant):
+        if not self._caches_for(request.tenant):
             return ""
         sampling = request.sampling
         is_repeatable = sampling.temperature == 0 or sampling.HasField("seed")
@@ -86,26 +86,28 @@ class SharedAnswerCache:
             return ""
         return self._key(request.tenant, context.plan.model, _parts(context))
 
-    async def values_of(
+    async def embeddings_of(
         self,
         tenant: str,
-        rows: Sequence[PreparedPrompt],
+        prompts: Sequence[PreparedPrompt],
         compute: Callable[[Sequence[PreparedPrompt]], Awaitable[Sequence[bytes]]],
     ) -> list[bytes]:
-        """Return the embedding of each row; cached ones are not computed, and equal ones only once."""
-        if not self._is_cached(tenant):
-            return list(await compute(rows))
-        keys = [self._key(tenant, row.model.name, _value_parts(row)) for row in rows]
-        cached = await self.find_values(keys)
-        # Equal rows have equal keys, so each is computed once.
-        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in cached}
+        """Return the embedding of each prompt; cached ones are not computed, and equal ones only once."""
+        if not self._caches_for(tenant):
+            return list(await compute(prompts))
+        keys = [self._key(tenant, prompt.model.name, _value_parts(prompt)) for prompt in prompts]
+        cached = await self.find_embeddings(keys)
+        # Equal prompts have equal keys, so each is computed once.
+        missing = {
+            key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in cached
+        }
         computed = await compute(list(missing.values())) if missing else ()
         for key, values in zip(missing, computed, strict=True):
             self._cache(key, KeyRecord(values=values))
             cached[key] = values
         return [cached[key] for key in keys]
 
-    async def find_values(self, keys: Sequence[str]) -> dict[str, bytes]:
+    async def find_embeddings(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the embeddings that are cached under `keys`."""
         now = time.monotonic()
         records = {key: self._memory.record(key, now) for key in dict.fromkeys(keys)}
@@ -165,7 +167,7 @@ class SharedAnswerCache:
         """Return once everything is stored, or after `timeout_s` seconds."""
         await self._storing.settle(timeout_s)
 
-    def _is_cached(self, tenant: str) -> bool:
+    def _caches_for(self, tenant: str) -> bool:
         settings = self._settings
         return self.enabled and (not settings.tenants or tenant in settings.tenants)
 
@@ -247,13 +249,13 @@ def _parts(context: RequestContext) -> Iterator[bytes]:
             yield array("I", prepared.prompt_token_ids).tobytes()
 
 
-def _value_parts(row: PreparedPrompt) -> Iterator[bytes]:
+def _value_parts(prompt: PreparedPrompt) -> Iterator[bytes]:
     """Yield everything that an embedding depends on; its text became tokens after redaction."""
-    assert row.values is not None, "a row for an embedding"
+    assert prompt.values is not None, "a prompt for an embedding"
     yield b"embedding"
-    yield row.model.version.encode()
-    yield row.values.SerializeToString(deterministic=True)
-    yield array("I", row.prompt_token_ids).tobytes()
+    yield prompt.model.version.encode()
+    yield prompt.values.SerializeToString(deterministic=True)
+    yield array("I", prompt.prompt_token_ids).tobytes()
 
 
 def _sized(parts: Iterator[bytes]) -> Iterator[bytes]:

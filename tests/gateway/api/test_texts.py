@@ -411,6 +411,6 @@ async def test_embeddings_are_found_by_another_gateway(
         assert (await embedded(other, ["w1"], [])).usage.cached
         answers = other.gateway.shared.answers
         keys = list(answers._memory._entries)
-        assert len(await answers.find_values(keys)) == 1
+        assert len(await answers.find_embeddings(keys)) == 1
         assert not await answers.clear(ClearAnswersRequest(model="embed"))
-        assert await answers.find_values(keys) == {}
+        assert await answers.find_embeddings(keys) == {}
