@@ -35,7 +35,7 @@ from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_load import OpenLoad
 from simulator.arrivals import Fixed, LengthMix
 from simulator.cost import StepCost
-from simulator.engines import SequenceLimits
+from simulator.engines import EngineLimits
 from simulator.fleet import SHIPPED
 from simulator.planner import plan_job
 from simulator.simulator import Setup
@@ -115,7 +115,7 @@ def planned_per_s(size: Size) -> float:
     setup = Setup(
         policy=Policy(),
         cost=StepCost(STEP_S, 0.0, 0.0, 0.0),
-        limits=SequenceLimits(slots=SLOTS),
+        limits=EngineLimits(slots=SLOTS),
     )
     plan = plan_job(1_000, 1.0, LengthMix(Fixed(PROMPT), Fixed(ANSWER)), setup, seed=1)
     return size.workers * min(plan.worker_documents_per_s, plan.simulated_documents_per_s)

@@ -47,7 +47,7 @@ from gateway.config.models import load_catalog
 from simulator.arrivals import generate, parse_stream
 from simulator.cores import Sharing
 from simulator.cost import CostFit
-from simulator.engines import SequenceLimits
+from simulator.engines import EngineLimits
 from simulator.measured import TIMES, MeshCost, fit_load, simulated, times
 from simulator.simulator import Links, Setup
 from simulator.trace import Arrival
@@ -140,7 +140,7 @@ async def measured(
     setup = Setup(
         policy=settings.batcher.policy,
         cost=steps.fit.cost,
-        limits=SequenceLimits(slots=SLOTS[model]),
+        limits=EngineLimits(slots=SLOTS[model]),
         links=Links(send_s=steps.send_s),
         sharing=await sharing_of(load, mesh, model),
     )

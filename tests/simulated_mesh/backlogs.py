@@ -98,7 +98,7 @@ class MixedWorkersWorld(BacklogWorld):
         assert triton.worker is not None
         assert triton.worker._worker is not None
         holders = triton.worker._worker._loop._grants._holders.values()
-        return sum(holder.taken_rows for holder in holders)
+        return sum(holder.sent_tasks for holder in holders)
 
     def took_s(self, priority_class: str) -> list[float]:
         """How long the answers of a class took, the shortest first."""

@@ -268,7 +268,9 @@ class WorkerProcess:
         thread.sleep(self._step_s)
         if self.process.loop.time() < self.fails_until:
             raise RuntimeError("the device failed")
-        if any(row.spec.prompt[0] == POISON for row in self.engine._scheduler.rows()):
+        if any(
+            sequence.spec.prompt[0] == POISON for sequence in self.engine._scheduler.sequences()
+        ):
             self.process.loop.call_soon(self._poisoned, context=Context())
             thread.pause()
 
