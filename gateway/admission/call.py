@@ -6,9 +6,9 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 from typing_extensions import override
@@ -54,9 +54,9 @@ class Call(ABC):
     async def fail(self, error: SluiceError) -> None:
         """End the call with `error`."""
 
-    async def run(self, work: Awaitable[_T]) -> _T | None:
-        """Return the result of `work`; end the call with the error that it raises."""
-        return await fail_with(work, self.fail, self)
+    def run(self, work: Awaitable[_T]) -> Coroutine[Any, Any, _T | None]:
+        """Return the result of `work`, to be awaited; end the call with the error that it raises."""
+        return fail_with(work, self.fail, self)
 
 
 @dataclass

@@ -53,7 +53,7 @@ NO_RULES: Final = OverloadRules()
 """Rules by which nothing is replaced."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class SchedulingParams:
     """What the expected time of a request's answer depends on: class, deadline, tenant, lengths of its texts.
 

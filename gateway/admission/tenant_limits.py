@@ -268,6 +268,8 @@ class TenantLimits:
         self, payer: Caller, limits: LimitSettings, setting: str
     ) -> dict[RateName, TokenBucket]:
         """Return the buckets that a request of `payer` takes from, without those of its model."""
+        if not payer.key_id and getattr(limits, setting) is None:
+            return {}
         rates: dict[RateName, RateLimits] = {RateName("tenant", payer.tenant, "", setting): limits}
         if payer.key_id:
             rates[RateName("key", payer.key_id, "", setting)] = payer.key_limits

@@ -21,11 +21,27 @@ class GrpcCall(Call):
 
     Attributes:
         read: Returns the next message, or `grpc.aio.EOF`.
-        write: Sends a message; blocks while the client does not read.
+        last: The message that leaves with the status of the call.
     """
 
-    def __init__(self, context: Any, method: str, on_error: Callable[[SluiceError], None]) -> None:
-        """Take over the call of `method` in grpc's `context`; `on_error` counts the error that it ends with."""
+    last: Any = None
+
+    def __init__(
+        self,
+        context: Any,
+        method: str,
+        on_error: Callable[[SluiceError], None],
+        serialize: Callable[[Any], bytes] | None,
+    ) -> None:
+        """Take over a call.
+
+        Args:
+            context: The call of grpc.
+            method: The name of its method.
+            on_error: Counts the error that it ends with.
+            serialize: Serializes its messages; None if they are bytes.
+        """
+        self._serialize = serialize
         self._context = context
         self._method = method
         self._on_error = on_error
@@ -33,7 +49,6 @@ class GrpcCall(Call):
             key: value for key, value in context.invocation_metadata() if isinstance(value, str)
         }
         self.read: Callable[[], Awaitable[Any]] = context.read
-        self.write: Callable[[Any], Awaitable[None]] = context.write
 
     def __str__(self) -> str:
         """Return the name of its method."""
@@ -55,6 +70,15 @@ class GrpcCall(Call):
     def peer(self) -> str:
         """The address of the client as gRPC names it, such as "ipv4:HOST:PORT"."""
         return str(self._context.peer())
+
+    async def write(self, message: Any) -> None:
+        """Send a message; block while the client does not read."""
+        payload = message if self._serialize is None else self._serialize(message)
+        await self._context.write(payload)
+
+    def finish(self, message: Any) -> None:
+        """Send `message` as the last one, together with the status of the call."""
+        self.last = message
 
     async def abort(self, code: grpc.StatusCode, details: str, metadata: Sequence[Any]) -> None:
         """End the call with the status of another server; always raises."""

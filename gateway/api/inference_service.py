@@ -34,7 +34,17 @@ class InferenceService(InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: GrpcCall
     ) -> None:
         """See the proto."""
-        await self.generator.answer(request, context, context.write)
+        unfinished = max(1, request.sampling.n)
+
+        async def write(response: pb.GenerateResponse) -> None:
+            nonlocal unfinished
+            unfinished -= response.HasField("finished")
+            if unfinished:
+                await context.write(response)
+            else:
+                context.finish(response)
+
+        await self.generator.answer(request, context, write)
 
     async def GenerateText(
         self, request: pb.GenerateRequest, context: Any

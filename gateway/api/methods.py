@@ -6,6 +6,9 @@ To gRPC every method is a stream of messages in both directions, so that nothing
 - `UnaryMethod`: one request; the answer is one message or a stream.
 - `StreamMethod`: many requests, which the method parses and counts itself: items, jobs, reflection.
 - `HealthMethod`: one request of anybody, without credentials.
+
+The last message of an answer leaves together with the status of the call (`GrpcCall.finish`), where a method knows
+which one that is: gRPC then sends and wakes once less.
 """
 
 from abc import ABC, abstractmethod
@@ -32,6 +35,8 @@ UNLIMITED: Final = methods_of(
     "AdminService", "ListRequests ListTenants CancelRequests DrainWorker ReadMetrics"
 )
 """Methods without a limit by class: operators need them most when the limits are reached."""
+GENERATE: Final = "/sluice.v1.InferenceService/Generate"
+"""The stream that knows its last message."""
 HEALTH_BYTES_MAX: Final = 1024
 """Largest request about health, in bytes: the name of a service."""
 
@@ -51,14 +56,19 @@ class Method(ABC):
         self._behaviour = inner.unary_unary or inner.unary_stream or inner.stream_stream
         self._is_streaming = bool(inner.response_streaming)
         self._reader = request_reader(inner.request_deserializer)
+        self._serialize = inner.response_serializer
         read = inner.request_deserializer if inner.request_streaming else None
-        self.handler = grpc.stream_stream_rpc_method_handler(
-            self._handle, read, inner.response_serializer
-        )
+        if name == GENERATE or not self._is_streaming:
+            make = grpc.stream_unary_rpc_method_handler
+            self.handler = make(self._handle, read, self._serialize)
+        else:
+            # Messages are serialized by `GrpcCall.write`, as those before the last one of others are.
+            self.handler = grpc.stream_stream_rpc_method_handler(self._handle, read, None)
 
-    async def _handle(self, requests: Any, context: Any) -> None:
-        call = GrpcCall(context, self._name, self._arrivals.counts.failed)
+    async def _handle(self, requests: Any, context: Any) -> Any:
+        call = GrpcCall(context, self._name, self._arrivals.counts.failed, self._serialize)
         await call.run(self._answer(requests, call))
+        return call.last
 
     @abstractmethod
     async def _answer(self, requests: Any, call: GrpcCall) -> None:
@@ -68,7 +78,7 @@ class Method(ABC):
         """Let the service answer: a streaming method writes by itself."""
         response = await self._behaviour(request, call)
         if not self._is_streaming:
-            await call.write(response)
+            call.finish(response)
 
     def _parsed(self, payload: Any) -> Message:
         if payload is grpc.aio.EOF:

@@ -63,6 +63,7 @@ class Service(grpc.GenericRpcHandler):
     async def _wait(self, request: Any, context: Any) -> None:
         self.begun.release()
         await self.may_end.wait()
+        context.finish(pb.GenerateResponse())
 
     async def _echo(self, requests: Any, context: Any) -> None:
         self.begun.release()
@@ -178,6 +179,7 @@ async def test_the_calls_of_a_tenant_keep_no_more_than_its_bytes() -> None:
         assert "1048576 bytes" in str(error)
         assert await door.count("other", "x" * 700_000) == 700_000
         door.service.may_end.set()
+        assert await first.read() == b""
         assert await first.read() is grpc.aio.EOF
         assert await door.count("acme", "x" * 700_000) == 700_000
     await emptied(arrivals.bytes.counts)
