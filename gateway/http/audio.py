@@ -101,10 +101,10 @@ async def speech_request(call: HttpCall, audio_max_s: float) -> tuple[pb.Generat
         pcm = pcm_of_wav(bytes(data))
     except BadAudio as error:
         raise InvalidRequest.of("file", str(error)) from None
-    fields, known = form.fields, _FIELDS if translates else _OF_TRANSCRIPTIONS
-    if unknown := fields.keys() - known:
+    fields, supported = form.fields, _FIELDS if translates else _OF_TRANSCRIPTIONS
+    if unknown := fields.keys() - supported:
         raise InvalidRequest.of(
-            min(unknown), f"is not supported; send one of {', '.join(sorted(known))}"
+            min(unknown), f"is not supported; send one of {', '.join(sorted(supported))}"
         )
     shape, streams = _one_of(fields, "response_format", FORMATS), _one_of(fields, "stream", _SWITCH)
     if streams == "true" and shape != FORMATS[0]:
@@ -121,9 +121,9 @@ async def speech_request(call: HttpCall, audio_max_s: float) -> tuple[pb.Generat
     return request, EVENTS if streams == "true" else shape
 
 
-def _one_of(fields: Mapping[str, str], name: str, known: Sequence[str]) -> str:
-    """Return the value of a field, by default the first of the `known` ones; raise InvalidRequest for any other."""
-    value = fields.get(name, known[0])
-    if value not in known:
-        raise InvalidRequest.of(name, f"must be one of {', '.join(known)}")
+def _one_of(fields: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
+    """Return the value of a field, by default the first `allowed` one; raise InvalidRequest for any other."""
+    value = fields.get(name, allowed[0])
+    if value not in allowed:
+        raise InvalidRequest.of(name, f"must be one of {', '.join(allowed)}")
     return value

@@ -1,7 +1,7 @@
 """Serve /v1/files and /v1/batches on top of `sluice.v1.JobService`: a batch is a job, a file an upload or results.
 
-A file id names an upload (``file-upload-...``), the answers of a finished job (``file-job-...-output``) or its dead
-letters (``file-job-...-errors``). Files of results are generated when they are read.
+A file id names an upload (`file-upload-...`), the answers of a finished job (`file-job-...-output`) or its dead
+letters (`file-job-...-errors`). Files of results are generated when they are read.
 """
 
 import asyncio
@@ -258,8 +258,11 @@ async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:
         raise InvalidRequest.of(wrong, 'send purpose with the value "batch", and no other field')
     if any(expiry.values()):
         seconds = expiry["seconds"] or ""
-        given = {**expiry, "seconds": int(seconds) if re.fullmatch("[0-9]{1,9}", seconds) else None}
-        after = _expiry("expires_after", given)
+        expiry_fields = {
+            **expiry,
+            "seconds": int(seconds) if re.fullmatch("[0-9]{1,9}", seconds) else None,
+        }
+        after = _expiry("expires_after", expiry_fields)
         with suppress(asyncio.InvalidStateError):
             await storing.write(pb.UploadInputRequest(expires_after=after))
     await storing.done_writing()
@@ -450,9 +453,9 @@ def result_object(job: pb.Job, file_id: str) -> Json:
     """Return a file of results as OpenAI has it; its size was counted when the results were written."""
     progress = job.progress
     size = progress.output_bytes if file_id.endswith(OUTPUT) else progress.error_bytes
-    made = job.end_time.seconds or job.state_time.seconds
+    created = job.end_time.seconds or job.state_time.seconds
     expires = job.results_expire_time.seconds
-    return file_object(file_id, f"{file_id}.jsonl", size, made, RESULTS, expires)
+    return file_object(file_id, f"{file_id}.jsonl", size, created, RESULTS, expires)
 
 
 def batch_object(job: pb.Job) -> Json:

@@ -81,12 +81,14 @@ class PromptAnswers:
         echoes: Echoed prompts, by the index of the choice.
     """
 
-    def __init__(self, generator: Generator, call: HttpCall, asked: CompletionRequests) -> None:
-        """Prepare the answers to `asked`, whose requests already have the options of the headers."""
+    def __init__(
+        self, generator: Generator, call: HttpCall, completion: CompletionRequests
+    ) -> None:
+        """Prepare the answers to `completion`, whose requests already have the options of the headers."""
         self.echoes: dict[int, Echo] = {}
         self._generator = generator
         self._call = call
-        self._asked = asked
+        self._asked = completion
         self._write_lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(RUNNING_MAX)
 

@@ -1,6 +1,6 @@
 """Tell a client that has closed its connection from one that has only ended its side of it.
 
-Both send the same FIN: a client may call ``shutdown(SHUT_WR)`` after its request and still read the answer. What the
+Both send the same FIN: a client may call `shutdown(SHUT_WR)` after its request and still read the answer. What the
 gateway sends next tells them apart, because the kernel of a client that has closed answers with a reset. So the client
 is probed with something that has no meaning: an interim response before the head of its answer (RFC 9110, 15.2), or a
 comment in a stream of events.

@@ -45,9 +45,9 @@ class TextLogprobs:
 
     def _next(self) -> list[TokenLogprobs]:
         """Return the next pending tokens up to the first that has text: together they are whole characters."""
-        for at, entry in enumerate(self._pending):
+        for index, entry in enumerate(self._pending):
             if entry.text:
-                return [self._pending[index] for index in range(at + 1)]
+                return [self._pending[index] for index in range(index + 1)]
         return []
 
 

@@ -116,7 +116,7 @@ class MessagesBody:
     def request(self, max_answer_tokens: Callable[[str], int]) -> pb.GenerateRequest:
         """Return the request of the body.
 
-        Clients must send ``max_tokens`` without knowing the model, so a value above the model's limit is clamped.
+        Clients must send `max_tokens` without knowing the model, so a value above the model's limit is clamped.
 
         Args:
             max_answer_tokens: Returns the limit of a model by name.
@@ -180,8 +180,8 @@ class MessagesBody:
             raise BadField("messages: is required; send a list of messages")
         check_entries("messages", messages, list)
         role = ""
-        for at, message in enumerate(messages):
-            role = self._add_message(message, f"messages[{at}]")
+        for index, message in enumerate(messages):
+            role = self._add_message(message, f"messages[{index}]")
         return role
 
     def _add_message(self, message: Any, path: str) -> str:
@@ -192,13 +192,15 @@ class MessagesBody:
         _check_known(message, {"role", "content"}, path)
         if message.get("content") is None:
             raise BadField(f"{path}.content: is required; send text or a list of blocks")
-        for at, kind, block in _blocks(message["content"], f"{path}.content", _BLOCKS[role]):
+        for block_path, kind, block in _blocks(
+            message["content"], f"{path}.content", _BLOCKS[role]
+        ):
             if kind == "text":
                 self._turn(role, path).texts.append(block)
             elif kind == "tool_use":
-                self._add_call(self._turn(role, path), block, at)
+                self._add_call(self._turn(role, path), block, block_path)
             elif kind == "tool_result":
-                self._add_result(block, at)
+                self._add_result(block, block_path)
         return role
 
     def _turn(self, role: str, path: str) -> _Turn:
@@ -207,23 +209,23 @@ class MessagesBody:
             self._turns.append(_Turn(role, path))
         return self._turns[-1]
 
-    def _add_call(self, turn: _Turn, block: Mapping[str, Any], at: str) -> None:
-        _check_known(block, {"type", "id", "name", "input"}, at)
-        check_kind(f"{at}.input", block.get("input"), dict)
+    def _add_call(self, turn: _Turn, block: Mapping[str, Any], path: str) -> None:
+        _check_known(block, {"type", "id", "name", "input"}, path)
+        check_kind(f"{path}.input", block.get("input"), dict)
         function = {"name": block.get("name"), "arguments": json.dumps(block["input"])}
         turn.calls.append({"id": block.get("id"), "type": "function", "function": function})
-        turn.call_paths.append(at)
+        turn.call_paths.append(path)
 
-    def _add_result(self, block: Mapping[str, Any], at: str) -> None:
-        _check_known(block, {"type", "tool_use_id", "content", "is_error"}, at)
+    def _add_result(self, block: Mapping[str, Any], path: str) -> None:
+        _check_known(block, {"type", "tool_use_id", "content", "is_error"}, path)
         content, is_error = block.get("content"), block.get("is_error")
-        blocks = _blocks([] if content is None else content, f"{at}.content", _TEXTS)
+        blocks = _blocks([] if content is None else content, f"{path}.content", _TEXTS)
         text = "\n\n".join(text for _, _, text in blocks)
-        check_kind(f"{at}.is_error", is_error or False, bool)
+        check_kind(f"{path}.is_error", is_error or False, bool)
         # The role tool has no flag for errors, so the text has to say it.
         if is_error and not text.lower().startswith("error"):
             text = f"Error: {text}"
-        self._turns.append(_Turn("tool", at, [text], call_id=block.get("tool_use_id")))
+        self._turns.append(_Turn("tool", path, [text], call_id=block.get("tool_use_id")))
 
 
 def _asks_for_cache(body: Mapping[str, Any]) -> bool:
@@ -240,7 +242,7 @@ def _blocks(content: Any, path: str, kinds: Collection[str]) -> Sequence[tuple[s
     check_entries(path, content)
     if not isinstance(content, list):
         raise BadField(f"{path}: is neither text nor a list of blocks")
-    return [_block(block, f"{path}[{at}]", kinds) for at, block in enumerate(content)]
+    return [_block(block, f"{path}[{index}]", kinds) for index, block in enumerate(content)]
 
 
 def _block(block: Any, path: str, kinds: Collection[str]) -> tuple[str, str, Any]:
@@ -256,8 +258,8 @@ def _block(block: Any, path: str, kinds: Collection[str]) -> tuple[str, str, Any
     return path, kind, block["text"]
 
 
-def _check_known(given: Mapping[str, Any], known: Collection[str], path: str) -> None:
-    unknown = {name for name, value in given.items() if value is not None}
+def _check_known(value: Mapping[str, Any], known: Collection[str], path: str) -> None:
+    unknown = {name for name, value in value.items() if value is not None}
     unknown -= _IGNORED_IN_BLOCKS | set(known)
     if unknown:
         raise BadField(f"{path}.{min(unknown)}: is not supported; leave it out")
@@ -312,18 +314,18 @@ def _context_management(value: Any) -> Json:
     check_kind("context_management", value, dict)
     edits = value.get("edits") or []
     check_entries("context_management.edits", edits, list)
-    for at, edit in enumerate(edits):
+    for index, edit in enumerate(edits):
         kind = edit.get("type") if isinstance(edit, dict) else None
         if not str(kind).startswith(_CLEAR_THINKING):
             raise BadField(
-                f"context_management.edits[{at}]: is not supported; send the messages as the model should read them"
+                f"context_management.edits[{index}]: is not supported; send the messages as the model should read them"
             )
     return {}
 
 
 def _tools(tools: Any) -> Json:
     check_entries("tools", tools, list)
-    return {"tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)]}
+    return {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]}
 
 
 def _tool(tool: Any, path: str) -> Json:

@@ -1,6 +1,6 @@
 """Name fields in errors as the client sent them: translate proto paths into fields and headers of the HTTP APIs.
 
-Validation reports wrong fields by their path in the proto, such as ``sampling.json_schema``. Each API has a table of
+Validation reports wrong fields by their path in the proto, such as `sampling.json_schema`. Each API has a table of
 rules, which are applied one after the other; `FieldNames` adds what depends on the body of a call.
 """
 

@@ -93,7 +93,7 @@ def generate_request(url: str, body: Mapping[str, Any]) -> tuple[GenerateRequest
 
 
 def _take_stream_options(body: dict[str, Any]) -> bool | None:
-    """Remove ``stream`` and ``stream_options`` from `body`; return whether the stream ends with the usage."""
+    """Remove `stream` and `stream_options` from `body`; return whether the stream ends with the usage."""
     streams, options = body.pop("stream", None) or False, body.pop("stream_options", None)
     check_kind("stream", streams, bool)
     if options is None:

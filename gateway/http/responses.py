@@ -45,7 +45,7 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Unsupported fields that are accepted with a value that changes nothing."""
 _LOGPROBS: Final = "message.output_text.logprobs"
-"""The value of ``include`` that has an effect; others are about items that responses never have."""
+"""The value of `include` that has an effect; others are about items that responses never have."""
 _REMEDIES: Final[Mapping[str, str]] = {
     "truncation": 'must be "disabled": a conversation that does not fit is refused',
     "service_tier": "is not supported; the header x-sluice-priority sets the priority",
@@ -112,7 +112,7 @@ def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
 
 
 def _effort_of(reasoning: Any) -> Any:
-    """Return the effort of ``reasoning``. Its kinds of summary are ignored: reasoning is always sent whole."""
+    """Return the effort of `reasoning`. Its kinds of summary are ignored: reasoning is always sent whole."""
     check_kind("reasoning", reasoning, dict)
     for name, value in reasoning.items():
         if value is not None and name not in ("effort", "summary", "generate_summary"):
@@ -132,8 +132,8 @@ def _messages(instructions: Any, user_input: Any, places: dict[str, str]) -> lis
         check_kind("instructions", instructions, str)
         messages.append({"role": "system", "content": instructions})
         places["messages[0]"] = "instructions"
-    for at, item in enumerate(items):
-        path = f"input[{at}]"
+    for index, item in enumerate(items):
+        path = f"input[{index}]"
         if place := _add(messages, item, path):
             output = ".output" if item.get("type") == "function_call_output" else ""
             places[place] = "input" if isinstance(user_input, str) else path + output
@@ -143,8 +143,8 @@ def _messages(instructions: Any, user_input: Any, places: dict[str, str]) -> lis
 def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> str:
     """Add an item of the input; return the path of what it became in the chat, empty if it is left out."""
     fields = {name: value for name, value in item.items() if value is not None}
-    known = {name: value for name, value in fields.items() if name not in _IGNORED_IN_ITEMS}
-    match fields.get("type", "message"), known:
+    relevant = {name: value for name, value in fields.items() if name not in _IGNORED_IN_ITEMS}
+    match fields.get("type", "message"), relevant:
         case "message", {"role": role, "content": content, **more} if not more:
             messages.append({"role": role, "content": _text(content, f"{path}.content")})
         case "function_call", {"call_id": call_id, "arguments": arguments, **more} if not more:
@@ -176,9 +176,9 @@ def _text(content: Any, path: str) -> str:
 
 def _tools(tools: Any) -> list[Json]:
     check_entries("tools", tools, list)
-    for at, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise BadField(f"tools[{at}]: is not a function; no other tool is supported")
+            raise BadField(f"tools[{index}]: is not a function; no other tool is supported")
     return [{"type": "function", "function": _without_type(tool)} for tool in tools]
 
 

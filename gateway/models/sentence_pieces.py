@@ -40,7 +40,7 @@ class PieceTokenizer:
         self._ids, self._unknown = ids, unknown
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of `text`, which may begin with the target language: ``>>fra<< text``."""
+        """Return the tokens of `text`, which may begin with the target language: `>>fra<< text`."""
         end = text.find("<<") + 2 if text.startswith(">>") else 0
         code = [text[:end]] if end > 2 else []
         pieces = [*code, *self._pieces.encode(text[end:] if code else text, return_type=str)]

@@ -126,12 +126,12 @@ def pcm_of_wav(data: bytes) -> bytes:
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         raise BadAudio(f"is not a WAV file; {CONVERT}")
-    form, place = b"", 12
+    form, offset = b"", 12
     for _ in range(CHUNKS_MAX):
-        if place + 8 > len(data):
+        if offset + 8 > len(data):
             break
-        name, size = struct.unpack_from("<4sI", data, place)
-        body = place + 8
+        name, size = struct.unpack_from("<4sI", data, offset)
+        body = offset + 8
         if name == b"fmt ":
             form = data[body : body + size]
         elif name == b"data":
@@ -139,7 +139,7 @@ def pcm_of_wav(data: bytes) -> bytes:
             # An unknown length is written as 0 or as the maximum: then all that follows are samples.
             end = body + size if size else len(data)
             return data[body : min(end, len(data))]
-        place = body + size + size % 2  # chunks are padded to an even length
+        offset = body + size + size % 2  # chunks are padded to an even length
     else:  # no samples within the bound
         raise BadAudio(
             f"is a WAV file with more than {CHUNKS_MAX} chunks before its samples; {CONVERT}"
@@ -172,7 +172,7 @@ def chunks_of(pcm: bytes, chunk_s: float) -> Iterator[bytes]:
 
 
 def overlap(left: Sequence[int], right: Sequence[int]) -> tuple[int, int]:
-    """Return (a, b) such that ``left[:a] + right[b:]`` is the joined text.
+    """Return (a, b) such that `left[:a] + right[b:]` is the joined text.
 
     Without two tokens that agree, it is all of both.
     """

@@ -1,13 +1,13 @@
 """The tokenizer and the chat template of a model.
 
-A caller's text must never become a control token (``<|assistant|>``, ``</s>``), or it could end its own turn and speak
+A caller's text must never become a control token (`<|assistant|>`, `</s>`), or it could end its own turn and speak
 as the assistant. So a conversation is encoded twice: in one piece, as Hugging Face does; and in parts, the template
 with placeholders for the contents, and the contents by a tokenizer that treats control tokens as plain text. If both
 encodings have the same control tokens, all of these are the template's, and the first is used; else the second.
 
 Templates are rendered in a sandbox, because they are code that came with a model. They follow transformers' chat
-templating: blocks are trimmed; ``raise_exception``, ``strftime_now`` and a ``tojson`` that keeps non-ASCII characters
-exist; ``{% generation %}`` has no effect.
+templating: blocks are trimmed; `raise_exception`, `strftime_now` and a `tojson` that keeps non-ASCII characters
+exist; `{% generation %}` has no effect.
 """
 
 import json
@@ -73,11 +73,11 @@ class TemplateRefused(Exception):
 
 
 class _RaisedByTemplate(jinja2.TemplateError):
-    """The error of a template that calls ``raise_exception``."""
+    """The error of a template that calls `raise_exception`."""
 
 
 class _Generation(Extension):
-    """The tag ``{% generation %}``, which marks the assistant's tokens for training: only its body is rendered."""
+    """The tag `{% generation %}`, which marks the assistant's tokens for training: only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
 
@@ -99,7 +99,7 @@ class ChatTemplate:
 
         Args:
             source: The template, or templates by name.
-            special_tokens: Variables such as ``bos_token``.
+            special_tokens: Variables such as `bos_token`.
             now: Returns the local time, for templates that ask for it.
 
         Raises:
@@ -472,7 +472,7 @@ class Detokenizer:
     """The text of a growing list of tokens; special and `hidden` tokens have none, except `shown` ones.
 
     A byte-level tokenizer may split one character over several tokens. Until it is complete, the text is held back;
-    tokenizers' ``DecodeStream`` keeps track of that.
+    tokenizers' `DecodeStream` keeps track of that.
     """
 
     def __init__(
@@ -617,5 +617,5 @@ def _unknown_of(model: Mapping[str, Any]) -> str | None:
 
 
 def _is_mark(content: str) -> bool:
-    """Return whether an added token is a mark such as ``<think>``, which some models do not declare as special."""
+    """Return whether an added token is a mark such as `<think>`, which some models do not declare as special."""
     return len(content) > 2 and (content[0], content[-1]) in {("<", ">"), ("[", "]")}

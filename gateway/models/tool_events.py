@@ -74,7 +74,7 @@ class ToolCallParser:
         return parsed
 
     def _read(self) -> Iterator[None]:
-        """Read the answer; here and below each ``yield`` waits for more text."""
+        """Read the answer; here and below each `yield` waits for more text."""
         if self._form.bare:
             while not (begun := self._rest.lstrip(_BLANKS)):
                 yield
@@ -127,8 +127,8 @@ class ToolCallParser:
         """Return the index after the object that begins here."""
         depth, in_string, escaped, start = 0, False, False, self._at
         while True:
-            for at in range(start, len(self._rest)):
-                character = self._rest[at]
+            for index in range(start, len(self._rest)):
+                character = self._rest[index]
                 if escaped:
                     escaped = False
                 elif in_string:
@@ -138,7 +138,7 @@ class ToolCallParser:
                 elif character in "{}":
                     depth += 1 if character == "{" else -1
                     if not depth:
-                        return at + 1
+                        return index + 1
             start = len(self._rest)
             yield
 
@@ -217,7 +217,7 @@ class PartEvents:
         use: ToolUse | None,
         tokenizer_of: Callable[[str], ModelTokenizer],
         text_before: Callable[[int], str],
-        held: int = 0,
+        held_tokens: int = 0,
         new_filter: Callable[[], PartFilter | None] = lambda: None,
     ) -> None:
         """Start to read an answer.
@@ -226,14 +226,14 @@ class PartEvents:
             use: Tools of the request; None if it has none.
             tokenizer_of: Returns the tokenizer of a model, which knows its format of tool calls and reasoning.
             text_before: Returns the text before the token with this index.
-            held: Number of tokens that the caller already has.
+            held_tokens: Number of tokens that the caller already has.
             new_filter: Creates the filter of a model's answer, or returns None if answers are not filtered.
         """
         self._use = use
         self._tokenizer_of = tokenizer_of
         self._text_before = text_before
         self._request_id = ""
-        self._index = held
+        self._index = held_tokens
         """Number of tokens of the answer so far."""
         self._has_begun = False
         self._new_filter = new_filter

@@ -1,7 +1,7 @@
 """Tools and tool calls: the texts inside their JSON, the formats of model families, and grammars for answers.
 
-A block of tool calls is ``opening``, then JSON objects with name and arguments, then ``closing``. Between the objects
-are blanks and ``separators``.
+A block of tool calls is `opening`, then JSON objects with name and arguments, then `closing`. Between the objects
+are blanks and `separators`.
 """
 
 import hashlib
@@ -115,7 +115,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _digits_of(value: Any) -> str:
-    """Return the digits of a long integer, also if JSON has it as ``4.1e15``; empty for any other value."""
+    """Return the digits of a long integer, also if JSON has it as `4.1e15`; empty for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     # 4.1e15 is a card number as well; fractions are not inspected.
@@ -168,13 +168,13 @@ class ToolFormat:
 
 
 HERMES: Final = ToolFormat("<tool_call>", "", "</tool_call>", "", arguments="arguments", many=False)
-"""Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` for each call."""
+"""Hermes, Qwen 2.5 and 3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` for each call."""
 LLAMA3: Final = ToolFormat("<|python_tag|>", "", "", ";", arguments="parameters", bare=True)
-"""Llama 3.1 to 3.3: ``{"name": ..., "parameters": {...}}``, alone or after ``<|python_tag|>``."""
+"""Llama 3.1 to 3.3: `{"name": ..., "parameters": {...}}`, alone or after `<|python_tag|>`."""
 MISTRAL: Final = ToolFormat(
     "[TOOL_CALLS]", "[", "]", ",", arguments="arguments", id_prefix="", id_chars=9
 )
-"""Mistral and Mixtral: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]``. Their templates require ids of 9
+"""Mistral and Mixtral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`. Their templates require ids of 9
 letters and digits."""
 
 FORMATS: Final[Mapping[str, ToolFormat]] = {

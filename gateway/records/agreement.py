@@ -34,18 +34,18 @@ _LINE_CHARS_MAX: Final = 200
 _TOLERANCE: Final = 1e-6
 
 
-def agreement(one: str, other: str) -> float:
+def agreement(first: str, second: str) -> float:
     """Return the agreement of two answers, from 0 for nothing in common to 1 for the same answer."""
-    one, other = ends(one, READ_CHARS_MAX).strip(), ends(other, READ_CHARS_MAX).strip()
-    if _plain(one) == _plain(other):
+    first, second = ends(first, READ_CHARS_MAX).strip(), ends(second, READ_CHARS_MAX).strip()
+    if _plain(first) == _plain(second):
         return 1.0
-    numbers = final_number(one), final_number(other)
+    numbers = final_number(first), final_number(second)
     if numbers[0] is not None and numbers[1] is not None:
         return float(abs(numbers[0] - numbers[1]) <= _TOLERANCE * max(1.0, abs(numbers[0])))
-    choices = final_choice(one), final_choice(other)
+    choices = final_choice(first), final_choice(second)
     if choices[0] and choices[1]:
         return float(choices[0] == choices[1])
-    return _f1(Counter(_WORD.findall(one.lower())), Counter(_WORD.findall(other.lower())))
+    return _f1(Counter(_WORD.findall(first.lower())), Counter(_WORD.findall(second.lower())))
 
 
 def final_number(text: str) -> float | None:
@@ -78,6 +78,6 @@ def _last_line(text: str) -> str:
     return text.rpartition("\n")[2][-_LINE_CHARS_MAX:].strip(" \t*`}")
 
 
-def _f1(one: Counter[str], other: Counter[str]) -> float:
-    common = (one & other).total()
-    return 2 * common / (one.total() + other.total()) if common else 0.0
+def _f1(first: Counter[str], second: Counter[str]) -> float:
+    common = (first & second).total()
+    return 2 * common / (first.total() + second.total()) if common else 0.0

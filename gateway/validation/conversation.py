@@ -316,10 +316,10 @@ def _chat(messages: Sequence[pb.ChatMessage], violations: FieldViolations) -> Co
     elif sum(values) > VALUES_MAX:
         violations.add("chat.messages", f"their calls must have at most {VALUES_MAX} values in all")
     else:
-        turns, known = list[Turn](), set[str]()
+        turns, call_ids = list[Turn](), set[str]()
         for index, message in enumerate(messages):
-            turns.append(_turn(message, f"chat.messages[{index}]", known, violations))
-            known.update(call.id for call in turns[-1].calls)
+            turns.append(_turn(message, f"chat.messages[{index}]", call_ids, violations))
+            call_ids.update(call.id for call in turns[-1].calls)
         says = any(turn.content.strip() or turn.calls for turn in turns)
         violations.check(says, "chat.messages", "have no text")
         return Conversation(_with_one_system(turns), raw=False)
@@ -338,21 +338,23 @@ def _with_one_system(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(joined)
 
 
-def _turn(message: pb.ChatMessage, at: str, known: set[str], violations: FieldViolations) -> Turn:
-    """Return a turn; `known` has the ids of earlier tool calls."""
+def _turn(
+    message: pb.ChatMessage, path: str, call_ids: set[str], violations: FieldViolations
+) -> Turn:
+    """Return a turn; `call_ids` has the ids of earlier tool calls."""
     calls = [
-        _call(call, f"{at}.tool_calls[{i}]", violations)
+        _call(call, f"{path}.tool_calls[{i}]", violations)
         for i, call in enumerate(message.tool_calls)
     ]
     role, call_id = word_of(pb.Role, message.role), _call_id(message.tool_call_id)
     known_role = role in (SYSTEM, USER, ASSISTANT, TOOL)
-    violations.check(known_role, f"{at}.role", "must be system, user, assistant or tool")
+    violations.check(known_role, f"{path}.role", "must be system, user, assistant or tool")
     violations.check(
-        role == ASSISTANT or not calls, f"{at}.tool_calls", "only the assistant has calls"
+        role == ASSISTANT or not calls, f"{path}.tool_calls", "only the assistant has calls"
     )
     violations.check(
-        call_id in known if role == TOOL else not call_id,
-        f"{at}.tool_call_id",
+        call_id in call_ids if role == TOOL else not call_id,
+        f"{path}.tool_call_id",
         "must be the id of an earlier call where the role is tool, else empty",
     )
     return Turn(role, message.content, tuple(calls), call_id)
@@ -367,23 +369,23 @@ def _changed(call: ToolCall, texts: Iterator[str]) -> ToolCall:
     return replace(call, arguments=map_texts(call.arguments, lambda _: next(texts)))
 
 
-def _call(call: pb.ToolCall, at: str, violations: FieldViolations) -> ToolCall:
+def _call(call: pb.ToolCall, path: str, violations: FieldViolations) -> ToolCall:
     violations.check(
         len(call.id) <= CALL_ID_CHARS_MAX and call.id.isprintable(),
-        f"{at}.id",
+        f"{path}.id",
         f"must have at most {CALL_ID_CHARS_MAX} printable characters",
     )
     violations.check(
         1 <= len(call.name) <= CALL_NAME_CHARS_MAX and call.name.isprintable(),
-        f"{at}.name",
+        f"{path}.name",
         f"must have 1 to {CALL_NAME_CHARS_MAX} printable characters",
     )
     return ToolCall(_call_id(call.id), call.name, _arguments(call.arguments))
 
 
-def _call_id(given: str) -> str:
+def _call_id(call_id: str) -> str:
     """Return the id of a tool call as a model sees it."""
-    return given if _PLAIN_ID.fullmatch(given) else opaque_id(given)
+    return call_id if _PLAIN_ID.fullmatch(call_id) else opaque_id(call_id)
 
 
 def opaque_id(call_id: str) -> str:
@@ -468,13 +470,13 @@ def _check_together(request: pb.GenerateRequest, use: ToolUse, violations: Field
         )
 
 
-def _tool(tool: pb.Tool, at: str, violations: FieldViolations) -> FunctionTool:
+def _tool(tool: pb.Tool, path: str, violations: FieldViolations) -> FunctionTool:
     violations.check(
         is_token(tool.name),
-        f"{at}.name",
+        f"{path}.name",
         "must be 1 to 64 letters, digits, '_' and '-'",
     )
-    field, parameters = f"{at}.parameters", {}
+    field, parameters = f"{path}.parameters", {}
     if len(tool.parameters.encode()) > JSON_SCHEMA_MAX_BYTES:
         violations.add(field, f"must have at most {JSON_SCHEMA_MAX_BYTES} bytes")
     elif tool.parameters:
@@ -511,7 +513,7 @@ def _fits(value: Any, levels: int) -> bool:
 
 
 def function_of(tool: FunctionTool, *, says_strict: bool = False) -> Mapping[str, Any]:
-    """Return a tool as chat templates take it; `says_strict` adds ``strict``, for a remote server."""
+    """Return a tool as chat templates take it; `says_strict` adds `strict`, for a remote server."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
     function: dict[str, Any] = {
         "name": tool.name,

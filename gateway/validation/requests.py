@@ -317,10 +317,10 @@ def _check_numbers(
 ) -> None:
     # Comparisons with NaN are false, so NaN is out of every range.
     ranges = {"max_tokens": (1, max_answer_tokens), **RANGES}
-    for given, value in s.ListFields():
-        bounds = ranges.get(given.name)
+    for parameter, value in s.ListFields():
+        bounds = ranges.get(parameter.name)
         if bounds is not None and not bounds[0] <= value <= bounds[1]:
-            violations.add(f"sampling.{given.name}", f"must be in [{bounds[0]}, {bounds[1]}]")
+            violations.add(f"sampling.{parameter.name}", f"must be in [{bounds[0]}, {bounds[1]}]")
     biases = s.logit_bias.values()
     if biases and not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases):
         violations.add("sampling.logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]")
@@ -485,8 +485,8 @@ def _check_texts(field: str, texts: Sequence[str], violations: FieldViolations) 
     violations.check(0 < len(texts) <= TEXTS_MAX, field, f"must have 1 to {TEXTS_MAX} entries")
     if len(texts) > TEXTS_MAX:
         violations.raise_if_any()
-    for place, text in enumerate(texts):
-        violations.check(bool(text.strip()), f"{field}[{place}]", "must not be empty")
+    for position, text in enumerate(texts):
+        violations.check(bool(text.strip()), f"{field}[{position}]", "must not be empty")
 
 
 def _only_model(

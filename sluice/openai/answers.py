@@ -94,12 +94,12 @@ def calls_of(calls: Sequence[pb.ToolCall], first: int | None = None) -> list[Jso
     """Return tool calls as OpenAI has them; in a stream numbered from `first`."""
     return [
         {
-            **({} if first is None else {"index": first + at}),
+            **({} if first is None else {"index": first + position}),
             "id": call.id,
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
-        for at, call in enumerate(calls)
+        for position, call in enumerate(calls)
     ]
 
 
@@ -148,12 +148,12 @@ def text_logprobs(
 
     The first `unscored` tokens have none.
     """
-    offsets, at = [], 0
+    offsets, position = [], 0
     for entry in entries:
         # The safety policy may have replaced the text of an earlier token, so places cannot be counted up alone.
-        at = max(at, text.find(entry.text, at))
-        offsets.append(offset + at)
-        at += len(entry.text)
+        position = max(position, text.find(entry.text, position))
+        offsets.append(offset + position)
+        position += len(entry.text)
     scored = entries[unscored:]
     unknown = [None] * unscored
     return {

@@ -31,7 +31,7 @@ _PROMPTS: Final[Mapping[str, str]] = {
 
 
 def embed_request(body: Mapping[str, Any]) -> pb.EmbedRequest:
-    """Return the request of a body; `format_of` returns its ``encoding_format``.
+    """Return the request of a body; `format_of` returns its `encoding_format`.
 
     Raises:
         BadField: A field is unsupported, or its value is invalid.
@@ -69,7 +69,7 @@ def request_of_line(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb
 def rerank_request(body: Mapping[str, Any]) -> tuple[pb.RerankRequest, bool]:
     """Return the request of a body, and whether to return the documents; raise as `embed_request`.
 
-    As in Cohere's and Jina's services, documents that are too long are truncated unless ``truncate`` is false.
+    As in Cohere's and Jina's services, documents that are too long are truncated unless `truncate` is false.
     """
     request = pb.RerankRequest(truncate=True)
     fields = {name: value for name, value in body.items() if value is not None}
@@ -88,7 +88,7 @@ def rerank_request(body: Mapping[str, Any]) -> tuple[pb.RerankRequest, bool]:
 
 
 def format_of(body: Mapping[str, Any]) -> str:
-    """Return the ``encoding_format`` of a body.
+    """Return the `encoding_format` of a body.
 
     Raises:
         BadField: It is not one of `FORMATS`.
@@ -137,12 +137,12 @@ def _numbers(values: bytes, format: str) -> Any:
     return array("f", values).tolist()
 
 
-def _set_texts(texts: Any, given: Any, field: str) -> None:
-    given = [given] if isinstance(given, str) else given
-    check_entries(field, given)
-    if not isinstance(given, list) or not given:
+def _set_texts(texts: Any, value: Any, field: str) -> None:
+    value = [value] if isinstance(value, str) else value
+    check_entries(field, value)
+    if not isinstance(value, list) or not value:
         raise BadField(f"{field}: must be a text or a list of texts")
-    for position, text in enumerate(given):
+    for position, text in enumerate(value):
         if isinstance(text, int | list):
             raise BadField(
                 f"{field}: token ids are not supported; send the text "

@@ -59,30 +59,30 @@ def set_messages(chat: pb.ChatInput, messages: Any, system: Collection[pb.ChatMe
         BadField: A message is invalid or unsupported.
     """
     check_entries("messages", messages, list)
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise BadField(f"messages[{at}]: is not an object")
+            raise BadField(f"messages[{index}]: is not an object")
     has_system = messages and ROLES.get(str(messages[0].get("role"))) == pb.ROLE_SYSTEM
     if not has_system:
         chat.messages.extend(system)
-    for at, message in enumerate(messages):
-        _set_message(chat.messages.add(), message, f"messages[{at}]")
+    for index, message in enumerate(messages):
+        _set_message(chat.messages.add(), message, f"messages[{index}]")
 
 
-def _set_message(message: pb.ChatMessage, given: Mapping[str, Any], path: str) -> None:
-    role = given.get("role")
+def _set_message(message: pb.ChatMessage, fields: Mapping[str, Any], path: str) -> None:
+    role = fields.get("role")
     if not isinstance(role, str) or role not in ROLES:
         shown = repr(role)[:_TYPE_CHARS_MAX]
         raise BadField(f"{path}.role: {shown} is not one of {', '.join(ROLES)}")
     message.role = ROLES[role]
-    names = {key for key, value in given.items() if value not in (None, [])}
+    names = {key for key, value in fields.items() if value not in (None, [])}
     _check_fields(names, message.role, path)
     if "tool_calls" in names:
-        _set_calls(message, given["tool_calls"], f"{path}.tool_calls")
+        _set_calls(message, fields["tool_calls"], f"{path}.tool_calls")
     if message.role == pb.ROLE_TOOL:
-        set_field(message, "tool_call_id", given.get("tool_call_id"), f"{path}.")
-    content = given["content"] if "content" in names else given.get("refusal")
-    if content is None and (message.role in _MAY_BE_NULL or given.get("content") == []):
+        set_field(message, "tool_call_id", fields.get("tool_call_id"), f"{path}.")
+    content = fields["content"] if "content" in names else fields.get("refusal")
+    if content is None and (message.role in _MAY_BE_NULL or fields.get("content") == []):
         content = ""
     set_field(message, "content", text_of(content, f"{path}.content"), f"{path}.")
 
@@ -109,10 +109,10 @@ def text_of(content: Any, path: str) -> Any:
     if not isinstance(content, list):
         return content
     check_entries(path, content)
-    return "".join(_part(part, at, path) for at, part in enumerate(content))
+    return "".join(_part(part, index, path) for index, part in enumerate(content))
 
 
-def _part(part: Any, at: int, path: str) -> str:
+def _part(part: Any, index: int, path: str) -> str:
     match part:
         case str(text) | {"type": "refusal", "refusal": str(text)}:
             return text
@@ -122,26 +122,29 @@ def _part(part: Any, at: int, path: str) -> str:
             return ""
         case {"type": str(kind)} if kind not in TEXT_PARTS:
             raise BadField(
-                f"{path}: part {at} is of type {kind[:_TYPE_CHARS_MAX]!r}; send parts of type text"
+                f"{path}: part {index} is of type {kind[:_TYPE_CHARS_MAX]!r}; send parts of type text"
             )
-    raise BadField(f'{path}: part {at} is not text; send {{"type": "text", "text": "..."}}')
+    raise BadField(f'{path}: part {index} is not text; send {{"type": "text", "text": "..."}}')
 
 
 def _set_calls(message: pb.ChatMessage, calls: Any, path: str) -> None:
     """Add the tool calls of an assistant's message to `message`; raise BadField if one is invalid."""
     check_entries(path, calls, list)
-    for at, call in enumerate(calls):
-        where, given = f"{path}[{at}]", without_nulls(call)
-        if not isinstance(given, dict):
+    for index, call in enumerate(calls):
+        where, fields = f"{path}[{index}]", without_nulls(call)
+        if not isinstance(fields, dict):
             raise BadField(f"{where}: is not an object")
-        call_id = given.pop("id", "")
-        function, made = function_of({"type": "function", **given}, where), message.tool_calls.add()
-        set_field(made, "id", call_id, f"{where}.")
-        set_field(made, "name", function.get("name"), f"{where}.function.")
+        call_id = fields.pop("id", "")
+        function, message_call = (
+            function_of({"type": "function", **fields}, where),
+            message.tool_calls.add(),
+        )
+        set_field(message_call, "id", call_id, f"{where}.")
+        set_field(message_call, "name", function.get("name"), f"{where}.function.")
         arguments = function.get("arguments", "")
         if isinstance(arguments, dict):  # some servers do not encode arguments as JSON in a string
             arguments = json_of(arguments, f"{where}.function.arguments")
-        set_field(made, "arguments", arguments, f"{where}.function.")
+        set_field(message_call, "arguments", arguments, f"{where}.function.")
 
 
 _IGNORED_IN_CALLS: Final = frozenset(

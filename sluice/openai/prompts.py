@@ -10,7 +10,7 @@ Prompt = str | list[int]
 
 
 def prompts_of(prompt: Any) -> list[Prompt]:
-    """Return the prompts in the field ``prompt``.
+    """Return the prompts in the field `prompt`.
 
     Raises:
         BadField: A prompt is invalid, or there are too many.
@@ -23,9 +23,9 @@ def prompts_of(prompt: Any) -> list[Prompt]:
         raise BadField("prompt: is empty; send a text, token ids, or a list of these")
     if len(prompt) > PROMPTS_MAX and not isinstance(prompt[0], int):
         raise BadField(f"prompt: has {len(prompt)} entries; send at most {PROMPTS_MAX} in a call")
-    for at, entry in enumerate(prompt):
+    for index, entry in enumerate(prompt):
         if not isinstance(entry, str) and not _is_tokens(entry):
-            raise BadField(f"prompt[{at}]: must be a text or a list of token ids")
+            raise BadField(f"prompt[{index}]: must be a text or a list of token ids")
     return prompt
 
 

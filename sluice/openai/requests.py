@@ -1,6 +1,6 @@
 """Build a `GenerateRequest` from a body of OpenAI's API, from a line of a batch file, or from Sluice's own job format.
 
-Sluice's format has the names of the proto: ``{"id", "prompt" | "messages", "model", "max_tokens", ...}``. OpenAI's body
+Sluice's format has the names of the proto: `{"id", "prompt" | "messages", "model", "max_tokens", ...}`. OpenAI's body
 is translated into it first, so it may also have fields of `SamplingParams` that OpenAI lacks, such as top_k. An
 unsupported field is an error that names it: an option without effect would spoil a job of a million items.
 """
@@ -195,7 +195,7 @@ def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_length(body: Mapping[str, Any], plain: Mapping[str, Any]) -> Any:
-    """Return the exact length of an answer with ``ignore_eos``, which load generators of vLLM send."""
+    """Return the exact length of an answer with `ignore_eos`, which load generators of vLLM send."""
     if body["ignore_eos"] is not True:
         raise BadField("ignore_eos: must be true or false")
     if "max_tokens" not in plain or "min_tokens" in plain:
@@ -204,7 +204,7 @@ def _whole_length(body: Mapping[str, Any], plain: Mapping[str, Any]) -> Any:
 
 
 def _logprobs_of(plain: dict[str, Any]) -> Any:
-    """Return the number of alternatives for each token: ``logprobs`` is a flag in chats, that number in completions."""
+    """Return the number of alternatives for each token: `logprobs` is a flag in chats, that number in completions."""
     logprobs, top = plain.pop("logprobs", False), plain.pop("top_logprobs", None)
     if logprobs is True:
         return top or 0
@@ -214,7 +214,7 @@ def _logprobs_of(plain: dict[str, Any]) -> Any:
 
 
 def _labels_of(plain: dict[str, Any]) -> Any:
-    """Return the labels in ``metadata``, ``labels`` and ``user``, and remove these from `plain`."""
+    """Return the labels in `metadata`, `labels` and `user`, and remove these from `plain`."""
     labels = plain.pop("labels", {})
     check_entries("labels", labels, dict)
     merged = {**labels_of_metadata(plain.pop("metadata", {})), **labels}
@@ -225,7 +225,7 @@ def _labels_of(plain: dict[str, Any]) -> Any:
 
 
 def labels_of_metadata(metadata: Any) -> dict[str, str]:
-    """Return OpenAI's ``metadata`` as labels, without nulls; numbers and booleans become JSON text.
+    """Return OpenAI's `metadata` as labels, without nulls; numbers and booleans become JSON text.
 
     Raises:
         BadField: It is not an object, or has a value of another type.
@@ -242,7 +242,7 @@ def labels_of_metadata(metadata: Any) -> dict[str, str]:
 
 
 def _set_shape(sampling: pb.SamplingParams, shape: Any) -> None:
-    """Set the JSON schema of a ``response_format``, and the ``response_format`` itself."""
+    """Set the JSON schema of a `response_format`, and the `response_format` itself."""
     schema = schema_of(shape)
     if schema is not None:
         sampling.json_schema = json_of(schema, "response_format")
@@ -250,7 +250,7 @@ def _set_shape(sampling: pb.SamplingParams, shape: Any) -> None:
 
 
 def schema_of(shape: Any) -> dict[str, Any] | None:
-    """Return the JSON schema of a ``response_format``; None for text.
+    """Return the JSON schema of a `response_format`; None for text.
 
     Raises:
         BadField: It is not of a known type.
@@ -316,8 +316,8 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
         return
     check_entries(name, value, list)
     sampling.ClearField(name)  # type: ignore[arg-type]
-    for at, entry in enumerate(value):
-        add_value(getattr(sampling, name), entry, field, f"{name}[{at}]")
+    for index, entry in enumerate(value):
+        add_value(getattr(sampling, name), entry, field, f"{name}[{index}]")
 
 
 def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
@@ -348,9 +348,9 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
         set_field(request, "parallel_tool_calls", parallel)
     tools = body.get("tools") or []
     check_entries("tools", tools, list)
-    for at, tool in enumerate(tools):
-        described = function_of(tool, f"tools[{at}]")
-        _set_tool(request.tools.add(), described, f"tools[{at}].function")
+    for index, tool in enumerate(tools):
+        described = function_of(tool, f"tools[{index}]")
+        _set_tool(request.tools.add(), described, f"tools[{index}].function")
 
 
 def _set_choice(choice: pb.ToolChoice, value: Any) -> None:

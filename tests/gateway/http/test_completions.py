@@ -48,7 +48,7 @@ async def test_a_chat_is_answered_whole(http: Wire, openai: AsyncOpenAI) -> None
     assert (answer.model, answer.object) == ("small", "chat.completion")
     assert begun <= answer.created <= time.time()
     assert answer.id == f"chatcmpl-{raw.headers['x-request-id']}"
-    assert answer._request_id == task.request_id
+    assert raw.headers["x-request-id"] == task.request_id
     assert answer.usage is not None
     completion = len(http.tokens(" world, how are you?"))
     assert answer.usage.completion_tokens == completion

@@ -14,7 +14,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from gateway.config.models import ModelFolder
-from gateway.models.speech import SpeechTokens
 from gateway.models.tokenizer import (
     ChatTemplate,
     Detokenizer,
@@ -426,21 +425,23 @@ def test_the_format_of_calls_is_guessed_or_said(tmp_path: Path) -> None:
         ).tokenizer
 
 
-@given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40))
-def test_texts_that_are_known_change_no_answer(token_ids: list[int]) -> None:
-    """Of any tokens: parts of characters, bytes that are none, control tokens."""
-    known, afresh = TOKENIZATION.detokenizer(), Detokenizer(TOKENIZER)
-    for token_id in token_ids:
-        assert known.push(token_id) == afresh.push(token_id)
-    assert known.flush() == afresh.flush()
-
-
-def test_only_byte_level_texts_are_kept() -> None:
+def _of_pieces() -> ModelTokenizer:
     tokenizer = make_tokenizer()
     tokenizer.decoder = decoders.Metaspace()
-    pieces = ModelTokenizer(tokenizer, None, CONTEXT, tokenizer.get_vocab_size(), frozenset())
-    speech = SpeechTokens(0, {}, {}, (), None, None, 0, 30.0, frozenset(CONTROL))
-    spoken = replace(TOKENIZATION, speech=speech)
-    for one in (pieces, spoken):
-        one.detokenizer().push(id_of(TOKENIZER, "a"))
-        assert one._texts is None
+    return ModelTokenizer(tokenizer, None, CONTEXT, tokenizer.get_vocab_size(), frozenset())
+
+
+TOKENIZATIONS = [TOKENIZATION, _of_pieces()]
+
+
+@given(
+    st.sampled_from(range(len(TOKENIZATIONS))),
+    st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40),
+)
+def test_cached_texts_change_no_answer(which: int, token_ids: list[int]) -> None:
+    """Of any tokens: parts of characters, bytes that are none, control tokens."""
+    tokenization = TOKENIZATIONS[which]
+    cached, afresh = tokenization.detokenizer(), Detokenizer(tokenization.tokenizer)
+    for token_id in token_ids:
+        assert cached.push(token_id) == afresh.push(token_id)
+    assert cached.flush() == afresh.flush()
