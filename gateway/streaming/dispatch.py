@@ -28,7 +28,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
-from gateway.streaming.room import Line, Room, SentRow, TakenRoom, WaitingLine, line_of
+from gateway.streaming.room import Line, Room, SentRow, TakenRoom, WaitQueue, line_of
 from gateway.streaming.row import Row
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
@@ -135,7 +135,7 @@ class Dispatch:
         """What wakes the readers that wait, each once."""
         self._rows: dict[str, SentRow] = {}
         self._taken = TakenRoom()
-        self._lines: dict[Line, WaitingLine] = {}
+        self._lines: dict[Line, WaitQueue] = {}
         self._heard_at: dict[str, float] = {}
         """When each batcher was heard of, the one that was silent for longest first."""
         self._away: dict[str, float] = {}
@@ -168,7 +168,7 @@ class Dispatch:
         if now < self._busy_until and urgent and not row.task.HasField("coalesce_ms"):
             row.task.coalesce_ms = self._interval_ms
         line = self._lines.get(row.line)
-        if (line is not None and line.of(row.task.tenant)) or not self._place(row, now):
+        if (line is not None and line.has(row.task.tenant)) or not self._place(row, now):
             self._wait_in_line(row, now)
 
     def wake(self, reader: Callable[[], None], row_id: str, now: float) -> None:
@@ -465,8 +465,9 @@ class Dispatch:
 
     def use_weights(self, weights: Mapping[str, float]) -> None:
         """Tenants that differ from 1 have these from now on, also where rows wait."""
-        self._taken.weights.clear()
-        self._taken.weights.update(weights)
+        self._taken.weights = weights
+        for line in self._lines.values():
+            line.use_weights(weights)
 
     def fill(self, now: float) -> None:
         """Sends rows that have waited, as far as there is room again."""
@@ -475,20 +476,20 @@ class Dispatch:
                 line.freed = False
                 self._fill_line(name, line, now)
 
-    def _fill_line(self, name: Line, line: WaitingLine, now: float) -> None:
+    def _fill_line(self, name: Line, line: WaitQueue, now: float) -> None:
         if all(self._away.get(one, now) > now for one in self._batchers.rooms(name, now)):
             line.without_since = min(line.without_since, now)
             return
         line.without_since = math.inf
         while sent := next((one for one in line.heads() if self._place(one, now)), None):
-            line.served(sent)
+            line.serve(sent)
         self._drop_empty(name)
 
     def _wait_in_line(self, row: SentRow, now: float) -> None:
         """The row waits for room; while there is no batcher at all, for one."""
         row.waits, row.waits_since = True, now
         row.ask_at = math.inf if row.was_held else now + NO_BATCHER_S
-        self._lines.setdefault(row.line, WaitingLine(self._taken.weights)).add(row)
+        self._lines.setdefault(row.line, WaitQueue(self._taken.weights)).add(row)
 
     def _drop_empty(self, name: Line) -> None:
         if not self._lines[name]:

@@ -7,13 +7,14 @@ gets its share on top of what others have taken.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
 from gateway.streaming.row import Row
+from sluice.fair_queue import FairQueue, Flow
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire.subjects import URGENT_CLASS
 
@@ -111,7 +112,7 @@ class TakenRoom:
     """
 
     def __init__(self) -> None:
-        self.weights: dict[str, float] = {}
+        self.weights: Mapping[str, float] = {}
         self._rows: defaultdict[tuple[str, Line], Counter[str]] = defaultdict(Counter)
         """By batcher and line: rows of each tenant."""
         self._sizes: defaultdict[tuple[str, Line], Counter[str]] = defaultdict(Counter)
@@ -156,8 +157,21 @@ class TakenRoom:
         return self.weights.get(tenant, 1.0)
 
 
-class WaitingLine:
-    """Rows of one line that wait, tenants in turn: by start-time fair queueing, where each row costs 1 / weight.
+@dataclass(eq=False, slots=True)
+class _Tenant(Flow):
+    """A tenant in a wait queue.
+
+    Attributes:
+        rows: of it that wait, in order.
+        again: how many at the head of `rows` a batcher had before.
+    """
+
+    rows: deque[SentRow] = field(default_factory=deque)
+    again: int = 0
+
+
+class WaitQueue:
+    """Rows of one line that wait for room. Tenants share what comes: each row costs its tenant 1 by weight.
 
     Rows that a batcher had before go before others of their tenant, both in the order in which they came.
 
@@ -166,59 +180,57 @@ class WaitingLine:
         without_since: since when there was no batcher for them; infinity: there is one.
     """
 
-    freed = False
-    without_since = inf
-
     def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = weights
-        self._rows: dict[str, deque[SentRow]] = {}
-        self._again: Counter[str] = Counter()
-        """How many at the head of a tenant's rows a batcher had before."""
-        self._turns: dict[str, float] = {}
-        """When the next row of each tenant has its turn."""
-        self._reached = 0.0
+        """Start empty, with the `weights` of tenants that differ from 1."""
+        self.freed = False
+        self.without_since = inf
+        self._tenants = FairQueue[_Tenant](_Tenant, weights)
+        self._begun = 0
+        """How often a tenant has begun to wait."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._rows.values()))
-
-    def __iter__(self) -> Iterator[SentRow]:
-        """All rows, those of a tenant in their order."""
-        return (row for rows in self._rows.values() for row in rows)
+        return sum(len(tenant.rows) for tenant in list(self._tenants))
 
     @property
     def since(self) -> float:
         """Since when the one waits that has waited longest, as far as they wait in order; infinity: none does."""
-        heads = [rows[0] for rows in list(self._rows.values()) if rows]
+        heads = [tenant.rows[0] for tenant in list(self._tenants) if tenant.rows]
         return min((row.waits_since for row in heads), default=inf)
 
+    def use_weights(self, weights: Mapping[str, float]) -> None:
+        """Share by other weights from now on."""
+        self._tenants.use_weights(weights)
+
     def add(self, row: SentRow) -> None:
-        """A row waits."""
-        rows = self._rows.setdefault(row.task.tenant, deque())
-        if not rows:
-            self._turns[row.task.tenant] = max(self._turns.get(row.task.tenant, 0.0), self._reached)
-        rows.insert(self._again[row.task.tenant] if row.was_sent else len(rows), row)
-        self._again[row.task.tenant] += row.was_sent
+        """Let a row wait."""
+        tenant = self._tenants.flow(row.task.tenant)
+        tenant.rows.insert(tenant.again if row.was_sent else len(tenant.rows), row)
+        tenant.again += row.was_sent
+        if tenant.key is None:
+            self._begun += 1
+            self._tenants.activate(tenant)
+            self._tenants.place(tenant, (0.0, self._begun))
 
     def remove(self, row: SentRow) -> None:
-        """A row does not wait any more."""
-        rows = self._rows[row.task.tenant]
-        rows.remove(row)
-        self._again[row.task.tenant] -= row.was_sent
-        if not rows:
-            del self._rows[row.task.tenant], self._again[row.task.tenant]
-            if not self._rows:
-                self._turns.clear()
+        """Let a row wait no more."""
+        tenant = self._tenants.flow(row.task.tenant)
+        tenant.rows.remove(row)
+        tenant.again -= row.was_sent
+        if not tenant.rows:
+            self._tenants.place(tenant, None)
 
-    def of(self, tenant: str) -> bool:
-        """Whether rows of a tenant wait."""
-        return tenant in self._rows
+    def has(self, tenant: str) -> bool:
+        """Return whether rows of a tenant wait."""
+        flow = self._tenants.flows.get(tenant)
+        return flow is not None and bool(flow.rows)
 
     def heads(self) -> list[SentRow]:
-        """The first row of each tenant, that whose turn it is first."""
-        return [self._rows[tenant][0] for tenant in sorted(self._rows, key=self._turns.__getitem__)]
+        """Return the first row of each tenant, that whose turn it is first."""
+        return [tenant.rows[0] for tenant in self._tenants]
 
-    def served(self, row: SentRow) -> None:
-        """A row leaves because it was its turn."""
-        self._reached = self._turns[row.task.tenant]
-        self._turns[row.task.tenant] += 1 / self._weights.get(row.task.tenant, 1.0)
+    def serve(self, row: SentRow) -> None:
+        """Let a row leave because it was its turn."""
+        tenant = self._tenants.flow(row.task.tenant)
+        self._tenants.serve(tenant)
+        self._tenants.charge(tenant, 1.0)
         self.remove(row)

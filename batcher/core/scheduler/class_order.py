@@ -7,12 +7,11 @@ from heapq import heapify, heappop, heappush, nlargest
 from typing import Final
 
 from batcher.core.scheduler.entry import HeapItem, QueueEntry, TenantShare
+from sluice.fair_queue import FairQueue
 from sluice.settings.batching import ClassPolicy, Policy
 
 SERVICE_SHARE: Final = 0.1
 """Weight of the newest answer in the moving mean of service times."""
-IDLE_MIN: Final = 1024
-"""Tenants that may be remembered without waiting requests before idle ones are dropped."""
 STALE_MIN: Final = 64
 """Stale entries that a heap may hold before it is rebuilt."""
 
@@ -29,6 +28,7 @@ class ClassOrder:
             including its time before this batcher.
         seen_at: when the last request arrived.
         service_s: mean service time of an answer, in seconds; 0 while unknown.
+        tenants: the shares of tenants, in fair order.
     """
 
     policy: ClassPolicy
@@ -39,18 +39,13 @@ class ClassOrder:
         self.passed_since = -math.inf
         self.seen_at = -math.inf
         self.service_s = 0.0
+        self.tenants = FairQueue[TenantShare](TenantShare, weights)
         self._name = name
-        self._time = 0.0
-        """Virtual time of the tenant that was last served in turn."""
         self._weight = 0.0
         """Total weight of the tenants with waiting requests."""
-        self._tenants: dict[str, TenantShare] = {}
         self._common = TenantShare(1.0)
         """Share of every request if the policy ignores tenants; nothing is charged to it."""
-        self._clean_at = IDLE_MIN
         self._returned: list[HeapItem] = []
-        self._turns: list[tuple[float, float, int, TenantShare]] = []
-        """Tenants by virtual time and first request."""
         self._late: list[tuple[float, int, TenantShare]] = []
         """Tenants by earliest deadline, without those too far ahead of their share."""
         self._ahead: list[tuple[float, int, TenantShare]] = []
@@ -80,11 +75,8 @@ class ClassOrder:
         """Continue under another policy or other weights; tenants keep the tokens they are ahead or behind."""
         entries, was_fair = self._waiting_entries(), self._is_fair
         self._configure(policy, weights)
-        for name, tenant in self._tenants.items():
-            weight = weights.get(name, 1.0)
-            tenant.time = self._time + (tenant.time - self._time) * tenant.weight / weight
-            tenant.weight = weight
         self._clear()
+        self.tenants.use_weights(weights)
         for entry in entries:
             tenant = self._share_of(entry)
             if not was_fair and not tenant.waiting:
@@ -99,29 +91,30 @@ class ClassOrder:
 
     def _shares(self) -> Iterator[TenantShare]:
         yield self._common
-        yield from self._tenants.values()
+        yield from self.tenants.flows.values()
 
     def _clear(self) -> None:
         """Empty all lists of waiting requests."""
         self.waiting = self.tokens = self.prefill_tokens = 0
         self._weight = 0.0
-        for entries in (self._returned, self._turns, self._late, self._ahead):
+        for entries in (self._returned, self._late, self._ahead):
             entries.clear()
         for tenant in self._shares():
+            self.tenants.place(tenant, None)
             tenant.waiting = tenant.tokens = 0
             tenant.in_turn.clear()
             tenant.by_deadline.clear()
-            tenant.turn = tenant.late = tenant.ahead = None
+            tenant.late = tenant.ahead = None
 
     def _level(self, tenant: TenantShare) -> None:
         """Raise the virtual time of a tenant that starts to wait: idle time earns no credit."""
         if tenant is not self._common:
-            tenant.time = max(tenant.time, self._time)
+            self.tenants.activate(tenant)
 
     def _share_of(self, entry: QueueEntry) -> TenantShare:
         if not self._is_fair:
             return self._common
-        return self._tenants.get(entry.tenant) or self._open(entry.tenant)
+        return self.tenants.flow(entry.tenant)
 
     def _enter(self, entry: QueueEntry, tenant: TenantShare) -> None:
         """Put a request into the lists of its tenant's share."""
@@ -149,8 +142,9 @@ class ClassOrder:
 
         Virtual time only advances for a request that is taken in turn.
         """
-        if not entry.returned and self._turns and self._turns[0][-1].in_turn[0][2] is entry:
-            self._time = max(self._time, entry.share.time)
+        next_tenant = self.tenants.first
+        if not entry.returned and next_tenant and next_tenant.in_turn[0][2] is entry:
+            self.tenants.serve(next_tenant)
         self.passed_since = now
         self._remove(entry)
 
@@ -158,7 +152,7 @@ class ClassOrder:
         """Set the charge of a request to `tokens`, whatever it was before."""
         share = entry.share
         if share is not self._common:
-            share.time += (tokens - entry.charged) / share.weight
+            self.tenants.charge(share, tokens - entry.charged)
             entry.charged = tokens
         self._place(share)
 
@@ -174,11 +168,13 @@ class ClassOrder:
         if self._returned:
             return self._returned[0][2]
         ahead, late = self._ahead, self._late
-        while ahead and ahead[0][0] <= self._time:
+        while ahead and ahead[0][0] <= self.tenants.virtual_time:
             self._place(ahead[0][-1])
         if late and late[0][0] <= now + self._urgency * self.service_s:
             return late[0][-1].by_deadline[0][2]
-        return self._turns[0][-1].in_turn[0][2]
+        next_tenant = self.tenants.first
+        assert next_tenant is not None, "some wait"
+        return next_tenant.in_turn[0][2]
 
     def first_returned(self) -> QueueEntry | None:
         """Return the first request that a batcher had before, if any."""
@@ -190,9 +186,10 @@ class ClassOrder:
         if entry.returned:
             return 0, entry.deadline, 0.0, entry.number
         is_near = self._is_fair and entry.deadline <= now + self._urgency * self.service_s
-        if is_near and share.time - self._lead_max / share.weight <= self._time:
+        lead_until = share.virtual_time - self._lead_max / share.weight
+        if is_near and lead_until <= self.tenants.virtual_time:
             return 1, entry.deadline, 0.0, entry.number
-        return 2, share.time, entry.due, entry.number
+        return 2, share.virtual_time, entry.due, entry.number
 
     @property
     def overdue_at(self) -> float:
@@ -222,7 +219,7 @@ class ClassOrder:
         """
         if not self._is_fair:
             return 1.0
-        share = self._tenants.get(tenant)
+        share = self.tenants.flows.get(tenant)
         if share is None or not share.tokens:
             return 0.0
         weight = self._weights.get(tenant, 1.0)
@@ -232,8 +229,9 @@ class ClassOrder:
         """Return up to `most` tenants with the most waiting tokens; none if the policy ignores tenants."""
         if not self._is_fair:
             return []
-        waiting = (name for name, tenant in self._tenants.items() if tenant.waiting)
-        return nlargest(most, waiting, key=lambda name: self._tenants[name].tokens)
+        flows = self.tenants.flows
+        waiting = (name for name, tenant in flows.items() if tenant.waiting)
+        return nlargest(most, waiting, key=lambda name: flows[name].tokens)
 
     # Inside.
 
@@ -251,17 +249,10 @@ class ClassOrder:
     def _place(self, tenant: TenantShare) -> None:
         """Update a tenant's position in the lists after its time or its requests changed."""
         in_turn, by_deadline = tenant.in_turn, tenant.by_deadline
-        if not in_turn and tenant.turn is None:
+        if not in_turn and tenant.key is None:
             return  # Nothing of it waits, or only what was lost before.
-        if in_turn:
-            drop_stale(in_turn)
-        turn = (tenant.time, *in_turn[0][:2], tenant) if in_turn else None
-        if turn != tenant.turn:
-            if tenant.turn is not None:
-                del self._turns[bisect_left(self._turns, tenant.turn)]
-            tenant.turn = turn
-            if turn is not None:
-                insort(self._turns, turn)
+        drop_stale(in_turn)
+        self.tenants.place(tenant, in_turn[0][:2] if in_turn else None)
         if not by_deadline and tenant.late is tenant.ahead is None:
             return
         drop_stale(by_deadline)
@@ -272,8 +263,8 @@ class ClassOrder:
         tenant.late = tenant.ahead = None
         if by_deadline:
             deadline, number, _ = by_deadline[0]
-            until = tenant.time - self._lead_max / tenant.weight
-            if until <= self._time:
+            until = tenant.virtual_time - self._lead_max / tenant.weight
+            if until <= self.tenants.virtual_time:
                 tenant.late = (deadline, number, tenant)
                 insort(self._late, tenant.late)
             else:
@@ -287,14 +278,6 @@ class ClassOrder:
         self.prefill_tokens += entries * entry.prefill_tokens
         tenant.waiting += entries
         tenant.tokens += tokens
-
-    def _open(self, name: str) -> TenantShare:
-        if len(self._tenants) >= self._clean_at:
-            # Idle tenants that are behind the others would start where these are anyway.
-            kept = {k: t for k, t in self._tenants.items() if t.waiting or t.time > self._time}
-            self._tenants, self._clean_at = kept, 2 * len(kept) + IDLE_MIN
-        tenant = self._tenants[name] = TenantShare(self._weights.get(name, 1.0))
-        return tenant
 
 
 def push_item(heap: list[HeapItem], item: HeapItem, waiting: int) -> None:

@@ -5,34 +5,38 @@ from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar, cast
 
+from typing_extensions import override
+
+from sluice.fair_queue import Flow
+
 HeapItem = tuple[float, int, "QueueEntry"]
 """A waiting entry in a heap: its sort time, the number it had when it was pushed, and itself."""
 
 
 @dataclass(eq=False, slots=True)
-class TenantShare:
+class TenantShare(Flow):
     """A tenant's share of one class.
 
     Attributes:
-        time: virtual time, in tokens by weight.
         waiting: number of waiting entries.
         tokens: prompt and expected answer tokens of the waiting entries.
         in_turn: heap of the entries by `QueueEntry.due` and number, without returned ones.
         by_deadline: heap of the entries in `in_turn` that have a deadline.
-        turn: position in `ClassOrder._turns`.
         late: position in `ClassOrder._late`.
         ahead: position in `ClassOrder._ahead`.
     """
 
-    weight: float
-    time: float = 0.0
     tokens: int = 0
     waiting: int = 0
     in_turn: list[HeapItem] = field(default_factory=list)
     by_deadline: list[HeapItem] = field(default_factory=list)
-    turn: "tuple[float, float, int, TenantShare] | None" = None
     late: "tuple[float, int, TenantShare] | None" = None
     ahead: "tuple[float, int, TenantShare] | None" = None
+
+    @property
+    @override
+    def is_waiting(self) -> bool:
+        return self.waiting > 0
 
 
 @dataclass(eq=False, slots=True)

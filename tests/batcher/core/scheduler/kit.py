@@ -33,9 +33,13 @@ def order_key(order: Order, policy: Policy, task: QueueEntry, now: float) -> tup
     if policy.order != "fair":
         return *of_class, 1, task.number
     is_near = task.deadline <= now + policy.urgency * members.service_s
-    if is_near and tenant.time - policy.urgent_lead_tokens / tenant.weight <= members._time:
+    if (
+        is_near
+        and tenant.virtual_time - policy.urgent_lead_tokens / tenant.weight
+        <= members.tenants.virtual_time
+    ):
         return *of_class, 1, task.deadline, 0.0, task.number
-    return *of_class, 2, tenant.time, task.due, task.number
+    return *of_class, 2, tenant.virtual_time, task.due, task.number
 
 
 def fill(

@@ -70,12 +70,12 @@ def test_what_came_back_is_charged_once() -> None:
     assert again.charged == 120
     assert taken(queue, 1.0, 1) == ["lost"]
     queue.finish("lost", 50, 2.0)
-    assert queue.order.classes["standard"]._tenants["a"].time == 150
+    assert queue.order.classes["standard"].tenants.flows["a"].virtual_time == 150
     other = Queue(policy())
     other.add(task("lost", tenant="a", prompt_tokens=100, max_tokens=50, charged=120), 0.0)
     assert taken(other, 0.0, 1) == ["lost"]
     other.finish("lost", 50, 2.0)
-    assert other.order.classes["standard"]._tenants["a"].time == 30
+    assert other.order.classes["standard"].tenants.flows["a"].virtual_time == 30
 
 
 def test_the_time_that_a_task_waited_elsewhere_counts() -> None:

@@ -97,7 +97,7 @@ def test_policy_change_keeps_tokens_ahead_when_weights_change() -> None:
     fill(queue, 90, tenant="a", max_tokens=10)
     batch_of(queue, 0.0, busy())
     queue.reconfigure(Policy(), {"a": 4.0})
-    assert queue.order.classes["interactive"]._tenants["a"].time == 100 / 4
+    assert queue.order.classes["interactive"].tenants.flows["a"].virtual_time == 100 / 4
 
 
 def test_policy_change_keeps_overdue_classes() -> None:
