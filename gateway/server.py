@@ -15,7 +15,6 @@ from opentelemetry.trace import Tracer
 from gateway.admission.admission import Admission
 from gateway.admission.arrivals import Arrivals, ErrorCounts
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.loads import ModelLoadTable
 from gateway.admission.overload import OverloadControl
 from gateway.admission.policies import InForce, Policies
 from gateway.admission.preparation import Preparation
@@ -41,14 +40,16 @@ from gateway.shared.reload import GatewayReload, Load
 from gateway.shared.state import SharedState
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
+from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import EscalationLimiter
-from gateway.upstream.guards import read
+from gateway.upstream.coalescer import Coalescer
+from gateway.upstream.guards import find_entities
 from gateway.upstream.nats_transport import NatsTransport
-from gateway.upstream.rows import Upstream
+from gateway.upstream.runs import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
@@ -107,14 +108,13 @@ class Gateway:
         self._settings = settings
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, instruments)
         self._loads = loads = ModelLoadTable()
-        dispatch = Dispatch(gateway_id, loads, limits.stall_s, limits.stream_interval_ms)
+        coalescer = Coalescer()
+        dispatch = Dispatch(gateway_id, loads, limits.stall_s, coalescer.notify)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
-        self._transport = NatsTransport(gateway_id, self.registry, loads, tracer)
         self.in_force = in_force = InForce(policies, self.registry)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
         breakers = Breakers()
         self._overload = OverloadControl(loads, breakers)
-        self._health = GatewayHealth(self._overload, in_force, self._transport)
         self.usage = UsageAccounting(
             self._overload, breakers, self.registry, time.time() - time.monotonic(), time.monotonic
         )
@@ -134,6 +134,10 @@ class Gateway:
             self.usage,
             self.limiter,
         )
+        self._transport = NatsTransport(
+            gateway_id, self.registry, loads, coalescer, self.shared.drains.on_report
+        )
+        self._health = GatewayHealth(self._overload, in_force, self._transport)
         self._streams = StreamKeeper(self._restore_streams)
         self._drift = DriftMonitor(gateway_id, instruments)
         self._drift.use(policies.router.held_out, settings.routing.drift)
@@ -158,15 +162,11 @@ class Gateway:
             self._overload,
             self.usage,
             self._upstream.preparation,
-            partial(read, self._upstream),
+            partial(find_entities, self._upstream),
             turns,
         )
         self._safety = SafetyService(self._admission, self.shared.peers)
         self.generator = self._make_generator(tracer, instruments)
-        # What knows each other: the later one of the two is told here.
-        dispatch.on_due = self._transport.flush
-        dispatch.on_later = lambda *wait: asyncio.get_running_loop().call_later(*wait)
-        self._transport.on_report = self.shared.drains.on_report
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
@@ -277,17 +277,14 @@ class Gateway:
         while True:
             now = time.monotonic()
             try:
-                self.registry.tick(now, connected=self._transport.connected)
+                self.registry.tick(now, is_connected=self._transport.is_connected)
                 self._loads.expire(now)
                 self._health.refresh(now)
             except Exception:  # without this loop no stall would be noticed
                 _log.exception("tick failed")
             busy = len(self.registry) or not self._health.serving
             wait_s = TICK_S if busy else min(IDLE_TICK_S, self._settings.gateway.stall_s / 1.5)
-            due_at = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
-            now = time.monotonic()
-            self.registry.dispatch.late(now - due_at, now)
 
     async def drain(self) -> None:
         """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""

@@ -10,9 +10,9 @@ from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
-from gateway.admission.loads import ModelLoadTable
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.routing.breaker import Breakers
+from gateway.streaming.load_table import ModelLoadTable
 from simulator.trace import Arrival
 from sluice.internal.v1 import control_pb2
 

@@ -1,8 +1,8 @@
 """Overload control: a request that would miss its deadline is degraded to a smaller model or refused.
 
 `OverloadControl.outlook` says when a model would answer a request, and why it cannot in time. Between two reports of
-the batchers (`gateway.admission.loads`) the expected wait grows by the tasks that this gateway has sent since and that
-go before the request, and shrinks as time passes. While a slot is free nothing is refused: without answers a wrong
+the batchers (`gateway.streaming.load_table`) the expected wait grows by the tasks that this gateway has sent since and
+that go before the request, and shrinks as time passes. While a slot is free nothing is refused: without answers a wrong
 prediction would never be corrected. `gateway.admission.prediction` has the rest.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.admission.loads import ModelLoad, ModelLoadTable
 from gateway.admission.prediction import AnswerKind, AnswerLengths, ExpectedTime, SentTokens
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import Plan
+from gateway.streaming.load_table import ModelLoad, ModelLoadTable
 from sluice.errors import ExpectedLate, ModelUnavailable, SluiceError
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerSettings

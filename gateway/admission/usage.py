@@ -14,8 +14,8 @@ from gateway.admission.tenant_limits import TenantLimits
 from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
-from gateway.streaming.row import Row
-from gateway.streaming.row_result import RowResult
+from gateway.streaming.model_run import ModelRun
+from gateway.streaming.result_collector import ResultCollector
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
 from sluice.settings import Settings
@@ -40,7 +40,7 @@ class UsageAccounting:
         self,
         overload: OverloadControl,
         breakers: Breakers,
-        streams: Iterable[RowResult],
+        streams: Iterable[ResultCollector],
         unix_offset_s: float = 0.0,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -90,55 +90,55 @@ class UsageAccounting:
         model = prompts[0].model.name
         reservation.settle = self.limits.reserve(settings, payer, model, tokens)
 
-    def record_stream(self, request: SchedulingParams, stream: RowResult, now: float) -> int:
+    def record_stream(self, request: SchedulingParams, stream: ResultCollector, now: float) -> int:
         """Add the cost of a stream that has ended, and judge its models.
 
         Returns:
             The tokens of its prompts and answers.
         """
         tokens = 0
-        for attempt in stream.attempts:
-            if not attempt.sent:
+        for run in stream.runs:
+            if not run.is_sent:
                 continue
-            billed = attempt.billed_tokens
+            billed = run.billed_tokens
             tokens += sum(billed)
-            cost = attempt.settings.cost(*billed)
+            cost = run.settings.cost(*billed)
             self.spending.add(request.tenant, cost, now)
             self.days.add(request.tenant, cost, now)
-            error = stream.error if attempt is stream.current else None
-            if attempt.error is None:  # else it was counted when a fallback took over
-                self.record_result(request, attempt, error, now)
+            error = stream.error if run is stream.current else None
+            if run.error is None:  # else it was counted when a fallback took over
+                self.record_result(request, run, error, now)
         return tokens
 
     def record_result(
-        self, request: SchedulingParams, attempt: Row, error: SluiceError | None, now: float
+        self, request: SchedulingParams, run: ModelRun, error: SluiceError | None, now: float
     ) -> None:
         """Judge a model by a run that has ended, with `error` or without.
 
         Errors that are not the model's fault count neither way.
         """
-        model = attempt.model
-        last = max(self._last_token_at.get(model, -inf), attempt.last_token_at)
+        model = run.model
+        last = max(self._last_token_at.get(model, -inf), run.last_token_at)
         self._last_token_at[model] = last
         if error is None:
             self.breakers.succeeded(model)
-            if attempt.completion_tokens and not attempt.resumed:
-                is_cut = attempt.final is not None and attempt.final.end == TASK_END_LENGTH
-                self._overload.ended(model, request, attempt.completion_tokens, is_cut=is_cut)
+            if run.completion_tokens and not run.resumed:
+                is_cut = run.final is not None and run.final.end == TASK_END_LENGTH
+                self._overload.ended(model, request, run.completion_tokens, is_cut=is_cut)
         elif isinstance(error, _FAILURES) or (
-            isinstance(error, DeadlinePassed) and self._is_hung(attempt, now)
+            isinstance(error, DeadlinePassed) and self._is_hung(run, now)
         ):
             self.breakers.failed(model, request.rules.breaker, now)
         else:
             self.breakers.abandoned(model)
 
-    def _is_hung(self, attempt: Row, now: float) -> bool:
+    def _is_hung(self, run: ModelRun, now: float) -> bool:
         """Return whether nobody got a token of the model for `HUNG_S` while the run waited for one.
 
         A shorter deadline proves nothing; nor does a wait while the model works for others.
         """
         since = now - HUNG_S
-        if not attempt.taken or max(attempt.sent_at, self._last_token_at[attempt.model]) > since:
+        if not run.was_accepted or max(run.sent_at, self._last_token_at[run.model]) > since:
             return False
-        live = (run for stream in self._streams for run in stream.attempts)
-        return not any(run.last_token_at > since for run in live if run.model == attempt.model)
+        live = (other for stream in self._streams for other in stream.runs)
+        return not any(other.last_token_at > since for other in live if other.model == run.model)

@@ -18,7 +18,7 @@ from gateway.records.store import RecordStore
 from gateway.shared.peers import QueryHandler
 from gateway.shared.state import SharedState
 from gateway.streaming.registry import Registry
-from gateway.streaming.row_result import RowResult
+from gateway.streaming.result_collector import ResultCollector
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import audit_response
 from sluice.errors import (
@@ -333,11 +333,11 @@ def _check(request: Message, needed: str = "") -> None:
             )
 
 
-def _age_s(stream: RowResult, now: float) -> float:
+def _age_s(stream: ResultCollector, now: float) -> float:
     return now - stream.request.arrived_at
 
 
-def _described(stream: RowResult, gateway: str, now: float) -> pb.RunningRequest:
+def _described(stream: ResultCollector, gateway: str, now: float) -> pb.RunningRequest:
     current = stream.current
     return pb.RunningRequest(
         request_id=stream.request_id,
@@ -353,8 +353,8 @@ def _described(stream: RowResult, gateway: str, now: float) -> pb.RunningRequest
     )
 
 
-def _counts(streams: Iterable[RowResult], now: float) -> list[pb.RunningCount]:
-    groups: defaultdict[tuple[str, str, str], list[RowResult]] = defaultdict(list)
+def _counts(streams: Iterable[ResultCollector], now: float) -> list[pb.RunningCount]:
+    groups: defaultdict[tuple[str, str, str], list[ResultCollector]] = defaultdict(list)
     for stream in streams:
         request = stream.request
         groups[request.tenant, stream.current.model, request.priority_class].append(stream)

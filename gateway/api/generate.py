@@ -28,17 +28,17 @@ from gateway.admission.request_context import RequestContext, RequestKind
 from gateway.models.catalog import Catalog
 from gateway.models.tool_events import PartEvents
 from gateway.shared.state import SharedState
-from gateway.streaming.answer import Answer, Reader
+from gateway.streaming.answer_stream import AnswerStream, Reader, Steering
 from gateway.streaming.idempotency import Replay
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import Cascade, EscalationLimiter
-from gateway.upstream.chunk_rows import ChunkRows
+from gateway.upstream.chunk_runs import ChunkRuns
 from gateway.upstream.fallbacks import Fallbacks
 from gateway.upstream.guards import GuardRunner
-from gateway.upstream.rows import Beside, Upstream, already_complete
+from gateway.upstream.runs import SideTasks, Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
 from sluice.errors import RETRY_AFTER_S, DeadlinePassed, TransportUnavailable
@@ -203,7 +203,7 @@ class Generator:
         context.answer_id = answer.request_id
         await self._deliver(context, answer, self._parts_of(context, answer), write)
 
-    def _find(self, request: ValidRequest) -> Answer | Replay | None:
+    def _find(self, request: ValidRequest) -> AnswerStream | Replay | None:
         """Return the live or complete answer that the key of the request names; None if there is none."""
         return self.upstream.registry.find(
             request.key,
@@ -213,7 +213,7 @@ class Generator:
             time.monotonic(),
         )
 
-    async def _begin(self, context: RequestContext) -> Answer | Replay:
+    async def _begin(self, context: RequestContext) -> AnswerStream | Replay:
         """Return a new answer, or the cached answer to an equal request."""
         request, answers = context.request, self.state.answers
         await self.admit(context)
@@ -249,64 +249,69 @@ class Generator:
         """Return the cached answer to an equal request as that to this one."""
         context.reservation.release()
         log, now = context.log, time.monotonic()
-        timings = log.timings(TaskTimings(), now, now)
+        timings = log.timings(TaskTimings(), 0.0, now, now)
         token = context.resume_token(cached.finished.model)
         answer = cached.answer_to(context.started(), timings, token)
         log.replayed(answer)
         self.ended(log)
         return answer
 
-    def _open(self, context: RequestContext) -> Answer:
+    def _open(self, context: RequestContext) -> AnswerStream:
         """Return a new answer, its task on the way. Nothing is awaited after it is open: `_deliver` closes it."""
         request, prompt, upstream = context.request, context.first, self.upstream
         for score in context.plan.route.scores:
             self.drift.scored(score)
+        steering = Steering()
         cascade, guards, fallbacks = None, None, None
         if context.second is not None:
             cascade = Cascade(upstream, self.escalations, context)
+            steering.is_held, steering.next_run = cascade.holds, cascade.next_run
         policy = context.inspection.compiled
         if policy.guards or policy.answer_readers:
             guards = GuardRunner(upstream, context)
+            steering.checks, steering.check_answer = guards.checks, guards.check_answer
         if context.scheduling.allow_degraded and not request.resume:
             fallbacks = Fallbacks(upstream, context)
-        first = upstream.new_row(
+            steering.fall_back = fallbacks.begin
+        first = upstream.new_run(
             request,
             prompt,
             context.request_id,
+            context.deadline,
             request.resume,
             counts_prompt=request.answer_index == 0,
         )
         is_complete = (
             already_complete(prompt.sampling, first.transcript) if request.resume else None
         )
-        chunks = ChunkRows(upstream, context, first) if prompt.chunks else None
-        beside = [work for work in (guards, chunks, fallbacks) if work is not None]
-        on_end = partial(self._on_end, context, cascade, beside)
-        answer = upstream.registry.open(context, first, cascade, guards, on_end, fallbacks)
+        chunks = ChunkRuns(upstream, context, first) if prompt.chunks else None
+        side_tasks = [tasks for tasks in (guards, chunks, fallbacks) if tasks is not None]
+        on_end = partial(self._on_end, context, cascade, side_tasks)
+        stream = upstream.registry.open(context, first, on_end, steering)
         if is_complete is not None:
-            answer.finish(is_complete, time.monotonic())
+            stream.finish(is_complete, time.monotonic())
         elif chunks is not None:
-            chunks.start(answer)
+            chunks.start(stream)
         else:
             upstream.send(context, first, prompt)
-        if guards is not None and not answer.ended:
-            guards.check_prompt(answer)  # while the run is computed
-        return answer
+        if guards is not None and not stream.has_ended:
+            guards.check_prompt(stream)  # while the run is computed
+        return stream
 
     def _on_end(
         self,
         context: RequestContext,
         cascade: Cascade | None,
-        beside: Sequence[Beside | Fallbacks],
-        answer: Answer,
+        side_tasks: Sequence[SideTasks],
+        answer: AnswerStream,
     ) -> None:
         """Record, count and learn from an answer that has ended."""
-        for work in beside:
-            work.close()
+        for tasks in side_tasks:
+            tasks.close()
         now, log = time.monotonic(), context.log
         log.ended(answer, now)
         used = self.upstream.usage.record_stream(context.scheduling, answer, now)
-        is_refused = answer.error is not None and not answer.taken
+        is_refused = answer.error is not None and not answer.was_accepted
         context.reservation.release(used, answer.error if is_refused else None)
         self.state.keys.on_end(context.key, answer)
         if log.answer_key:
@@ -328,7 +333,9 @@ class Generator:
         context.log.error = context.error_of(error).reason
         self.ended(context.log)
 
-    def _parts_of(self, context: RequestContext, answer: Answer | Replay) -> PartEvents | None:
+    def _parts_of(
+        self, context: RequestContext, answer: AnswerStream | Replay
+    ) -> PartEvents | None:
         """Return what finds tool calls and reasoning in the answer; None if it can have neither."""
         request, policies = context.request, self.admission.in_force.policies
         catalog, inspector = policies.catalog, policies.inspector
@@ -345,7 +352,7 @@ class Generator:
     async def _deliver(
         self,
         context: RequestContext,
-        answer: Answer | Replay,
+        answer: AnswerStream | Replay,
         parts: PartEvents | None,
         write: Write,
     ) -> None:
@@ -358,13 +365,12 @@ class Generator:
                 await self.state.keys.wait_stored(request.key)
             if parts is None or parts.change(response):
                 await write(response)
-            if parts is not None and parts.blocked and isinstance(answer, Answer):
+            if parts is not None and parts.blocked and isinstance(answer, AnswerStream):
                 # The policy blocks what was assembled from the answer.
                 answer.block(parts.blocked, time.monotonic())
 
         limit = self.settings.reader_buffer_tokens
-        wake = has_events.set
-        reader = Reader(len(request.resume), limit, wake, context.stop, accepted=wake)
+        reader = Reader(len(request.resume), limit, has_events.set, context.stop)
         answer.join(reader, request.resume_model)
         try:
             # The first event comes once a batcher has the task, or frames prove it.

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.admission.loads import ModelLoadTable
 from gateway.api.batch import answer_batch
 from gateway.api.count import count_tokens
 from gateway.api.generate import Generator
 from gateway.api.grpc_call import GrpcCall
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.api.whole import whole_answer
+from gateway.streaming.load_table import ModelLoadTable
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer

@@ -12,7 +12,7 @@ from gateway.api.grpc_call import GrpcCall
 from gateway.api.texts import EMBED, answer_texts
 from gateway.api.whole import cost_of, whole_answer
 from gateway.identity.caller import Caller
-from gateway.streaming.row import Row
+from gateway.streaming.model_run import ModelRun
 from gateway.validation.requests import class_of
 from sluice.defaults import AUTO
 from sluice.errors import UnknownModel
@@ -116,15 +116,15 @@ class ItemsService(ItemsServiceServicer):
         return RunResponse(id=request.id, answer=answer, cost=cost, work=work_of(log.rows or ()))
 
 
-def work_of(rows: Iterable[Row]) -> list[ItemWork]:
+def work_of(runs: Iterable[ModelRun]) -> list[ItemWork]:
     """Return what the rows of an item took of each worker that ended one."""
     by_worker: dict[str, ItemWork] = {}
-    for row in rows:
-        if row.final is None or not row.final.HasField("batch"):
+    for run in runs:
+        if run.final is None or not run.final.HasField("batch"):
             continue
-        batch, timings = row.final.batch, row.final.timings
+        batch, timings = run.final.batch, run.final.timings
         work = by_worker.setdefault(batch.worker, ItemWork(worker=batch.worker))
-        tokens = row.prompt_tokens + row.resumed
+        tokens = run.prompt_tokens + run.resumed
         work.tokens += tokens
         work.cells += round(tokens / (1 - min(batch.padding_share, PADDING_MAX)))
         work.computing_ms = max(work.computing_ms, timings.prefill_ms + timings.decode_ms)

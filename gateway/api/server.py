@@ -138,7 +138,7 @@ class GatewayHealth:
 
     def refresh(self, now: float) -> None:
         """Set the statuses that have changed."""
-        able = self._transport.connected and not self._in_force.problem
+        able = self._transport.is_connected and not self._in_force.problem
         catalog = self._in_force.policies.catalog
         tasks_of, overload = catalog.tasks, self._overload
         models = {

@@ -19,9 +19,10 @@ from gateway.admission.request_context import RequestContext, RequestKind
 from gateway.api.generate import Generator
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
+from gateway.streaming.model_run import ModelRun
+from gateway.streaming.result_collector import ResultCollector
 from gateway.streaming.token_logprobs import scored_entries
 from gateway.telemetry.request_log import RequestLog
-from gateway.upstream.rows import InternalRow
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import (
     WORKLOAD_LABEL,
@@ -153,22 +154,22 @@ async def _answer(
     except BaseException as error:
         generator.refused(context, error)
         raise
-    runs = list[InternalRow]()
+    results = list[ResultCollector]()
     try:
-        compute, answers = partial(_compute, generator, context, runs), generator.state.answers
+        compute, answers = partial(_compute, generator, context, results), generator.state.answers
         values = (
             await answers.embeddings_of(request.tenant, context.prompts, compute)
             if kind.is_cached
             else await compute(context.prompts)
         )
     except BaseException as error:
-        _end(generator, context, runs, context.error_of(error))
+        _end(generator, context, results, context.error_of(error))
         raise
     facts = {
         "request_id": context.request_id,
         "trace_id": log.trace_id,
         "model": context.plan.model,
-        "usage": _end(generator, context, runs),
+        "usage": _end(generator, context, results),
     }
     if kind is EMBED:
         log.describe({names.GEN_AI_DIMENSIONS: len(values[0]) // 4})
@@ -183,12 +184,12 @@ async def _answer(
 async def _compute(
     generator: Generator,
     context: RequestContext,
-    runs: list[InternalRow],
+    results: list[ResultCollector],
     prompts: Sequence[PreparedPrompt],
 ) -> list[bytes]:
     """Send `prompts`, and return what their runs computed; when one fails the others are cancelled.
 
-    The runs are appended to `runs`, which has them also if this fails.
+    The results are appended to `results`, which has them also if this fails.
     """
     operation, model = context.kind.operation, context.plan.model
     # Answers of no tokens must not count as short answers of the caller's own kind of work.
@@ -198,42 +199,37 @@ async def _compute(
     with context.log.child(name, attributes, SpanKind.CLIENT) as span:
         traced = headers_of(span)
         untraced = _untraced(traced)
+        runs = list[ModelRun]()
         for number, prompt in enumerate(prompts):
-            runs.append(
-                InternalRow(
-                    generator.upstream,
-                    request,
-                    prompt,
-                    f"{context.request_id}-{number}",
-                    context.deadline,
-                    traced if number < TRACED_TEXTS else untraced,
-                )
-            )
-        await InternalRow.answer(*runs)
+            run_id = f"{context.request_id}-{number}"
+            run = generator.upstream.new_run(request, prompt, run_id, context.deadline)
+            run.headers = traced if number < TRACED_TEXTS else untraced
+            runs.append(run)
+        await generator.upstream.compute(runs, results.append)
         computed = sum(len(prompt.prompt_token_ids) for prompt in prompts)
         span.set_attribute(names.GEN_AI_INPUT_TOKENS, computed)
-    return [run.attempt.final.values for run in runs if run.attempt.final]
+    return [run.final.values for run in runs if run.final]
 
 
 def _end(
     generator: Generator,
     context: RequestContext,
-    runs: Sequence[InternalRow],
+    results: Sequence[ResultCollector],
     error: SluiceError | None = None,
 ) -> pb.Usage:
     """Record a request whose runs have ended, or of which one has failed it with `error`; return its usage."""
-    now, rows = time.monotonic(), [run.attempt for run in runs]
+    now, runs = time.monotonic(), [result.current for result in results]
     record_stream = generator.upstream.usage.record_stream
-    used = sum(record_stream(context.scheduling, run.result, now) for run in runs)
-    is_taken = any(row.taken for row in rows)
-    context.reservation.release(used, None if is_taken else error)
+    used = sum(record_stream(context.scheduling, result, now) for result in results)
+    was_accepted = any(run.was_accepted for run in runs)
+    context.reservation.release(used, None if was_accepted else error)
     usage = pb.Usage(
         prompt_tokens=sum(len(prompt.prompt_token_ids) for prompt in context.prompts),
-        cached_prompt_tokens=sum(row.usage.cached_prompt_tokens for row in rows),
-        cached=not rows and error is None,
+        cached_prompt_tokens=sum(run.usage.cached_prompt_tokens for run in runs),
+        cached=not runs and error is None,
     )
     reason = "" if error is None else error.reason
-    context.log.runs_ended(context.plan, rows, usage, reason, now)
+    context.log.runs_ended(context.plan, runs, usage, reason, now)
     generator.ended(context.log)
     return usage
 

@@ -22,7 +22,7 @@ from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.request_context import RequestContext
 from gateway.shared.keys import Leader, SingleFlight
 from gateway.shared.peers import Peers
-from gateway.streaming.answer import Answer
+from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache, is_whole
 from sluice.background import BackgroundTasks
 from sluice.errors import Cancelled, DeadlinePassed, InvalidRequest, SluiceError
@@ -131,11 +131,11 @@ class SharedAnswerCache:
                 return None
         return answer
 
-    def on_end(self, key: str, stream: Answer) -> None:
+    def on_end(self, key: str, stream: AnswerStream) -> None:
         """Cache the answer of a stream that has ended, and wake the requests that wait for it."""
         finished, error = stream.finished, stream.error
         record = None
-        degraded = any(run.error is not None for run in stream.attempts)
+        degraded = any(run.error is not None for run in stream.runs)
         if finished is not None and finished.reason in _WHOLE and not degraded:
             record = stream.record()
         if record is not None and record.ByteSize() > REPLAY_BYTES_MAX:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gateway.shared.peers import Peers
-from gateway.streaming.answer import Answer
+from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, check_fingerprint, is_whole
 from gateway.streaming.registry import Registry
 from gateway.validation.requests import ValidRequest
@@ -146,7 +146,7 @@ class SharedKeys:
         if key not in self._claims:
             raise _taken_over()
 
-    def on_end(self, key: str, stream: Answer) -> None:
+    def on_end(self, key: str, stream: AnswerStream) -> None:
         """Store the answer of a stream that has ended, or free its key, in the background."""
         if key not in self._claims:
             return

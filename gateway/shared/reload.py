@@ -28,12 +28,12 @@ from typing import Any, Final
 import yaml
 from nats.errors import Error as NatsError
 
-from gateway.admission.loads import ModelLoadTable
 from gateway.admission.policies import InForce, Policies
 from gateway.identity.authenticator import Authenticator, Identities
 from gateway.records.store import RecordStore
 from gateway.shared.peers import HEARTBEAT_S
 from gateway.shared.state import SharedState
+from gateway.streaming.load_table import ModelLoadTable
 from gateway.telemetry.drift import DriftMonitor
 from sluice.errors import SetupError, SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayHeartbeat, PolicyRecord

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from gateway.identity.resume_token import ResumeToken
-from gateway.streaming.answer import Reader
+from gateway.streaming.answer_stream import Reader
 from gateway.streaming.transcript import VisibleText
 from sluice.errors import IdempotencyConflict, SluiceError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
@@ -29,9 +29,9 @@ _REPLAYED: Final = Notice(
     message="the answer to an earlier request with this idempotency key",
 )
 REPLAY_BYTES_MAX: Final = 256 * 1024
-"""A larger answer is not kept: a repeated request is computed again."""
+"""Largest answer that is kept, in bytes; a repeated request for a larger one is computed again."""
 REPLAYS_BYTES_MAX: Final = 64 * 1024 * 1024
-"""All answers that one gateway keeps in its memory; the oldest make room."""
+"""Size of all answers that one gateway keeps in its memory, in bytes; the oldest are evicted."""
 
 
 class Replay(VisibleText):
@@ -44,7 +44,7 @@ class Replay(VisibleText):
     """
 
     def __init__(self, record: KeyRecord) -> None:
-        """``record`` `is_whole`."""
+        """Replay the answer in `record`, which `is_whole`."""
         assert record.HasField("answer"), "only complete answers are replayed"
         self.fingerprint = record.fingerprint
         self._stored: StoredAnswer = record.answer
@@ -56,25 +56,25 @@ class Replay(VisibleText):
         self.tail = whole.text[ends[-1] :]
 
     def join(self, reader: Reader, model: str) -> None:
-        """``reader`` reads; it holds tokens of ``model``, or of the one that answered when that is empty."""
+        """Let `reader` read; it has tokens of `model`, or of the one that answered when that is empty."""
         reader.notices = len(self._stored.notices)
         if self._replaced(model):
             reader.index, reader.notices = 0, self._stored.restart_notice
 
     def leave(self, reader: Reader, error: SluiceError) -> None:
-        """The call of ``reader`` has ended, which changes nothing."""
+        """Do nothing: the end of a call changes nothing."""
 
     def started(self, _: Reader, model: str) -> Started:
-        """The first event for a reader that holds tokens of ``model``, or none."""
+        """Return the first event for a reader that has tokens of `model`, or none."""
         started = Started()
         started.CopyFrom(self._stored.started)
-        for one in self._stored.replaced:
-            if one.model == model:
-                started.model, started.prompt_tokens = one.model, one.prompt_tokens
+        for replaced in self._stored.replaced:
+            if replaced.model == model:
+                started.model, started.prompt_tokens = replaced.model, replaced.prompt_tokens
         return started
 
     def answer_to(self, started: Started, timings: Timings, token: ResumeToken) -> "Replay":
-        """The same answer to another request: nothing was computed for it.
+        """Return the same answer to another request, for which nothing is computed.
 
         Args:
             started: its first event, as if the model were asked; the one that answered stays.
@@ -83,12 +83,12 @@ class Replay(VisibleText):
         """
         record = KeyRecord()
         record.answer.CopyFrom(self._stored)
-        answer, given = record.answer, self._stored.started
+        answer, stored = record.answer, self._stored.started
         for field in ("notices", "restart_notice", "replaced"):
             answer.ClearField(field)
         answer.started.CopyFrom(started)
-        answer.started.model, answer.started.seed = given.model, given.seed
-        answer.started.prompt_tokens = given.prompt_tokens
+        answer.started.model, answer.started.seed = stored.model, stored.seed
+        answer.started.prompt_tokens = stored.prompt_tokens
         answer.delta.resume_token = token.after(self.visible_ids)
         answer.finished.timings.CopyFrom(timings)
         answer.finished.usage.cached = True
@@ -96,11 +96,11 @@ class Replay(VisibleText):
         return Replay(record)
 
     def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
-        """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
+        """Return whether a caller's tokens of `model` are the beginning of the answer, as far as it can know it."""
         return self._replaced(model) or self.visible_ids[: len(held)] == tuple(held)
 
     def read(self, reader: Reader) -> GenerateResponse:
-        """All events after the first one."""
+        """Return all events after the first one."""
         stored = self._stored
         notices = stored.notices[reader.notices :]
         if not stored.finished.usage.cached:
@@ -111,11 +111,11 @@ class Replay(VisibleText):
         return GenerateResponse(notices=notices, delta=delta, finished=stored.finished)
 
     def _replaced(self, model: str) -> bool:
-        return any(one.model == model for one in self._stored.replaced)
+        return any(replaced.model == model for replaced in self._stored.replaced)
 
 
 def is_whole(record: KeyRecord) -> bool:
-    """Whether a record that JetStream kept has an answer that can be replayed: every token has its text."""
+    """Return whether a record has an answer that can be replayed: every token has its text."""
     answer = record.answer
     return record.HasField("answer") and len(answer.text_lengths) == len(tokens_of(answer.delta))
 
@@ -132,7 +132,7 @@ class ReplayCache:
         """With the time at which each expires."""
 
     def put(self, key: str, record: KeyRecord, now: float) -> None:
-        """Keeps the answer in ``record`` under ``key``, unless it is too large."""
+        """Keep the answer in `record` under `key`, unless it is too large."""
         packed = record.SerializeToString()
         if len(packed) > REPLAY_BYTES_MAX:
             return
@@ -143,22 +143,22 @@ class ReplayCache:
             self._remove(next(iter(self._entries)))
 
     def get(self, key: str, now: float) -> Replay | None:
-        """The answer kept under ``key``, or None."""
+        """Return the answer kept under `key`, or None."""
         record = self.record(key, now)
         return None if record is None else Replay(record)
 
     def record(self, key: str, now: float) -> KeyRecord | None:
-        """What is kept under ``key``, or None."""
+        """Return the record kept under `key`, or None."""
         packed, expires_at = self._entries.get(key, (b"", 0.0))
         return KeyRecord.FromString(packed) if expires_at > now else None
 
     def drop(self, matches: Callable[[str], bool]) -> None:
-        """Evicts the answers whose key ``matches``."""
+        """Evict the answers whose key `matches`."""
         for key in [key for key in self._entries if matches(key)]:
             self._remove(key)
 
     def expire(self, now: float) -> None:
-        """Evicts what is too old. All are kept equally long, so the oldest entry expires first."""
+        """Evict what is too old. All are kept equally long, so the oldest entry expires first."""
         while self._entries and next(iter(self._entries.values()))[1] <= now:
             self._remove(next(iter(self._entries)))
 
@@ -168,7 +168,7 @@ class ReplayCache:
 
 
 def check_fingerprint(stored: bytes, fingerprint: bytes) -> None:
-    """Raises IdempotencyConflict when a key was used with another request."""
+    """Raise IdempotencyConflict if a key was used with another request."""
     if stored != fingerprint:
         raise IdempotencyConflict(
             "the idempotency key was used with another request; use a new key for a new request"

@@ -1,6 +1,6 @@
-"""All live requests of this gateway; the one owner of them.
+"""All live requests of this gateway, by run and by idempotency key; the one way in for what batchers send.
 
-`open` an answer, or `compute` a row, and `take` what batchers say about them. Their rows are in the `Dispatch`.
+`open` an answer stream or `collect` the result of a run, and `take` the bundles of batchers. `Dispatch` sends the runs.
 """
 
 import logging
@@ -8,189 +8,210 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from gateway.streaming.answer import Answer, AnsweredRequest, Fallback, Guards, SecondModel
+from gateway.streaming.answer_stream import AnsweredRequest, AnswerStream, Steering
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import Replay, ReplayCache, check_fingerprint
-from gateway.streaming.row import Row
-from gateway.streaming.row_result import RowRequest, RowResult
+from gateway.streaming.model_run import ModelRun
+from gateway.streaming.result_collector import ResultCollector, RunRequest
 from sluice.errors import DeadlinePassed, InternalError, InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_RETURNED, Frame, FrameBundle
 from sluice.wire.subjects import URGENT_CLASS
 from sluice.wire.tokens import VisibleToken
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-FRAMES_AT_A_TIME: Final = 4
-"""Each wakes a call, which makes text of the tokens and writes it."""
-LATER_MAX: Final = 65_536
-"""Frames that wait. Those of a full gateway are a tenth of it."""
+FRAMES_PER_TURN: Final = 4
+"""Frames of less urgent runs in a turn of the event loop: each wakes a call, which makes text and writes it."""
+DEFERRED_MAX: Final = 65_536
+"""Frames that wait for their turn; those of a full gateway are a tenth of it. More are dropped and requested again."""
 
 
 class Registry:
-    """Live answers and rows by request id, by row and by idempotency key, and replays of complete answers.
+    """Live answers and results, and replays of complete answers.
 
-    Frames of urgent rows are taken at once, and so are those of rows that nobody knows: they are answered with a cancel
-    and kept no longer. The owner takes the others in pieces (`take_more`), so that what a full batch brings does not
-    hold up what arrives meanwhile.
+    Frames of interactive runs are taken at once, and so are those of unknown runs: they are answered with a cancel. The
+    owner takes the others in pieces (`take_deferred`), so that what a full batch brings does not hold up what arrives
+    meanwhile.
 
     Attributes:
-        dispatch: their rows.
+        dispatch: sends their runs.
         replays: complete answers, by idempotency key: `find` finds them.
     """
 
     def __init__(self, dispatch: Dispatch, replays: ReplayCache) -> None:
         self.dispatch = dispatch
-        dispatch.on_failed = self.row_failed
         self.replays = replays
-        self._rows: dict[str, RowResult] = {}
-        """By every row of a live request, also those that it does not need any more."""
-        self._by_key: dict[str, Answer] = {}
-        self._later: deque[tuple[str, Frame]] = deque()
+        self._live: dict[str, ResultCollector] = {}
+        """By every run of a live request, also those that it does not need any more."""
+        self._by_key: dict[str, AnswerStream] = {}
+        self._deferred: deque[tuple[str, Frame]] = deque()
+        """Batcher and frame."""
 
     def __len__(self) -> int:
-        return len(set(self._rows.values()))
+        return len(set(self._live.values()))
 
-    def __iter__(self) -> Iterator[RowResult]:
-        return iter(dict.fromkeys(self._rows.values()))
+    def __iter__(self) -> Iterator[ResultCollector]:
+        return iter(dict.fromkeys(self._live.values()))
 
     def find(
         self, key: str, fingerprint: bytes, held: Sequence[VisibleToken], model: str, now: float
-    ) -> Answer | Replay | None:
-        """The live or complete answer that ``key`` names, or None when the request is new.
+    ) -> AnswerStream | Replay | None:
+        """Return the live or complete answer that `key` names, or None when the request is new.
 
         Raises:
             IdempotencyConflict: the key belongs to another request.
-            InvalidRequest: ``held``, of ``model`` when it is named, are not the beginning of its answer.
+            InvalidRequest: the tokens that the caller has, `held` of `model`, are not the beginning of the answer.
         """
-        found = self._by_key.get(key) or self.replays.get(key, now)
-        if found is None:
+        answer = self._by_key.get(key) or self.replays.get(key, now)
+        if answer is None:
             return None
-        known = found.request.fingerprint if isinstance(found, Answer) else found.fingerprint
-        check_fingerprint(known, fingerprint)
-        if not found.matches(held, model):
+        check_fingerprint(answer.fingerprint, fingerprint)
+        if not answer.matches(held, model):
             raise InvalidRequest.of(
                 "resume.token_ids", "are not the beginning of the answer that the key names"
             )
-        return found
+        return answer
 
     def drop_replays(self, tenant: str) -> None:
-        """Forgets the complete answers to ``tenant``."""
+        """Drop the complete answers to `tenant`."""
         self.replays.drop(lambda key: key.partition(" ")[0] == tenant)
 
-    def live(self, key: str) -> Answer | None:
-        """The live answer that ``key`` names."""
+    def live(self, key: str) -> AnswerStream | None:
+        """Return the live answer that `key` names."""
         return self._by_key.get(key)
 
     def open(
         self,
         request: AnsweredRequest,
-        first: Row,
-        cascade: SecondModel | None = None,
-        guards: Guards | None = None,
-        on_end: Callable[[Answer], None] = lambda _: None,
-        fallback: Fallback | None = None,
-    ) -> Answer:
-        """Opens a new answer; its key is free (`find` said so).
+        first: ModelRun,
+        on_end: Callable[[AnswerStream], None] = lambda _: None,
+        steering: Steering | None = None,
+    ) -> AnswerStream:
+        """Open a new answer stream; its key is free (see `find`).
 
-        ``on_end`` is called once, when the answer has ended and is forgotten.
+        Args:
+            request: what it is for.
+            first: the run of the model that is asked first, which the caller sends.
+            on_end: called once, when the stream has ended and is forgotten.
+            steering: what else decides about the answer.
         """
 
-        def ended() -> None:
+        def on_stream_end() -> None:
             self._by_key.pop(request.key, None)
             try:
-                if answer.finished_at is not None and request.key:
-                    self.replays.put(request.key, answer.record(), answer.finished_at)
-                on_end(answer)
+                if stream.finished_at is not None and request.key:
+                    self.replays.put(request.key, stream.record(), stream.finished_at)
+                on_end(stream)
             except Exception:  # what observes one request must not stop the frames of all others
-                _log.exception("request %s: its end could not be recorded", answer.request_id)
+                logger.exception("recording the end of request %s failed", stream.request_id)
 
         assert request.key not in self._by_key, "the key is free"
-        answer = Answer(request, first, self.dispatch, self._rows, ended, cascade, guards, fallback)
+        stream = AnswerStream(request, first, self.dispatch, self._live, on_stream_end, steering)
         if request.key:
-            self._by_key[request.key] = answer
-        return answer
+            self._by_key[request.key] = stream
+        return stream
 
-    def compute(self, request: RowRequest, row: Row, on_end: Callable[[], None]) -> RowResult:
-        """Waits for the end of a row that nobody reads as a stream; ``on_end`` is called once, then."""
-        return RowResult(request, row, self.dispatch, self._rows, on_end)
+    def collect(
+        self, request: RunRequest, run: ModelRun, on_end: Callable[[], None]
+    ) -> ResultCollector:
+        """Collect the result of a run that nobody reads as a stream; `on_end` is called once, with its end."""
+        return ResultCollector(request, run, self.dispatch, self._live, on_end)
 
-    def published(self, row_id: str) -> None:
-        """A batcher has the task of a row."""
-        if (result := self._rows.get(row_id)) is not None:
-            result.published(row_id)
-
-    def publish_failed(self, row_id: str, error: SluiceError) -> None:
-        """The task of a row could not be sent, as far as is known: frames prove the contrary."""
-        result = self._rows.get(row_id)
-        if result is not None and not result.current.taken:
-            result.row_failed(row_id, error)
-
-    def row_failed(self, row_id: str, error: SluiceError) -> None:
-        """A row cannot be answered."""
-        if (result := self._rows.get(row_id)) is not None:
-            result.row_failed(row_id, error)
-
-    def fail_all(self, error: SluiceError) -> None:
-        """Ends every live request with ``error``."""
-        for result in self:
-            result.fail(error)
+    # What batchers send.
 
     def take(self, bundle: FrameBundle, now: float) -> bool:
-        """Takes what a batcher says; whether `take_more` has something to do."""
+        """Take a bundle of a batcher; return whether frames were deferred."""
         batcher, dispatch = bundle.batcher, self.dispatch
-        dispatch.heard(batcher, now)
+        dispatch.note_message(batcher, now)
         for ref in bundle.pending:
             if dispatch.accepts(batcher, ref.request_id, ref.attempt, now, waits=True):
-                self.published(ref.request_id)
-        dispatch.unknown(batcher, bundle.unknown, now)
+                self.accept_task(ref.request_id)
+        dispatch.take_unknown(batcher, bundle.unknown, now)
+        self._end_failed()
         for frame in bundle.frames:
-            # A person waits for such a row's tokens; its other rows, which only count, keep their order.
-            result = self._rows.get(frame.request_id)
+            # A person waits for the tokens of an interactive run; the other runs keep their order among themselves.
+            result = self._live.get(frame.request_id)
             if result is None or result.request.priority_class == URGENT_CLASS:
                 self._take_frame(batcher, frame, now)
-            elif len(self._later) < LATER_MAX:  # else it is lost, and asked for again
-                self._later.append((batcher, frame))
-        return bool(self._later)
+            elif len(self._deferred) < DEFERRED_MAX:
+                self._deferred.append((batcher, frame))
+        return bool(self._deferred)
 
-    def take_more(self, now: float) -> bool:
-        """Takes the next frames of rows that are not urgent; whether there are more."""
-        for _ in range(min(FRAMES_AT_A_TIME, len(self._later))):
-            self._take_frame(*self._later.popleft(), now)
-        return bool(self._later)
+    def take_deferred(self, now: float) -> bool:
+        """Take the next deferred frames; return whether there are more."""
+        for _ in range(min(FRAMES_PER_TURN, len(self._deferred))):
+            self._take_frame(*self._deferred.popleft(), now)
+        return bool(self._deferred)
 
     def _take_frame(self, batcher: str, frame: Frame, now: float) -> None:
-        row_id, dispatch = frame.request_id, self.dispatch
+        run_id, dispatch = frame.request_id, self.dispatch
         if frame.final.end == TASK_END_RETURNED:
-            dispatch.returned(batcher, frame, now)
+            dispatch.take_returned(batcher, frame, now)
+            self._end_failed()
             return
-        # Frames of a row that its request does not need any more still count as usage.
-        waits = row_id in dispatch
-        if dispatch.accepts(batcher, row_id, frame.attempt, now) or not waits:
+        # Frames of a run that its request does not need any more still count as usage.
+        is_needed = run_id in dispatch
+        if dispatch.accepts(batcher, run_id, frame.attempt, now) or not is_needed:
             self.accept(frame, now)
 
+    def lose_batcher(self, batcher: str, now: float) -> None:
+        """Recover all runs of a batcher that has no subscription."""
+        self.dispatch.lose_batcher(batcher, now)
+        self._end_failed()
+
+    # Runs.
+
+    def accept_task(self, run_id: str) -> None:
+        """Note that a batcher has the task of a run."""
+        if (result := self._live.get(run_id)) is not None:
+            result.accept_task(run_id)
+
     def accept(self, frame: Frame, now: float) -> None:
-        """Gives ``frame`` to the request of its row."""
-        result = self._rows.get(frame.request_id)
+        """Give `frame` to the request of its run."""
+        result = self._live.get(frame.request_id)
         if result is None:
             return
         try:
             result.accept(frame, now)
-        except Exception:  # one bad row must not stop the frames of all others
-            _log.exception("request %s: a frame could not be processed", frame.request_id)
+        except Exception:  # one bad run must not stop the frames of all others
+            logger.exception("processing a frame of request %s failed", frame.request_id)
             error = InternalError("the answer could not be assembled")
-            result.row_failed(frame.request_id, error)
+            result.fail_run(frame.request_id, error)
 
-    def tick(self, now: float, *, connected: bool = True) -> None:
-        """Ends what is past its deadline, asks about silent rows, evicts old replays.
+    def fail_run(self, run_id: str, error: SluiceError) -> None:
+        """Fail a run that cannot be answered."""
+        if (result := self._live.get(run_id)) is not None:
+            result.fail_run(run_id, error)
 
-        ``connected``: whether batchers can be heard.
+    def fail_send(self, run_id: str, error: SluiceError) -> None:
+        """Fail a run whose task could not be sent, unless frames have proved the contrary."""
+        result = self._live.get(run_id)
+        if result is not None and not result.current.was_accepted:
+            result.fail_run(run_id, error)
+
+    def _end_failed(self) -> None:
+        for run, error in self.dispatch.take_failed():
+            self.fail_run(run.run_id, error)
+
+    # Time.
+
+    def tick(self, now: float, *, is_connected: bool = True) -> None:
+        """End what is past its deadline, query silent runs, evict old replays.
+
+        `is_connected`: whether messages of batchers can arrive.
         """
         for result in self:
             if now >= result.request.deadline:
-                late = "the deadline passed before the answer was complete"
-                result.fail(DeadlinePassed(late))
-        if connected:
+                message = "the deadline passed before the answer was complete"
+                result.fail(DeadlinePassed(message))
+        if is_connected:
             self.dispatch.tick(now)
+            self._end_failed()
         else:
             self.dispatch.restart(now)
         self.replays.expire(now)
+
+    def fail_all(self, error: SluiceError) -> None:
+        """End every live request with `error`."""
+        for result in self:
+            result.fail(error)

@@ -1,6 +1,7 @@
-"""The states of an answer. Frames, even the last one, may arrive before the word that the task was taken.
+"""The states of a result or an answer stream.
 
-Only `gateway.streaming.row_result` and `gateway.streaming.answer` import this: nothing else changes a state.
+Frames, even the last one, may arrive before the batcher's word that it has the task. Only
+`gateway.streaming.result_collector` and `gateway.streaming.answer_stream` import this: nothing else changes a state.
 """
 
 from enum import Enum, auto
@@ -17,7 +18,7 @@ class StreamState(Enum):
     STREAMING = auto()
     """Frames arrive."""
     CHECKING = auto()
-    """The row has ended; the answer waits for the verdicts of guards."""
+    """The run has ended; the answer waits for the verdicts of guards."""
     FINISHED = auto()
     """The answer is complete."""
     FAILED = auto()

@@ -1,7 +1,7 @@
 """Log-probabilities as callers see them: of the tokens that the returned text is made of, and of nothing else.
 
 1. The texts of the entries, joined, are the text of the answer. Tokens that make up a character together have it in the
-   entry of the last of them; their ``token_bytes``, joined, are its bytes.
+   entry of the last of them; their `token_bytes`, joined, are its bytes.
 2. A token of which a part stays, such as one that a stop string begins in, keeps its log-probability. Its text is that
    part.
 3. A token that is not in the text has a blank entry: of a stop string, hidden, or replaced by the output filter.
@@ -42,9 +42,9 @@ class TokenGroup:
 
 
 def aligned(groups: Sequence[TokenGroup], text: str) -> Iterator[tuple[TokenGroup, str, str]]:
-    """Yield each group with its share of ``text``, and what of the group's own text stands in it.
+    """Yield each group with its share of `text`, and what of the group's own text stands in it.
 
-    ``text`` is what callers see of the groups: cut by a stop string, or with parts that the output filter replaced.
+    `text` is what callers see of the groups: cut by a stop string, or with parts that the output filter replaced.
     """
     at = 0
     for number, group in enumerate(groups, 1):
@@ -65,13 +65,13 @@ class PublicLogprobs:
     def __init__(
         self, piece_of: PieceOf, alternatives: int, stop_token_ids: Collection[int]
     ) -> None:
-        """``alternatives``: how many a caller sees of each token."""
+        """`alternatives`: how many a caller sees of each token."""
         self._piece_of = piece_of
         self._alternatives = alternatives
         self._stop_token_ids = stop_token_ids
 
     def entries(self, group: TokenGroup, shown: str) -> list[TokenLogprobs | None]:
-        """Return an entry for each token, of whose text ``shown`` is in the answer; None: a blank one."""
+        """Return an entry for each token, of whose text `shown` is in the answer; None: a blank one."""
         pieces = self._pieces(group, shown)
         if group.text and not shown:
             pieces = [None] * len(pieces)
@@ -124,7 +124,7 @@ class PublicLogprobs:
 def scored_entries(
     tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[Logprobs], most: int
 ) -> list[TokenLogprobs]:
-    """Return an entry for each token of a whole text, with at most ``most`` alternatives."""
+    """Return an entry for each token of a whole text, with at most `most` alternatives."""
     detokenizer, public = tokenizer.detokenizer(), PublicLogprobs(tokenizer.token_text, most, ())
     groups, tokens, start = list[TokenGroup](), list[Token](), 0
     for token_id, logged in zip(token_ids, logprobs, strict=True):

@@ -48,7 +48,7 @@ class VisibleText:
     def delta(
         self, start: int, with_logprobs: bool, end: int | None = None, *, with_tail: bool = False
     ) -> Delta | None:
-        """What is visible from token ``start`` to ``end`` (None: to the last), in one piece; None when it is empty."""
+        """Return what is visible from token `start` to `end` (None: the last) in one piece; None when it is empty."""
         tail = self.tail if with_tail else ""
         if start >= len(self.visible_ids[:end]) and not tail:
             return None
@@ -56,14 +56,14 @@ class VisibleText:
             text="".join(self.texts[start:end]) + tail,
             index=start,
             logprobs=(
-                [one or _UNKNOWN for one in self.logprobs[start:end]] if with_logprobs else ()
+                [entry or _UNKNOWN for entry in self.logprobs[start:end]] if with_logprobs else ()
             ),
         )
         put_tokens(delta, self.visible_ids[start:end], start)
         return delta
 
     def text_before(self, index: int) -> str:
-        """The text of the tokens before ``index``."""
+        """Return the text of the tokens before `index`."""
         return "".join(self.texts[:index])
 
 
@@ -143,7 +143,7 @@ class Transcript(VisibleText):
         return self._matcher.found
 
     def append(self, token_id: int, logprobs: Logprobs | None = None) -> None:
-        """Adds the next token."""
+        """Add the next token."""
         assert not self.closed, "a closed transcript takes no tokens"
         self.token_ids.append(token_id)
         text = "" if token_id in self._stop_token_ids else self._detokenizer.push(token_id)
@@ -160,7 +160,7 @@ class Transcript(VisibleText):
         self._close_if_stopped()
 
     def end(self) -> None:
-        """No token will be added: token classifiers may read the rest of the answer before it is closed."""
+        """End the tokens: token classifiers may read the rest of the answer before it is closed."""
         output = self.output
         if self._ended or self.closed or output is None or output.windows is None:
             return
@@ -168,7 +168,7 @@ class Transcript(VisibleText):
         self._search(self._filter_last(self._detokenizer.flush()))
 
     def settle(self, window: AnswerWindow, findings: Sequence[Finding]) -> bool:
-        """Token classifiers have read ``window`` of the answer; whether that ends it."""
+        """Apply what token classifiers found in `window` of the answer; return whether that ends it."""
         assert self.output is not None, "they read for the filter"
         shown = self.output.settle(window, findings)
         if self.closed:
@@ -177,7 +177,7 @@ class Transcript(VisibleText):
         return self._close_if_stopped()
 
     def close(self, truncated: bool = False) -> None:
-        """Releases what was held back: the answer is complete.
+        """Release what was held back: the answer is complete.
 
         Args:
             truncated: the model did not end by itself; almost nothing is shown of a secret that was cut off.
@@ -206,24 +206,24 @@ class Transcript(VisibleText):
         self.contradicted |= self.stop is None and len(self.visible_ids) < len(self._held)
 
     def whole(self, with_logprobs: bool, end: int | None) -> tuple[Delta, list[int]]:
-        """All that is visible up to token ``end`` (None: to the tail), and the length of each token's text."""
+        """Return all that is visible up to token `end` (None: the tail), and the length of each token's text."""
         delta = self.delta(0, with_logprobs, end, with_tail=end is None)
         return delta or Delta(), [len(text) for text in self.texts[:end]]
 
     def starts_with(self, token_ids: Sequence[VisibleToken]) -> bool:
-        """Whether ``token_ids`` are the beginning of the answer, as far as a caller can know it."""
-        known = self.visible_ids + self._held[len(self.visible_ids) :]
-        return known[: len(token_ids)] == list(token_ids)
+        """Return whether `token_ids` are the beginning of the answer, as far as a caller can know it."""
+        visible = self.visible_ids + self._held[len(self.visible_ids) :]
+        return visible[: len(token_ids)] == list(token_ids)
 
     def _close_if_stopped(self) -> bool:
-        """Closes the answer when a stop string or the filter has ended it."""
+        """Close the answer if a stop string or the filter has ended it; return whether one has."""
         if self._matcher.found is None and (self.output is None or not self.output.stopped):
             return False
         self.close(truncated=True)
         return True
 
     def _complete(self) -> None:
-        """The tokens so far are whole characters: they wait for the filter together."""
+        """Let the tokens so far, which are whole characters, wait for the filter together."""
         start, text = self._chars, self._partial_text
         self._chars += len(text)
         if self._partial:
@@ -231,7 +231,7 @@ class Transcript(VisibleText):
         self._partial, self._partial_text = [], ""
 
     def _filter_last(self, text: str) -> str:
-        """Gives the filter the last ``text``, which no token completed; returns what of it may be shown already."""
+        """Give the filter the last `text`, which no token completed; return what of it may be shown already."""
         assert self.output is not None, "without a filter nothing waits for it"
         self._partial_text += text
         self._complete()
@@ -241,18 +241,18 @@ class Transcript(VisibleText):
         return shown
 
     def _release(self, shown: str) -> None:
-        """The filter, if there is one, lets ``shown`` pass, and the tokens that it has decided about."""
+        """Release `shown`, which passed the filter, and the tokens that the filter has decided about."""
         self._search(shown)
         self._show_decided(self._chars if self.output is None else self.output.decided)
         self._show_waiting()
 
     def _search(self, text: str) -> None:
-        """Search ``text`` for stop strings; what they let pass waits for a token to leave with."""
+        """Search `text` for stop strings; the rest waits for a token to leave with."""
         self._pushed += len(text)
         self._pending_text += self._matcher.push(text)
 
     def _show_decided(self, limit: int) -> None:
-        """Shows the tokens whose text ends before ``limit``, together; the last brings the text."""
+        """Show the tokens whose text ends before `limit`, together; the last one has the text."""
         undecided, output, groups = self._undecided, self.output, list[TokenGroup]()
         while undecided and undecided[0].end <= limit:
             group = undecided.popleft()
@@ -271,7 +271,7 @@ class Transcript(VisibleText):
         self.texts[-1], self._pending_text = self._pending_text, ""
 
     def _begun(self, end: int, limit: int) -> int:
-        """Return how much of the text that passed the filter is of the token that begins at ``end``."""
+        """Return how much of the text that passed the filter is of the token that begins at `end`."""
         if end == limit or self.output is None or self.output.hides(end, limit):
             return 0
         return limit - end
@@ -319,7 +319,7 @@ class StopMatcher:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """What may be shown after ``text`` came."""
+        """Return what may be shown after `text` came."""
         if not self._stops:
             return text
         if self.found is not None:
@@ -335,20 +335,20 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return what was held back, when no more text comes."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
-        found = [
+        matches = [
             (start + len(stop), start, stop)
             for stop in self._stops
             if (start := text.find(stop)) >= 0
         ]
-        return min(found)[1:] if found else None
+        return min(matches)[1:] if matches else None
 
     def _possible_start(self, text: str) -> int:
-        """Length of the longest end of ``text`` that begins a stop string."""
+        """Return the length of the longest end of `text` that begins a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from gateway.streaming.dispatch import Dispatch
-from gateway.streaming.row import finish_reason_of
+from gateway.streaming.model_run import finish_reason_of
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import SluiceError
 from sluice.telemetry import catalog
@@ -61,8 +61,8 @@ class RequestMetrics:
             catalog.PREPARING,
             lambda: [((name,), count) for name, count in calls.pending.items()],
         )
-        observe(catalog.ROOM_WAITING, lambda: list(dispatch.waiting.items()))
-        observe(catalog.ROOM_OLDEST, lambda: dispatch.waited_s(time.monotonic()).items())
+        observe(catalog.ROOM_WAITING, lambda: list(dispatch.queued.items()))
+        observe(catalog.ROOM_OLDEST, lambda: dispatch.queued_s(time.monotonic()).items())
         observe(catalog.RESENDS, lambda: list(dispatch.resent.items()))
         observe(catalog.DEAD_LETTERS, lambda: list(dispatch.given_up.items()))
 

@@ -33,9 +33,9 @@ from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.guards.checks import Checks, Decided
 from gateway.safety.inspector import RequestInspection
-from gateway.streaming.answer import Answer
+from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.idempotency import Replay
-from gateway.streaming.row import Row
+from gateway.streaming.model_run import ModelRun
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
 from sluice.errors import Cancelled, InternalError, SluiceError
@@ -102,7 +102,6 @@ class RequestLog:
         checks: Checks of the token classifiers whose findings were decided with those of the rules.
         plan: The routing decision.
         answer_key: The key that the answer is cached by.
-        publish_ms: How long its runs waited for room at a batcher.
         model: The model that answers, or answered; empty if none was asked.
         rows: The runs that worked on it; None if it was refused, or got an earlier answer.
         guards: The checks of guard models.
@@ -125,9 +124,8 @@ class RequestLog:
     checks: Sequence[Decided] = ()
     plan: Plan | None = None
     answer_key = ""
-    publish_ms = 0.0
     model = ""
-    rows: Sequence[Row] | None = None
+    rows: Sequence[ModelRun] | None = None
     guards: Checks | None = None
     answer_taken: Mapping[tuple[str, Action], int] = {}
     finished: Finished | None = None
@@ -352,29 +350,29 @@ class RequestLog:
         """Take the answer of an earlier request, which this one gets."""
         self.finished, self.model = answer.finished, answer.finished.model
 
-    def ended(self, answer: Answer, now: float) -> None:
+    def ended(self, answer: AnswerStream, now: float) -> None:
         """Take the answer to the request, which has ended."""
-        self.rows, self.model = answer.attempts, answer.current.model
+        self.rows, self.model = answer.runs, answer.current.model
         self.finished, self.first_token_at = answer.finished, answer.first_token_at
         self.ended_at = now
         self.error = "" if answer.error is None else answer.error.reason
-        self.guards = None if answer.guards is None else answer.guards.checks
+        self.guards = answer.checks
         output = answer.current.output
         if answer.finished is not None and output is not None:
             self.answer_taken = output.outcome().taken
         for run_id, span in self._run_spans.items():
             attributes, ago_s = _run_end(answer, now, run_id)
             span.set_attributes(attributes)
-            if answer.error is not None and run_id == answer.current.row_id:
+            if answer.error is not None and run_id == answer.current.run_id:
                 _fail(span, answer.error)
             self._add_content(span, answer, run_id)
             span.end(time.time_ns() - int(ago_s * 1e9))
         self._run_spans.clear()
 
-    def _add_content(self, span: Span, answer: Answer, run_id: str) -> None:
+    def _add_content(self, span: Span, answer: AnswerStream, run_id: str) -> None:
         """Add prompt and answer, as the model and the caller saw them, if the operator wants that."""
         wanted, run = content_capture(), answer.current
-        if not wanted or run.row_id != run_id or self.request is None:
+        if not wanted or run.run_id != run_id or self.request is None:
             return
         turns = zip(self.request.conversation.turns, self.seen, strict=False)
         prompt = [_message(turn.role, seen) for turn, seen in turns]
@@ -391,7 +389,7 @@ class RequestLog:
             span.add_event(names.GEN_AI_DETAILS, content)
 
     def runs_ended(
-        self, plan: Plan, rows: Sequence[Row], usage: Usage, error: str, now: float
+        self, plan: Plan, rows: Sequence[ModelRun], usage: Usage, error: str, now: float
     ) -> None:
         """Take the runs of a request about texts, which have ended; `error` is the reason of the one that failed it."""
         self.rows, self.model, self.error, self.ended_at = rows, plan.model, error, now
@@ -409,32 +407,34 @@ class RequestLog:
         last = finals[-1] if finals else TaskTimings()
         self.finished = Finished(
             reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,
-            timings=self.timings(last, now, now),
+            timings=self.timings(last, sum(row.queued_s for row in rows), now, now),
             usage=usage,
         )
 
-    def delivered(self, answer: Answer | Replay, models: Mapping[str, ModelSettings]) -> None:
+    def delivered(self, answer: AnswerStream | Replay, models: Mapping[str, ModelSettings]) -> None:
         """Take the end of a call: it reads no more of `answer`."""
         if self.server.is_recording():
             self.server.set_attributes(_end_attributes(answer, models))
 
-    def timings(self, row: TaskTimings, first_token_at: float, now: float) -> Timings:
-        """Return the timings of an answer that ends `now`."""
+    def timings(
+        self, run: TaskTimings, queued_s: float, first_token_at: float, now: float
+    ) -> Timings:
+        """Return the timings of an answer that ends `now`; `queued_s`: how long its runs waited for a batcher."""
         timings, steps_ms = Timings(), self._steps_ms
         total_ms = (now - self.arrived_at) * 1000
         admitted_ms = (self._step_at - self.arrived_at) * 1000
-        worked_ms = row.queue_ms + row.batch_ms + row.prefill_ms + row.decode_ms
-        named_ms = admitted_ms + self.publish_ms + worked_ms
+        worked_ms = run.queue_ms + run.batch_ms + run.prefill_ms + run.decode_ms
+        named_ms = admitted_ms + queued_s * 1000 + worked_ms
         for message, ms in (  # set in place: a message that is passed in is copied
             (timings.admission, admitted_ms - sum(steps_ms.values())),
             (timings.safety, steps_ms.get(names.SPAN_SAFETY, 0.0)),
             (timings.route, steps_ms.get(names.SPAN_ROUTE, 0.0)),
             (timings.tokenize, steps_ms.get(names.SPAN_TOKENIZE, 0.0)),
-            (timings.publish, self.publish_ms),
-            (timings.queue, row.queue_ms),
-            (timings.batch, row.batch_ms),
-            (timings.prefill, row.prefill_ms),
-            (timings.decode, row.decode_ms),
+            (timings.publish, queued_s * 1000),
+            (timings.queue, run.queue_ms),
+            (timings.batch, run.batch_ms),
+            (timings.prefill, run.prefill_ms),
+            (timings.decode, run.decode_ms),
             (timings.delivery, max(0.0, total_ms - named_ms)),
             (timings.time_to_first_token, (first_token_at - self.arrived_at) * 1000),
             (timings.total, total_ms),
@@ -482,11 +482,13 @@ def _fail(span: Span, error: SluiceError) -> None:
         span.set_status(Status(StatusCode.ERROR, f"{error.reason}: {message}"))
 
 
-def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelSettings]) -> Attributes:
+def _end_attributes(
+    answer: AnswerStream | Replay, models: Mapping[str, ModelSettings]
+) -> Attributes:
     """Return how the answer ended, as far as it has, for the span of the call."""
     finished = answer.finished
     attributes: dict[str, AttributeValue]
-    if isinstance(answer, Answer):
+    if isinstance(answer, AnswerStream):
         model, attributes = answer.current.model, _course(answer)
     else:
         model = answer.finished.model
@@ -496,7 +498,7 @@ def _end_attributes(answer: Answer | Replay, models: Mapping[str, ModelSettings]
         attributes[names.TIER] = models[model].tier
     if finished is not None:
         attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
-        cost = sum(row.cost for row in answer.attempts) if isinstance(answer, Answer) else 0.0
+        cost = sum(row.cost for row in answer.runs) if isinstance(answer, AnswerStream) else 0.0
         attributes |= usage_attributes(finished.usage, cost)
         if finished.usage.cached:
             attributes[names.CACHED] = True
@@ -516,9 +518,9 @@ def usage_attributes(usage: Usage, cost: float) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _course(answer: Answer) -> dict[str, AttributeValue]:
+def _course(answer: AnswerStream) -> dict[str, AttributeValue]:
     """Return what happened while the answer was computed."""
-    rows = answer.attempts
+    rows = answer.runs
     attributes: dict[str, AttributeValue] = {names.MODELS_TRIED: [row.model for row in rows]}
     if recovered := [row for row in rows if row.recoveries]:
         attributes[names.RECOVERED] = sum(row.recoveries for row in recovered)
@@ -531,16 +533,16 @@ def _course(answer: Answer) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _run_end(answer: Answer, now: float, run_id: str) -> tuple[Attributes, float]:
+def _run_end(answer: AnswerStream, now: float, run_id: str) -> tuple[Attributes, float]:
     """Return how a run of an answer that has ended now ended, for its span; and how many seconds ago."""
-    row = next((row for row in answer.attempts if row.row_id == run_id), None)
+    row = next((row for row in answer.runs if row.run_id == run_id), None)
     if row is None:
         return {names.END: "unused"}, 0.0
     last = row is answer.current
     end = "answered" if answer.error is None else answer.error.reason.lower()
     attributes: dict[str, AttributeValue] = {
         names.END: end if last else "escalated",
-        names.ATTEMPT: row.attempt,
+        names.ATTEMPT: row.attempt_number,
         names.GEN_AI_RESPONSE_MODEL: row.model,
         **usage_attributes(row.usage, row.cost),
     }
@@ -552,4 +554,4 @@ def _run_end(answer: Answer, now: float, run_id: str) -> tuple[Attributes, float
         attributes |= finding_attributes(outcome.taken)
         if outcome.moves:
             attributes[names.DRY_RUN] = move_labels(outcome.moves)
-    return attributes, 0.0 if last else now - row.left_at(now)
+    return attributes, 0.0 if last else now - row.given_up_at(now)

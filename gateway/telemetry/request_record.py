@@ -14,7 +14,7 @@ from gateway.records.store import RecordStore
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import PASSED, Decided, outcome_of
 from gateway.safety.guards.families import GuardFailure
-from gateway.streaming.row import Row
+from gateway.streaming.model_run import ModelRun
 from gateway.telemetry.request_log import RequestLog
 from sluice.defaults import AUTO
 from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
@@ -97,7 +97,7 @@ class RequestRecords:
         total.cost = rows[-1].settings.cost(billed, 0)
         return [total]
 
-    def _attempt(self, row: Row) -> pb.ModelAttempt:
+    def _attempt(self, row: ModelRun) -> pb.ModelAttempt:
         """Return a model's work on the request, with the batch that its run was sent in last."""
         attempt = pb.ModelAttempt(
             model=row.model,
@@ -105,7 +105,7 @@ class RequestRecords:
             completion_tokens=row.completion_tokens,
             resumed_tokens=min(row.resumed, row.completion_tokens),
             cost=row.cost,
-            attempt=row.attempt,
+            attempt=row.attempt_number,
             escalation_reason=row.escalation_reason,
             kept_reason=row.kept_reason,
             hint_tokens=row.hint_tokens,

@@ -1,8 +1,8 @@
 """The cascade of one request: monitors the first model's answer, and escalates to the second when it is in doubt.
 
 Before the commit point nothing of the first answer has been promised to the caller. The answer commits after
-``commit_tokens`` tokens without doubt, or at its end when nothing is found in it. The checks of a whole answer need no
-model; a policy names them: ``checks: [finished, json, sums]``. To add one, write a function of `WholeAnswer` and enter
+`commit_tokens` tokens without doubt, or at its end when nothing is found in it. The checks of a whole answer need no
+model; a policy names them: `checks: [finished, json, sums]`. To add one, write a function of `WholeAnswer` and enter
 it into `CHECKS` under its name.
 
 How much a cascade may cost is bounded by the share of a tenant's latest requests that use the second model. The running
@@ -16,29 +16,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from typing_extensions import override
-
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.request_context import RequestContext
 from gateway.routing.learned.arithmetic import Sum, sums
 from gateway.routing.prediction import LearnedHead
-from gateway.streaming.answer import SecondModel
-from gateway.streaming.row import AcceptedFrame, Row, finish_reason_of
+from gateway.streaming.answer_stream import AnswerStream
+from gateway.streaming.model_run import AcceptedFrame, ModelRun, finish_reason_of
 from gateway.upstream.hint import HintDropped, add_hint
-from gateway.upstream.rows import Upstream
+from gateway.upstream.runs import Upstream
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
 from sluice.v1.admin_pb2 import RouterScore
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 DECIDE_TOKENS: Final = 4
-"""A mean of fewer tokens is not compared."""
+"""Least number of tokens whose mean log-probability is compared."""
 WINDOW: Final = 100
-"""Latest requests of a tenant that are counted."""
+"""Latest requests of a tenant that its share of escalations is of."""
 ALWAYS_ALLOWED: Final = 10
 """Escalations in the window that are allowed at any share: a share of few requests means little."""
 TENANTS_MAX: Final = 4096
-"""Beyond it the tenant that was idle for longest is dropped."""
+"""Tenants that are remembered; the one that was idle for longest is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +50,16 @@ class WholeAnswer:
 
 
 Check = Callable[[WholeAnswer], str]
-"""Says why the answer is in doubt, in one sentence without any text of it; empty: it found nothing."""
+"""Return why the answer is in doubt, in one sentence without any text of it; empty: it is not."""
 
 
 def finished(answer: WholeAnswer) -> str:
-    """Doubts an answer that ran out of tokens."""
+    """Doubt an answer that ran out of tokens."""
     return "the answer is unfinished" if answer.truncated else ""
 
 
 def is_json(answer: WholeAnswer) -> str:
-    """Doubts an answer that is not one JSON value, where the request asked for JSON."""
+    """Doubt an answer that is not one JSON value, where the request asked for JSON."""
     if not answer.wants_json:
         return ""
     try:
@@ -72,13 +70,13 @@ def is_json(answer: WholeAnswer) -> str:
 
 
 def sums_add_up(answer: WholeAnswer) -> str:
-    """Doubts an answer with an equation that does not hold, such as "2 + 2 = 5".
+    """Doubt an answer with an equation that does not hold, such as "2 + 2 = 5".
 
     Whole numbers must agree exactly; with decimals or a division, rounding is accepted. What cannot be evaluated is
     accepted.
     """
-    wrong = any(_wrong(one) for one in sums(answer.text))
-    return "a sum in the answer does not add up" if wrong else ""
+    is_wrong = any(map(_is_wrong, sums(answer.text)))
+    return "a sum in the answer does not add up" if is_wrong else ""
 
 
 CHECKS: Final[Mapping[str, Check]] = {
@@ -86,7 +84,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "json": is_json,
     "sums": sums_add_up,
 }
-"""By name."""
+"""The checks that a policy can name."""
 
 
 @dataclass(eq=False)
@@ -102,7 +100,7 @@ class CascadeRequest:
     escalated: bool = False
 
     def may_escalate(self, share: float) -> bool:
-        """Whether the second model may start, with at most ``share`` of the tenant's latest requests using it."""
+        """Return whether the second model may start, with at most `share` of the latest requests using it."""
         escalated = sum(request.escalated for request in self.recent)
         return escalated + 1 <= max(ALWAYS_ALLOWED, share * len(self.recent))
 
@@ -114,7 +112,7 @@ class EscalationLimiter:
         self._recent: OrderedDict[str, deque[CascadeRequest]] = OrderedDict()
 
     def started(self, tenant: str) -> CascadeRequest:
-        """A request of a cascade starts."""
+        """Add a request of a cascade."""
         recent = self._recent.setdefault(tenant, deque(maxlen=WINDOW))
         self._recent.move_to_end(tenant)
         if len(self._recent) > TENANTS_MAX:
@@ -125,7 +123,7 @@ class EscalationLimiter:
 
 
 def _apart(value: float, limit: float) -> str:
-    """Round a value that is below ``limit`` to two digits, or to as many as show that."""
+    """Round a value that is below `limit` to two digits, or to as many as show that."""
     return next(
         (text for digits in range(2, 8) if float(text := f"{value:.{digits}f}") < limit), f"{value}"
     )
@@ -133,14 +131,14 @@ def _apart(value: float, limit: float) -> str:
 
 @dataclass(eq=False)
 class AnswerMonitor:
-    """Monitors one answer to ``prompt``.
+    """Monitors one answer to `prompt`.
 
     Attributes:
-        predictor: has the last word about a whole answer.
+        predictor: decides about a whole answer that all else accepts.
         reason: why it is in doubt, one sentence without any text of the answer; empty: it is not.
         committed: it is promised to the caller.
         tokens: received so far.
-        score: what ``predictor`` predicted, once it was asked.
+        score: what `predictor` predicted, once it was used.
     """
 
     route: CascadeRoute
@@ -159,10 +157,10 @@ class AnswerMonitor:
         return self.committed or bool(self.reason)
 
     def push(self, logprobs: Sequence[Logprobs]) -> None:
-        """Takes the next tokens."""
-        for one in logprobs:
+        """Add the next tokens."""
+        for token in logprobs:
             self.tokens += 1
-            self._logprob += one.logprob
+            self._logprob += token.logprob
             if self.tokens >= DECIDE_TOKENS:
                 self.reason = self._low_confidence()
                 self.committed = not self.reason and self.tokens >= self.route.commit_tokens
@@ -170,7 +168,7 @@ class AnswerMonitor:
                 return
 
     def end(self, text: str, *, truncated: bool) -> None:
-        """The answer ended before its commit point; ``truncated``: it ran out of tokens."""
+        """Check an answer that ended before its commit point; `truncated`: it ran out of tokens."""
         self.reason = self._doubt(WholeAnswer(text, truncated, self.wants_json))
         self.committed = not self.reason
 
@@ -183,7 +181,7 @@ class AnswerMonitor:
         )
 
     def _doubt(self, answer: WholeAnswer) -> str:
-        """Checks in the order of the policy, then confidence, then the prediction; the first doubt counts."""
+        """Return the first doubt: by the checks in the order of the policy, the confidence, the prediction."""
         for name in self.route.checks:
             if reason := CHECKS[name](answer):
                 return reason
@@ -191,13 +189,17 @@ class AnswerMonitor:
             return reason
         if self.predictor is None:
             return ""
-        found = self.predictor.predict(self.prompt, answer.text)
-        self.score = found.score
-        return found.reason if found.strong else ""
+        prediction = self.predictor.predict(self.prompt, answer.text)
+        self.score = prediction.score
+        return prediction.reason if prediction.strong else ""
 
 
-class Cascade(AnswerMonitor, SecondModel):
-    """The monitor of a request's first answer, and the second model, which starts within the gateway's limits."""
+class Cascade(AnswerMonitor):
+    """The monitor of a request's first answer, and the second model, which starts within the gateway's limits.
+
+    Attributes:
+        holds: whether nothing of the first answer is shown before its commit point.
+    """
 
     def __init__(
         self, upstream: Upstream, limiter: EscalationLimiter, context: RequestContext
@@ -217,39 +219,45 @@ class Cascade(AnswerMonitor, SecondModel):
         self._prepared = second
         self._request = limiter.started(request.tenant)
 
-    @override
-    def next_row(self, row: Row, accepted: AcceptedFrame, now: float) -> Row | None:
-        text = row.transcript
+    def next_run(
+        self, stream: AnswerStream, accepted: AcceptedFrame, now: float
+    ) -> ModelRun | None:
+        """Return the run of the second model, sent, if the first answer is in doubt; commit to it if it is not."""
+        run = stream.current
+        text = run.transcript
         if text.contradicted or text.blocked:
             return None
         self.push(accepted.logprobs)
-        reason = None if row.final is None else finish_reason_of(row.final.end)
-        if not self.decided and (row.stopped or reason is not None):
+        reason = None if run.final is None else finish_reason_of(run.final.end)
+        if not self.decided and (run.is_stopped or reason is not None):
             text.end()
-            if not row.unread:
+            if not run.is_unread:
                 text.close(truncated=reason != FINISH_REASON_STOP)
             # As callers see it, or as the model gave it while it is not decided.
-            truncated = reason == FINISH_REASON_LENGTH and not row.stopped
-            self.end(text.text if text.closed else row.raw_text, truncated=truncated)
-        if not self.reason:
-            return None
-        if refusal := self._refusal(now):
-            row.kept_reason = f"{self.reason}; {refusal}"
+            is_truncated = reason == FINISH_REASON_LENGTH and not run.is_stopped
+            self.end(text.text if text.closed else run.raw_text, truncated=is_truncated)
+        if self.reason:
+            refusal = self._refusal(now)
+            if not refusal:
+                run.escalation_reason = self.reason
+                return self._start(run)
+            run.kept_reason = f"{self.reason}; {refusal}"
             self.committed = True
-            return None
-        row.escalation_reason = self.reason
-        return self._start(row)
+        if self.committed:
+            stream.commit()
+        return None
 
-    def _start(self, first: Row) -> Row:
+    def _start(self, first: ModelRun) -> ModelRun:
         self._request.escalated = True
         upstream, context = self._upstream, self._context
         prepared, hint_tokens, dropped = self._second_prompt(first)
-        attempt = upstream.new_row(context.request, prepared, f"{context.request_id}-2")
-        attempt.hint_tokens, attempt.hint_dropped = hint_tokens, dropped
-        upstream.send(context, attempt, prepared)
-        return attempt
+        run_id = f"{context.request_id}-2"
+        run = upstream.new_run(context.request, prepared, run_id, context.deadline)
+        run.hint_tokens, run.hint_dropped = hint_tokens, dropped
+        upstream.send(context, run, prepared)
+        return run
 
-    def _second_prompt(self, first: Row) -> tuple[PreparedPrompt, int, str]:
+    def _second_prompt(self, first: ModelRun) -> tuple[PreparedPrompt, int, str]:
         """Return the second model's prompt, the tokens of the hint in it, and why it has none."""
         if self.route.hint is None:
             return self._prepared, 0, ""
@@ -268,19 +276,21 @@ class Cascade(AnswerMonitor, SecondModel):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
         if self._cost(self._prepared) > (route.max_cost or math.inf):
             return f"{route.second} would cost more than is left of {route.max_cost:g}"
-        problem = self._upstream.overload.outlook(
-            route.second, self._context.scheduling, now
-        ).problem
-        return "" if problem is None else problem.message
+        outlook = self._upstream.overload.outlook(route.second, self._context.scheduling, now)
+        return "" if outlook.problem is None else outlook.problem.message
 
     def _cost(self, second: PreparedPrompt) -> float:
-        """Of both attempts, the second answer at its longest."""
+        """Return the cost of both runs, the second answer at its longest."""
         first = self._context.first
         return first.model.settings.cost(
             len(first.prompt_token_ids), self.tokens
         ) + second.model.settings.cost(len(second.prompt_token_ids), second.sampling.max_tokens)
 
 
-def _wrong(one: Sum) -> bool:
-    whole = "/" not in one.operators and all(number.is_integer() for number in one.operands)
-    return one.value is not None and one.value != one.stated if whole else one.wrong
+def _is_wrong(equation: Sum) -> bool:
+    is_whole = "/" not in equation.operators and all(
+        number.is_integer() for number in equation.operands
+    )
+    if not is_whole:
+        return equation.wrong
+    return equation.value is not None and equation.value != equation.stated

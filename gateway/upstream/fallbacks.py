@@ -12,9 +12,9 @@ from typing import Final
 
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.request_context import RequestContext
-from gateway.streaming.answer import Answer
-from gateway.streaming.row import Row
-from gateway.upstream.rows import Beside, Upstream
+from gateway.streaming.answer_stream import AnswerStream
+from gateway.streaming.model_run import ModelRun
+from gateway.upstream.runs import SideTasks, Upstream
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
 
@@ -24,62 +24,57 @@ FAILURES: Final = (EngineFailed, ModelUnavailable, Overloaded)
 """Errors of a row that another model may not meet; a request that is wrong stays wrong."""
 
 
-class Fallbacks:
+class Fallbacks(SideTasks):
     """The fallbacks of one request. They are used in the order of the configuration, each once."""
 
     def __init__(self, upstream: Upstream, context: RequestContext) -> None:
+        super().__init__()
         self._upstream = upstream
         self._context = context
-        self._beside = Beside()
         self._seed = context.first.sampling.seed
 
-    def begin(self, answer: Answer, error: SluiceError) -> bool:
-        """Let a fallback answer in place of the current row, which failed with ``error``.
+    def begin(self, stream: AnswerStream, error: SluiceError) -> bool:
+        """Start to look for a fallback of the current run, which failed with `error`.
 
-        Returns False when none may or can; the answer ends with ``error`` then.
+        Returns False when none may or can answer; the stream ends with `error` then.
         """
-        context, row = self._context, answer.current
+        context, run = self._context, stream.current
         is_governed = context.plan.route.strategy == ROUTE_STRATEGY_SAFETY
         if not context.scheduling.allow_degraded or is_governed or not isinstance(error, FAILURES):
             return False
-        if next(self._candidates(answer), None) is None:
+        if next(self._candidates(stream), None) is None:
             return False
         # At once, and not with the end of the answer: others should not meet the failure meanwhile.
-        now = time.monotonic()
-        self._upstream.usage.record_result(context.scheduling, row, error, now)
-        row.error = error
-        self._beside.spawn(answer, partial(self._replace, answer, row, error))
+        self._upstream.usage.record_result(context.scheduling, run, error, time.monotonic())
+        run.error = error
+        self.spawn(stream, partial(self._replace, stream, run, error))
         return True
 
-    def close(self) -> None:
-        """Stop looking for a fallback: the answer has ended."""
-        self._beside.close()
-
-    def _candidates(self, answer: Answer) -> Iterator[str]:
+    def _candidates(self, stream: AnswerStream) -> Iterator[str]:
         """Yield the fallbacks of the current model that have not failed, and could answer in time."""
-        failed = {one.model for one in answer.attempts}
+        failed = {run.model for run in stream.runs}
         overload, scheduling = self._upstream.overload, self._context.scheduling
-        for model in scheduling.rules.fallbacks.get(answer.current.model, ()):
+        for model in scheduling.rules.fallbacks.get(stream.current.model, ()):
             outlook = overload.outlook(model, scheduling, time.monotonic())
             if model not in failed and outlook.problem is None:
                 yield model
 
-    async def _replace(self, answer: Answer, row: Row, error: SluiceError) -> None:
-        for model in self._candidates(answer):
+    async def _replace(self, stream: AnswerStream, failed: ModelRun, error: SluiceError) -> None:
+        for model in self._candidates(stream):
             prepared = await self._upstream.preparation.prepare_fallback(self._context, model)
             if prepared is not None:
-                self._send(answer, row, prepared, error)
+                self._send(stream, failed, prepared, error)
                 return
         raise error
 
     def _send(
-        self, answer: Answer, failed: Row, prepared: PreparedPrompt, error: SluiceError
+        self, stream: AnswerStream, failed: ModelRun, prepared: PreparedPrompt, error: SluiceError
     ) -> None:
         context, upstream, model = self._context, self._upstream, prepared.model
         prepared.sampling.seed = self._seed
-        row_id = f"{context.request_id}-{len(answer.attempts) + 1}"
-        row = upstream.new_row(context.request, prepared, row_id)
-        if not answer.fall_back(failed, row, error.message):
+        run_id = f"{context.request_id}-{len(stream.runs) + 1}"
+        run = upstream.new_run(context.request, prepared, run_id, context.deadline)
+        if not stream.replace_failed(failed, run, error.message):
             return
         reason = f"degraded: {failed.model} failed before its first token: {error.message}"
         plan = context.plan
@@ -89,6 +84,9 @@ class Fallbacks:
         context.prompts, context.second = (prepared,), None
         logger.info(
             "replaced %s by its fallback %s: %s (request %s)",
-            *(failed.model, model.name, error.message, context.request_id),
+            failed.model,
+            model.name,
+            error.message,
+            context.request_id,
         )
-        upstream.send(context, row, prepared)
+        upstream.send(context, run, prepared)

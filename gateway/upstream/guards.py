@@ -1,6 +1,6 @@
-"""Guard models: one question to one of them, and what a request asks them beside its generation.
+"""Guard models: one check by one of them, and the checks of a request beside its generation.
 
-Every problem of a question is a `GuardFailure`, never an error: its prompts, its rows, its answer.
+Every problem of a check is a `GuardFailure`, never an error: its prompts, its runs, its answer.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ from gateway.safety.guards.families import (
     Unparsable,
 )
 from gateway.safety.output.windows import AnswerWindow
-from gateway.streaming.answer import Answer
-from gateway.streaming.row import Row
+from gateway.streaming.answer_stream import AnswerStream
+from gateway.streaming.model_run import ModelRun
 from gateway.streaming.transcript import Transcript
-from gateway.upstream.rows import Beside, InternalRow, Upstream
+from gateway.upstream.runs import SideTasks, Upstream
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from gateway.validation.requests import WORKLOAD_LABEL
 from sluice.errors import (
@@ -65,15 +65,16 @@ from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import SamplingParams
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 WORKLOAD: Final = "guard"
-"""Answers of guards have similar lengths, unlike those to callers."""
+"""Workload of guard runs: their answers have similar lengths, unlike those to callers."""
 SEGMENTS_MAX: Final = 32
-"""Rows of one question to a classifier, whose context is short; a longer text is too long."""
+"""Runs of one check by a classifier, whose context is short; a longer text is too long."""
 READ_SEGMENTS_MAX: Final = 512
-"""Rows of all texts of a prompt that a token classifier reads; more are too long."""
-_ALTERNATIVES: Final = 16
+"""Runs of all texts of a prompt that a token classifier reads; more are too long."""
+ALTERNATIVES_MIN: Final = 16
+"""Least number of alternatives for a token of a guard's answer: a verdict's score is made of them."""
 
 _T = TypeVar("_T")
 
@@ -90,49 +91,49 @@ _FAILURES: Final[Mapping[type[Exception], GuardFailure]] = {
 }
 
 
-async def ask(
-    upstream: Upstream, about: RequestContext, check: Check, turns: Sequence[Message]
+async def run_guard(
+    upstream: Upstream, context: RequestContext, check: Check, turns: Sequence[Message]
 ) -> tuple[Outcome, Cost]:
-    """The verdict of a guard, within its time budget, and what it cost.
+    """Return the verdict of a guard, within its time budget, and what it cost.
 
-    ``turns``: of caller and model as the model may see them, the caller's last.
+    `turns`: of caller and model as the model may see them, the caller's last.
     """
-    with _check_span(about, check) as span:
-        question = _Question(upstream, about, check, headers_of(span))
-        outcome, cost = await question.within_budget(question.verdict(turns))
+    with _check_span(context, check) as span:
+        runs = _CheckRuns(upstream, context, check, headers_of(span))
+        outcome, cost = await runs.within_budget(runs.verdict(turns))
         score = None if isinstance(outcome, GuardFailure) else outcome.score
         _set_outcome(span, rules_of(check.guard, outcome), score)
         return outcome, cost
 
 
-async def read(
-    upstream: Upstream, about: RequestContext, check: Check, texts: Sequence[str]
+async def find_entities(
+    upstream: Upstream, context: RequestContext, check: Check, texts: Sequence[str]
 ) -> tuple[list[list[Finding]] | GuardFailure, Decided]:
-    """Return what a token classifier finds in `texts`; see `gateway.admission.prompt_inspection.EntityReader`."""
-    with _check_span(about, check) as span:
-        question = _Question(upstream, about, check, headers_of(span))
-        outcome, cost = await question.within_budget(question.entities(texts))
-        found = outcome if isinstance(outcome, GuardFailure) else [*chain.from_iterable(outcome)]
-        taken = entity_rules_of(check.guard, found)
+    """Return what a token classifier finds in `texts`: see `gateway.admission.prompt_inspection.EntityReader`."""
+    with _check_span(context, check) as span:
+        runs = _CheckRuns(upstream, context, check, headers_of(span))
+        outcome, cost = await runs.within_budget(runs.entities(texts))
+        findings = outcome if isinstance(outcome, GuardFailure) else [*chain.from_iterable(outcome)]
+        taken = entity_rules_of(check.guard, findings)
         _set_outcome(span, taken)
         return outcome, Decided(check, taken, cost=cost)
 
 
-class _Question:
-    """The rows of one check; ``headers``: their trace context."""
+class _CheckRuns:
+    """The runs of one check; `headers`: their trace context."""
 
     def __init__(
-        self, upstream: Upstream, about: RequestContext, check: Check, headers: Mapping[str, str]
+        self, upstream: Upstream, context: RequestContext, check: Check, headers: Mapping[str, str]
     ) -> None:
         self._upstream = upstream
-        self._about = about
+        self._context = context
         self._check = check
         self._headers = headers
-        self._attempts: Sequence[Row] = ()
-        self._begun = time.monotonic()
+        self._runs: Sequence[ModelRun] = ()
+        self._began_at = time.monotonic()
 
     async def within_budget(self, work: Awaitable[_T]) -> tuple[_T | GuardFailure, Cost]:
-        """The result of ``work``, if it comes in time, and what it cost."""
+        """Return the result of `work`, if it comes in time, and what it cost."""
         outcome: _T | GuardFailure
         try:
             async with asyncio.timeout(self._check.guard.settings.budget_s):
@@ -140,12 +141,12 @@ class _Question:
         except Exception as error:  # the answer would wait for it
             outcome = _FAILURES.get(type(error), GuardFailure.FAILED)
             if not isinstance(error, (SluiceError, *_FAILURES)):
-                _log.exception("request %s: a check failed", self._about.request_id)
-        cost = sum(attempt.cost for attempt in self._attempts)
-        return outcome, Cost((time.monotonic() - self._begun) * 1000, cost)
+                logger.exception("guard check of request %s failed", self._context.request_id)
+        cost = sum(run.cost for run in self._runs)
+        return outcome, Cost((time.monotonic() - self._began_at) * 1000, cost)
 
     async def verdict(self, turns: Sequence[Message]) -> GuardVerdict:
-        """The verdict of a guard that gives some."""
+        """Return the verdict of a guard that gives some."""
         model, guard = self._model(), self._check.guard
         assert isinstance(guard, Guard), "the others give no verdicts"
         texts = [self._check.answer, *(turn["content"] for turn in turns)]
@@ -153,13 +154,13 @@ class _Question:
         prompts = await self._tokenized(texts, work)
         sampling = _sampling(guard.family, model)
         # Without the caller's stop strings, and with all alternatives.
-        asked = SamplingParams(logprobs=sampling.top_logprobs)
+        params = SamplingParams(logprobs=sampling.top_logprobs)
         prepared = [PreparedPrompt(model, prompt, sampling, None) for prompt in prompts]
-        answered = await self._compute(prepared, asked)
-        return _worst([_verdict_of(guard.family, one.transcript) for one in answered])
+        runs = await self._compute(prepared, params)
+        return _worst([_verdict_of(guard.family, run.transcript) for run in runs])
 
     async def entities(self, texts: Sequence[str]) -> list[list[Finding]]:
-        """What a token classifier finds in each text."""
+        """Return what a token classifier finds in each text."""
         model, guard = self._model(), self._check.guard
         assert isinstance(guard, EntityGuard), "the others find no entities"
         segments = await self._tokenized(texts, partial(_segments, model, texts))
@@ -169,71 +170,70 @@ class _Question:
             PreparedPrompt(model, segment.token_ids, UNDRAWN, None, Values())
             for _, segment in segments
         ]
-        answered = await self._compute(prepared, SamplingParams())
-        found: list[list[Finding]] = [[] for _ in texts]
-        for (place, segment), attempt in zip(segments, answered, strict=True):
-            found[place] += guard.tags.findings(_labelled(segment, attempt))
-        return found
+        runs = await self._compute(prepared, SamplingParams())
+        findings: list[list[Finding]] = [[] for _ in texts]
+        for (number, segment), run in zip(segments, runs, strict=True):
+            findings[number] += guard.tags.findings(_labelled(segment, run))
+        return findings
 
     def _model(self) -> ServedModel:
-        model = self._about.policies.catalog[self._check.guard.settings.model]
-        problem = self._upstream.overload.outlook(
-            model.name, self._about.scheduling, time.monotonic()
-        ).problem
-        if problem is not None:
-            raise problem
+        model = self._context.policies.catalog[self._check.guard.settings.model]
+        scheduling = self._context.scheduling
+        outlook = self._upstream.overload.outlook(model.name, scheduling, time.monotonic())
+        if outlook.problem is not None:
+            raise outlook.problem
         return model
 
     async def _tokenized(self, texts: Sequence[str], work: Callable[[], _T]) -> _T:
-        """Do ``work`` on ``texts``, in a thread when they are long."""
+        """Do `work` on `texts`, in a thread when they are long."""
         threads = self._upstream.preparation.threads
-        return await threads.work_on(texts, self._about.tenant, work)
+        return await threads.work_on(texts, self._context.tenant, work)
 
     async def _compute(
         self, prepared: Sequence[PreparedPrompt], sampling: SamplingParams
-    ) -> list[Row]:
-        upstream, about = self._upstream, self._about
+    ) -> Sequence[ModelRun]:
+        upstream, context = self._upstream, self._context
         request = replace(
-            about.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
+            context.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
         )
-        deadline = min(about.deadline, time.monotonic() + self._check.guard.settings.budget_s)
-        rows = [
-            InternalRow(upstream, request, one, self._row_id(number), deadline, self._headers)
-            for number, one in enumerate(prepared)
+        deadline = min(context.deadline, time.monotonic() + self._check.guard.settings.budget_s)
+        self._runs = [
+            upstream.new_run(request, prompt, self._run_id(number), deadline)
+            for number, prompt in enumerate(prepared)
         ]
-        self._attempts = [row.attempt for row in rows]
-        try:
-            # Cancelled together: without an answer about one segment there is none about the text.
-            await InternalRow.answer(*rows)
-        finally:
-            now = time.monotonic()
-            for row in rows:
-                upstream.usage.record_stream(about.scheduling, row.result, now)
-        return [row.attempt for row in rows]
+        for run in self._runs:
+            run.headers = self._headers
+        await upstream.compute(
+            self._runs,
+            lambda result: upstream.usage.record_stream(
+                context.scheduling, result, time.monotonic()
+            ),
+        )
+        return self._runs
 
-    def _row_id(self, number: int) -> str:
-        """The name of the ``number``-th row."""
+    def _run_id(self, number: int) -> str:
+        """Return the name of the `number`-th run."""
         # Classifiers of the prompt are counted apart.
-        apart = isinstance(self._check.guard, EntityGuard) and not self._check.in_answer
-        kind = "e" if apart else "g"
-        name = f"{self._about.request_id}-{kind}{self._check.number}"
+        is_apart = isinstance(self._check.guard, EntityGuard) and not self._check.in_answer
+        kind = "e" if is_apart else "g"
+        name = f"{self._context.request_id}-{kind}{self._check.number}"
         return f"{name}-{number}" if number else name
 
 
-def _check_span(about: RequestContext, check: Check) -> AbstractContextManager[Span]:
+def _check_span(context: RequestContext, check: Check) -> AbstractContextManager[Span]:
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION: names.GUARDRAIL_OPERATION,
         names.GEN_AI_REQUEST_MODEL: check.guard.settings.model,
         names.GUARDRAIL_NAME: check.guard.name,
         names.GUARDRAIL_TARGET: "output" if check.in_answer else "input",
     }
-    return about.log.child(names.SPAN_GUARD, attributes)
+    return context.log.child(names.SPAN_GUARD, attributes)
 
 
 def _set_outcome(
     span: Span, taken: Sequence[tuple[str, Action]], score: float | None = None
 ) -> None:
-    """Says on the span of a check what came of it."""
+    """Set the outcome of a check on its span."""
     action = max(action for _, action in taken)
     span.set_attribute(names.GUARDRAIL_ACTION, action.name.lower())
     pairs = [f"{rule}:{action.name.lower()}" for rule, action in taken]
@@ -243,34 +243,34 @@ def _set_outcome(
 
 
 def _segments(model: ServedModel, texts: Sequence[str]) -> list[tuple[int, Segment]]:
-    """The segments of all texts, each with the number of its text."""
+    """Return the segments of all texts, each with the number of its text."""
     return [
-        (place, segment)
-        for place, text in enumerate(texts)
+        (number, segment)
+        for number, text in enumerate(texts)
         if text.strip()
         for segment in model.tokenizer.segments(text, model.context_tokens)
     ]
 
 
-def _labelled(segment: Segment, attempt: Row) -> Iterator[LabelledToken]:
-    """The tokens of ``segment`` with what the model said of each: two numbers, its label and the probability."""
-    assert attempt.final is not None, "it has ended"
-    values = array("f", attempt.final.values)
+def _labelled(segment: Segment, run: ModelRun) -> Iterator[LabelledToken]:
+    """Yield the tokens of `segment` with the model's two numbers of each: its label and the probability."""
+    assert run.final is not None, "it has ended"
+    values = array("f", run.final.values)
     if len(values) != 2 * len(segment.token_ids):
         raise Unparsable
-    for place, token in enumerate(segment.tokens, segment.lead):
-        label, score = int(values[2 * place]), values[2 * place + 1]
+    for index, token in enumerate(segment.tokens, segment.lead):
+        label, score = int(values[2 * index]), values[2 * index + 1]
         yield LabelledToken(token.start, token.end, token.word, label, score)
 
 
 def prompts_of(
     family: Family, model: ServedModel, turns: Sequence[Message], check: Check
 ) -> list[list[int]]:
-    """The prompts of the rows, each of which fits the guard's context."""
+    """Return the prompts of the runs, each of which fits the guard's context."""
     tokens_max = model.context_tokens - family.answer_tokens
     if family.labels:
-        asked = "\n".join(turn["content"] for turn in turns if turn["role"] == "user")
-        text = check.answer if check.in_answer else asked
+        prompt_text = "\n".join(turn["content"] for turn in turns if turn["role"] == "user")
+        text = check.answer if check.in_answer else prompt_text
         prompts = model.tokenizer.segments(text, tokens_max)
         if len(prompts) > SEGMENTS_MAX:
             raise PromptTooLong("the text has too many segments for the guard")
@@ -292,26 +292,26 @@ def _sampling(family: Family, model: ServedModel) -> Sampling:
         top_p=1.0,
         repetition_penalty=1.0,
         logprobs=True,
-        top_logprobs=max(_ALTERNATIVES, min(32, len(model.tokenizer.labels))),
+        top_logprobs=max(ALTERNATIVES_MIN, min(32, len(model.tokenizer.labels))),
         stop_token_ids=sorted(model.tokenizer.stop_token_ids),
     )
 
 
 def _verdict_of(family: Family, transcript: Transcript) -> GuardVerdict:
-    said, _ = transcript.whole(True, None)
-    return family.verdict(said.text, [token.top for token in said.logprobs])
+    delta, _ = transcript.whole(True, None)
+    return family.verdict(delta.text, [token.top for token in delta.logprobs])
 
 
 def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
-    """Of the segments of one text."""
-    flagged = [one for one in verdicts if one.flagged]
-    scores = [one.score for one in verdicts if one.score is not None]
-    categories = dict.fromkeys(name for one in flagged for name in one.categories)
+    """Return the verdict on a text from those on its segments."""
+    flagged = [verdict for verdict in verdicts if verdict.flagged]
+    scores = [verdict.score for verdict in verdicts if verdict.score is not None]
+    categories = dict.fromkeys(name for verdict in flagged for name in verdict.categories)
     return GuardVerdict(bool(flagged), tuple(categories), max(scores, default=None))
 
 
-class GuardRunner(Beside):
-    """Implements `gateway.streaming.answer.Guards` for one request.
+class GuardRunner(SideTasks):
+    """Runs the checks of one request beside its answer.
 
     Attributes:
         checks: which are due, and their outcomes.
@@ -324,91 +324,95 @@ class GuardRunner(Beside):
         self._context = context
         self._turns = _turns(context.conversation)
 
-    def check_prompt(self, answer: Answer) -> None:
-        """Starts the checks of the prompt; the row of the answer is on its way already."""
-        self._start(answer, self.checks.begin())
-        answer.verdict_passed(time.monotonic())
+    def check_prompt(self, stream: AnswerStream) -> None:
+        """Start the checks of the prompt; the run of the answer is on its way already."""
+        self._start(stream, self.checks.begin())
+        stream.pass_verdict(time.monotonic())
 
-    def check_answer(self, answer: Answer, *, ended: bool) -> None:
-        """The answer of ``answer`` has grown, or ended; it is `Guards.check_answer`."""
-        attempt = answer.current
-        due = self.checks.produced(attempt.completion_tokens, lambda: attempt.raw_text, ended)
-        self._start(answer, due)
-        window = attempt.next_window()
+    def check_answer(self, stream: AnswerStream, has_ended: bool) -> None:
+        """Start the checks that are due, now that the answer has grown or ended."""
+        run = stream.current
+        due = self.checks.produced(run.completion_tokens, lambda: run.raw_text, has_ended)
+        self._start(stream, due)
+        window = run.next_window()
         if window is not None:
-            self.spawn(answer, partial(self._read, answer, attempt, window))
+            self.spawn(stream, partial(self._classify, stream, run, window))
 
     @override
     def close(self) -> None:
         self.checks.close()
         super().close()
 
-    def _start(self, answer: Answer, due: list[Check]) -> None:
+    def _start(self, stream: AnswerStream, due: list[Check]) -> None:
         for check in due:
-            self.spawn(answer, partial(self._ask, answer, check))
+            self.spawn(stream, partial(self._check, stream, check))
 
-    async def _read(self, answer: Answer, attempt: Row, window: AnswerWindow) -> None:
-        """Token classifiers read the next part of the answer."""
-        decided, found = await self._entities(attempt, window)
+    async def _classify(self, stream: AnswerStream, run: ModelRun, window: AnswerWindow) -> None:
+        """Let token classifiers read the next part of the answer."""
+        decided, findings = await self._entities(run, window)
         now = time.monotonic()
-        blocking = [rule for one in decided if one.action is Action.BLOCK for rule in one.rules]
-        if answer.current is attempt and blocking:
-            answer.block(tuple(blocking), now)
+        rules = [rule for one in decided if one.action is Action.BLOCK for rule in one.rules]
+        if stream.current is run and rules:
+            stream.block(tuple(rules), now)
             return
-        answer.settle(attempt, window, found, now)
-        self._continue(answer)
+        stream.settle(run, window, findings, now)
+        self._continue(stream)
 
     async def _entities(
-        self, attempt: Row, window: AnswerWindow
+        self, run: ModelRun, window: AnswerWindow
     ) -> tuple[list[Decided], list[Finding]]:
-        """What is recorded of each classifier, and all that they found in ``window``."""
+        """Return what is recorded of each classifier, and all that they found in `window`."""
         context, guards = self._context, self._context.inspection.compiled.answer_readers
-        checks = [self.checks.reading(one, attempt.completion_tokens) for one in guards]
+        checks = [self.checks.reading(guard, run.completion_tokens) for guard in guards]
         readings = await asyncio.gather(
-            *(read(self._upstream, context, check, [window.text]) for check in checks)
+            *(find_entities(self._upstream, context, check, [window.text]) for check in checks)
         )
-        decided = [one for _, one in readings]
+        decided = [decision for _, decision in readings]
         self.checks.decided += decided
         outcomes = [outcome for outcome, _ in readings if not isinstance(outcome, GuardFailure)]
-        return decided, [found for outcome in outcomes for found in outcome[0]]
+        return decided, [finding for outcome in outcomes for finding in outcome[0]]
 
-    async def _ask(self, answer: Answer, check: Check) -> None:
-        outcome, cost = await ask(self._upstream, self._context, check, self._turns)
+    async def _check(self, stream: AnswerStream, check: Check) -> None:
+        outcome, cost = await run_guard(self._upstream, self._context, check, self._turns)
         decided = self.checks.decide(check, outcome, cost)
         if decided is None:
             return
         if decided.action is Action.BLOCK and check.in_answer:
-            answer.block(decided.rules, time.monotonic())
+            stream.block(decided.rules, time.monotonic())
         elif decided.action is Action.BLOCK:
             raise blocked(decided.rules, self._context.inspection.policy.version)
         elif decided.action is Action.ROUTE:
-            await self._reroute(answer, decided)
+            await self._reroute(stream, decided)
         else:
-            self._continue(answer)
+            self._continue(stream)
 
-    async def _reroute(self, answer: Answer, decided: Decided) -> None:
+    async def _reroute(self, stream: AnswerStream, decided: Decided) -> None:
         model = decided.check.guard.settings.action.model
         assert model is not None, "a route has a model"
-        answer.commit()
-        if answer.current.model == model:
+        stream.commit()
+        if stream.current.model == model:
             self.checks.followed(decided.check)
-            self._continue(answer)
+            self._continue(stream)
             return
-        prepared = await self._upstream.preparation.prepare_governed(self._context, model)
-        row_id = f"{answer.request_id}-r{decided.check.number}"
-        attempt = self._upstream.new_row(self._context.request, prepared, row_id)
+        context, upstream = self._context, self._upstream
+        prepared = await upstream.preparation.prepare_governed(context, model)
+        run_id = f"{stream.request_id}-r{decided.check.number}"
+        run = upstream.new_run(context.request, prepared, run_id, context.deadline)
         self.checks.followed(decided.check)
-        if answer.reroute(attempt, ", ".join(decided.rules)):
-            self._upstream.send(self._context, attempt, prepared)
+        if stream.reroute(run, ", ".join(decided.rules)):
+            upstream.send(context, run, prepared)
 
-    def _continue(self, answer: Answer) -> None:
-        if not answer.ended and not answer.holding:
-            self.check_answer(answer, ended=answer.row_ended)  # it may have grown meanwhile
-        answer.verdict_passed(time.monotonic())
+    def _continue(self, stream: AnswerStream) -> None:
+        if not stream.has_ended and not stream.is_held:
+            self.check_answer(stream, stream.has_run_ended)  # it may have grown meanwhile
+        stream.pass_verdict(time.monotonic())
 
 
 def _turns(conversation: Conversation) -> list[Message]:
-    """The turns for guards: without the operator's own message. Results of tools are input, as the user's turns are."""
+    """Return the turns for guards, without the operator's own message.
+
+    Results of tools are input, as the user's turns are.
+    """
     turns: list[Message] = []
     for turn in conversation.turns:
         if turn.role == TOOL and turns and turns[-1]["role"] == USER:

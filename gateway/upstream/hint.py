@@ -19,7 +19,7 @@ from gateway.admission.prompts import PreparedPrompt, encode_now, fit
 from gateway.admission.request_context import RequestContext
 from gateway.admission.text_work import TURN_COST
 from gateway.safety.inspector import NO_ENTITIES
-from gateway.streaming.row import Row
+from gateway.streaming.model_run import ModelRun
 from gateway.validation.conversation import USER, Conversation
 from sluice.errors import SluiceError
 from sluice.settings.routing import DRAFT
@@ -40,13 +40,15 @@ class Hint:
     tokens: int
 
 
-def add_hint(context: RequestContext, prepared: PreparedPrompt, row: Row, template: str) -> Hint:
-    """Put the draft of ``row`` into the prompt ``prepared`` of the second model.
+def add_hint(
+    context: RequestContext, prepared: PreparedPrompt, run: ModelRun, template: str
+) -> Hint:
+    """Put the draft of `run` into the prompt `prepared` of the second model.
 
     Raises:
         HintDropped: the prompt stays as it is.
     """
-    draft = _inspected(context, _filtered(row))
+    draft = _inspected(context, _filtered(run))
     conversation = _with_note(context.conversation, template.replace(DRAFT, draft))
     token_ids = _encoded(conversation, prepared)
     try:
@@ -63,13 +65,13 @@ def add_hint(context: RequestContext, prepared: PreparedPrompt, row: Row, templa
     return Hint(replace(prepared, prompt_token_ids=token_ids, sampling=sampling), added)
 
 
-def _filtered(row: Row) -> str:
+def _filtered(run: ModelRun) -> str:
     """Return the draft as the output rules leave it."""
-    if row.unread:
+    if run.is_unread:
         raise HintDropped("token classifiers have not read all of it")
-    if row.output is None:
-        return row.raw_text
-    decision = row.output.review()
+    if run.output is None:
+        return run.raw_text
+    decision = run.output.review()
     if decision.blocked:
         raise HintDropped(f"the safety policy blocks it: {', '.join(decision.blocked)}")
     return decision.text
@@ -91,7 +93,7 @@ def _inspected(context: RequestContext, draft: str) -> str:
 
 
 def _with_note(conversation: Conversation, note: str) -> Conversation:
-    """Return the conversation with ``note`` at the end of its last turn, which must be the user's."""
+    """Return the conversation with `note` at the end of its last turn, which must be the user's."""
     *before, last = conversation.turns
     if conversation.raw or last.role != USER:
         raise HintDropped("only a user's message has a place for it")

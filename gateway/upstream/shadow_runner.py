@@ -1,11 +1,10 @@
 """Learns from answers that have ended: keeps their outcomes, and gives the same request to shadow models.
 
-Shadows never delay an answer: they are rows of class bulk, sent after the caller has its answer. The
+Shadows never delay an answer: they are runs of class bulk, sent after the caller has its answer. The
 record of the request says why a shadow was dropped.
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,12 +16,12 @@ from gateway.records.agreement import agreement
 from gateway.routing.learned.features import ends
 from gateway.routing.rules import SHADOW, drawn
 from gateway.safety.actions import Action
-from gateway.streaming.answer import Answer
-from gateway.streaming.row import Row
-from gateway.streaming.row_result import RowResult
+from gateway.streaming.answer_stream import AnswerStream
+from gateway.streaming.model_run import ModelRun
+from gateway.streaming.result_collector import ResultCollector
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import RequestRecords
-from gateway.upstream.rows import InternalRow, Upstream
+from gateway.upstream.runs import Upstream
 from gateway.validation.requests import ValidRequest
 from sluice.background import BackgroundTasks
 from sluice.errors import SluiceError
@@ -34,31 +33,33 @@ from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, ROUTE_STRATEGY
 from sluice.wire.clock import duration, unix_ms
 
 IN_FLIGHT_MAX: Final = 32
-"""Shadows of one gateway that may run at once."""
+"""Shadows of one gateway that may run at once; more are dropped."""
 LIMIT_S: Final = 60.0
-"""Longest time for the answer of a shadow, seconds."""
+"""Timeout of a shadow, in seconds."""
 CLASS: Final = "bulk"
+"""Shadows take what all others leave."""
 
 IN_FLIGHT: Final = "in_flight"
 """Why a shadow was dropped; else the reason of an error in small letters."""
 BLOCKED: Final = "safety_blocked"
+"""Why a shadow was dropped: the safety policy ended its answer."""
 
 TEXT_CHARS_MAX: Final = 16_384
-"""Of a prompt or an answer; of a longer text both ends are kept, as the learned router reads it."""
+"""Length of a stored prompt or answer; of a longer text both ends are kept, as the learned router reads it."""
 
 _STEERING: Final = (Action.ROUTE, Action.BLOCK)
 
 
 @dataclass(frozen=True)
 class _Shadow:
-    """One model that is given the request of ``answered``; ``run`` is filled in, ``pair`` is what a router compares."""
+    """One model that is given the request of `answered`; `record` describes it, `pair` is what a router compares."""
 
     context: RequestContext
-    answered: Row
+    answered: ModelRun
     pair: tuple[str, str] | None
     outcome: Outcome | None
-    row_id: str
-    run: ShadowRun
+    run_id: str
+    record: ShadowRun
 
 
 class ShadowRunner:
@@ -71,111 +72,114 @@ class ShadowRunner:
         self._running = BackgroundTasks()
 
     async def close(self) -> None:
-        """Cancels the shadows in flight."""
+        """Cancel the shadows in flight."""
         await self._running.close()
 
-    def ended(self, context: RequestContext, answer: Answer) -> None:
-        """Keeps the outcome of a request that has just ended, and starts its shadows."""
-        plan, routing, current = context.plan, context.policies.settings.routing, answer.current
-        policy, kept = routing.policies.get(plan.policy, routing), routing.outcomes
-        pair, outcome = policy.pair or kept.pair, None
-        governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY
-        if governed or not (pair or policy.shadows) or not learnable(context.request, answer):
+    def ended(self, context: RequestContext, stream: AnswerStream) -> None:
+        """Keep the outcome of a request that has just ended, and start its shadows."""
+        plan, routing, current = context.plan, context.policies.settings.routing, stream.current
+        policy, outcomes = routing.policies.get(plan.policy, routing), routing.outcomes
+        pair, outcome = policy.pair or outcomes.pair, None
+        is_governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY
+        if is_governed or not (pair or policy.shadows) or not learnable(context.request, stream):
             return
-        if pair and current.model in pair and context.tenant in kept.tenants:
-            outcome = outcome_of(context, pair, answer)
+        if pair and current.model in pair and context.tenant in outcomes.tenants:
+            outcome = outcome_of(context, pair, stream)
             self._records.store.write_outcome(outcome)
-        trials = drawn(policy.shadows, current.model, answer.request_id, SHADOW)
+        trials = drawn(policy.shadows, current.model, stream.request_id, SHADOW)
         for number, trial in enumerate(trials, 1):
-            row_id = f"{answer.request_id}-s{number}"
-            run = ShadowRun(model=trial.model)
-            shadow = _Shadow(context, current, pair, outcome, row_id, run)
+            run_id = f"{stream.request_id}-s{number}"
+            record = ShadowRun(model=trial.model)
+            shadow = _Shadow(context, current, pair, outcome, run_id, record)
             if len(self._running) < IN_FLIGHT_MAX:
                 self._running.spawn(self._run(shadow))
             else:
-                run.dropped = IN_FLIGHT
-                self._ended(shadow)
+                record.dropped = IN_FLIGHT
+                self._add_record(shadow)
 
     async def _run(self, shadow: _Shadow) -> None:
         async def fail(error: SluiceError) -> None:
-            shadow.run.dropped = error.reason.lower()
+            shadow.record.dropped = error.reason.lower()
 
-        await fail_with(self._answer(shadow), fail, shadow.row_id)
-        self._ended(shadow)
+        await fail_with(self._answer(shadow), fail, shadow.run_id)
+        self._add_record(shadow)
 
     async def _answer(self, shadow: _Shadow) -> None:
-        """Compares its answer with that of the caller."""
-        run, begun = shadow.run, time.monotonic()
-        scheduling = SchedulingParams(CLASS, begun + LIMIT_S, rules=shadow.context.scheduling.rules)
-        problem = self._upstream.overload.outlook(run.model, scheduling, begun).problem
-        if problem is not None:
-            raise problem
-        attributes = {names.GEN_AI_REQUEST_MODEL: run.model, names.PRIORITY_CLASS: CLASS}
+        """Compute the shadow's answer and compare it with that of the caller."""
+        record, began_at = shadow.record, time.monotonic()
+        scheduling = SchedulingParams(
+            CLASS, began_at + LIMIT_S, rules=shadow.context.scheduling.rules
+        )
+        outlook = self._upstream.overload.outlook(record.model, scheduling, began_at)
+        if outlook.problem is not None:
+            raise outlook.problem
+
+        def on_end(result: ResultCollector) -> None:
+            now, run = time.monotonic(), result.current
+            # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
+            self._upstream.usage.record_result(shadow.context.scheduling, run, result.error, now)
+            record.prompt_tokens = run.prompt_tokens
+            record.completion_tokens = run.completion_tokens
+            record.cost = run.cost
+            record.duration.CopyFrom(duration((now - began_at) * 1000))
+
+        attributes = {names.GEN_AI_REQUEST_MODEL: record.model, names.PRIORITY_CLASS: CLASS}
         with shadow.context.log.child(names.SPAN_SHADOW, attributes) as span:
-            row = await self._row(shadow, begun, headers_of(span))
-            attempt = row.attempt
-            try:
-                await InternalRow.answer(row)
-            finally:
-                now = time.monotonic()
-                # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
-                usage = self._upstream.usage
-                usage.record_result(shadow.context.scheduling, attempt, row.result.error, now)
-                run.prompt_tokens = attempt.prompt_tokens
-                run.completion_tokens = attempt.completion_tokens
-                run.cost = attempt.cost
-                run.duration.CopyFrom(duration((now - begun) * 1000))
-            if blocked(row.result):
-                run.dropped = BLOCKED
+            run = await self._new_run(shadow, began_at)
+            run.headers = headers_of(span)
+            (result,) = await self._upstream.compute([run], on_end)
+            if blocked(result):
+                record.dropped = BLOCKED
                 return
-            run.agreement = agreement(shadow.answered.raw_text, attempt.raw_text)
-            span.set_attribute(names.SHADOW_AGREEMENT, run.agreement)
+            record.agreement = agreement(shadow.answered.raw_text, run.raw_text)
+            span.set_attribute(names.SHADOW_AGREEMENT, record.agreement)
         outcome = shadow.outcome
-        if outcome is not None and add_shadow(outcome, attempt, run.agreement):
+        if outcome is not None and add_shadow(outcome, run, record.agreement):
             self._records.store.write_outcome(outcome)
         self._observe_drift(shadow)
 
-    async def _row(self, shadow: _Shadow, now: float, headers: Mapping[str, str]) -> InternalRow:
-        """The same conversation and sampling parameters for another model."""
+    async def _new_run(self, shadow: _Shadow, now: float) -> ModelRun:
+        """Return a run of the same conversation and sampling parameters for another model."""
         upstream, context = self._upstream, shadow.context
-        model = context.policies.catalog[shadow.run.model]
+        model = context.policies.catalog[shadow.record.model]
         request = replace(context.request, priority_class=CLASS)
         inspect, threads = context.first.inspect, upstream.preparation.threads
         prepared = await prepare(request, context.conversation, model, inspect, threads)
         prepared.sampling.seed = context.first.sampling.seed
-        return InternalRow(upstream, request, prepared, shadow.row_id, now + LIMIT_S, headers)
+        return upstream.new_run(request, prepared, shadow.run_id, now + LIMIT_S)
 
     def _observe_drift(self, shadow: _Shadow) -> None:
-        """Reports how the weak one of the router's two models did; routers predict nothing of other models."""
+        """Report how the weak one of the router's two models did; routers predict nothing of other models."""
         plan, pair = shadow.context.plan, shadow.pair
-        if pair is not None and {shadow.answered.model, shadow.run.model} == set(pair):
-            self._drift.compared(plan, pair[0], shadow.run.agreement, shadow.row_id)
+        if pair is not None and {shadow.answered.model, shadow.record.model} == set(pair):
+            self._drift.compared(plan, pair[0], shadow.record.agreement, shadow.run_id)
 
-    def _ended(self, shadow: _Shadow) -> None:
-        """A shadow answered, or was dropped, after the request had ended."""
+    def _add_record(self, shadow: _Shadow) -> None:
+        """Add a shadow that answered, or was dropped, to the record of the request, which ended before."""
         log = shadow.context.log
-        log.shadows = [*log.shadows, shadow.run]
+        log.shadows = [*log.shadows, shadow.record]
         self._records.ended(log)
 
 
-def learnable(request: ValidRequest, stream: Answer) -> bool:
-    """Whether an answer that has ended may be used for learning: it is complete, and no guard blocked or rerouted it.
+def learnable(request: ValidRequest, stream: AnswerStream) -> bool:
+    """Return whether an answer that has ended may be used for learning.
 
-    A resumed answer began in another stream, which counts.
+    It must be complete, and no guard may have blocked or rerouted it. A resumed answer began in another stream, which
+    counts.
     """
-    finished, guards = stream.finished, stream.guards
+    finished, checks = stream.finished, stream.checks
     if finished is None or request.resume or blocked(stream):
         return False
-    return guards is None or all(one.action not in _STEERING for one in guards.checks.decided)
+    return checks is None or all(one.action not in _STEERING for one in checks.decided)
 
 
-def blocked(result: RowResult) -> bool:
-    """Whether the safety policy ended the answer."""
+def blocked(result: ResultCollector) -> bool:
+    """Return whether the safety policy ended the answer."""
     return result.reason == FINISH_REASON_CONTENT_FILTER
 
 
-def outcome_of(context: RequestContext, pair: tuple[str, str], stream: Answer) -> Outcome:
-    """The outcome of a `learnable` answer of one of the ``pair``, with the caller's turns as the models saw them."""
+def outcome_of(context: RequestContext, pair: tuple[str, str], stream: AnswerStream) -> Outcome:
+    """Return the outcome of a `learnable` answer of one of the `pair`, with the prompt as the models saw it."""
     outcome = Outcome(
         request_id=stream.request_id,
         tenant=context.tenant,
@@ -194,31 +198,31 @@ def outcome_of(context: RequestContext, pair: tuple[str, str], stream: Answer) -
     return outcome
 
 
-def add_shadow(outcome: Outcome, shadow: Row, agreed: float) -> bool:
-    """Adds the answer of a shadow; False where its model is not the other one of the two."""
+def add_shadow(outcome: Outcome, shadow: ModelRun, score: float) -> bool:
+    """Add the answer of a shadow; return False where its model is not the other one of the two."""
     if shadow.model != (outcome.weak_model if outcome.strong_answered else outcome.strong_model):
         return False
-    outcome.comparison.CopyFrom(Comparison(agreement=agreed, shadow=True))
+    outcome.comparison.CopyFrom(Comparison(agreement=score, shadow=True))
     if outcome.strong_answered:
         _keep_answer(outcome, shadow)
     return True
 
 
-def _compare_draft(outcome: Outcome, stream: Answer) -> None:
-    """Compares the draft of the weak model with the answer of a cascade that escalated; a cut-off draft scores 0."""
-    others = (one for one in stream.attempts if one is not stream.current)
-    draft = next((one for one in others if one.model == outcome.weak_model), None)
+def _compare_draft(outcome: Outcome, stream: AnswerStream) -> None:
+    """Compare the weak model's draft with the answer of a cascade that escalated; a cut-off draft scores 0."""
+    others = (run for run in stream.runs if run is not stream.current)
+    draft = next((run for run in others if run.model == outcome.weak_model), None)
     if draft is None or stream.current.hint_tokens:
         return  # an answer that was written with the draft in sight says nothing about it
-    complete = draft.transcript.closed
-    agreed = agreement(draft.raw_text, stream.current.raw_text) if complete else 0.0
-    outcome.comparison.CopyFrom(Comparison(agreement=agreed))
-    if complete:
+    is_complete = draft.transcript.closed
+    score = agreement(draft.raw_text, stream.current.raw_text) if is_complete else 0.0
+    outcome.comparison.CopyFrom(Comparison(agreement=score))
+    if is_complete:
         _keep_answer(outcome, draft)
 
 
-def _keep_answer(outcome: Outcome, attempt: Row) -> None:
-    """Keeps an answer unless the safety policy found something in it."""
-    output = attempt.output
+def _keep_answer(outcome: Outcome, run: ModelRun) -> None:
+    """Keep an answer unless the safety policy found something in it."""
+    output = run.output
     if output is None or not (output.review().taken or output.echoes):
-        outcome.weak_answer = ends(attempt.raw_text, TEXT_CHARS_MAX)
+        outcome.weak_answer = ends(run.raw_text, TEXT_CHARS_MAX)

@@ -153,7 +153,7 @@ async def test_the_process_serves_until_sigterm(
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=BOUND_S)
     assert process.returncode == 0
-    assert f"serves on {address}" in log
+    assert f"serves gRPC on {address}" in log
     assert "closed" in log
     assert "Traceback" not in log
 
@@ -169,7 +169,7 @@ async def test_a_hangup_swaps_the_policies_and_a_broken_file_does_not(
         async with AsyncClient(address) as client:
             assert process.stderr is not None
             lines = read_lines(process.stderr)
-            await line_with(lines, "serves on")
+            await line_with(lines, "serves gRPC on")
             assert (await client.check_safety("x")).policy.startswith("default@1+")
             path.write_text(text + "safety: {policies: {default: {version: 2}}}\n")
             process.send_signal(signal.SIGHUP)

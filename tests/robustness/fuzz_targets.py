@@ -21,7 +21,7 @@ from gateway.http.multipart import FileForm
 from gateway.http.requests import parse_json
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.credentials import KeyMissing, caller_of_key, caller_of_token, key_set
-from gateway.streaming.answer import Reader
+from gateway.streaming.answer_stream import Reader
 from gateway.streaming.idempotency import Replay, is_whole
 from jobs.stages import check_stages
 from model_workers.engine.cacheless import EchoEngine

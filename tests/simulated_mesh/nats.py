@@ -17,11 +17,13 @@ from typing import Any, Final
 import nats.errors
 from nats.aio.msg import Msg
 
+from sluice.wire.codec import pack, read_bundle
 from tests.simulated_mesh.loop import SimulatedProcess, VirtualLoop
 
 MAX_PAYLOAD: Final = 1 << 20
 ANSWER_S: Final = 5.0
 """How long nats-py waits for an answer of JetStream by default."""
+FRAMES: Final = "sluice.frames."
 LOSSY: Final = "sluice."
 """Beginning of the subjects whose messages may be lost or doubled."""
 
@@ -34,11 +36,13 @@ class Faults:
         delay_s: longest delay of a message.
         loss: share of the core messages that are lost.
         double: share of those that come twice.
+        forge: share of the frame bundles that come again as of the attempt before or after, with other tokens.
     """
 
     delay_s: float = 0.002
     loss: float = 0.0
     double: float = 0.0
+    forge: float = 0.0
 
 
 @dataclass(eq=False)
@@ -123,7 +127,17 @@ class NatsServer:
             self.route(Msg(None, message.reply, "", b"", {"Status": "503"}))  # type: ignore[arg-type]
         for subscription in chosen:
             for _ in range(self._copies(to)):
+                if to.startswith(FRAMES) and self.chance.random() < self.faults.forge:
+                    subscription.connection.down(subscription, self._forged(message))
                 subscription.connection.down(subscription, message)
+
+    def _forged(self, message: Msg) -> Msg:
+        """A bundle as an owner before or after would send it: whoever takes it gets wrong tokens."""
+        bundle = read_bundle(message.data)
+        for frame in bundle.frames:
+            frame.attempt += 1 if frame.attempt == 0 else self.chance.choice([-1, 1])
+            frame.token_ids[:] = [token + 1 for token in frame.token_ids]
+        return Msg(None, message.subject, "", pack(bundle), message.headers)  # type: ignore[arg-type]
 
     def _copies(self, subject: str) -> int:
         lot = self.chance.random()

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,21 +10,22 @@ import nats.errors
 from opentelemetry.trace import NoOpTracer
 
 from batcher.app import Batcher
-from gateway.admission.loads import ModelLoadTable
 from gateway.server import TICK_S
-from gateway.streaming.answer import Answer, Reader
-from gateway.streaming.dispatch import BUSY_S, LAG_S, Dispatch, SentRow
+from gateway.streaming.answer_stream import AnswerStream, Reader
+from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
+from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.registry import Registry
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError, TransportUnavailable
-from sluice.internal.v1.task_pb2 import Sampling, Task
+from sluice.internal.v1.task_pb2 import Sampling
 from sluice.settings import Settings
 from sluice.telemetry.instruments import Instruments
 from sluice.v1.inference_pb2 import Started
 from sluice.wire.connection import NatsUnreachable
 from sluice.wire.jetstream import DEAD_LETTERS, ensure_stream
-from tests.gateway.kit.rows import Asked, new_row
+from tests.gateway.kit.runs import Asked, new_run
 from tests.simulated_mesh.loop import SimulatedProcess
 from tests.simulated_mesh.nats import Connection, NatsServer
 
@@ -149,14 +149,10 @@ class GatewayProcess:
         self.connection = Connection(server, self.process)
         self._stall_s = settings.gateway.stall_s
         self.loads = ModelLoadTable()
-        interval_ms = settings.gateway.stream_interval_ms
-        self.dispatch = Dispatch(name, self.loads, self._stall_s, interval_ms)
-        # Two rows are often here: so they wait for each other while it is busy.
-        self.dispatch._recent = deque(self.dispatch._recent, 2)
+        coalescer = Coalescer()
+        self.dispatch = Dispatch(name, self.loads, self._stall_s, coalescer.notify)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
-        self._transport = NatsTransport(name, self.registry, self.loads, NoOpTracer())
-        self.dispatch.on_due = self._transport.flush
-        self.dispatch.on_later = lambda *wait: asyncio.get_running_loop().call_later(*wait)
+        self._transport = NatsTransport(name, self.registry, self.loads, coalescer)
         self._settings = settings
         self.serving = self.unreachable = False
         self.main = self.process.spawn(self._run())
@@ -181,10 +177,8 @@ class GatewayProcess:
         self.serving = True
         while True:
             now = time.monotonic()
-            self.registry.tick(now, connected=self._transport.connected)
+            self.registry.tick(now, is_connected=self._transport.is_connected)
             self.loads.expire(now)
-            # It is busy for 3 of 4 seconds: rows leave together, and their tokens come so.
-            self.dispatch.late(2 * LAG_S * (now // (2 * BUSY_S) % 2), now)
             await asyncio.sleep(TICK_S)
 
     async def _answer(self, request: Request) -> None:
@@ -205,7 +199,7 @@ class GatewayProcess:
             request.ended_at = time.monotonic()
 
     async def _read(
-        self, request: Request, stream: Answer, reader: Reader, woken: asyncio.Event
+        self, request: Request, stream: AnswerStream, reader: Reader, woken: asyncio.Event
     ) -> None:
         while not request.finished:
             woken.clear()
@@ -217,7 +211,7 @@ class GatewayProcess:
             if not request.finished:
                 await woken.wait()
 
-    def _open(self, request: Request) -> Answer:
+    def _open(self, request: Request) -> AnswerStream:
         now, name = time.monotonic(), request.request_id
         request.asked_at = now
         asked = Asked(
@@ -226,27 +220,23 @@ class GatewayProcess:
             arrived_at=now,
             priority_class=request.priority_class,
         )
-        attempt = new_row(
+        run = new_run(
             name,
             "echo",
             stall_s=self._stall_s,
             now=now,
             prompt_tokens=len(request.prompt),
             detokenizer=_NoText(),
-        )
-        stream = self.registry.open(asked, attempt)
-        task = Task(
-            request_id=name,
+            deadline=asked.deadline,
             gateway=self._transport.gateway_id,
-            model="echo",
             tenant="default",
             priority_class=request.priority_class,
             prompt_token_ids=request.prompt,
             sampling=Sampling(max_tokens=request.max_tokens, top_p=1, repetition_penalty=1),
         )
-        row = SentRow(task, {}, attempt, asked.deadline)
-        if self._transport.connected:
-            self.dispatch.send(row, now)
+        stream = self.registry.open(asked, run)
+        if self._transport.is_connected:
+            self.dispatch.send(run, now)
         else:
-            self.registry.publish_failed(name, TransportUnavailable("NATS is not connected"))
+            self.registry.fail_send(name, TransportUnavailable("NATS is not connected"))
         return stream

@@ -161,7 +161,7 @@ class World:
             *(self._crash_gateway, self._stop_gateway, self._crash_worker, self._crash_triton),
             *(self._stop_worker, self._cut, self._cut, self._hold, self._hold),
             *(self._stop_nats, self._restart_nats, self._slow_down, self._lose, self._lose),
-            *(self._change_policy, self._fail_worker),
+            *(self._change_policy, self._fail_worker, self._forge, self._forge),
         ]
         for _ in range(chance.randrange(12)):
             self._at(3.0 + chance.random() * (QUIET_S - 5.0), chance.choice(faults))
@@ -188,7 +188,7 @@ class World:
 
     def _calm(self) -> None:
         self.server.faults.delay_s = 0.002
-        self.server.faults.loss = self.server.faults.double = 0.0
+        self.server.faults.loss = self.server.faults.double = self.server.faults.forge = 0.0
 
     # Faults.
 
@@ -312,6 +312,9 @@ class World:
         self.server.faults.loss = self.chance.choice([0.01, 0.1])
         self.server.faults.double = self.chance.choice([0.0, 0.05])
 
+    def _forge(self) -> None:
+        self.server.faults.forge = self.chance.choice([0.02, 0.1])
+
     # What must be true.
 
     async def _watch(self) -> None:
@@ -390,7 +393,7 @@ class World:
         """What is kept although nobody waits for anything."""
         left = []
         for gateway in self.gateways:
-            kept = (len(gateway.registry), gateway.registry._rows, gateway.dispatch._rows)
+            kept = (len(gateway.registry), gateway.registry._live, gateway.dispatch._runs)
             left += [f"{gateway.process.name}: {kept}"] * any(kept)
         for batcher in self.batchers:
             left += [f"{batcher.process.name}: it starts"] * (batcher.batcher is None)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.loads import ModelLoadTable
 from gateway.admission.overload import (
     RETRY_MAX_S,
     RETRY_MIN_S,
@@ -16,6 +15,7 @@ from gateway.admission.overload import (
 from gateway.admission.prediction import ANSWERS_MIN
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import Plan
+from gateway.streaming.load_table import ModelLoadTable
 from sluice.errors import ExpectedLate, ModelUnavailable
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.models import ModelSettings

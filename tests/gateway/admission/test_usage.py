@@ -8,12 +8,12 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from gateway.admission.loads import ModelLoadTable
 from gateway.admission.overload import OverloadControl, OverloadRules, SchedulingParams
 from gateway.admission.prediction import ANSWERS_MIN, AnswerKind
 from gateway.admission.usage import HUNG_S, UsageAccounting
 from gateway.routing.breaker import Breakers
-from gateway.streaming.row import Row
+from gateway.streaming.load_table import ModelLoadTable
+from gateway.streaming.model_run import ModelRun
 from sluice.errors import DeadlinePassed
 from sluice.internal.v1.frame_pb2 import (
     TASK_END_FAILED,
@@ -26,7 +26,7 @@ from sluice.settings.routing import BreakerSettings
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained
-from tests.gateway.kit.rows import new_row
+from tests.gateway.kit.runs import new_run
 from tests.gateway.kit.tokenizer import END
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, resumed
 
@@ -191,16 +191,16 @@ class Rows:
         self.overload = OverloadControl(ModelLoadTable(), self.breakers)
         self.usage = UsageAccounting(self.overload, self.breakers, self._live)
 
-    def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> Row:
-        row = new_row("r", now=sent_at)
-        row.taken = True
+    def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> ModelRun:
+        row = new_run("r", now=sent_at)
+        row.was_accepted = True
         if token_at is not None:
             row.accept(frame(0, [1]), token_at)
         if live:
-            self._live.append(SimpleNamespace(attempts=[row]))
+            self._live.append(SimpleNamespace(runs=[row]))
         return row
 
-    def opens(self, row: Row, now: float) -> bool:
+    def opens(self, row: ModelRun, now: float) -> bool:
         """Whether the passed deadline of ``row`` counts against the model."""
         self.usage.record_result(REQUEST, row, DeadlinePassed("late"), now)
         return self.breakers.retry_after_s("m", now) > 0
@@ -234,7 +234,7 @@ def test_a_model_that_works_for_others_does_not_hang() -> None:
 def test_a_row_that_no_batcher_took_proves_nothing() -> None:
     rows = Rows()
     row = rows.row(0.0, live=False)
-    row.taken = False
+    row.was_accepted = False
     assert not rows.opens(row, HUNG_S)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.upstream import chunk_rows
+from gateway.upstream import chunk_runs
 from sluice.errors import InvalidRequest, MessageTooLarge, SafetyBlocked, UnknownModel
 from sluice.internal.v1.frame_pb2 import (
     TASK_END_FAILED,
@@ -121,11 +121,11 @@ async def test_the_text_of_a_chunk_is_sent_when_the_next_one_is_known(ears: Wire
 async def test_few_chunks_are_computed_at_a_time(
     ears: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_rows, "AT_ONCE", 2)
+    monkeypatch.setattr(chunk_runs, "CONCURRENT_MAX", 2)
     call = ears.stub.GenerateText(heard(LONG))
     first, second = await tasks_of(ears, 2)
     await say(ears, second, 2, 3)
-    assert len(ears.gateway.registry.dispatch._rows) <= 2
+    assert len(ears.gateway.registry.dispatch._runs) <= 2
     await say(ears, first, 1, 2)
     (third,) = await tasks_of(ears, 1)
     assert third.request_id > second.request_id
@@ -234,8 +234,8 @@ async def test_a_chunk_that_was_lost_is_sent_again_with_its_audio(ears: Wire) ->
 
 
 def _has_tokens(wire: Wire, task: Task) -> bool:
-    row = wire.gateway.registry.dispatch._rows.get(task.request_id)
-    return row is not None and bool(row.attempt.token_ids)
+    row = wire.gateway.registry.dispatch._runs.get(task.request_id)
+    return row is not None and bool(row.token_ids)
 
 
 async def test_a_repeated_request_gets_the_same_answer(ears: Wire) -> None:

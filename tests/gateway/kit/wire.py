@@ -154,8 +154,8 @@ class Wire:
 
     def has_batcher(self, task: Task) -> bool:
         """Whether the gateway knows that a batcher has the row of ``task``."""
-        rows = (row for result in self.gateway.registry for row in result.attempts)
-        return any(row.row_id == task.request_id and row.taken for row in rows)
+        runs = (run for result in self.gateway.registry for run in result.runs)
+        return any(run.run_id == task.request_id and run.was_accepted for run in runs)
 
     async def forgotten(self, task: Task) -> None:
         """Waits until the gateway does not need the row any more."""

@@ -56,10 +56,11 @@ async def _try(call: Any) -> tuple[str, GetRequestRecordResponse | None]:
 async def answered(wire: Wire, text: str, **fields: Any) -> str:
     """The request id of a request that was answered with two tokens."""
     call = wire.stub.Generate(prompt(text, **fields))
+    await wire.batcher.forget(await wire.batcher.task())
     task = await wire.batcher.task()
-    final = frame(0, wire.tokens("hello world"), attempt=3, end=TASK_END_STOP)
+    final = frame(0, wire.tokens("hello world"), end=TASK_END_STOP)
     final.final.batch.CopyFrom(
-        BatchInfo(batch_id="ba-1", cause="worker_idle", tasks=4, padding_share=0.25, worker="w-1")
+        BatchInfo(batch_id="ba-1", cause="worker_idle", rows=4, padding_share=0.25, worker="w-1")
     )
     await wire.batcher.send(task, final)
     await events_of(call)

@@ -1,55 +1,56 @@
 """What callers see of one answer: each token once, with the proof that it was sent."""
 
-from gateway.streaming.answer import Answer, Reader
-from gateway.streaming.row import Row
+from gateway.streaming.answer_stream import AnswerStream, Reader
+from gateway.streaming.model_run import ModelRun
 from sluice.errors import Cancelled, SlowReader
 from sluice.internal.v1.gateway_pb2 import StoredAnswer
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
 from sluice.wire.tokens import tokens_of
-from tests.gateway.kit import rows
-from tests.gateway.kit.rows import RESUME_KEY, Asked, dispatch_to, new_row
+from tests.gateway.kit import runs
+from tests.gateway.kit.runs import RESUME_KEY, Asked, dispatch_to, new_run
 from tests.gateway.streaming.test_registry import ids
 from tests.support.events import kinds_of
 
 FINISHED = Finished(model="m")
 
 
-def attempt(text: str = "", model: str = "m", prompt_tokens: int = 3) -> Row:
-    made = new_row("r1", model, prompt_tokens=prompt_tokens)
+def attempt(
+    text: str = "", model: str = "m", prompt_tokens: int = 3, run_id: str = "r1"
+) -> ModelRun:
+    made = new_run(run_id, model, prompt_tokens=prompt_tokens)
     say(made, text)
     return made
 
 
-def say(made: Row, text: str) -> None:
+def say(made: ModelRun, text: str) -> None:
     for token in ids(text):
         made.transcript.append(token)
 
 
-def answer_of(first: Row) -> Answer:
+def answer_of(first: ModelRun) -> AnswerStream:
     asked = Asked(event=Started(request_id="r1", model="auto", prompt_tokens=9, seed=4))
-    return Answer(asked, first, dispatch_to(stall_s=3.0), {}, lambda: None)
+    return AnswerStream(asked, first, dispatch_to(), {}, lambda: None)
 
 
-def escalated(made: Answer, text: str, model: str, prompt_tokens: int = 3) -> None:
+def escalated(made: AnswerStream, text: str, model: str, prompt_tokens: int = 3) -> None:
     """Another model answers from now on."""
-    row = attempt(text, model, prompt_tokens)
-    row.row_id = f"r{len(made.attempts) + 1}"
-    assert made.reroute(row, "escalated")
+    run = attempt(text, model, prompt_tokens, f"r{len(made.runs) + 1}")
+    assert made.reroute(run, "escalated")
 
 
-def reader_of(made: Answer, index: int = 0, model: str = "", limit: int = 4) -> Reader:
+def reader_of(made: AnswerStream, index: int = 0, model: str = "", limit: int = 4) -> Reader:
     reader = Reader(index, limit, lambda: None)
     made.join(reader, model)
     return reader
 
 
-def read(made: Answer, reader: Reader, *, ended: bool = False) -> list[GenerateResponse]:
+def read(made: AnswerStream, reader: Reader, *, ended: bool = False) -> list[GenerateResponse]:
     if ended:
         made.finished = FINISHED
-    return rows.read(made, reader)
+    return runs.read(made, reader)
 
 
-def stored_of(made: Answer) -> StoredAnswer:
+def stored_of(made: AnswerStream) -> StoredAnswer:
     made.finished = FINISHED
     return made.record().answer
 
@@ -113,15 +114,15 @@ def test_the_first_event_is_of_the_model_whose_tokens_the_caller_holds() -> None
     assert (made._started("m").model, made._started("m").prompt_tokens) == ("m", 3)
     assert (made._started("").request_id, made._started("").seed) == ("r1", 4)
     escalated(made, "x", "large", 7)
-    assert not made.replaced("large")
-    assert not made.replaced("third")
-    assert made.replaced("m")
+    assert not made._was_replaced("large")
+    assert not made._was_replaced("third")
+    assert made._was_replaced("m")
     for model, expected in (("m", ("m", 3)), ("", ("large", 7)), ("third", ("large", 7))):
         started = made._started(model)
         assert (started.model, started.prompt_tokens) == expected
     # It comes back: what it said before is void, and it is not replaced any more.
     escalated(made, "y", "m", 4)
-    assert not made.replaced("m")
+    assert not made._was_replaced("m")
     assert (made._started("m").model, made._started("m").prompt_tokens) == ("m", 4)
     replaced = {one.model: one.prompt_tokens for one in stored_of(made).replaced}
     assert replaced == {"large": 7}
@@ -156,7 +157,7 @@ def test_one_call_reads_at_a_time() -> None:
     assert isinstance(first.displaced_by, Cancelled)
     assert made.reader is second
     made.leave(first)
-    assert (made.reader, made.ended) == (second, False)
+    assert (made.reader, made.has_ended) == (second, False)
 
 
 def test_what_was_there_before_the_call_is_not_its_fault() -> None:
@@ -164,13 +165,13 @@ def test_what_was_there_before_the_call_is_not_its_fault() -> None:
     made = answer_of(first)
     reader = reader_of(made, 2, limit=4)
     say(first, "b" * 4)
-    made._show_since(20, 0.0)
+    made._show_since(20)
     read(made, reader)
     say(first, "d" * 4)
-    made._show_since(24, 0.0)
+    made._show_since(24)
     assert made.error is None
     say(first, "e" * 5)
-    made._show_since(28, 0.0)
+    made._show_since(28)
     assert isinstance(made.error, SlowReader)
 
 
@@ -223,24 +224,24 @@ def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
     made = answer_of(attempt("abc"))
     reader = reader_of(made)
     made._notices.append(Notice(message="waits"))
-    made.holding = True
+    made.is_held = True
     (notice,) = read(made, reader)
     assert (notice.notices[0].message, reader.index) == ("waits", 0)
     assert made.read(reader) is None
-    made.holding = False
+    made.is_held = False
     delta, finished = read(made, reader, ended=True)
     assert (delta.delta.text, finished.finished) == ("abc", FINISHED)
     assert made._delivered == 3
 
 
 def test_a_caller_that_reads_before_the_first_token_makes_no_text() -> None:
-    first = new_row("r1")
+    first = new_run("r1")
     made = answer_of(first)
     reader = reader_of(made)
     made._notices.append(Notice(message="waits"))
     (notice,) = read(made, reader)
     assert notice.notices[0].message == "waits"
-    assert first._text is None
+    assert first._transcript is None
     say(first, "a")
     (event,) = read(made, reader)
     assert event.delta.text == "a"

@@ -5,29 +5,28 @@ import pytest
 from gateway.safety.guards.checks import Check, Checks, Guard
 from gateway.safety.guards.families import GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
-from gateway.streaming.answer import Answer, Reader
+from gateway.streaming.answer_stream import AnswerStream, Reader, Steering
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
 from gateway.streaming.state import StreamState
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.rows import Asked, dispatch_to, hold, new_row, read, said, sent_row, take
+from tests.gateway.kit.runs import Asked, confirm, dispatch_to, new_run, read, take, words
 
 SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",))
-STALL_S = 3.0
 
 
 class ScriptedGuards:
-    """`Guards` whose verdicts the test gives."""
+    """Guards whose verdicts the test gives."""
 
     def __init__(self, guard: Guard) -> None:
         self.checks = Checks([guard])
         self.due: list[Check] = self.checks.begin()
 
-    def check_answer(self, stream: Answer, *, ended: bool) -> None:
+    def check_answer(self, stream: AnswerStream, has_ended: bool) -> None:
         tokens = len(stream.current.transcript.token_ids)
-        self.due += self.checks.produced(tokens, lambda: stream.current.raw_text, ended)
+        self.due += self.checks.produced(tokens, lambda: stream.current.raw_text, has_ended)
 
 
 class Bench:
@@ -36,16 +35,20 @@ class Bench:
     def __init__(self, **keys: object) -> None:
         settings = GuardSettings.model_validate({"model": "m", "template": "llama_guard", **keys})
         self.guards = ScriptedGuards(Guard("g", settings, family_of(settings)))
-        self.dispatch = dispatch_to(stall_s=STALL_S)
+        self.dispatch = dispatch_to()
         self.registry = Registry(self.dispatch, ReplayCache(2, 60))
         spec = Asked(
             event=Started(request_id="r1", model="m"),
             deadline=10,
         )
-        first = new_row("r1", stall_s=STALL_S)
-        self.stream = self.registry.open(spec, first, guards=self.guards)
-        self.dispatch.send(sent_row(first), 0)
-        hold(self.registry, "r1")
+        first = new_run("r1")
+        self.stream = self.registry.open(
+            spec,
+            first,
+            steering=Steering(checks=self.guards.checks, check_answer=self.guards.check_answer),
+        )
+        self.dispatch.send(first, 0)
+        confirm(self.registry, first)
         self.reader = Reader(0, 4, lambda: None)
         self.stream.join(self.reader)
 
@@ -57,7 +60,7 @@ class Bench:
 
     def decide(self, verdict: GuardVerdict) -> None:
         assert self.guards.checks.decide(self.guards.due.pop(0), verdict) is not None
-        self.stream.verdict_passed(2.0)
+        self.stream.pass_verdict(2.0)
 
     def text(self) -> str:
         return "".join(event.delta.text for event in read(self.stream, self.reader))
@@ -79,7 +82,7 @@ def test_an_ended_row_is_not_asked_about_while_its_answer_waits_for_a_verdict() 
     assert "r1" not in bench.dispatch
     bench.dispatch.drain()
     bench.registry.tick(5.0)
-    assert said(bench.dispatch.drain()) == {}
+    assert words(bench.dispatch.drain()) == {}
     bench.decide(SAFE)
     delta, finished = read(bench.stream, bench.reader)
     assert (delta.delta.text, finished.finished.reason) == ("abc", FINISH_REASON_STOP)
@@ -105,7 +108,7 @@ def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
     (finished,) = read(bench.stream, bench.reader)
     assert finished.finished.reason == FINISH_REASON_CONTENT_FILTER
     assert finished.finished.usage.completion_tokens == 4
-    assert said(bench.dispatch.drain()) == ({} if final else {"cancel": ["r1"]})
+    assert words(bench.dispatch.drain()) == ({} if final else {"cancel": ["r1"]})
     again = Reader(0, 4, lambda: None)
     bench.stream.join(again)
     assert read(bench.stream, again)[0].delta.text == "ab"
@@ -114,7 +117,7 @@ def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
 def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     bench = Bench(checks=["input", "output"], action="block", window_tokens=1)
     bench.take("abc", final=True)
-    attempt = new_row("r2", "n", stall_s=STALL_S)
+    attempt = new_run("r2", "n")
     assert bench.stream.reroute(attempt, "guard.g.S1")
     assert bench.stream.state is StreamState.PUBLISHING
     (prompt, *stale) = bench.guards.due
@@ -127,7 +130,7 @@ def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     assert rest == []
     sent = frame(0, [ord("z")])
     sent.request_id = "r2"
-    bench.dispatch.send(sent_row(attempt), 3.0)
+    bench.dispatch.send(attempt, 3.0)
     take(bench.registry, sent, now=3.0)
     assert bench.text() == "z"
 
@@ -136,6 +139,6 @@ def test_an_ended_answer_cannot_be_rerouted_or_blocked() -> None:
     bench = Bench()
     bench.stream.fail(DeadlinePassed("over"))
     bench.stream.block(("guard.g.S1",), 2.0)
-    bench.stream.verdict_passed(2.0)
+    bench.stream.pass_verdict(2.0)
     assert not bench.stream.reroute(bench.stream.current, "late")
     assert bench.stream.state is StreamState.FAILED

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.identity.resume_token import ResumeKey
-from gateway.streaming.answer import Reader
+from gateway.streaming.answer_stream import Reader
 from gateway.streaming.idempotency import (
     Replay,
     ReplayCache,

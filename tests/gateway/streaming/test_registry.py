@@ -2,17 +2,16 @@
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.streaming.answer import Answer, Reader
-from gateway.streaming.dispatch import BUSY_S, CANCELS_MAX, LAG_S
+from gateway.streaming.answer_stream import AnswerStream, Reader
+from gateway.streaming.dispatch import CANCELS_MAX, Dispatch
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
-from gateway.streaming.registry import FRAMES_AT_A_TIME, LATER_MAX, Registry
+from gateway.streaming.registry import DEFERRED_MAX, FRAMES_PER_TURN, Registry
 from sluice.errors import (
     Cancelled,
     DeadlinePassed,
@@ -39,32 +38,16 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import TIMINGS, frame, last
-from tests.gateway.kit.rows import (
-    BATCHER,
-    Asked,
-    dispatch_to,
-    hold,
-    new_row,
-    read,
-    said,
-    sent_row,
-    take,
-)
-
-STALL_S = 3.0
+from tests.gateway.kit.runs import BATCHER, Asked, Batchers, confirm, new_run, read, take, words
 
 
 class Bench:
     """A registry with one way to fill it."""
 
     def __init__(self, keep_s: float = 60.0) -> None:
-        self.announced = 0
-        self.dispatch = dispatch_to(stall_s=STALL_S)
-        self.dispatch.on_due, self.dispatch.on_later = self._announce, lambda _, call: call()
+        self.notified: list[bool] = []
+        self.dispatch = Dispatch("g", Batchers(BATCHER), 3.0, self.notified.append)
         self.registry = Registry(self.dispatch, ReplayCache(2, keep_s))
-
-    def _announce(self) -> None:
-        self.announced += 1
 
     def stream(
         self,
@@ -72,9 +55,9 @@ class Bench:
         key: str = "",
         stop: str = "",
         now: float = 0.0,
-        on_end: Callable[[Answer], None] = lambda _: None,
+        on_end: Callable[[AnswerStream], None] = lambda _: None,
         priority_class: str = "interactive",
-    ) -> Answer:
+    ) -> AnswerStream:
         spec = Asked(
             event=Started(request_id=name, model="m", prompt_tokens=3),
             deadline=now + 10,
@@ -83,15 +66,14 @@ class Bench:
             key=key,
             fingerprint=b"f",
         )
-        attempt = new_row(name, stop=stop, stall_s=STALL_S, now=now)
-        stream = self.registry.open(spec, attempt, on_end=on_end)
-        self.dispatch.send(sent_row(attempt, now + 10, priority_class), now)
+        run = new_run(name, stop=stop, now=now, deadline=now + 10, priority_class=priority_class)
+        stream = self.registry.open(spec, run, on_end)
+        self.dispatch.send(run, now)
         self.dispatch.drain()
-        self.announced = 0
-        hold(self.registry, name, now)
+        confirm(self.registry, run, now)
         return stream
 
-    def reader(self, stream: Answer, index: int = 0, limit: int = 4) -> Reader:
+    def reader(self, stream: AnswerStream, index: int = 0, limit: int = 4) -> Reader:
         reader = Reader(index, limit, lambda: None)
         stream.join(reader)
         return reader
@@ -105,11 +87,11 @@ class Bench:
         sent.request_id = name
         self.registry.take(FrameBundle(batcher=BATCHER, frames=[sent]), 1.0)
 
-    def said(self) -> dict[str, list[str]]:
-        return said(self.dispatch.drain())
+    def words(self) -> dict[str, list[str]]:
+        return words(self.dispatch.drain())
 
 
-def found(bench: Bench, stream: Answer, now: float) -> bool:
+def found(bench: Bench, stream: AnswerStream, now: float) -> bool:
     """Whether the complete answer of ``stream`` can be replayed."""
     replay = bench.registry.find("k", b"f", (), "", now)
     return isinstance(replay, Replay) and replay.finished == stream.finished
@@ -121,8 +103,8 @@ def ids(text: str) -> list[int]:
 
 def test_an_urgent_stream_takes_frames_of_rows_that_it_does_not_need_in_their_order() -> None:
     bench = Bench()
-    bench.stream("urgent")
-    bench.dispatch.cancel("urgent")
+    urgent = bench.stream("urgent")
+    bench.dispatch.release(urgent.current)
     sent = frame(0, ids("a"))
     sent.request_id = "urgent"
     assert not bench.registry.take(FrameBundle(batcher=BATCHER, frames=[sent]), 1.0)
@@ -138,19 +120,19 @@ def test_a_thousand_rows_of_a_lost_worker_hold_up_no_urgent_one() -> None:
         one.request_id, one.final.return_cause = f"r{number}", frame_pb2.RETURN_CAUSE_WORKER_LOST
     bench.registry.take(FrameBundle(batcher=BATCHER, frames=lost), 1.0)
     bench.take_now(last(0), "urgent")
-    assert urgent.ended
+    assert urgent.has_ended
     sent: list[str] = []
-    while bench.registry.take_more(1.0):
-        pieces = bench.said()["task"]
-        assert len(pieces) <= FRAMES_AT_A_TIME
+    while bench.registry.take_deferred(1.0):
+        pieces = bench.words()["task"]
+        assert len(pieces) <= FRAMES_PER_TURN
         sent += pieces
-    assert sent + bench.said().get("task", []) == [f"r{number}" for number in range(1000)]
+    assert sent + bench.words().get("task", []) == [f"r{number}" for number in range(1000)]
 
 
 def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() -> None:
     bench = Bench()
     others = [
-        bench.stream(f"other-{n}", priority_class="standard") for n in range(FRAMES_AT_A_TIME + 1)
+        bench.stream(f"other-{n}", priority_class="standard") for n in range(FRAMES_PER_TURN + 1)
     ]
     urgent = bench.stream("urgent")
     frames = []
@@ -159,46 +141,11 @@ def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() ->
         sent.request_id = stream.request_id
         frames.append(sent)
     assert bench.registry.take(FrameBundle(batcher=BATCHER, frames=frames), 1.0)
-    assert [stream.ended for stream in (*others, urgent)] == [False] * len(others) + [True]
-    assert bench.registry.take_more(1.0)
-    assert [stream.ended for stream in others] == [True] * FRAMES_AT_A_TIME + [False]
-    assert not bench.registry.take_more(1.0)
-    assert others[-1].ended
-
-
-@pytest.mark.parametrize("coalesce_ms", [None, 0, 20])
-def test_readers_of_a_busy_gateway_are_woken_together_unless_their_workers_gather(
-    coalesce_ms: int | None,
-) -> None:
-    bench, woken, later = Bench(), list[str](), list[tuple[float, Callable[[], None]]]()
-    for name in ("r1", "r2"):
-        stream = bench.stream(name)
-        stream.join(Reader(0, 9, partial(woken.append, name)))
-        if coalesce_ms is not None:
-            bench.dispatch._rows[name].task.coalesce_ms = coalesce_ms
-    bench.dispatch.on_later = lambda *wait: later.append(wait)
-    bench.dispatch.late(2 * LAG_S, 1.0)
-    for name in ("r1", "r2"):
-        bench.take(frame(0, ids("a")), name=name)
-    assert woken == ["r1", "r2"]  # first tokens do not wait
-    for index, name in ((1, "r2"), (1, "r1"), (2, "r2")):
-        bench.take(frame(index, ids("b")), name=name)
-    if coalesce_ms is None:
-        assert woken == ["r1", "r2"]
-        ((interval_s, wake),) = later
-        assert interval_s == 0.02
-        wake()
-        assert woken[2:] == ["r2", "r1"]
-        bench.take(frame(2, ids("c")), name="r1")
-        assert (len(woken), len(later)) == (4, 2)
-    else:
-        assert woken[2:] == ["r2", "r1", "r2"]
-        assert not later
-    woken.clear()
-    bench.take(last(3, ids("d")), name="r2")
-    assert woken == ["r2"]  # nor do ends
-    bench.take(frame(3, ids("e")), now=1.0 + BUSY_S, name="r1")
-    assert woken == ["r2", "r1"]
+    assert [stream.has_ended for stream in (*others, urgent)] == [False] * len(others) + [True]
+    assert bench.registry.take_deferred(1.0)
+    assert [stream.has_ended for stream in others] == [True] * FRAMES_PER_TURN + [False]
+    assert not bench.registry.take_deferred(1.0)
+    assert others[-1].has_ended
 
 
 def test_an_answer_is_read_in_one_delta_and_its_row_is_forgotten() -> None:
@@ -215,7 +162,7 @@ def test_an_answer_is_read_in_one_delta_and_its_row_is_forgotten() -> None:
     assert ms_of(timings.queue) == TIMINGS.queue_ms
     assert ms_of(timings.time_to_first_token) == pytest.approx(1000)
     assert ms_of(timings.total) == pytest.approx(2000)
-    assert bench.said() == {}
+    assert bench.words() == {}
     assert len(bench.registry) == 0
 
 
@@ -237,7 +184,7 @@ def test_a_stop_string_finishes_and_cancels_the_row() -> None:
     assert list(delta.delta.token_ids) == ids("abc")
     assert finished.finished.reason == FINISH_REASON_STOP_SEQUENCE
     assert finished.finished.stop == "bc"
-    assert bench.said() == {"cancel": ["r1"]}
+    assert bench.words() == {"cancel": ["r1"]}
 
 
 def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
@@ -246,7 +193,7 @@ def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
     reader = bench.reader(stream)
     bench.take(last(0, ids("abc")))
     assert read(stream, reader)[-1].finished.reason == FINISH_REASON_STOP_SEQUENCE
-    assert bench.said() == {}
+    assert bench.words() == {}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +227,7 @@ def test_a_slow_reader_is_ended_and_its_row_cancelled() -> None:
         bench.take(frame(index, ids("b")))
     with pytest.raises(SlowReader):
         read(stream, reader)
-    assert bench.said() == {"cancel": ["r1"]}
+    assert bench.words() == {"cancel": ["r1"]}
 
 
 def test_one_large_frame_is_not_the_readers_fault() -> None:
@@ -300,7 +247,7 @@ def test_the_deadline_ends_the_stream() -> None:
     bench.registry.tick(10)
     with pytest.raises(DeadlinePassed):
         read(stream, reader)
-    assert bench.said() == {"cancel": ["r1"]}
+    assert bench.words() == {"cancel": ["r1"]}
 
 
 def test_a_caller_that_leaves_cancels_its_row() -> None:
@@ -308,7 +255,7 @@ def test_a_caller_that_leaves_cancels_its_row() -> None:
     stream = bench.stream()
     stream.leave(bench.reader(stream))
     assert len(bench.registry) == 0
-    assert bench.said() == {"cancel": ["r1"]}
+    assert bench.words() == {"cancel": ["r1"]}
     assert "r1" not in bench.dispatch
 
 
@@ -317,37 +264,39 @@ def test_leaving_after_the_end_cancels_nothing() -> None:
     stream = bench.stream()
     reader = bench.reader(stream)
     bench.take(last(0, ids("a")))
-    bench.said()
+    bench.words()
     stream.leave(reader)
-    assert bench.said() == {}
+    assert bench.words() == {}
 
 
 def test_frames_of_unknown_requests_are_answered_with_one_cancel() -> None:
     bench = Bench()
     bench.take(frame(0, ids("a")), name="gone")
     bench.take(frame(1, ids("a")), name="gone")
-    assert bench.said() == {"cancel": ["gone"]}
-    assert bench.announced == 1
+    assert bench.words() == {"cancel": ["gone"]}
+    assert bench.notified[-2:] == [False, False]
 
 
 def test_frames_of_unknown_requests_do_not_wait() -> None:
     bench = Bench()
     frames = [Frame(request_id=f"gone-{n}", token_ids=[1]) for n in range(2 * CANCELS_MAX)]
     assert not bench.registry.take(FrameBundle(batcher=BATCHER, frames=frames), 1.0)
-    assert len(bench.said()["cancel"]) == CANCELS_MAX
+    assert len(bench.words()["cancel"]) == CANCELS_MAX
 
 
 def test_frames_that_wait_are_bounded_and_asked_for_again() -> None:
     bench = Bench()
     stream = bench.stream(priority_class="bulk")
-    frames = [Frame(request_id="r1", start_index=n, token_ids=[97]) for n in range(LATER_MAX + 1)]
+    frames = [
+        Frame(request_id="r1", start_index=n, token_ids=[97]) for n in range(DEFERRED_MAX + 1)
+    ]
     bench.registry.take(FrameBundle(batcher=BATCHER, frames=frames), 1.0)
-    assert len(bench.registry._later) == LATER_MAX
-    while bench.registry.take_more(1.0):
+    assert len(bench.registry._deferred) == DEFERRED_MAX
+    while bench.registry.take_deferred(1.0):
         pass
-    assert stream.current.next_index == LATER_MAX
-    bench.take(Frame(start_index=LATER_MAX + 1, token_ids=[97]))
-    assert bench.said() == {"ask": ["r1"]}
+    assert stream.current.next_index == DEFERRED_MAX
+    bench.take(Frame(start_index=DEFERRED_MAX + 1, token_ids=[97]))
+    assert bench.words() == {"query": ["r1"]}
 
 
 def test_a_later_attempt_is_noticed_by_the_reader() -> None:
@@ -355,6 +304,7 @@ def test_a_later_attempt_is_noticed_by_the_reader() -> None:
     stream = bench.stream()
     reader = bench.reader(stream)
     bench.take(frame(0, ids("a")))
+    stream.current.start_attempt("batcher")
     bench.take(frame(1, ids("b"), attempt=1))
     notice, delta = read(stream, reader)
     assert notice.notices[0].kind == NOTICE_KIND_RECOVERED
@@ -368,6 +318,7 @@ def test_bfloat16_recovery_is_noticed_as_inexact() -> None:
     stream.current.settings = ModelSettings(name="m", path="m", dtype="bfloat16")
     reader = bench.reader(stream)
     bench.take(frame(0, ids("a")))
+    stream.current.start_attempt("batcher")
     bench.take(frame(1, ids("b"), attempt=1))
     (notice,) = read(stream, reader)[0].notices
     assert (notice.kind, notice.inexact) == (NOTICE_KIND_RECOVERED, True)
@@ -396,13 +347,13 @@ def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(InternalError):
         read(bad, reader)
     assert read(good, other)[0].delta.text == "a"
-    assert "a frame could not be processed" in caplog.text
+    assert "processing a frame of request bad failed" in caplog.text
 
 
 def test_what_fails_at_the_end_of_one_stream_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def broken(_: Answer) -> None:
+    def broken(_: AnswerStream) -> None:
         raise RuntimeError("no record")
 
     bench = Bench()
@@ -412,7 +363,7 @@ def test_what_fails_at_the_end_of_one_stream_does_not_stop_the_others(
     bench.take(last(0, ids("b")), name="good")
     assert read(bad, reader)[0].delta.text == "a"
     assert read(good, other)[0].delta.text == "b"
-    assert "its end could not be recorded" in caplog.text
+    assert "recording the end of request bad failed" in caplog.text
 
 
 def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
@@ -426,7 +377,7 @@ def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
         read(stream, old)
     stream.leave(old)
     assert read(stream, new)[0].delta.text == "b"
-    assert bench.said() == {}
+    assert bench.words() == {}
 
 
 def test_a_call_that_reads_again_is_not_displaced_by_itself_and_another_one_is() -> None:
@@ -455,7 +406,7 @@ def test_an_answer_without_a_key_is_found_by_none() -> None:
 def test_two_streams_have_neither_one_id_nor_one_key() -> None:
     bench = Bench()
     bench.stream("r1", key="k")
-    with pytest.raises(AssertionError, match="row ids are unique"):
+    with pytest.raises(AssertionError, match="run ids are unique"):
         bench.stream("r1")
     with pytest.raises(AssertionError, match="the key is free"):
         bench.stream("r2", key="k")

@@ -17,7 +17,7 @@ from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import METRICS, Kind
 from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.tracing import start_tracing
-from tests.gateway.kit.rows import dispatch_to
+from tests.gateway.kit.runs import dispatch_to
 
 SERVICES = (names.SERVICE_GATEWAY, names.SERVICE_BATCHER, names.SERVICE_JOBS)
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
@@ -46,7 +46,7 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     emitted = {service: Instruments() for service in SERVICES}
     gateway = emitted[names.SERVICE_GATEWAY]
     metrics = RequestMetrics(gateway)
-    metrics.show(dispatch_to(stall_s=1.0), ClassLimiter(1, CallShares()))
+    metrics.show(dispatch_to(), ClassLimiter(1, CallShares()))
     DriftMonitor("gw", gateway)
     BatcherMetrics(emitted[names.SERVICE_BATCHER])
     nothing: Any = None  # a scheduler that has not started asks nobody

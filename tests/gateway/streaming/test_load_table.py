@@ -1,6 +1,6 @@
 """What the batchers' reports say together."""
 
-from gateway.admission.loads import EXPIRY_S, ModelLoadTable
+from gateway.streaming.load_table import EXPIRY_S, ModelLoadTable
 from sluice.internal.v1.control_pb2 import BatcherReport, ModelReport
 
 

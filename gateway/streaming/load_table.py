@@ -12,11 +12,12 @@ from itertools import chain
 from statistics import fmean
 from typing import Final
 
-from gateway.streaming.room import Line, Room
+from gateway.streaming.capacity import BatcherCapacity
+from gateway.streaming.model_run import RunClass
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 
-UNLIMITED: Final = Room(math.inf, math.inf)
-"""The room of a class for which a batcher grants none: urgent tasks need none."""
+UNLIMITED: Final = BatcherCapacity(math.inf, math.inf)
+"""Capacity for a class for which a batcher grants none: urgent tasks need none."""
 EXPIRY_S: Final = 3.5
 """Age from which on a report is not used any more, in seconds: batchers report every second."""
 
@@ -149,15 +150,17 @@ class ModelLoadTable:
         self._batchers[name].choice = self._choices
         return name
 
-    def rooms(self, line: Line, now: float) -> dict[str, Room]:
-        """Return what each batcher with a worker of the model grants this gateway for tasks of the class."""
-        rooms = dict[str, Room]()
-        for name, _, entry in self._serving(line.model, now):
-            rooms[name] = UNLIMITED
+    def capacities(self, run_class: RunClass, now: float) -> dict[str, BatcherCapacity]:
+        """Return what each batcher with a worker of the model grants this gateway for runs of the class."""
+        capacities = dict[str, BatcherCapacity]()
+        for name, _, entry in self._serving(run_class.model, now):
+            capacities[name] = UNLIMITED
             for report in entry.classes:
-                if report.priority_class == line.priority_class and report.HasField("room_rows"):
-                    rooms[name] = Room(report.room_rows, report.room_bytes)
-        return rooms
+                if report.priority_class == run_class.priority_class and report.HasField(
+                    "room_rows"
+                ):
+                    capacities[name] = BatcherCapacity(report.room_rows, report.room_bytes)
+        return capacities
 
     def _serving(self, model: str, now: float) -> Iterator[tuple[str, _Batcher, ModelReport]]:
         """Yield the batchers that have a worker of `model`."""

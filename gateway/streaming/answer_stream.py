@@ -1,0 +1,568 @@
+"""The answer to one request while it is computed: frames go in, messages with events come out.
+
+An `AnswerStream` alone changes how far the answer is (`gateway.streaming.state`), which model gives it, and how many of
+the tokens are delivered. The text is that of its current run. A cascade, guard models and fallbacks decide too: see
+`Steering`.
+"""
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from typing_extensions import override
+
+from gateway.identity.resume_token import ResumeToken
+from gateway.safety.findings import Finding
+from gateway.safety.guards.checks import Checks
+from gateway.safety.output.windows import AnswerWindow
+from gateway.streaming.dispatch import Dispatch
+from gateway.streaming.model_run import AcceptedFrame, ModelRun, contradiction
+from gateway.streaming.result_collector import ResultCollector, RunRequest
+from gateway.streaming.state import StreamState
+from sluice.errors import Cancelled, SlowReader, SluiceError
+from sluice.internal.v1.frame_pb2 import Frame, TaskTimings
+from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_STOP_SEQUENCE,
+    NOTICE_KIND_ESCALATED,
+    NOTICE_KIND_RECOVERED,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateResponse,
+    ModelUsage,
+    Notice,
+    Started,
+    Timings,
+)
+from sluice.wire.tokens import VisibleToken
+
+_RECOVERED: Final = Notice(
+    kind=NOTICE_KIND_RECOVERED, message="another process continues the answer at the same token"
+)
+_RECOVERED_INEXACTLY: Final = Notice(
+    kind=NOTICE_KIND_RECOVERED,
+    message="another process continues the answer at the same token; computed in bfloat16, the tokens from here on "
+    "may differ from those of an undisturbed answer",
+    inexact=True,
+)
+_GONE: Final = Cancelled("the caller has gone")
+
+
+class AnsweredRequest(RunRequest, Protocol):
+    """The request that an answer is for.
+
+    Attributes:
+        key: its idempotency key; empty without one.
+        fingerprint: equal for equal requests.
+        with_logprobs: whether callers get log-probabilities.
+    """
+
+    key: str
+    fingerprint: bytes
+    with_logprobs: bool
+
+    def timings(
+        self, run: TaskTimings, queued_s: float, first_token_at: float, now: float
+    ) -> Timings:
+        """Return the timings of an answer that ends `now`."""
+
+    def started(self) -> Started:
+        """Return the first event of the answer, of the model that is asked first."""
+
+    def resume_token(self, model: str) -> ResumeToken:
+        """Return the resume token at the beginning of an answer of `model`."""
+
+
+class Reader:
+    """The position of one call in an answer.
+
+    The number of unread tokens is bounded by `limit`. A single arrival that is larger than that (a catch-up after a
+    loss, the part of an answer that existed when the call came) is not the reader's fault, so only tokens count that
+    came after the arrival that found it idle.
+
+    Attributes:
+        index: tokens read so far.
+        notices: notices read so far.
+        wake: called when there is something to read.
+        stop: called with the error that ends the call, which may be waiting for a client that does not read.
+        displaced_by: the error that ends this call although the answer may go on for another one.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        limit: int,
+        wake: Callable[[], None],
+        stop: Callable[[SluiceError], None] = lambda _: None,
+    ) -> None:
+        self.index = index
+        self.notices = 0
+        self.wake = wake
+        self.stop = stop
+        self.displaced_by: SluiceError | None = None
+        self._limit = limit
+        self._burst = 0
+
+    def note_growth(self, before: int, total: int) -> bool:
+        """Note that the answer grew from `before` to `total` tokens; return whether more than the limit is unread."""
+        if self.index >= before:
+            self._burst = total - before
+        return total - self.index - self._burst > self._limit
+
+    def displace(self, error: SluiceError) -> None:
+        """End the call with `error`; another one reads instead."""
+        self.displaced_by = error
+        self.stop(error)
+
+    def advance(self, total: int) -> None:
+        """Note that the call has read everything up to `total`."""
+        self.index = max(self.index, total)
+        self._burst = 0
+
+
+@dataclass
+class Steering:
+    """What may hold, replace or end an answer beside its run; by default nothing does.
+
+    Attributes:
+        is_held: whether nothing is shown before the commit point of a cascade.
+        checks: of guard models, if the policy has any.
+        next_run: returns the run of a cascade's second model where that answers from now on, after the current run has
+            given something (`gateway.upstream.cascade`).
+        check_answer: starts the checks that are due, now that the answer has grown or, if the flag is set, ended
+            (`gateway.upstream.guards`).
+        fall_back: looks for a model in place of the current run, which failed before its first token; returns False
+            when there is none (`gateway.upstream.fallbacks`).
+    """
+
+    is_held: bool = False
+    checks: Checks | None = None
+    next_run: "Callable[[AnswerStream, AcceptedFrame, float], ModelRun | None] | None" = None
+    check_answer: "Callable[[AnswerStream, bool], None] | None" = None
+    fall_back: "Callable[[AnswerStream, SluiceError], bool] | None" = None
+
+
+class AnswerStream(ResultCollector):
+    """The answer to one request while it is computed, and after its end.
+
+    Attributes:
+        finished: its last event, in state FINISHED.
+        finished_at: monotonic seconds.
+        first_token_at: when there was something to show for the first time, monotonic seconds.
+        is_held: whether nothing is shown before the commit point of a cascade.
+        checks: of guard models, if the policy has any.
+        reader: the call that reads, or None when it has gone.
+        withheld_by: the rules that keep the rest of the answer from every caller, if any do.
+    """
+
+    request: AnsweredRequest
+
+    def __init__(
+        self,
+        request: AnsweredRequest,
+        first: ModelRun,
+        dispatch: Dispatch,
+        live: MutableMapping[str, ResultCollector],
+        on_end: Callable[[], None],
+        steering: Steering | None = None,
+    ) -> None:
+        """Wait for the answer of `first`.
+
+        Args:
+            request: what it is for.
+            first: the run of the model that is asked first.
+            dispatch: sends its runs.
+            live: see `ResultCollector`.
+            on_end: called once, with the end.
+            steering: what else decides about the answer.
+        """
+        super().__init__(request, first, dispatch, live, on_end)
+        self.reader: Reader | None = None
+        self.finished: Finished | None = None
+        self.finished_at: float | None = None
+        self.first_token_at: float | None = None
+        self.withheld_by: tuple[str, ...] = ()
+        steering = steering or Steering()
+        self.is_held = steering.is_held
+        self.checks = steering.checks
+        self._next_run = steering.next_run
+        """None once the current answer cannot be replaced by the cascade any more."""
+        self._check_answer = steering.check_answer
+        self._fall_back = steering.fall_back
+        """None once the safety policy has chosen the model."""
+        self._notices: list[Notice] = []
+        self._restart_notice = 0
+        """Index of the notice with which the current model began."""
+        self._end_index: int | None = None
+        """Number of tokens that are ever delivered; None: all."""
+        self._delivered = 0
+        """The most tokens of the current model that a caller has been given."""
+        self._resume_token: ResumeToken | None = None
+        """Of the current model's answer; None: no caller was given any yet."""
+        self._proven = 0
+        """Tokens that the resume token stands for."""
+        self._replaced: ModelRun | None = None
+        """The run that failed, while a fallback for it is looked for."""
+        self._end_reason: FinishReason.ValueType | None = None
+        """How the answer ends if no guard objects, in state CHECKING."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether nothing of the answer may be shown yet."""
+        return self.is_held or (self.checks is not None and self.checks.holds)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The fingerprint of its request."""
+        return self.request.fingerprint
+
+    def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
+        """Return whether a caller's tokens of `model` are the beginning of the answer, as far as it can know it."""
+        return self._was_replaced(model) or self.current.transcript.starts_with(held)
+
+    def _was_replaced(self, model: str) -> bool:
+        """Return whether `model` gave the answer before another one took over."""
+        if model in ("", self.current.model):
+            return False
+        return any(run.model == model for run in self.runs)
+
+    def record(self) -> KeyRecord:
+        """Return a complete answer to keep: all of it, as far as a caller may see it."""
+        assert self.finished is not None, "only complete answers are kept"
+        current, with_logprobs = self.current, self.request.with_logprobs
+        delta, lengths = current.transcript.whole(with_logprobs, self._end_index)
+        self._add_resume_token(delta)
+        replaced = [
+            ReplacedModel(model=run.model, prompt_tokens=run.prompt_tokens)
+            for run in self.runs
+            if run.model != current.model
+        ]
+        answer = StoredAnswer(
+            started=self._started(current.model),
+            delta=delta,
+            text_lengths=lengths,
+            notices=self._notices,
+            restart_notice=self._restart_notice,
+            replaced=replaced,
+            finished=self.finished,
+        )
+        return KeyRecord(fingerprint=self.fingerprint, answer=answer)
+
+    # The call that reads.
+
+    def join(self, reader: Reader, model: str = "") -> None:
+        """Let `reader` read from now on; the call that read ends with `Cancelled`.
+
+        It has tokens of `model`, or of the current one when that is empty. It begins after the notices that it knows,
+        or where another model took over.
+        """
+        previous, self.reader = self.reader, reader
+        if previous is not None and previous is not reader:
+            previous.displace(Cancelled("a newer call with the same idempotency key took over"))
+        reader.notices = len(self._notices)
+        if self._was_replaced(model):
+            reader.index, reader.notices = 0, self._restart_notice
+        reader.note_growth(reader.index, self.current.shown_tokens)
+        self._delivered = max(self._delivered, reader.index)
+
+    def leave(self, reader: Reader, error: SluiceError = _GONE) -> None:
+        """End with `error` if it was `reader` that read: without a reader the run is not needed any more."""
+        if self.reader is reader:
+            self.reader = None
+            self.fail(error)
+
+    def started(self, reader: Reader, held_model: str) -> Started | None:
+        """Return the first event for a `reader` with tokens of `held_model`; None before a batcher has the task.
+
+        Raises:
+            SluiceError: see `read`.
+        """
+        self._raise_error(reader)
+        return None if self.state is StreamState.PUBLISHING else self._started(held_model)
+
+    def _started(self, model: str) -> Started:
+        started, run = self.request.started(), self.current
+        if model != run.model:
+            run = next((run for run in self.runs if run.model == model), run)
+        started.model, started.prompt_tokens = run.model, run.prompt_tokens
+        return started
+
+    def text_before(self, index: int) -> str:
+        """Return what callers see of the tokens before `index`."""
+        return self.current.transcript.text_before(index) if index else ""
+
+    def read(self, reader: Reader) -> GenerateResponse | None:
+        """Return the events that `reader` has not had, all unread tokens in one delta; None: it has had all.
+
+        Raises:
+            SluiceError: the stream ended with it, or another call took over.
+        """
+        self._raise_error(reader)
+        notices = self._notices[reader.notices :]
+        reader.notices = len(self._notices)
+        if self.is_hidden or (not self.current.shown_tokens and self.finished is None):
+            return GenerateResponse(notices=notices) if notices else None
+        text, end = self.current.transcript, self._end_index
+        with_tail = end is None and self.finished is not None
+        delta = text.delta(reader.index, self.request.with_logprobs, end, with_tail=with_tail)
+        if delta is not None and delta.token_ids:
+            self._add_resume_token(delta)
+        reader.advance(len(text.visible_ids[:end]))
+        self._delivered = max(self._delivered, reader.index)
+        if delta is None and not notices and self.finished is None:
+            return None
+        return GenerateResponse(notices=notices, delta=delta, finished=self.finished)
+
+    def _raise_error(self, reader: Reader) -> None:
+        error = reader.displaced_by or self.error
+        if error is not None:
+            raise error
+
+    def _add_resume_token(self, delta: Delta) -> None:
+        """Add the token of the answer so far: every delta ends where the answer does, so it never has to go back."""
+        if self._resume_token is None:
+            self._resume_token = self.request.resume_token(self.current.model)
+        end = delta.index + len(delta.token_ids)
+        new = self.current.transcript.visible_ids[self._proven : end]
+        delta.resume_token = self._resume_token.after(new)
+        self._proven = end
+
+    def _wake(self) -> None:
+        if self.reader is not None:
+            self.reader.wake()
+
+    def _show_since(self, before: int) -> None:
+        """Wake the reader because more than `before` tokens may be read; fail when too many are unread."""
+        total, reader = self.current.shown_tokens, self.reader
+        if reader is None:
+            return
+        if not reader.note_growth(before, total):
+            reader.wake()
+            return
+        unread = total - reader.index
+        self.fail(
+            SlowReader(f"{unread} tokens are unread; read faster, or resume with those received")
+        )
+
+    # What batchers send.
+
+    @override
+    def accept_task(self, run_id: str) -> None:
+        super().accept_task(run_id)
+        self._wake()
+
+    @override
+    def accept(self, frame: Frame, now: float) -> None:
+        run = self.current
+        if frame.request_id != run.run_id:
+            # Computed before its batcher learned that it is not needed: it is usage.
+            self._run(frame.request_id).accept(frame, now)
+            return
+        if self.state is StreamState.CHECKING or run is self._replaced:
+            return  # the run has ended: a repeated final frame
+        # A reader is not to blame for tokens that it may not see yet.
+        before = 0 if self.is_hidden else run.shown_tokens
+        accepted = run.accept(frame, now)
+        self._note_arrival(run, accepted)
+        if self._next_run is not None:
+            second = self._next_run(self, accepted, now)
+            if second is not None:
+                self._dispatch.release(run)
+                self._switch_to(second)
+                return
+        if accepted.token_ids:
+            self._note_shown(now)
+        if self._end_with_run(now):
+            self._dispatch.release(run)
+            return
+        if accepted.has_gap:
+            self._dispatch.query(run)
+        if self._check_answer is not None and not self.is_held:
+            self._check_answer(self, False)
+        if not self.is_hidden:
+            self._show_since(before)
+
+    def _note_arrival(self, run: ModelRun, accepted: AcceptedFrame) -> None:
+        """Move on with the first tokens, and notify of a process that continues for another one."""
+        is_exact, is_resumed = run.settings.resumes_exactly, False
+        if accepted.token_ids and self.state is not StreamState.STREAMING:
+            self._move(StreamState.STREAMING)
+            is_resumed = run.resumed > 0
+        if accepted.is_recovered or (is_resumed and not is_exact):
+            self._notices.append(_RECOVERED if is_exact else _RECOVERED_INEXACTLY)
+
+    @override
+    def fail_run(self, run_id: str, error: SluiceError) -> None:
+        if run_id != self.current.run_id or not self._falls_back(error):
+            super().fail_run(run_id, error)
+
+    @override
+    def _end_with_run(self, now: float) -> bool:
+        outcome = self.current.outcome
+        if isinstance(outcome, SluiceError) and self._falls_back(outcome):
+            return True
+        return super()._end_with_run(now)
+
+    # Which model answers.
+
+    def _falls_back(self, error: SluiceError) -> bool:
+        """Return whether a fallback is looked for after `error`, because nothing of the answer has been shown."""
+        run = self.current
+        if self.has_ended or run is self._replaced:
+            return not self.has_ended
+        is_shown = run.shown_tokens and not self.is_hidden
+        if self._fall_back is None or run.resumed or is_shown:
+            return False
+        if self._fall_back(self, error):
+            self._replaced = run
+        return run is self._replaced
+
+    def replace_failed(self, failed: ModelRun, run: ModelRun, reason: str) -> bool:
+        """Let `run` of a fallback answer, whose task must still be sent; return False when it is not wanted."""
+        if self.has_ended or self.current is not failed:
+            return False
+        failed.escalation_reason = reason
+        self._switch_to(run, degraded=True)
+        return True
+
+    def commit(self) -> None:
+        """Keep the current answer: the cascade does not replace it any more."""
+        self._next_run, self.is_held = None, False
+
+    def _switch_to(self, run: ModelRun, *, degraded: bool = False) -> None:
+        """Let `run` give the answer; the previous answer is void. `degraded`: it is a fallback's."""
+        previous = self.current
+        self.commit()
+        self._add_run(run)
+        self._delivered, self._proven, self._resume_token = 0, 0, None
+        if self.checks is not None:
+            self.checks.restart()
+        self._end_reason = None
+        self._move(StreamState.PUBLISHING)
+        self._restart_notice = len(self._notices)
+        self._notices.append(
+            Notice(
+                kind=NOTICE_KIND_ESCALATED,
+                message=f"{run.model} answers instead of {previous.model}: {previous.escalation_reason}",
+                model=run.model,
+                degraded=degraded,
+            )
+        )
+        if self.reader is not None:
+            self.reader.index = 0
+        self._wake()
+
+    # What guards say. What comes after the end changes nothing.
+
+    def reroute(self, run: ModelRun, reason: str) -> bool:
+        """Let `run` of a governed model, whose task must still be sent, answer; return False when it has ended."""
+        if self.has_ended:
+            return False
+        self._cancel_run()
+        self._fall_back = None
+        self.current.escalation_reason = reason
+        self._switch_to(run)
+        return True
+
+    def pass_verdict(self, now: float) -> None:
+        """Show and end what waited for the verdict of a guard alone."""
+        if self.has_ended:
+            return
+        if self._end_reason is not None and not self._waits_for_guards:
+            self._close(self._end_reason, now)
+        elif not self.is_hidden and self.reader is not None:
+            self._note_shown(now)
+            self.reader.note_growth(self.reader.index, self.current.shown_tokens)
+            self.reader.wake()
+
+    def settle(
+        self, run: ModelRun, window: AnswerWindow, findings: Sequence[Finding], now: float
+    ) -> None:
+        """Apply what token classifiers found in `window` of a run; `pass_verdict` shows it."""
+        if self.has_ended:
+            return
+        run.settle(window, findings)
+        if run is self.current and run.is_stopped and not self.has_run_ended:
+            self._end_with_run(now)
+            self._dispatch.release(run)
+
+    def block(self, rules: tuple[str, ...], now: float) -> None:
+        """End the answer because of `rules`: callers keep what was delivered, nothing else is shown."""
+        if self.has_ended:
+            return
+        self._cancel_run()
+        self.commit()
+        self.withheld_by, self._end_index = rules, self._delivered
+        self.current.transcript.close(truncated=True)
+        self._finish(FINISH_REASON_CONTENT_FILTER, now)
+
+    @property
+    def _waits_for_guards(self) -> bool:
+        """Whether guard models must decide before the answer may end."""
+        return self.checks is not None and (self.checks.waits or self.current.is_unread)
+
+    # The end.
+
+    @override
+    def finish(self, reason: "FinishReason.ValueType", now: float) -> None:
+        """End with the answer complete, or with an error when it is not what the caller has."""
+        self.commit()
+        current = self.current
+        current.transcript.end()
+        if self._check_answer is not None:
+            if not current.is_unread:
+                reason = current.close(reason)
+            if not current.transcript.contradicted:
+                self._check_answer(self, True)
+                if self._waits_for_guards:
+                    self._end_reason = reason
+                    self._move(StreamState.CHECKING)
+                    self._wake()
+                    return
+        self._close(reason, now)
+
+    def _close(self, reason: "FinishReason.ValueType", now: float) -> None:
+        reason = self.current.close(reason)
+        if self.current.transcript.contradicted:
+            self._end(contradiction())
+        else:
+            self._finish(reason, now)
+
+    def _finish(self, reason: "FinishReason.ValueType", now: float) -> None:
+        if not self.withheld_by:
+            self._note_shown(now)
+        self.finished, self.finished_at = self._finished_event(reason, now), now
+        self._wake()  # before what is recorded and learned at the end
+        self._end(reason)
+
+    @override
+    def _end(self, outcome: "FinishReason.ValueType | SluiceError") -> None:
+        if isinstance(outcome, SluiceError) and self.reader is not None:
+            self.reader.stop(outcome)
+        super()._end(outcome)
+        # They refer to the caller's call, as `on_end` does.
+        self._next_run = self._check_answer = self._fall_back = None
+
+    def _note_shown(self, now: float) -> None:
+        if self.first_token_at is None and self.current.shown_tokens and not self.is_hidden:
+            self.first_token_at = now
+
+    def _finished_event(self, reason: "FinishReason.ValueType", now: float) -> Finished:
+        first_at = now if self.first_token_at is None else self.first_token_at
+        current, withheld_by = self.current, self.withheld_by
+        transcript, stop_token_id = current.transcript, None
+        if reason == FINISH_REASON_STOP_SEQUENCE and not transcript.stop:
+            stop_token_id = current.stop_token_id
+        queued_s = sum(run.queued_s for run in self.runs)
+        return Finished(
+            reason=reason,
+            usage=current.usage,
+            timings=self.request.timings(current.timings, queued_s, first_at, now),
+            stop=("" if withheld_by else transcript.stop) or "",
+            stop_token_id=stop_token_id,
+            rules=withheld_by or transcript.blocked,
+            model=current.model,
+            attempts=[ModelUsage(model=run.model, usage=run.usage) for run in self.runs],
+        )

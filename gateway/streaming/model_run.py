@@ -1,0 +1,415 @@
+"""A run: one model's work on an answer, from its task until its end.
+
+`Dispatch` sends the task and recovers the run when its batcher or worker is lost. Whatever reads the answer
+(`gateway.streaming.result_collector`) passes the frames to `ModelRun.accept`, which puts them in order by these rules
+(docs/internals/wire.md, Frames); the run has `next_index` tokens:
+
+1. A frame of another attempt than `attempt_number` comes from an earlier owner of the run: dropped.
+2. A frame that ends at or below `next_index` and is not final is a duplicate: dropped.
+3. A frame that begins below and ends above loses the tokens that are known.
+4. A frame that begins above is a gap: it is dropped, and the missing frames are requested, once until `next_index`
+   moves or `stall_s` passes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+from typing import Final, NamedTuple
+
+from gateway.safety.findings import Finding
+from gateway.safety.output.filter import OutputFilter
+from gateway.safety.output.windows import AnswerWindow
+from gateway.streaming.transcript import Transcript
+from sluice import errors
+from sluice.errors import RETRY_AFTER_S, SluiceError
+from sluice.internal.v1 import frame_pb2
+from sluice.internal.v1.frame_pb2 import Frame, Logprobs
+from sluice.internal.v1.task_pb2 import Task
+from sluice.settings.models import ModelSettings
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FINISH_REASON_STOP_SEQUENCE,
+    FinishReason,
+    Usage,
+)
+
+_REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
+    frame_pb2.TASK_END_STOP: FINISH_REASON_STOP,
+    frame_pb2.TASK_END_LENGTH: FINISH_REASON_LENGTH,
+}
+
+OpenTranscript = Callable[[], Transcript]
+"""Make the text of an answer, and with it the output filter."""
+
+
+class RunClass(NamedTuple):
+    """The priority class of a model: its runs wait in one queue, and share the capacity that batchers grant."""
+
+    model: str
+    priority_class: str
+
+
+@lru_cache(maxsize=1024)
+def run_class_of(model: str, priority_class: str) -> RunClass:
+    """Return the one object that all runs of a class of a model share."""
+    return RunClass(model, priority_class)
+
+
+@dataclass(slots=True)
+class AcceptedFrame:
+    """The new part of a frame."""
+
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[Logprobs] = ()
+    has_gap: bool = False
+    """Whether frames before this one are missing and must be requested."""
+    is_recovered: bool = False
+    """Whether it is the first frame of a later attempt: another process continues the run."""
+
+
+_NOTHING_NEW: Final = AcceptedFrame()
+_RELEASED: Final = Task()
+
+
+@dataclass(eq=False, slots=True)
+class ModelRun:
+    """One model's work on an answer, or on the numbers that a text is worth.
+
+    Attributes:
+        task: the message to a batcher, as sent last; empty once the run has ended, because of its size.
+        model: name in the catalogue; the task may name it otherwise.
+        settings: of the model, for its prices.
+        prompt_tokens: in tokens of this model; 0 where another answer counts them.
+        open_transcript: makes the text of its tokens when the first arrives: thousands of runs may wait for one.
+            None: its result is numbers.
+        deadline: monotonic seconds.
+        stall_s: missing frames are requested again after this time, seconds.
+        sent_at: when it was given to `Dispatch`, monotonic seconds.
+        stop_token_ids: the caller's; they end the answer like the model's own.
+        resumed: tokens that the caller brought.
+        headers: of the task's message: the trace context.
+
+        attempt_number: how often it was sent again; frames of other attempts are dropped.
+        is_sent: whether it was sent; not when the caller had the whole answer already.
+        is_queued: whether it waits in this gateway until a batcher has capacity.
+        queued_at: when that began last, monotonic seconds.
+        queued_s: how long it waited before it was sent for the first time, seconds.
+        batcher: that has it; empty: none.
+        is_accepted: whether that batcher has confirmed the task.
+        was_accepted: whether any batcher has: only then is anything computed, and it waits until its deadline.
+        needs_capacity: whether it waits for capacity; once a batcher had it, it goes elsewhere without.
+        capacity_at: the batcher whose capacity it uses; empty: none.
+        task_bytes: size of the task.
+        check_at: when to query it, or to try again, monotonic seconds.
+        queries: sent since the batcher's last word about it.
+        queried_at: when the first of them was sent, monotonic seconds.
+        survived_query: whether its batcher has answered one since it was sent: the run does not kill batchers.
+        tokens_when_sent: tokens that it had when it was sent last.
+        losses: batchers and workers that were lost with it, in succession and without a new token.
+
+        next_index: number of tokens that have arrived.
+        accepted_attempt: that of the last frame that was accepted; -1: none was.
+        last_token_at: when tokens or numbers arrived last, monotonic seconds.
+        recoveries: how often another process continued it.
+        recovered_gap_s: the longest time without a token because of that, seconds.
+        recovered_from: what was lost when another process continued it last: "worker" or "batcher".
+
+        final: the batcher's word on its end; None: it goes on.
+        is_stopped: whether a stop string or the safety policy ended the answer; the run itself may go on.
+        escalation_reason: why another model answers instead; empty for the last run of an answer.
+        kept_reason: why the answer was kept although in doubt.
+        error: why it failed, where a fallback answers instead: it costs nothing.
+        hint_tokens: tokens of the prompt that show the draft of a cascade's first model.
+        hint_dropped: why there are none, where the policy wants them.
+        expected_s: predicted duration when it was sent, seconds; 0: unknown.
+    """
+
+    task: Task
+    model: str
+    settings: ModelSettings
+    prompt_tokens: int
+    open_transcript: OpenTranscript | None
+    deadline: float
+    stall_s: float
+    sent_at: float
+    stop_token_ids: frozenset[int] = frozenset()
+    resumed: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    run_id: str = field(init=False)
+    run_class: RunClass = field(init=False)
+    # Where it is: changed by `Dispatch` alone.
+    attempt_number: int = 0
+    is_sent: bool = False
+    is_queued: bool = False
+    queued_at: float = 0.0
+    queued_s: float = 0.0
+    batcher: str = ""
+    is_accepted: bool = False
+    was_accepted: bool = False
+    needs_capacity: bool = True
+    capacity_at: str = ""
+    task_bytes: int = 0
+    check_at: float = 0.0
+    queries: int = 0
+    queried_at: float = 0.0
+    survived_query: bool = False
+    tokens_when_sent: int = 0
+    losses: int = 0
+    # What has arrived.
+    next_index: int = 0
+    accepted_attempt: int = -1
+    last_token_at: float = -inf
+    recoveries: int = 0
+    recovered_gap_s: float = 0.0
+    recovered_from: str = ""
+    _transcript: Transcript | None = None
+    _requested_at: float | None = None
+    _lost: str = "worker"
+    # How it ended.
+    final: frame_pb2.Final | None = None
+    is_stopped: bool = False
+    escalation_reason: str = ""
+    kept_reason: str = ""
+    error: SluiceError | None = None
+    # For records.
+    hint_tokens: int = 0
+    hint_dropped: str = ""
+    expected_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.run_id = self.task.request_id
+        self.run_class = run_class_of(self.task.model, self.task.priority_class)
+
+    # What has arrived.
+
+    @property
+    def transcript(self) -> Transcript:
+        """The text of its tokens."""
+        if self._transcript is None:
+            assert self.open_transcript is not None, "its result is numbers"
+            self._transcript = self.open_transcript()
+        return self._transcript
+
+    @property
+    def output(self) -> OutputFilter | None:
+        """The output filter, if the policy has one and a token has arrived."""
+        return None if self._transcript is None else self._transcript.output
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens of the answer so far, as the model gave them."""
+        return () if self._transcript is None else self._transcript.token_ids
+
+    @property
+    def shown_tokens(self) -> int:
+        """Number of tokens of the answer that callers may see, hidden ones among them."""
+        return 0 if self._transcript is None else len(self._transcript.visible_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Number of tokens of the answer so far."""
+        return 0 if self._transcript is None else len(self._transcript.token_ids)
+
+    @property
+    def raw_text(self) -> str:
+        """The answer so far as the model gave it: with placeholders, before the output filter."""
+        return self.transcript.text if self.output is None else self.output.raw
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether token classifiers have to read more of the answer."""
+        return self.output is not None and self.output.unread
+
+    def next_window(self) -> AnswerWindow | None:
+        """Return the next part for token classifiers, if there is one to read now."""
+        if self.output is None or self.output.windows is None or not self.is_unread:
+            return None
+        return self.output.windows.due()
+
+    def settle(self, window: AnswerWindow, findings: Sequence[Finding]) -> None:
+        """Apply what token classifiers found in `window`."""
+        self.is_stopped |= self.transcript.settle(window, findings)
+
+    @property
+    def stop_token_id(self) -> int | None:
+        """The caller's stop token that ended the answer, if one did."""
+        last = self.token_ids[-1:]
+        return last[0] if last and last[0] in self.stop_token_ids else None
+
+    def accept(self, frame: Frame, now: float) -> AcceptedFrame:
+        """Add what is new in `frame`, by the rules of this module."""
+        accepted = self._new_part(frame, now)
+        if accepted.token_ids and self.open_transcript is not None:
+            transcript, logprobs = self.transcript, accepted.logprobs
+            was_closed = transcript.closed
+            for position, token_id in enumerate(accepted.token_ids):
+                # A stop string or the filter may end the text before the tokens end.
+                if transcript.closed:
+                    break
+                has_logprobs = position < len(logprobs)
+                transcript.append(token_id, logprobs[position] if has_logprobs else None)
+            self.is_stopped |= transcript.closed and not was_closed
+        return accepted
+
+    def _new_part(self, frame: Frame, now: float) -> AcceptedFrame:
+        if frame.attempt != self.attempt_number:  # rule 1
+            return _NOTHING_NEW
+        is_recovered = self.attempt_number > self.accepted_attempt >= 0
+        if is_recovered:
+            self.recoveries += 1
+            self.recovered_from = self._lost
+            gap_s = now - max(self.last_token_at, self.sent_at)
+            self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
+        self.accepted_attempt = self.attempt_number
+        self.was_accepted = True
+        if frame.start_index > self.next_index:  # rule 4
+            return AcceptedFrame(has_gap=self._requests_gap(now), is_recovered=is_recovered)
+        known = self.next_index - frame.start_index  # rules 2 and 3
+        token_ids = frame.token_ids[known:]
+        if frame.final.values:
+            self.last_token_at = now
+        if token_ids:
+            self.next_index += len(token_ids)
+            self._requested_at, self.last_token_at = None, now
+        if frame.HasField("final"):
+            self.final = frame.final
+        return AcceptedFrame(token_ids, frame.logprobs[known:], is_recovered=is_recovered)
+
+    def _requests_gap(self, now: float) -> bool:
+        if self._requested_at is not None and now - self._requested_at < self.stall_s:
+            return False
+        self._requested_at = now
+        return True
+
+    # Where it is.
+
+    def start_attempt(self, lost: str) -> None:
+        """Drop the frames of all attempts so far, because the "worker" or "batcher" was `lost`."""
+        self.attempt_number += 1
+        self.task.attempt = self.attempt_number
+        self._requested_at, self._lost = None, lost
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether a batcher had it before."""
+        return self.attempt_number > 0
+
+    @property
+    def current_losses(self) -> int:
+        """`losses`, or 0 when a token has come since it was sent last."""
+        return self.losses if self.completion_tokens == self.tokens_when_sent else 0
+
+    def release_task(self) -> None:
+        """Free the memory of the task: the run is not sent any more."""
+        self.task = _RELEASED
+
+    # How it ended, and what it cost.
+
+    @property
+    def outcome(self) -> "FinishReason.ValueType | SluiceError | None":
+        """Why the answer is complete, or why there is none; None while the run goes on."""
+        if self.is_stopped:
+            return FINISH_REASON_STOP_SEQUENCE
+        if self._transcript is not None and self._transcript.contradicted:
+            return contradiction()
+        if self.final is None:
+            return None
+        return finish_reason_of(self.final.end) or error_of(self.final)
+
+    def close(self, reason: "FinishReason.ValueType") -> "FinishReason.ValueType":
+        """Close the text of a run that ended with `reason`, and return why the answer ended."""
+        if self.open_transcript is None:
+            return reason
+        self.transcript.close(truncated=reason != FINISH_REASON_STOP)
+        # The text that was held back may have completed a stop string or a match of the filter.
+        if self.transcript.stop is not None:
+            return FINISH_REASON_STOP_SEQUENCE
+        if self.transcript.blocked:
+            return FINISH_REASON_CONTENT_FILTER
+        has_stopped = reason == FINISH_REASON_STOP and self.stop_token_id is not None
+        return FINISH_REASON_STOP_SEQUENCE if has_stopped else reason
+
+    def given_up_at(self, now: float) -> float:
+        """Return when a run that another one replaced was given up: with its last token, if it had one."""
+        return min(now, max(self.last_token_at, self.sent_at))
+
+    @property
+    def timings(self) -> frame_pb2.TaskTimings:
+        """Duration of its steps; empty until it has ended."""
+        return frame_pb2.TaskTimings() if self.final is None else self.final.timings
+
+    @property
+    def server_tokens(self) -> frame_pb2.ServerTokens | None:
+        """The tokens as the server that computed the run bills them, where there is one that says it."""
+        if self.final is None or not self.final.HasField("server_tokens"):
+            return None
+        return self.final.server_tokens
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of prompt and answer, as the server that computed them counts where there is one that says it."""
+        prompt_tokens, completion_tokens = self.prompt_tokens, self.completion_tokens
+        if (counted := self.server_tokens) is not None:
+            # Of several answers to a prompt only one counts it.
+            prompt_tokens = counted.prompt_tokens if prompt_tokens else 0
+            completion_tokens = counted.completion_tokens
+        cached = min(prompt_tokens, self.final.cached_prompt_tokens) if self.final else 0
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cached_prompt_tokens=cached,
+            resumed_tokens=min(self.resumed, completion_tokens),
+        )
+
+    @property
+    def billed_tokens(self) -> tuple[int, int]:
+        """Tokens of prompt and answer that cost something: those that the caller brought do not."""
+        if not self.was_accepted or self.error is not None:
+            return 0, 0
+        if (counted := self.server_tokens) is not None:
+            return counted.prompt_tokens, counted.completion_tokens
+        return self.prompt_tokens, max(0, self.completion_tokens - self.resumed)
+
+    @property
+    def cost(self) -> float:
+        """Price of its tokens so far."""
+        return self.settings.cost(*self.billed_tokens)
+
+
+def finish_reason_of(end: "frame_pb2.TaskEnd.ValueType") -> "FinishReason.ValueType | None":
+    """Return the reason of a complete answer; None when `end` is an error."""
+    return _REASONS.get(end)
+
+
+def contradiction() -> SluiceError:
+    """Return the error for a caller who resumes with other tokens than those that it would be shown now."""
+    return errors.InvalidRequest.of(
+        "resume.token_ids",
+        "are not the beginning of this answer: the model or the safety policy has changed since; "
+        "ask again without resume",
+    )
+
+
+def error_of(final: frame_pb2.Final) -> SluiceError:
+    """Return the public error of a run that ended with one."""
+    if final.end == frame_pb2.TASK_END_DEADLINE:
+        return errors.DeadlinePassed("the deadline passed before the answer was complete")
+    if final.end == frame_pb2.TASK_END_CANCELLED:
+        return errors.Cancelled("the request was cancelled")
+    message = final.error.message or "the run ended without an answer"
+    if final.error.field:  # the caller's fault
+        return errors.InvalidRequest.of(final.error.field, message)
+    kind = errors.BY_REASON.get(final.error.reason)
+    if kind is errors.PromptTooLong:
+        return kind(message, violations=[errors.FieldViolation("input", message)])
+    if kind is None:
+        is_refused = final.end == frame_pb2.TASK_END_REFUSED
+        kind = errors.Overloaded if is_refused else errors.EngineFailed
+    is_retryable = kind.code in (errors.Overloaded.code, errors.ModelUnavailable.code)
+    return kind(
+        message,
+        retry_after_s=(final.error.retry_after_s or RETRY_AFTER_S) if is_retryable else None,
+    )

@@ -1,0 +1,245 @@
+"""Runs on their way to the batchers: those of callers' requests, and those that the gateway itself needs."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from gateway.admission.call import fail_with
+from gateway.admission.overload import OverloadControl, SchedulingParams
+from gateway.admission.preparation import Preparation
+from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.request_context import RequestContext
+from gateway.admission.usage import UsageAccounting
+from gateway.streaming.answer_stream import AnswerStream
+from gateway.streaming.model_run import ModelRun
+from gateway.streaming.registry import Registry
+from gateway.streaming.result_collector import ResultCollector
+from gateway.streaming.transcript import Transcript
+from gateway.upstream.nats_transport import NatsTransport
+from gateway.validation.requests import ValidRequest
+from sluice.background import BackgroundTasks
+from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
+from sluice.internal.v1.task_pb2 import Sampling, Task
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FinishReason,
+)
+from sluice.wire.tokens import VisibleToken
+
+WATCHED_GATHER_MS: Final = 250
+"""Maximum time that a worker gathers tokens of an answer which the gateway may end or give to another model, in
+milliseconds: more would be computed in vain."""
+WHOLE_GATHER_MS: Final = 3_600_000
+"""How long a worker gathers tokens of which nobody reads a part, in milliseconds: until the end."""
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Makes and sends runs; holds what all of them share."""
+
+    preparation: Preparation
+    overload: OverloadControl
+    usage: UsageAccounting
+    registry: Registry
+    transport: NatsTransport
+    stall_s: float
+
+    def new_run(
+        self,
+        request: ValidRequest,
+        prepared: PreparedPrompt,
+        run_id: str,
+        deadline: float,
+        held: Sequence[VisibleToken] = (),
+        *,
+        counts_prompt: bool = True,
+    ) -> ModelRun:
+        """Make a run of a model, which is not sent yet.
+
+        Args:
+            request: what is asked.
+            prepared: the prompt for the model.
+            run_id: name of the run, unique; that of the first run is the request id.
+            deadline: monotonic seconds.
+            held: tokens that the caller was shown before.
+            counts_prompt: whether no other answer counts the prompt.
+        """
+        settings = prepared.model.settings
+        task = Task(
+            request_id=run_id,
+            gateway=self.transport.gateway_id,
+            model=settings.task_name,
+            tenant=request.tenant,
+            priority_class=request.priority_class,
+            prompt_token_ids=prepared.prompt_token_ids,
+            sampling=prepared.sampling,
+            workload=request.workload,
+            coalesce_ms=request.coalesce_ms,
+            values=prepared.values,
+            audio=prepared.audio,
+        )
+        # The task needs 4 bytes a token, a list 36, and they are kept as long as the run.
+        prepared.prompt_token_ids = task.prompt_token_ids
+        run = ModelRun(
+            task,
+            prepared.model.name,
+            settings,
+            len(prepared.prompt_token_ids) if counts_prompt else 0,
+            None if prepared.values else partial(_open_transcript, request, prepared, held),
+            deadline,
+            self.stall_s,
+            time.monotonic(),
+            frozenset(request.sampling.stop_token_ids),
+            resumed=len(held),
+        )
+        if held:
+            run.next_index = len(run.transcript.token_ids)
+        return run
+
+    def send(self, context: RequestContext, run: ModelRun, prepared: PreparedPrompt) -> None:
+        """Send a run for a caller's request; return at once."""
+        now, task = time.monotonic(), run.task
+        expected = self.overload.expect(run.model, _scheduling_of(context, prepared), now)
+        run.expected_s = expected.total_s if expected.is_total else 0.0
+        is_watched = context.request.sampling.stop or context.second is not None
+        if is_watched and task.coalesce_ms > WATCHED_GATHER_MS:
+            task.coalesce_ms = WATCHED_GATHER_MS
+        if prepared is context.first:  # the second model's run did not wait for admission
+            task.waited_us = round((now - context.arrived_at) * 1e6)
+        run.headers = context.log.run_sent(run.run_id, run.model)
+        self._send(run)
+
+    async def compute(
+        self,
+        runs: Sequence[ModelRun],
+        on_end: Callable[[ResultCollector], object] = lambda _: None,
+    ) -> list[ResultCollector]:
+        """Send runs whose results the gateway itself needs, and return these when all have ended.
+
+        When one fails, or the caller is cancelled, all are cancelled: there is no use for a part of the results.
+
+        Args:
+            runs: of one request; no caller reads their tokens.
+            on_end: called with each result when all have ended, complete or not.
+
+        Raises:
+            SluiceError: a run failed, of a run past its deadline `DeadlinePassed`.
+        """
+        ends = [asyncio.Event() for _ in runs]
+        results = [
+            self.registry.collect(_request_of(run), run, end.set)
+            for run, end in zip(runs, ends, strict=True)
+        ]
+        try:
+            for run in runs:
+                run.task.coalesce_ms = WHOLE_GATHER_MS
+                self._send(run)
+            for result, end in zip(results, ends, strict=True):
+                await end.wait()
+                if result.error is not None:
+                    raise result.error
+        finally:
+            for result in results:
+                result.fail(Cancelled("nobody waits for the answer any more"))
+                on_end(result)
+        return results
+
+    def _send(self, run: ModelRun) -> None:
+        """Give a run to `Dispatch`, or fail it when that is impossible."""
+        now, task = time.monotonic(), run.task
+        run.is_sent = True
+        tokens = len(task.prompt_token_ids) + task.sampling.max_tokens
+        self.overload.sent(run.model, task.model, task.priority_class, tokens, now, task.tenant)
+        if self.transport.is_connected:
+            self.registry.dispatch.send(run, now)
+        else:
+            problem = TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
+            # Later: the answer may not know its new run yet.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.registry.fail_send, run.run_id, problem)
+
+
+@dataclass
+class InternalRequest:
+    """Whose internal run it is; see `gateway.streaming.result_collector.RunRequest`."""
+
+    tenant: str
+    priority_class: str
+    arrived_at: float
+    deadline: float
+
+
+def _request_of(run: ModelRun) -> InternalRequest:
+    return InternalRequest(run.task.tenant, run.task.priority_class, run.sent_at, run.deadline)
+
+
+def _scheduling_of(context: RequestContext, prepared: PreparedPrompt) -> SchedulingParams:
+    """Return what the prediction of the time for `prepared` depends on."""
+    sampling = prepared.sampling
+    return replace(
+        context.scheduling,
+        prompt_tokens=len(prepared.prompt_token_ids),
+        min_tokens=sampling.min_tokens,
+        max_tokens=sampling.max_tokens,
+    )
+
+
+class SideTasks:
+    """Work beside the answer to a request, which ends with it; what fails there fails the answer."""
+
+    def __init__(self) -> None:
+        self._running = BackgroundTasks()
+
+    def spawn(self, stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:
+        """Start `work`."""
+        self._running.spawn(self._guarded(stream, work))
+
+    def close(self) -> None:
+        """Cancel what runs: the request has ended."""
+        self._running.cancel()
+
+    async def _guarded(self, stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:
+        async def fail(error: SluiceError) -> None:
+            stream.fail(error)
+
+        await fail_with(work(), fail, stream.request_id)
+
+
+def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":
+    """Return why nothing is left to compute after the tokens that the caller has, or None.
+
+    `AnswerStream.finish` finds stop strings itself.
+    """
+    held = transcript.token_ids
+    if transcript.closed or (held and held[-1] in sampling.stop_token_ids):
+        return FINISH_REASON_STOP
+    if len(held) >= sampling.max_tokens:
+        return FINISH_REASON_LENGTH
+    return None
+
+
+def _open_transcript(
+    request: ValidRequest, prepared: PreparedPrompt, held: Sequence[VisibleToken]
+) -> Transcript:
+    """Return the text of an answer that begins with `held`."""
+    tokenizer, sampling = prepared.model.tokenizer, request.sampling
+    stops = tuple(sampling.stop)
+    transcript = Transcript(
+        tokenizer.detokenizer(tools=request.tools is not None, stops=stops),
+        stops,
+        tokenizer.stop_token_ids.union(sampling.stop_token_ids),
+        tokenizer.token_text,
+        prepared.inspect and prepared.inspect(),
+        held,
+        sampling.logprobs if sampling.HasField("logprobs") else None,
+    )
+    # From the first token that was hidden from the caller on, the answer is computed again.
+    for token_id in held:
+        if token_id is None or transcript.closed:  # they may contain a stop string
+            break
+        transcript.append(token_id)
+    return transcript
