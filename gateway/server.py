@@ -67,14 +67,16 @@ from sluice.wire.jetstream import explained
 from sluice.wire.patience import patiently
 from sluice.wire.stream_keeper import StreamKeeper
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
-"""Interval of the checks of deadlines, stalls and readiness, seconds."""
+"""Interval of the checks of deadlines, stalls and readiness, in seconds."""
 IDLE_TICK_S: Final = 0.5
-"""The same at most while the gateway is ready and has no requests; a row may be silent for longer."""
-_RECORDS_S: Final = 2.0
-_STORE_RETRY_S: Final = 0.2
+"""Longest interval of these checks while the gateway is ready and has no requests, in seconds."""
+RECORDS_S: Final = 2.0
+"""How long records that are not written yet delay the end of a gateway, in seconds."""
+STORE_RETRY_S: Final = 0.2
+"""Interval at which opening the streams is tried again, in seconds."""
 
 
 class Gateway:
@@ -103,7 +105,16 @@ class Gateway:
         instruments: Instruments,
         load: Load,
     ) -> None:
-        """``policies`` are those of ``settings``; ``load`` loads later ones."""
+        """Wire the parts of a gateway.
+
+        Args:
+            settings: of the mesh.
+            gateway_id: unique in the mesh.
+            policies: those of `settings`.
+            tracer: of this process.
+            instruments: of this process.
+            load: loads later policies.
+        """
         limits = settings.gateway
         self._settings = settings
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, instruments)
@@ -188,12 +199,12 @@ class Gateway:
 
     @property
     def address(self) -> str:
-        """Where gRPC is served, "host:port"."""
+        """Address of gRPC, "host:port"."""
         return self._grpc.address
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[MeshClient]:
-        """Serves until the block ends, in which its connection to NATS is there; then drains and closes.
+        """Serve until the block ends, which has the connection to NATS; then drain and close.
 
         Raises:
             SetupError, NatsUnreachable: it cannot start.
@@ -210,7 +221,7 @@ class Gateway:
             await self.close()
 
     async def start(self) -> MeshClient:
-        """Opens the ports, connects to NATS, then accepts calls: a gateway that answers can publish.
+        """Open the ports, connect to NATS, then accept calls: a gateway that answers can publish.
 
         Returns the connection.
 
@@ -248,18 +259,20 @@ class Gateway:
         self._health.refresh(time.monotonic())
         for server in self._servers:
             await server.start()
-        _log.info("gateway %s serves on %s", self._transport.gateway_id, self.address)
+        logger.info("gateway %s serves gRPC on %s", self._transport.gateway_id, self.address)
         if self.http is not None:
-            _log.info("HTTP is served on %s", self.http.address)
+            logger.info(
+                "gateway %s serves HTTP on %s", self._transport.gateway_id, self.http.address
+            )
         return client
 
     @property
     def active(self) -> int:
-        """Calls that run."""
+        """Number of calls that run."""
         return self.limiter.active
 
     async def run(self) -> None:
-        """Checks deadlines, stalls and readiness, and writes records, until it is cancelled."""
+        """Check deadlines, stalls and readiness, and write records, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.store.run())
             group.create_task(self._streams.run())
@@ -281,18 +294,19 @@ class Gateway:
                 self._loads.expire(now)
                 self._health.refresh(now)
             except Exception:  # without this loop no stall would be noticed
-                _log.exception("tick failed")
+                logger.exception("check of deadlines and stalled runs failed")
             busy = len(self.registry) or not self._health.serving
             wait_s = TICK_S if busy else min(IDLE_TICK_S, self._settings.gateway.stall_s / 1.5)
             await asyncio.sleep(wait_s)
 
     async def drain(self) -> None:
-        """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""
+        """Report NOT_SERVING and refuse new calls; running calls get `drain_s` seconds to finish."""
+        gateway_id = self._transport.gateway_id
         self._health.leave()
         self.limiter.is_draining = True
         if self.http is not None:
             self.http.drain()
-        _log.info("draining: %d calls run", self.limiter.active)
+        logger.info("gateway %s is draining: %d calls run", gateway_id, self.limiter.active)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.gateway.drain_s):
                 await self.limiter.idle.wait()
@@ -300,27 +314,27 @@ class Gateway:
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
         await self.generator.shadows.close()
-        await self.store.flush(_RECORDS_S)
+        await self.store.flush(RECORDS_S)
         await self.shared.close()
 
     async def close(self) -> None:
-        """Closes the ports, then NATS."""
+        """Close the ports, then NATS."""
         for server in reversed(self._servers):
             await server.close()
         await self._jobs.close()
         self._admission.close()
         self.arrivals.close()
         await self._transport.close()
-        _log.info("gateway %s closed", self._transport.gateway_id)
+        logger.info("gateway %s stopped", self._transport.gateway_id)
 
     async def _start_store(self, client: MeshClient) -> None:
-        """In a cluster a stream that has just been made has no leader for a moment."""
+        """Open the streams; in a cluster a new one has no leader for a moment."""
         try:
             await patiently(
                 lambda: self._open_store(client),
                 (TransportUnavailable,),
                 bound_s=self._settings.nats.connect_s,
-                wait_s=_STORE_RETRY_S,
+                wait_s=STORE_RETRY_S,
             )
         except (TimeoutError, NatsError, SluiceError) as error:
             raise SetupError(
@@ -328,7 +342,7 @@ class Gateway:
             ) from error
 
     def _hosts(self) -> frozenset[str] | None:
-        """The names that HTTP serves beside those of this machine; None: all."""
+        """Return the names that HTTP serves beside those of this machine; None: all."""
         http = self._settings.http
         if self.authenticator.on or "*" in http.hosts or http.address is None:
             return None

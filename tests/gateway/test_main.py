@@ -154,7 +154,7 @@ async def test_the_process_serves_until_sigterm(
         _, log = process.communicate(timeout=BOUND_S)
     assert process.returncode == 0
     assert f"serves gRPC on {address}" in log
-    assert "closed" in log
+    assert "stopped" in log
     assert "Traceback" not in log
 
 

@@ -81,7 +81,7 @@ async def test_a_record_holds_every_decision_and_no_text(nats_url: str, model_fo
     assert record.route.strategy == pb.ROUTE_STRATEGY_PINNED
     assert [one.model for one in record.route.candidates] == ["small"]
     (leg,) = record.attempts
-    assert (leg.model, leg.completion_tokens, leg.attempt) == ("small", 2, 3)
+    assert (leg.model, leg.completion_tokens, leg.attempt) == ("small", 2, 1)
     assert (leg.batch_id, leg.batch_cause, leg.batch_rows, leg.worker) == (
         "ba-1",
         "worker_idle",

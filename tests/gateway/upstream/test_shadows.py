@@ -248,5 +248,5 @@ async def test_an_error_in_learning_does_not_fail_the_answer(
     monkeypatch.setattr(shadow_runner, "learnable", broken)
     async with opened() as wire:
         task = await answered(wire)
-        assert f"request {task.request_id}: its end could not be recorded" in caplog.text
+        assert f"recording the end of request {task.request_id} failed" in caplog.text
         assert len(wire.gateway.registry) == 0
