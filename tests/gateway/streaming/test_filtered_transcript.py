@@ -161,7 +161,7 @@ def test_a_client_that_reconnects_anywhere_has_the_whole_answer_once(
         request = exchange.next_request()
         held = list(tokens_of(request.resume))
         known = held[: held.index(None)] if None in held else held
-        made = transcript(policy, *stops, pending=held)
+        made = transcript(policy, *stops, held=held)
         exchange.accept(pb.GenerateResponse(started=pb.Started(model="m", seed=3)))
         index, until = len(held), len(tokens) if last else rng.randint(len(known), len(tokens))
         for count, token in enumerate(tokens[:until]):
@@ -252,7 +252,7 @@ def test_placeholders_are_restored_in_text_only() -> None:
 def test_a_resume_under_another_policy_is_refused() -> None:
     tokens = ids(f"mail {MAIL} now, please")
     held = filled("default", tokens).visible_ids
-    made = transcript("redact", pending=held)
+    made = transcript("redact", held=held)
     for token in tokens:
         made.append(token)
     made.close()
