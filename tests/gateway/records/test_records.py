@@ -60,7 +60,7 @@ async def answered(wire: Wire, text: str, **fields: Any) -> str:
     task = await wire.batcher.task()
     final = frame(0, wire.tokens("hello world"), end=TASK_END_STOP)
     final.final.batch.CopyFrom(
-        BatchInfo(batch_id="ba-1", cause="worker_idle", rows=4, padding_share=0.25, worker="w-1")
+        BatchInfo(batch_id="ba-1", cause="worker_idle", tasks=4, padding_share=0.25, worker="w-1")
     )
     await wire.batcher.send(task, final)
     await events_of(call)
