@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -180,8 +180,12 @@ def _request_of(run: ModelRun) -> InternalRequest:
 def _scheduling_of(context: RequestContext, prepared: PreparedPrompt) -> SchedulingParams:
     """Return what the prediction of the time for `prepared` depends on."""
     sampling = prepared.sampling
-    return replace(
-        context.scheduling,
+    return SchedulingParams(
+        context.priority_class,
+        context.deadline,
+        tenant=context.tenant,
+        rules=context.scheduling.rules,
+        workload=context.scheduling.workload,
         prompt_tokens=len(prepared.prompt_token_ids),
         min_tokens=sampling.min_tokens,
         max_tokens=sampling.max_tokens,
