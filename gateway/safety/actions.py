@@ -12,6 +12,7 @@ placeholders. It contains the redacted values: it is never logged and never leav
 
 import enum
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -245,14 +246,14 @@ def clusters(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) -> list[Edit]:
-    editing = [action for action in taken if action.action in _EDITS]
-    edits, index = [], 0
-    for start, end in clusters((action.start, action.end) for action in editing):
+    # An empty finding edits nothing, so it decides nothing about the others either.
+    editing = deque(f for f in taken if f.action in _EDITS and f.start < f.end)
+    edits = []
+    for start, end in clusters((finding.start, finding.end) for finding in editing):
         members = []
-        while index < len(editing) and editing[index].start < end:
-            members.append(editing[index])
-            index += 1
-        winner = min((action for action in members if action.start < action.end), key=_rank)
+        while editing and editing[0].start < end:
+            members.append(editing.popleft())
+        winner = min(members, key=_rank)
         rule, action = winner.rule, winner.action
         shown = placeholders.of(rule, text[start:end]) if action is Action.REDACT else ""
         edits.append(Edit(start, end, rule, action, shown))

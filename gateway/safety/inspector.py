@@ -87,14 +87,14 @@ def verdict_on(
     inspected: Sequence[InspectedText], failed: Sequence[tuple[str, Action]] = ()
 ) -> PromptVerdict:
     """Decide about the texts of one request; `failed` as in `EntityResults`."""
-    actions = [action for text in inspected for action in text.taken]
-    if not actions and not failed:
+    findings = [taken for text in inspected for taken in text.taken]
+    if not findings and not failed:
         return _NO_FINDINGS
-    taken = [*((action.rule, action.action) for action in actions), *failed]
-    blocked = dict.fromkeys(rule for rule, action in taken if action is Action.BLOCK)
-    routes = [action for action in actions if action.action is Action.ROUTE]
-    route = max(routes, key=lambda action: action.severity) if routes else None
-    return PromptVerdict(tuple(blocked), route, Counter(taken))
+    actions = [*((taken.rule, taken.action) for taken in findings), *failed]
+    blocked = dict.fromkeys(rule for rule, action in actions if action is Action.BLOCK)
+    routes = [taken for taken in findings if taken.action is Action.ROUTE]
+    route = max(routes, key=lambda taken: taken.severity) if routes else None
+    return PromptVerdict(tuple(blocked), route, Counter(actions))
 
 
 class Inspector:
@@ -212,7 +212,7 @@ class RequestInspection:
     @property
     def normalized(self) -> list[str]:
         """Texts for token classifiers; empty where a text is over the length limit."""
-        return [text.text for text in self._normalized]
+        return [normalized.text for normalized in self._normalized]
 
     def decide(self, entities: EntityResults) -> None:
         """Inspect all texts; `entities` are what token classifiers found in them."""
@@ -222,14 +222,12 @@ class RequestInspection:
     def results(self, entities: EntityResults = NO_ENTITIES) -> Iterator[InspectedText]:
         """Yield the result for each text, in order; each step is one text's work."""
         by_text = entities.by_text or [()] * len(self.texts)
-        for original, normalized, entity_findings in zip(
-            self.texts, self._normalized, by_text, strict=True
-        ):
+        texts = zip(self.texts, self._normalized, by_text, strict=True)
+        for original, normalized, entity_findings in texts:
             findings = self._findings_in(normalized.text)
             if entity_findings:
-                findings.update(
-                    self.compiled.rules.lists.without_allowed(normalized.text, entity_findings)
-                )
+                lists = self.compiled.rules.lists
+                findings.update(lists.without_allowed(normalized.text, entity_findings))
             if findings or normalized.findings:
                 yield self._decided(original, normalized, findings)
             else:
@@ -258,18 +256,12 @@ class RequestInspection:
         self, original: str, normalized: Normalized, findings: set[Finding]
     ) -> InspectedText:
         decision = apply(self.policy.actions, normalized.text, findings, self.placeholders())
-        actions = [
-            TakenAction(
-                action.rule,
-                action.severity,
-                action.action,
-                *normalized.original_span(action.start, action.end),
-                action.model,
-            )
-            for action in decision.taken
-        ]
+        actions = []
+        for taken in decision.taken:
+            start, end = normalized.original_span(taken.start, taken.end)
+            actions.append(replace(taken, start=start, end=end))
         actions += map(self._noticed, (*normalized.findings, *self._hidden(original)))
-        actions.sort(key=lambda action: (action.start, action.end, action.rule))
+        actions.sort(key=lambda taken: (taken.start, taken.end, taken.rule))
         return InspectedText(normalized.text, decision.text, tuple(actions))
 
     def _hidden(self, original: str) -> Iterator[Finding]:
@@ -283,8 +275,6 @@ class RequestInspection:
         It may still block or route the request.
         """
         taken = self.policy.actions.action_on(finding)
-        # Normalization has edited the text already, so the record shows the edit instead of the
-        # action.
         action = taken.action
         if action not in (Action.ROUTE, Action.BLOCK):
             noticed = Action.ALLOW if action is Action.ALLOW else Action.FLAG

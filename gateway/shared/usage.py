@@ -92,11 +92,9 @@ class SharedUsage:
     def listed(self, tenant: str, currency: str) -> ListTenantsResponse:
         """Return the use of `tenant`, or of every tenant that has limits of its own or is active."""
         tenants = self.in_force.policies.settings.tenants
-        own = {
-            name for name, tenant_settings in tenants.items() if tenant_settings.limits is not None
-        }
+        limited = {name for name, settings in tenants.items() if settings.limits is not None}
         spent = self.minutes.spending.tenants(time.monotonic())
-        names = [tenant] if tenant else sorted({*own, *self.limiter.tenants, *spent})
+        names = [tenant] if tenant else sorted({*limited, *self.limiter.tenants, *spent})
         return ListTenantsResponse(tenants=map(self._use_of, names), currency=currency)
 
     def _use_of(self, tenant: str) -> TenantUse:

@@ -306,8 +306,7 @@ class OutputFilter:
         if self._outcome is None:
             decision = self.review()
             taken = Counter(self.echoes)
-            for action in decision.taken:
-                taken[action.rule, action.action] += 1
+            taken.update((finding.rule, finding.action) for finding in decision.taken)
             moves = self._rehearsed(decision)
             self._outcome = AnswerOutcome(self._shared.policy.version, taken, moves)
         return self._outcome
