@@ -2,6 +2,8 @@
 
 import enum
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
 
 
 class Severity(enum.IntEnum):
@@ -26,3 +28,7 @@ class Finding:
     end: int
     """Offset behind the last character."""
     severity: Severity
+
+
+BY_PLACE: Final = attrgetter("start", "end", "rule")
+"""Sort key of findings, indicators and taken actions: by place, then by rule."""

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.safety.actions import Action, Placeholders, TakenAction, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, moves_of
-from gateway.safety.findings import Finding, Severity
+from gateway.safety.findings import BY_PLACE, Finding, Severity
 from gateway.safety.guards.checks import Decided, EntityGuard
 from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
@@ -261,7 +261,7 @@ class RequestInspection:
             start, end = normalized.original_span(taken.start, taken.end)
             actions.append(replace(taken, start=start, end=end))
         actions += map(self._noticed, (*normalized.findings, *self._hidden(original)))
-        actions.sort(key=lambda taken: (taken.start, taken.end, taken.rule))
+        actions.sort(key=BY_PLACE)
         return InspectedText(normalized.text, decision.text, tuple(actions))
 
     def _hidden(self, original: str) -> Iterator[Finding]:

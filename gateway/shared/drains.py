@@ -77,7 +77,7 @@ class Drains:
         for _ in range(_TRIES):
             record = await self._read()
             entry = DrainedWorker(model=model, worker=worker)
-            # Another operator was first.
+            # Nothing to do, or another operator was first.
             if (entry in record.workers) is drained:
                 return record
             changed = DrainRecord(workers=record.workers)

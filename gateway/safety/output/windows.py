@@ -104,17 +104,14 @@ class AnswerWindows:
         self._reading = None
         begin = window.start - window.context
         entities = [
-            replace(
-                finding, start=max(begin + finding.start, window.start), end=begin + finding.end
-            )
-            for finding in findings
-            if begin + finding.end > window.start
+            replace(f, start=max(begin + f.start, window.start), end=begin + f.end)
+            for f in findings
+            if begin + f.end > window.start
         ]
         self.known_to = known_to = _decided_to(window, entities)
         self._ends = [end for end in self._ends if end > known_to]
-        return self._text[window.start : known_to], [
-            finding for finding in entities if finding.end <= known_to
-        ]
+        decided = [entity for entity in entities if entity.end <= known_to]
+        return self._text[window.start : known_to], decided
 
     def _next_end(self) -> tuple[int | None, bool]:
         """Return the end of the next window (None: not known yet), and whether an entity may continue there."""
@@ -143,11 +140,8 @@ def _decided_to(window: AnswerWindow, entities: list[Finding]) -> int:
     if not window.cut or last is None:
         return window.end
     behind = window.text[last.end - window.start + window.context :]
-    # One that fills the window is decided: text is not held without end.
-    start = next(
-        start
-        for start, end in clusters((entity.start, entity.end) for entity in entities)
-        if end == last.end
-    )
+    # An entity that fills the window is decided: text does not wait without end.
+    unions = clusters((entity.start, entity.end) for entity in entities)
+    start = next(start for start, end in unions if end == last.end)
     goes_on = start > window.start and not any(map(str.isalnum, behind))
     return start if goes_on else window.end

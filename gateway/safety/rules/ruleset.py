@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from gateway.safety.findings import Finding, Severity
+from gateway.safety.findings import BY_PLACE, Finding, Severity
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.rules.limits import repetitions
 from gateway.safety.rules.payloads import HINTS, ROT13, Payloads
@@ -31,7 +31,7 @@ def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
         *_winners(text, groups["injection"]),
         *_winners(text, groups["content"]),
     ]
-    return sorted(standing, key=lambda finding: (finding.start, finding.end, finding.rule))
+    return sorted(standing, key=BY_PLACE)
 
 
 def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
@@ -39,22 +39,18 @@ def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
         yield from findings
         return
     covered: list[tuple[int, int]] = []  # disjoint, ordered
-    for finding in sorted(
-        findings,
-        key=lambda finding: (
-            -finding.severity,
-            finding.start - finding.end,
-            finding.start,
-            finding.rule,
-        ),
-    ):
-        # Keep the rest of a loser only if it has a letter or digit: punctuation alone tells
-        # nothing.
+    for finding in sorted(findings, key=_rank):
+        # Of the rest of a loser, punctuation alone tells nothing.
         for start, end in _left_over(covered, finding.start, finding.end):
             whole = (start, end) == (finding.start, finding.end)
             if whole or any(char.isalnum() for char in text[start:end]):
                 covered.insert(bisect_left(covered, (start, end)), (start, end))
                 yield Finding(finding.rule, start, end, finding.severity)
+
+
+def _rank(finding: Finding) -> tuple[int, int, int, str]:
+    """Order findings by severity, then length, then place, then rule."""
+    return -finding.severity, finding.start - finding.end, finding.start, finding.rule
 
 
 def _left_over(covered: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.safety.findings import Finding, Severity
+from gateway.safety.findings import BY_PLACE, Finding, Severity
 
 NEAR_CHARS: Final = 400
 """Distance within which indicators count together, in characters."""
@@ -55,9 +55,7 @@ def weight_at(text: str, start: int, weight: int) -> int:
 
 def judge(indicators: Sequence[Indicator]) -> Iterator[Finding]:
     """Yield one finding per indicator, with the severity of its neighbourhood. Linear but for the sort."""
-    ordered = sorted(
-        indicators, key=lambda indicator: (indicator.start, indicator.end, indicator.rule)
-    )
+    ordered = sorted(indicators, key=BY_PLACE)
     near: deque[Indicator] = deque()
     ahead = iter(ordered)
     waiting = next(ahead, None)

@@ -14,7 +14,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
-from gateway.safety.findings import Finding, Severity
+from gateway.safety.findings import BY_PLACE, Finding, Severity
 
 
 class OffsetEdit(NamedTuple):
@@ -171,7 +171,7 @@ class EditedText:
             for (rule, severity), spans in self._spans.items()
             for start, end in spans
         ]
-        findings.sort(key=lambda finding: (finding.start, finding.end, finding.rule))
+        findings.sort(key=BY_PLACE)
         return Normalized(self.text, tuple(findings), tuple(self._maps))
 
 
