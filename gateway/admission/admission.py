@@ -37,6 +37,7 @@ from gateway.models.catalog import ServedModel
 from gateway.models.tools import HERMES, arguments_of, grammar_of
 from gateway.routing.features import Features
 from gateway.routing.plan import Plan
+from gateway.routing.router import RoutingState
 from gateway.safety.inspector import RequestInspection
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
@@ -239,21 +240,19 @@ class Admission:
             return outlooks[model]
 
         fits = _any_fits if contexts is None else contexts.fits
-        make = partial(
-            policies.router.plan,
-            features,
+        state = RoutingState(
             wait_s=lambda model: outlook(model).wait_s,
             spent=lambda tenant: self._usage.spending.spent(tenant, now),
             soft_limit=partial(self._usage.limits.soft_limit, policies.settings),
             fits=fits,
         )
-        plan = make()
+        plan = policies.router.plan(features, state)
         is_named = request.model not in (None, plan.model)
         if plan.route.strategy == ROUTE_STRATEGY_BUDGET and is_named:
             _check_budget(request, plan, fits)
         if contexts is not None and is_replaceable(plan) and not fits(plan.model):
             contexts.relax()
-            plan = make()
+            plan = policies.router.plan(features, state)
         self._overload.check(plan, context.scheduling, outlook, fits)
         if request.resume:
             plan.cascade = None

@@ -18,6 +18,7 @@ that has.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -50,6 +51,24 @@ from sluice.wire.clock import set_duration
 
 CHARS_PER_TOKEN: Final = 4
 """Estimated characters of a token, used until the model is known."""
+
+
+@dataclass(frozen=True)
+class RoutingState:
+    """What routing reads of the running mesh, for one request.
+
+    Attributes:
+        wait_s: expected wait for a worker of a model, in seconds.
+        spent: cost of a tenant in the last hour, in the currency of the prices.
+        soft_limit: replacement model of a tenant that is near a limit, and why; None if it is not.
+        fits: whether the context of a model may have room for the request. If no model has, the
+            plan is made as if all had.
+    """
+
+    wait_s: Callable[[str], float] = lambda _: 0.0
+    spent: Callable[[str], float] = lambda _: 0.0
+    soft_limit: Callable[[str], tuple[str, str] | None] = lambda _: None
+    fits: Callable[[str], bool] = lambda _: True
 
 
 class Router:
@@ -91,49 +110,29 @@ class Router:
         """Gains that each learned head predicted for the rows held out of its training."""
         return {head.by: head.gains for head in self._heads.values()}
 
-    def plan(
-        self,
-        features: Features,
-        wait_s: Callable[[str], float] = lambda _: 0.0,
-        spent: Callable[[str], float] = lambda _: 0.0,
-        soft_limit: Callable[[str], tuple[str, str] | None] = lambda _: None,
-        fits: Callable[[str], bool] = lambda _: True,
-    ) -> Plan:
-        """Return the plan for a request. A pure function.
-
-        Args:
-            features: features of the request.
-            wait_s: expected wait for a worker of a model, in seconds.
-            spent: cost of a tenant in the last hour, in the currency of the prices.
-            soft_limit: replacement model of a tenant that is near a limit, and why; None if it is
-                not.
-            fits: whether the context of a model may have room for the request. If none has, the
-                plan is made as if all had.
-        """
+    def plan(self, features: Features, state: RoutingState = RoutingState()) -> Plan:
+        """Return the plan for a request. A pure function."""
         selections = self._settings.select
-        name = next(
-            (selection.policy for selection in selections if selects(selection, features)), ""
-        )
+        chosen = (selection.policy for selection in selections if selects(selection, features))
+        name = next(chosen, "")
         policy = self._settings.policies.get(name, self._settings)
         plan = self._chosen(name, policy, features)
         route, is_governed = plan.route, features.governed is not None
         # A governed model is final, and only the model of a resumed answer can continue it.
         if not is_governed and not features.resumed:
-            self._limit_cost(plan, policy, features.tenant, spent, soft_limit, fits)
+            self._limit_cost(plan, policy, features.tenant, state)
         # A pinned model was asked for; one that a budget chose must not be replaced by a dearer one.
-        if not is_governed and route.strategy not in (
-            ROUTE_STRATEGY_PINNED,
-            ROUTE_STRATEGY_BUDGET,
-        ):
-            self._avoid_wait(plan, policy, wait_s, fits)
-            self._try_canary(plan, policy, features.key, fits)
-            self._add_second(plan, policy, policy_key(name), fits)
+        final = ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_BUDGET
+        if not is_governed and route.strategy not in final:
+            self._avoid_wait(plan, policy, state)
+            self._try_canary(plan, policy, features.key, state)
+            self._add_second(plan, policy, policy_key(name), state)
         # The tokenizer depends on the model, so the length is an estimate until one is chosen.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for candidate in route.candidates:
             settings = self._models[candidate.model]
             candidate.cost = settings.cost(prompt_tokens, features.answer_tokens)
-            set_duration(candidate.expected_wait, wait_s(candidate.model) * 1e3)
+            set_duration(candidate.expected_wait, state.wait_s(candidate.model) * 1e3)
         route.versions["routing"] = self._version
         plan.policy = name
         return plan
@@ -141,9 +140,8 @@ class Router:
     def _chosen(self, name: str, policy: RoutingPolicy, features: Features) -> Plan:
         if features.governed is not None:
             model, rule_id = features.governed
-            return self._plan(
-                model, ROUTE_STRATEGY_SAFETY, f"the safety policy sends {rule_id} here"
-            )
+            reason = f"the safety policy sends {rule_id} here"
+            return self._plan(model, ROUTE_STRATEGY_SAFETY, reason)
         if features.model is not None:
             reason = "the request names the model"
             return self._plan(features.model, ROUTE_STRATEGY_PINNED, reason)
@@ -169,55 +167,39 @@ class Router:
         return plan
 
     def _limit_cost(
-        self,
-        plan: Plan,
-        policy: RoutingPolicy,
-        tenant: str,
-        spent: Callable[[str], float],
-        soft_limit: Callable[[str], tuple[str, str] | None],
-        fits: Callable[[str], bool],
+        self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RoutingState
     ) -> None:
         """Find a model with room, then let a cheaper one answer if the tenant is near or over a limit."""
         soft = None
         if plan.route.strategy != ROUTE_STRATEGY_PINNED:
-            self._make_room(plan, fits)
-            soft = soft_limit(tenant)
-        if soft is not None and fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
+            self._make_room(plan, state.fits)
+            soft = state.soft_limit(tenant)
+        if soft is not None and state.fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
             self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
         else:
-            self._keep_budget(plan, policy, tenant, spent, fits)
+            self._keep_budget(plan, policy, tenant, state)
 
-    def _avoid_wait(
-        self,
-        plan: Plan,
-        policy: RoutingPolicy,
-        wait_s: Callable[[str], float],
-        fits: Callable[[str], bool],
-    ) -> None:
+    def _avoid_wait(self, plan: Plan, policy: RoutingPolicy, state: RoutingState) -> None:
         """Let another model answer if the wait for the chosen one is too long."""
         load = policy.load
-        if load is None or not fits(load.model):
+        if load is None or not state.fits(load.model):
             return
-        late_s = wait_s(plan.model)
+        late_s = state.wait_s(plan.model)
         if late_s > load.max_wait_s:
             reason = f"{plan.model} would wait {late_s:.1f} s, more than {load.max_wait_s:g} s"
             self._replace(plan, load.model, ROUTE_STRATEGY_LOAD, reason)
 
-    def _try_canary(
-        self, plan: Plan, policy: RoutingPolicy, key: str, fits: Callable[[str], bool]
-    ) -> None:
+    def _try_canary(self, plan: Plan, policy: RoutingPolicy, key: str, state: RoutingState) -> None:
         """Let the first canary answer that the request is drawn for, if it has room."""
         trial = next(iter(drawn(policy.canaries, plan.model, key)), None)
-        if trial is not None and fits(trial.model):
+        if trial is not None and state.fits(trial.model):
             reason = f"{plan.route.reason}; drawn for {trial.share:.0%} of {trial.of}"
             self._replace(plan, trial.model, ROUTE_STRATEGY_CANARY, reason)
 
-    def _add_second(
-        self, plan: Plan, policy: RoutingPolicy, key: str, fits: Callable[[str], bool]
-    ) -> None:
+    def _add_second(self, plan: Plan, policy: RoutingPolicy, key: str, state: RoutingState) -> None:
         """Let the answer escalate, if the plan's model is the first one of the policy's cascade."""
         cascade, route = policy.cascade, plan.route
-        if cascade is None or plan.model != cascade.first or not fits(cascade.second):
+        if cascade is None or plan.model != cascade.first or not state.fits(cascade.second):
             return
         route.strategy, plan.cascade = ROUTE_STRATEGY_CASCADE, cascade
         route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
@@ -238,12 +220,7 @@ class Router:
                 return
 
     def _keep_budget(
-        self,
-        plan: Plan,
-        policy: RoutingPolicy,
-        tenant: str,
-        spent: Callable[[str], float],
-        fits: Callable[[str], bool],
+        self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RoutingState
     ) -> None:
         """Let the budget's model answer if the tenant has spent the budget and the model has room.
 
@@ -255,9 +232,9 @@ class Router:
             named = not budget.tenants or tenant in budget.tenants
             if not named or (pinned and self._is_cheap(plan.model, budget.model)):
                 continue
-            if spent(tenant) >= budget.per_hour:
+            if state.spent(tenant) >= budget.per_hour:
                 reason = f"{tenant} has spent its {budget.per_hour:g} of this hour"
-                if pinned or fits(budget.model):
+                if pinned or state.fits(budget.model):
                     self._replace(plan, budget.model, ROUTE_STRATEGY_BUDGET, reason)
                 else:
                     reason += f", but the context of {budget.model} has no room for the request"

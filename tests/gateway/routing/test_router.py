@@ -10,7 +10,7 @@ from gateway.routing.features import Features
 from gateway.routing.learned.model import Estimate
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
-from gateway.routing.router import Router
+from gateway.routing.router import Router, RoutingState
 from gateway.routing.rules import SHADOW, check_patterns, drawn
 from sluice.settings import SettingsError
 from sluice.settings.models import ModelSettings
@@ -51,12 +51,12 @@ def plan(
     """``waits``: by model; ``spent``: by tenant; ``fitting``: models that have room."""
     routing = RoutingSettings(**settings)
     heads = map(long_prompts, ("", *routing.policies))
-    return Router(routing, MODELS, heads, "v1").plan(
-        features,
+    state = RoutingState(
         wait_s=lambda model: waits.get(model, 0.0),
         spent=lambda tenant: spent.get(tenant, 0.0),
         fits=lambda model: model in fitting,
     )
+    return Router(routing, MODELS, heads, "v1").plan(features, state)
 
 
 def auto(text: str = "", **fields: Any) -> Features:
@@ -98,7 +98,7 @@ def test_another_server_gets_nothing_it_was_not_named_for() -> None:
         routing = RoutingSettings(default="near", **settings)
         near = ModelSettings(name="near", path="near", tier="s")
         router = Router(routing, {"near": near, "far": far})
-        assert router.plan(auto("hi"), fits=lambda name: name == "far").model == model
+        assert router.plan(auto("hi"), RoutingState(fits=lambda name: name == "far")).model == model
 
 
 RULES = [
