@@ -23,9 +23,9 @@ from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator
 from gateway.api.inference_service import InferenceService
-from gateway.api.interceptor import CallInterceptor
 from gateway.api.items_service import ItemsService
 from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
+from gateway.api.methods import CallInterceptor
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.server import SERVICE, GatewayHealth, GrpcServer, add_reflection
 from gateway.http.app import make_app

@@ -1,1 +1,1 @@
-"""From a valid request to a task that may be sent: safety, routing, tokenization, overload control, usage."""
+"""Admission: from an arriving call to a task that may be sent."""

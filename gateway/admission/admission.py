@@ -23,10 +23,9 @@ from typing import Final
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.constraint_checks import ConstraintChecks
-from gateway.admission.contexts import ContextFit
 from gateway.admission.overload import Outlook, OverloadControl
 from gateway.admission.policies import InForce
-from gateway.admission.preparation import Preparation, contexts_of, is_replaceable
+from gateway.admission.preparation import ContextFit, Preparation, contexts_of, is_replaceable
 from gateway.admission.prompt_inspection import EntityReader, PromptInspector, passed
 from gateway.admission.prompts import check_length, decode_now, encode
 from gateway.admission.request_context import RequestContext

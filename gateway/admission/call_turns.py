@@ -15,10 +15,10 @@ calls of a tenant begin at a time.
 
 import asyncio
 import time
-from collections import deque
 from typing import Final
 
 from gateway.admission.count_limit import overloaded
+from gateway.admission.tenant_threads import TurnQueue
 
 BURST: Final = 4
 """Calls of a tenant that begin in a round: together they take the event loop for a few milliseconds."""
@@ -45,7 +45,7 @@ class CallTurns:
         self._moment_s = moment_s
         self._begun: dict[str, int] = {}
         """Calls that began in this round, by tenant."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._queue = TurnQueue()
         self._arrivals = self._seen = 0
         """Calls since the last round, and those of them before the last look."""
         self._passes = 0
@@ -69,24 +69,19 @@ class CallTurns:
             self._latest, before = tenant, self._latest
             self._shared_until = time.monotonic() + ALONE_S if before else 0.0
         begun = self._begun.get(tenant, 0)
-        if tenant not in self._waiting and (begun < BURST or begun < self._burst()):
+        if not self._queue.count(tenant) and (begun < BURST or begun < self._burst()):
             self._begun[tenant] = begun + 1
             return
-        waiting = self._waiting.setdefault(tenant, deque())
-        if len(waiting) >= self._waiting_max:
+        if self._queue.count(tenant) >= self._waiting_max:
             message = f"{self._waiting_max} calls of your tenant wait to begin"
             raise overloaded("tenant_waiting", message)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting.append(turn)
-        await turn
+        await self._queue.wait(tenant)
 
     def close(self) -> None:
         """Begin nothing more."""
         if self._next_look is not None:
             self._next_look.cancel()
-        for waiting in self._waiting.values():
-            for turn in waiting:
-                turn.cancel()
+        self._queue.close()
 
     def _wait_a_moment(self) -> None:
         self._passes, self._waits_since = 0, time.monotonic()
@@ -94,32 +89,18 @@ class CallTurns:
 
     def _look(self) -> None:
         is_calm, self._seen = self._seen == self._arrivals, self._arrivals
-        is_idle = not self._waiting and time.monotonic() - self._waits_since < 2 * self._moment_s
+        is_idle = not self._queue and time.monotonic() - self._waits_since < 2 * self._moment_s
         if is_calm and self._passes < PASSES and not is_idle:
             self._passes += 1
             self._next_look = asyncio.get_running_loop().call_soon(self._look)
             return
         if is_calm or self._arrivals >= ARRIVALS:
             self._arrivals = self._seen = 0
-            self._begin_round(self._burst() if is_calm else BURST)
-        if self._begun or self._waiting:
+            self._begun = self._queue.release(self._burst() if is_calm else BURST)
+        if self._begun or self._queue:
             self._wait_a_moment()
         else:
             self._next_look = None
 
     def _burst(self) -> int:
         return BURST if time.monotonic() < self._shared_until else ALONE_BURST
-
-    def _begin_round(self, burst: int) -> None:
-        self._begun.clear()
-        for tenant, waiting in list(self._waiting.items()):
-            begun = 0
-            while waiting and begun < burst:
-                turn = waiting.popleft()
-                if not turn.done():  # its caller has not gone
-                    turn.set_result(None)
-                    begun += 1
-            if begun:
-                self._begun[tenant] = begun
-            if not waiting:
-                del self._waiting[tenant]

@@ -89,6 +89,48 @@ class TenantSlots:
                 waiting.cancel()
 
 
+class TurnQueue:
+    """Work of tenants that waits for its turn, with what it costs."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def count(self, tenant: str) -> int:
+        """Return how much work of `tenant` waits."""
+        return len(self._waiting.get(tenant, ()))
+
+    async def wait(self, tenant: str, cost: int = 1) -> None:
+        """Wait until `release` lets work of `tenant` begin that costs `cost`."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append((cost, turn))
+        await turn
+
+    def release(self, limit: int) -> dict[str, int]:
+        """Let work of each tenant begin until its cost reaches `limit`, in order; return the costs by tenant."""
+        begun = dict[str, int]()
+        for tenant, waiting in list(self._waiting.items()):
+            total = 0
+            while waiting and total < limit:
+                cost, turn = waiting.popleft()
+                if not turn.done():  # its caller has not gone
+                    turn.set_result(None)
+                    total += cost
+            if total:
+                begun[tenant] = total
+            if not waiting:
+                del self._waiting[tenant]
+        return begun
+
+    def close(self) -> None:
+        """Cancel whatever waits."""
+        for waiting in self._waiting.values():
+            for _, turn in waiting:
+                turn.cancel()
+
+
 class TenantThreads:
     """Threads for one kind of work. That of one tenant, however much, delays that of another by a turn at most.
 

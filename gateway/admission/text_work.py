@@ -5,11 +5,15 @@ estimated in characters of plain text; docs/internals/decisions/0015-work-beside
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from gateway.admission.tenant_threads import CORES_THREADS, OWN_THREADS, TenantThreads
+from gateway.admission.tenant_threads import (
+    CORES_THREADS,
+    OWN_THREADS,
+    TenantThreads,
+    TurnQueue,
+)
 
 LOOP_COST: Final = 1024
 """Largest cost of texts that are worked on in the event loop: this takes less time than to hand them to a thread and
@@ -47,34 +51,20 @@ class LoopTurns:
         """Let work of `size`, in the unit of `take`, begin for one tenant in a pass."""
         self._size = size
         self._begun: dict[str, int] = {}
-        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._queue = TurnQueue()
 
     async def take(self, tenant: str, size: int) -> None:
         """Wait until work of `size` may begin for `tenant`."""
-        loop = asyncio.get_running_loop()
         if not self._begun:
-            loop.call_soon(self._next_pass)
+            asyncio.get_running_loop().call_soon(self._next_pass)
         begun = self._begun.get(tenant, 0)
-        if begun < self._size and tenant not in self._waiting:
+        if begun < self._size and not self._queue.count(tenant):
             self._begun[tenant] = begun + size
             return
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.setdefault(tenant, deque()).append((size, turn))
-        await turn
+        await self._queue.wait(tenant, size)
 
     def _next_pass(self) -> None:
-        self._begun.clear()
-        for tenant, waiting in list(self._waiting.items()):
-            begun = 0
-            while waiting and begun < self._size:
-                size, turn = waiting.popleft()
-                if not turn.done():  # its caller has not gone
-                    turn.set_result(None)
-                    begun += size
-            if begun:
-                self._begun[tenant] = begun
-            if not waiting:
-                del self._waiting[tenant]
+        self._begun = self._queue.release(self._size)
         if self._begun:
             asyncio.get_running_loop().call_soon(self._next_pass)
 

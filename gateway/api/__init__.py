@@ -1,1 +1,1 @@
-"""The gRPC services: wire messages in, events and typed errors out."""
+"""gRPC services: messages in, events and typed errors out."""

@@ -1,7 +1,8 @@
 """Methods of our gRPC services, as the server calls them: from the first byte of a call to its status.
 
 To gRPC every method is a stream of messages in both directions, so that nothing of a message is received before
-`gateway.admission.arrivals` allows it. Each class here serves one shape of method:
+`gateway.admission.arrivals` allows it. `CallInterceptor` chooses what serves a call; each class serves one shape of
+method:
 
 - `UnaryMethod`: one request; the answer is one message or a stream.
 - `StreamMethod`: many requests, which the method parses and counts itself: items, jobs, reflection.
@@ -12,7 +13,7 @@ which one that is: gRPC then sends and wakes once less.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -37,6 +38,10 @@ UNLIMITED: Final = methods_of(
 """Methods without a limit by class: operators need them most when the limits are reached."""
 GENERATE: Final = "/sluice.v1.InferenceService/Generate"
 """The stream that knows its last message."""
+HEALTH: Final = "/grpc.health.v1.Health/"
+"""How the methods of the health service begin."""
+METHODS_MAX: Final = 256
+"""Methods whose handlers are kept: callers choose names, and reflection answers any."""
 HEALTH_BYTES_MAX: Final = 1024
 """Largest request about health, in bytes: the name of a service."""
 
@@ -199,6 +204,47 @@ class HealthMethod(Method):
                 return
         with self._arrivals.watching.held(address):
             await self._behaviour(request, call)
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Serves methods of our services, of health and of reflection by `Method`.
+
+    Attributes:
+        max_bytes: The largest message that can be taken.
+    """
+
+    def __init__(
+        self, max_message_bytes: int, arrivals: Arrivals, audio_max_bytes: int = 0
+    ) -> None:
+        """Take messages of up to `max_message_bytes`, and of `audio_max_bytes` more if that is audio."""
+        self._sizes = max_message_bytes, audio_max_bytes
+        self.max_bytes = max_message_bytes + audio_max_bytes
+        self._arrivals = arrivals
+        self._methods: dict[str, Method] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return the handler of the method that is called; None if there is no such method."""
+        name = str(handler_call_details.method)
+        method = self._methods.get(name)
+        if method is None:
+            inner = await continuation(handler_call_details)
+            if inner is None:
+                return None
+            method = self._make(name, inner)
+            if len(self._methods) < METHODS_MAX:
+                self._methods[name] = method
+        return method.handler
+
+    def _make(self, name: str, inner: Any) -> Method:
+        if name.startswith(HEALTH):
+            return HealthMethod(name, inner, self._arrivals)
+        if inner.request_streaming or not name.startswith(OURS):
+            return StreamMethod(name, inner, self._arrivals)
+        return UnaryMethod(name, inner, self._arrivals, *self._sizes)
 
 
 def _is_client_streaming(method: str) -> bool:

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
 from gateway.admission.overload import OverloadControl
 from gateway.admission.policies import InForce
-from gateway.api.interceptor import CallInterceptor
+from gateway.api.methods import CallInterceptor
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import SetupError
 from sluice.grpc_server import NOT_SERVING, SERVING, HealthService, server_options

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.admission.arrivals import Arrivals
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.interceptor import CallInterceptor
+from gateway.api.methods import CallInterceptor
 from gateway.identity.authenticator import Authenticator
 from gateway.routing.learned.artefact import load
 from sluice.client.aio import AsyncClient

@@ -13,8 +13,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from gateway.admission.arrivals import LOOP_BYTES, RECEIVE_S, STREAMS_MAX, UPLOADS_MAX, Arrivals
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.interceptor import CallInterceptor
-from gateway.api.methods import HEALTH_BYTES_MAX
+from gateway.api.methods import HEALTH_BYTES_MAX, CallInterceptor
 from gateway.identity.authenticator import Authenticator
 from sluice import errors
 from sluice.client.channel import error_of as typed_error_of

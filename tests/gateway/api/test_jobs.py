@@ -15,9 +15,9 @@ from gateway.admission.arrivals import RECEIVE_S, Arrivals
 from gateway.admission.bulk_pacer import BulkPacer
 from gateway.admission.call import ItemCall
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.interceptor import CallInterceptor
 from gateway.api.items_service import QUIET_S, ItemsService
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
+from gateway.api.methods import CallInterceptor
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
 from sluice import errors
