@@ -154,7 +154,7 @@ async def test_gateways_share_a_limit(nats_url: str, model_folder: Path) -> None
         await two.until(lambda: "gw1" in two.gateway.shared.peers.alive)
         await answered(one)
         await one.gateway.shared.peers.send_heartbeat()
-        await two.until(lambda: bool(two.gateway.usage.limits._buckets))
+        await two.until(lambda: bool(two.gateway.usage.limits.buckets))
         _, error = await error_of(two.stub.Generate(prompt(), metadata=ACME))
         assert isinstance(error, LimitReached)
 

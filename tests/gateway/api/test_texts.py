@@ -242,7 +242,7 @@ WRONG = [
     ("Embed", pb.EmbedRequest(), InvalidRequest, "texts: must have 1 to 2048 entries"),
     ("Embed", pb.EmbedRequest(texts=["a"] * 2049), InvalidRequest, "texts: must have 1 to 2048"),
     ("Embed", pb.EmbedRequest(texts=["a"], labels={"": "v"}), InvalidRequest, "labels: the key"),
-    ("Embed", pb.EmbedRequest(texts=["a"], priority=9), InvalidRequest, "priority: is none"),
+    ("Embed", pb.EmbedRequest(texts=["a"], priority=9), InvalidRequest, "priority: must be"),
     ("Embed", pb.EmbedRequest(texts=["a", " "]), InvalidRequest, r"texts\[1\]: must not be"),
     ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "there are embed"),
     ("Embed", pb.EmbedRequest(texts=["a"], model="small"), InvalidRequest, "engine embedding"),
