@@ -48,7 +48,6 @@ def error_answer(error: SluiceError, named: Callable[[str], str], request_id: st
         named: Returns the API's name of the field at a proto path.
         request_id: Id of the call, for an error without a request id.
     """
-
     status = http_status(error.code.value[0], error.reason)
     if isinstance(error, Overloaded):
         status = _OVERLOADED

@@ -43,8 +43,8 @@ TRACE_REQUESTS_MAX: Final = 1000
 """Most requests of one trace that are read, because a caller can send any number with one trace id."""
 TRACE_OTHERS_MAX: Final = 100
 """Most other requests of a trace that are named beside the latest."""
-GATHER_S: Final = 0.1
-"""How long records are gathered before a write, in seconds: each write costs as much CPU as routing a request."""
+COALESCE_S: Final = 0.1
+"""How long records are coalesced before a write, in seconds: each write costs as much CPU as routing a request."""
 _UNAVAILABLE: Final = "stored records cannot be read or written"
 _MIB: Final = 1024 * 1024
 
@@ -70,7 +70,7 @@ class RecordStore:
         self.dropped = 0
         self._replicas = replicas
         self._in_force = in_force
-        self._writer = BackgroundWriter(GATHER_S, queue_max_bytes)
+        self._writer = BackgroundWriter(COALESCE_S, queue_max_bytes)
         self.audit_writer = BackgroundWriter(max_bytes=queue_max_bytes)
         self._streams: dict[str | None, StreamConfig] = {}
         """Streams that exist, by name."""

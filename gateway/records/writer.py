@@ -39,7 +39,7 @@ class BackgroundWriter:
     """A queue of pending messages, and the task that writes them.
 
     Args:
-        gather_s: How long messages are gathered, in seconds. JetStream then confirms only the last of a batch, as it
+        coalesce_s: How long messages are coalesced, in seconds. JetStream then confirms only the last of a batch, as it
             stores messages of one connection in order. With 0 it confirms each.
         max_bytes: Bound of the queue, see `QUEUE_MAX_BYTES`.
 
@@ -47,8 +47,8 @@ class BackgroundWriter:
         is_full: Whether the queue has reached its bound.
     """
 
-    def __init__(self, gather_s: float = 0.0, max_bytes: int = QUEUE_MAX_BYTES) -> None:
-        self._gather_s = gather_s
+    def __init__(self, coalesce_s: float = 0.0, max_bytes: int = QUEUE_MAX_BYTES) -> None:
+        self._coalesce_s = coalesce_s
         self._max_bytes = max_bytes
         self._queue: dict[str, Message] = {}
         """Pending messages by subject, oldest first."""
@@ -68,10 +68,10 @@ class BackgroundWriter:
 
     async def run(self, client: Client) -> None:
         """Write queued messages until cancelled."""
-        write = self._write_last_confirmed if self._gather_s else self._write_confirmed
+        write = self._write_last_confirmed if self._coalesce_s else self._write_confirmed
         while True:
             await self._wakeup.wait()
-            await asyncio.sleep(self._gather_s)  # so that one write has several messages
+            await asyncio.sleep(self._coalesce_s)  # so that one write has several messages
             while self._queue:
                 try:
                     await self._write_batch(partial(write, client))

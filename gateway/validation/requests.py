@@ -38,8 +38,8 @@ from sluice.wire.tokens import VisibleToken, tokens_of
 
 MAX_KEY_CHARS: Final = 128
 """Most characters of an idempotency key."""
-MAX_GATHER_S: Final = 3600
-"""Longest time for which a request may have its tokens gathered, in seconds."""
+MAX_COALESCE_S: Final = 3600
+"""Longest time for which a request may have its tokens coalesced, in seconds."""
 WORKLOAD_LABEL: Final = "task"
 """Label that names the workload of a request."""
 UNSTATED_CLASS: Final = "standard"
@@ -179,8 +179,8 @@ def validate(
     coalesce_ms = None
     if request.HasField("gather"):
         requested_ms = ms_of(request.gather)
-        is_in_range = 0 <= requested_ms <= 1000 * MAX_GATHER_S
-        violations.check(is_in_range, "gather", f"must be 0 to {MAX_GATHER_S} s")
+        is_in_range = 0 <= requested_ms <= 1000 * MAX_COALESCE_S
+        violations.check(is_in_range, "gather", f"must be 0 to {MAX_COALESCE_S} s")
         coalesce_ms = round(requested_ms)
     resume: tuple[VisibleToken, ...] = ()
     if request.HasField("resume"):
@@ -407,7 +407,7 @@ _NO_CONTENT: Final = ("idempotency_key", "idempotency_key_generated", "resume", 
 
 
 def fingerprint_of(request: pb.GenerateRequest) -> bytes:
-    """Return a hash of the request without idempotency key, resumed tokens and gathering time."""
+    """Return a hash of the request without idempotency key, resumed tokens and coalescing time."""
     content, extra = request, request.HasField("resume") or request.HasField("gather")
     if extra or request.idempotency_key or request.idempotency_key_generated:
         content = pb.GenerateRequest()
