@@ -38,6 +38,10 @@ def check(catalog: Catalog, request: GenerateRequest, timeout_s: float = 300.0) 
     return validate(request, catalog, timeout_s, Caller("default"), ResumeKey(RESUME_KEY))
 
 
+def valid(catalog: Catalog, **fields: Any) -> Any:
+    return check(catalog, GenerateRequest(prompt="hi", **fields))
+
+
 def violations(catalog: Catalog, **fields: Any) -> list[str]:
     if "chat" not in fields:
         fields.setdefault("prompt", "hello")
@@ -160,7 +164,7 @@ def test_all_violations_come_in_one_error(catalog: Catalog) -> None:
 
 def test_an_unknown_model_names_the_known(catalog: Catalog) -> None:
     with pytest.raises(UnknownModel) as caught:
-        check(catalog, GenerateRequest(prompt="hi", model="nobody"))
+        valid(catalog, model="nobody")
     assert caught.value.metadata == {"models": "small, large"}
     assert "small, large" in caught.value.message
 
@@ -174,7 +178,7 @@ def test_messages_never_hold_the_prompt(catalog: Catalog) -> None:
 
 
 def test_defaults_are_filled_in(catalog: Catalog) -> None:
-    request: ValidRequest = check(catalog, GenerateRequest(prompt="hi", model="auto"))
+    request: ValidRequest = valid(catalog, model="auto")
     assert request.model is None
     assert request.priority_class == "interactive"
     assert request.timeout_s == 300.0
@@ -185,8 +189,8 @@ def test_defaults_are_filled_in(catalog: Catalog) -> None:
 
 
 def test_the_fingerprint_leaves_key_and_resume_out(catalog: Catalog) -> None:
-    one = check(catalog, GenerateRequest(prompt="hi", idempotency_key="k"))
-    two = check(catalog, GenerateRequest(prompt="hi", resume=Resume(seed=9)))
+    one = valid(catalog, idempotency_key="k")
+    two = valid(catalog, resume=Resume(seed=9))
     other = check(catalog, GenerateRequest(prompt="ho", idempotency_key="k"))
     assert one.fingerprint == two.fingerprint != other.fingerprint
 
@@ -222,7 +226,7 @@ def test_a_drawn_answer_is_resumed_with_its_own_seed_alone(catalog: Catalog) -> 
 
 
 def test_who_holds_nothing_needs_no_proof(catalog: Catalog) -> None:
-    found = check(catalog, GenerateRequest(prompt="hi", resume=Resume(model="small")))
+    found = valid(catalog, resume=Resume(model="small"))
     assert (found.resume, found.resume_version, found.resume_model) == ((), "", "small")
 
 
@@ -268,7 +272,7 @@ def test_an_answer_may_be_as_long_as_the_model_says(catalog: Catalog) -> None:
 
 
 def test_a_prompt_longer_than_the_context_says_both_numbers(catalog: Catalog) -> None:
-    request = check(catalog, GenerateRequest(prompt="hi"))
+    request = valid(catalog)
     with pytest.raises(PromptTooLong) as caught:
         fit(request, catalog["small"], CONTEXT)
     assert caught.value.metadata == {
@@ -279,10 +283,10 @@ def test_a_prompt_longer_than_the_context_says_both_numbers(catalog: Catalog) ->
 
 
 def test_max_tokens_is_cut_to_what_the_context_has_room_for(catalog: Catalog) -> None:
-    request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(max_tokens=100)))
+    request = valid(catalog, sampling=SamplingParams(max_tokens=100))
     assert fit(request, catalog["small"], 10).max_tokens == 100
     assert fit(request, catalog["small"], CONTEXT - 5).max_tokens == 5
-    without = check(catalog, GenerateRequest(prompt="hi"))
+    without = valid(catalog)
     assert fit(without, catalog["small"], 10).max_tokens == CONTEXT - 10
 
 
@@ -294,7 +298,7 @@ def test_of_many_wrong_fields_the_first_are_named(catalog: Catalog) -> None:
 
 
 def test_min_tokens_are_cut_with_max_tokens(catalog: Catalog) -> None:
-    request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(min_tokens=100)))
+    request = valid(catalog, sampling=SamplingParams(min_tokens=100))
     assert fit(request, catalog["small"], 10).min_tokens == 100
     assert fit(request, catalog["small"], CONTEXT - 5).min_tokens == 5
 
@@ -308,9 +312,7 @@ def test_min_tokens_are_cut_with_max_tokens(catalog: Catalog) -> None:
     ],
 )
 def test_every_new_field_travels(catalog: Catalog, params: SamplingParams) -> None:
-    sampling = fit(
-        check(catalog, GenerateRequest(prompt="hi", sampling=params)), catalog["small"], 10
-    )
+    sampling = fit(valid(catalog, sampling=params), catalog["small"], 10)
     for name in ("min_p", "presence_penalty", "frequency_penalty", "min_tokens"):
         assert getattr(sampling, name) == getattr(params, name)
     assert sampling.WhichOneof("constraint") == params.WhichOneof("constraint")
@@ -320,9 +322,9 @@ def test_every_new_field_travels(catalog: Catalog, params: SamplingParams) -> No
 def test_a_constraint_needs_a_model_that_can_end(catalog: Catalog) -> None:
     model = catalog["small"]
     endless = replace(model, tokenizer=replace(model.tokenizer, stop_token_ids=frozenset()))
-    free = check(catalog, GenerateRequest(prompt="hi"))
+    free = valid(catalog)
     assert fit(free, endless, 10)
-    request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(regex="a")))
+    request = valid(catalog, sampling=SamplingParams(regex="a"))
     with pytest.raises(InvalidRequest, match="no token that ends") as caught:
         fit(request, endless, 10)
     assert [violation.field for violation in caught.value.violations] == ["sampling.regex"]
@@ -330,25 +332,18 @@ def test_a_constraint_needs_a_model_that_can_end(catalog: Catalog) -> None:
 
 def test_biases_are_of_the_model_that_the_request_names(catalog: Catalog) -> None:
     params = SamplingParams(logit_bias={3: 1.5})
-    named = check(catalog, GenerateRequest(prompt="hi", model="small", sampling=params))
+    named = valid(catalog, model="small", sampling=params)
     assert dict(fit(named, catalog["small"], 10).logit_bias) == {3: 1.5}
-    routed = check(catalog, GenerateRequest(prompt="hi", sampling=params))
+    routed = valid(catalog, sampling=params)
     with pytest.raises(InvalidRequest, match="name it in model"):
         fit(routed, catalog["small"], 10)
-    beyond = check(
-        catalog,
-        GenerateRequest(
-            prompt="hi", model="small", sampling=SamplingParams(logit_bias={1 << 30: 1.0})
-        ),
-    )
+    beyond = valid(catalog, model="small", sampling=SamplingParams(logit_bias={1 << 30: 1.0}))
     with pytest.raises(InvalidRequest, match="vocabulary of small"):
         fit(beyond, catalog["small"], 10)
 
 
 def test_sampling_travels_complete(catalog: Catalog) -> None:
-    request = check(
-        catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(logprobs=3, seed=5))
-    )
+    request = valid(catalog, sampling=SamplingParams(logprobs=3, seed=5))
     sampling = fit(request, catalog["small"], 10)
     assert sampling.logprobs
     assert sampling.top_logprobs == 3
