@@ -13,7 +13,7 @@ from sluice.openai.errors import error_body
 
 @dataclass(frozen=True)
 class Api:
-    """What all calls of one API have in common.
+    """One of the APIs: the parts of an answer that do not depend on the call.
 
     Attributes:
         id_headers: Headers of an answer that carry the request id.

@@ -33,7 +33,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "stop": "is not supported; send stop_sequences",
     "max_tokens_to_sample": "is not supported; send max_tokens",
 }
-"""What to do instead, by unsupported field."""
+"""Errors that name a remedy, by unsupported field."""
 _IGNORED_IN_BLOCKS: Final = frozenset({"cache_control", "citations", "caller", "toolset_name"})
 """Fields of blocks that do not change the prompt."""
 _TOOL_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {

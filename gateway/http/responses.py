@@ -52,7 +52,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "background": "must be false; send a batch to /v1/batches",
     "prompt": "is not supported; send instructions and input",
 }
-"""What to do instead, by unsupported field."""
+"""Errors that name a remedy, by unsupported field."""
 _STATELESS: Final = "responses are not stored; send the whole conversation in input"
 _IGNORED_IN_ITEMS: Final = (
     "id",

@@ -1,1 +1,1 @@
-"""What a gateway knows of its models: settings, tokenizers, chat templates, and how they write calls of tools."""
+"""The models that a gateway serves: settings, tokenizers, chat templates, formats of tool calls, and speech."""

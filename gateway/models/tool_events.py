@@ -22,7 +22,7 @@ _BLANKS: Final = " \t\r\n"
 
 @dataclass
 class Parsed:
-    """What a piece of the answer completed; tool calls have no ids yet."""
+    """Text and tool calls that a piece of the answer completed; tool calls have no ids yet."""
 
     text: str = ""
     calls: list[pb.ToolCall] = field(default_factory=list)
@@ -44,7 +44,7 @@ class ToolCallParser:
         self._rest = ""
         """Text that is not emitted yet: in a block, from the last tool call on."""
         self._at = 0
-        """How much of it has been read, in characters."""
+        """Number of its characters that have been read."""
         self._may_end = False
         """Whether the answer may end here, because no object has begun."""
         self._blanks = ""

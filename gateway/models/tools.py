@@ -138,7 +138,7 @@ def texts_in(value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family of models writes tool calls.
+    """The format in which a family of models writes tool calls.
 
     Attributes:
         opening: Text that begins a block.

@@ -71,7 +71,7 @@ MAX_STOP_CHARS: Final = 64
 TEXTS_MAX: Final = 2048
 """Most texts of one request; each becomes a run."""
 _DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
-"""What models do that do not answer prompts, by engine."""
+"""Descriptions of models that do not answer prompts, by engine, for errors."""
 _LEAST_URGENT: Final = "bulk"
 CLASSES_OF: Final[Mapping[int, str]] = {
     pb.PRIORITY_UNSPECIFIED: "interactive",

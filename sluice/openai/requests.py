@@ -62,7 +62,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "guided_regex": "is not supported; send regex",
     "structured_outputs": "is not supported; send response_format, or regex",
 }
-"""What to do instead, by unsupported field."""
+"""Errors that name a remedy, by unsupported field."""
 
 
 def request_of_plain(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
