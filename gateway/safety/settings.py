@@ -84,8 +84,11 @@ class GuardSettings(_Section):
     """One guard model of a policy."""
 
     model: Name
+    """Name of the model that checks."""
     template: Template
+    """Family of the guard: how it is prompted, and how its answer is read."""
     checks: tuple[Stage, ...] = Field(("input",), min_length=1)
+    """What it checks: prompts ("input"), answers ("output") or both."""
     threshold: float | None = Field(None, gt=0, le=1)
     """Least score at which the guard objects; unset: its word, or the most probable label, decides.
     For a token classifier: the least probability of an entity.
@@ -95,6 +98,7 @@ class GuardSettings(_Section):
     that object; for a token classifier: the entities that are findings.
     """
     action: ActionSpec = Choice(Action.BLOCK)
+    """Action when it objects: block, flag or `{route: MODEL}`."""
     fail: Literal["open", "closed"] = "open"
     """What happens without a verdict: "open" lets the text pass, "closed" blocks it."""
     budget_s: float = Field(1.0, gt=0, le=60)
@@ -120,14 +124,14 @@ class GuardSettings(_Section):
 
     @field_validator("action")
     @classmethod
-    def _possible(cls, choice: Choice) -> Choice:
+    def _check_action(cls, choice: Choice) -> Choice:
         if choice.action not in (Action.BLOCK, Action.FLAG, Action.ROUTE):
             raise ValueError("must be block, flag, or {route: MODEL}")
         return choice
 
     @field_validator("unsafe", "safe")
     @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
+    def _check_pattern(cls, pattern: str | None) -> str | None:
         if pattern is not None:
             try:
                 compiled(pattern)
@@ -137,13 +141,13 @@ class GuardSettings(_Section):
 
     @field_validator("prompt")
     @classmethod
-    def _has_place(cls, prompt: str | None) -> str | None:
+    def _check_prompt(cls, prompt: str | None) -> str | None:
         if prompt is not None and "{prompt}" not in prompt:
             raise ValueError("needs the field {prompt}")
         return prompt
 
     @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def _check_combination(self) -> Self:
         for template, keys in _ONLY_OF.items():
             for key in keys:
                 if template != self.template and getattr(self, key) is not None:
@@ -199,9 +203,11 @@ class OutputSettings(_Section):
     """Actions on answers. "block" ends the answer; routes of the prompt's actions are flags here."""
 
     enabled: bool = True
+    """Apply the policy to answers."""
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
     """Actions that differ from those on prompts, by rule."""
     echo: EchoSettings | None = None
+    """Detection of answers that repeat the system message; unset: none."""
     canaries: tuple[Annotated[str, Field(min_length=4, max_length=200)], ...] = ()
     """Strings in a system message that must never come out; finding one blocks."""
     markdown_images: OutputAction = "allow"
@@ -215,7 +221,7 @@ class OutputSettings(_Section):
 
     @field_validator("actions")
     @classmethod
-    def _no_route(cls, actions: dict[str, Choice]) -> dict[str, Choice]:
+    def _refuse_routes(cls, actions: dict[str, Choice]) -> dict[str, Choice]:
         for rule, choice in actions.items():
             if choice.action is Action.ROUTE:
                 raise ValueError(f"{rule}: an answer cannot be routed")
@@ -235,23 +241,29 @@ class PolicySettings(_Section):
     """One policy."""
 
     version: str = Field("1", coerce_numbers_to_str=True)
+    """Version of the policy, of the operator's choice; records show it."""
     enabled: bool = True
     """Apply rules to prompts and answers. Normalization and the limit of length always apply."""
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
+    """Actions by the name of a rule, or by a prefix such as `pii.*`."""
     severity: dict[SeverityName, ActionSpec] = Field(default_factory=dict)
     """Actions from a severity upwards, for rules that `actions` does not name."""
     default: ActionSpec = Choice(Action.FLAG)
+    """Action for findings that neither `actions` nor `severity` covers."""
     restore: bool = False
     """Put the caller's own values back into the answer in place of their placeholders."""
     deny: tuple[str, ...] = ()
+    """Files with one denied word or phrase a line."""
     allow: tuple[str, ...] = ()
-    """Files with one word or phrase a line."""
+    """Files with one allowed word or phrase a line; findings inside one are dropped."""
     phone_regions: tuple[PhoneRegion, ...] | None = None
     """Regions (ISO 3166) whose telephone numbers count as they are dialled there; unset: those of the
     rule.
     """
     limits: TextLimits = TextLimits()
+    """Limits on one text of a prompt."""
     output: OutputSettings = OutputSettings()
+    """Actions on answers."""
     guard: dict[Name, GuardSettings] = Field(default_factory=dict, max_length=8)
     """Guard models, by a name of the operator's choice."""
 
@@ -260,11 +272,14 @@ class ChooseRule(_Section):
     """Gives `policy` to requests of a tenant, with labels, or both."""
 
     policy: Name
+    """Name of the policy."""
     tenant: str | None = None
+    """Tenant whose requests get it; unset: any."""
     labels: dict[str, str] = Field(default_factory=dict)
+    """Labels that a request must have."""
 
     @model_validator(mode="after")
-    def _has_condition(self) -> Self:
+    def _check_condition(self) -> Self:
         if self.tenant is None and not self.labels:
             raise ValueError("needs tenant or labels")
         return self
@@ -285,16 +300,18 @@ class RuleSettings(_Section):
     validator: str = ""
     """One of `FOR_ANY_PATTERN`; decides whether a match is a finding, and which part of it."""
     severity: SeverityName = "high"
+    """Severity of its findings."""
     action: ActionSpec | None = None
     """Action for policies that do not name the rule in `actions`; unset: by severity, as for any rule.
     """
     must_match: tuple[str, ...] = Field(min_length=1)
+    """Texts with a finding of the rule, checked when the configuration is loaded."""
     must_not_match: tuple[str, ...] = ()
-    """Texts with and without a finding of the rule, checked when the configuration is loaded."""
+    """Texts without a finding of the rule, checked likewise."""
 
     @field_validator("validator")
     @classmethod
-    def _is_registered(cls, validator: str) -> str:
+    def _check_validator(cls, validator: str) -> str:
         if validator and validator not in FOR_ANY_PATTERN:
             raise ValueError(f"no validator {validator!r}; known: {', '.join(FOR_ANY_PATTERN)}")
         return validator
@@ -311,7 +328,9 @@ class SafetySettings(_Section):
     policies: dict[Name, PolicySettings] = Field(
         default_factory=lambda: {"default": PolicySettings()}
     )
+    """Policies by name."""
     default: Name = "default"
+    """Policy of requests that no rule of `choose` covers."""
     choose: tuple[ChooseRule, ...] = ()
     """The first rule that holds decides, else `default`."""
     rules: tuple[RuleSettings, ...] = ()
