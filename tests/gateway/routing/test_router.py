@@ -114,7 +114,9 @@ SELECT = {
 }
 BUDGET = {"budgets": [{"tenants": ["acme"], "per_hour": 2, "model": "small"}], "learned": LEARNED}
 GOVERNED = Features("small", governed=("large", "injection.override"))
-LONG, ACME, TEAM = "a long prompt", {"tenant": "acme"}, {"labels": {"team": "a"}}
+LONG = "a long prompt"
+ACME: dict[str, Any] = {"tenant": "acme"}
+TEAM: dict[str, Any] = {"labels": {"team": "a"}}
 OVER = {"spent": {"acme": 2.0, "default": 99.0}}
 
 
