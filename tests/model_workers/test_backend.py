@@ -157,7 +157,7 @@ async def test_a_channel_opens_with_a_heartbeat_and_goes_on_beating(served: Serv
     assert (load.slots, load.running, load.waiting, load.context_tokens) == (32, 0, 0, CONTEXT)
 
 
-async def test_64_rows_over_32_slots_answer_what_the_engine_answers_alone(served: Served) -> None:
+async def test_64_tasks_in_32_slots_answer_as_alone(served: Served) -> None:
     prompts = {f"r{i}": [i, 3 * i % 97, 7] + [5] * (i % 9) for i in range(64)}
     async with Opened(served.address, TINY, "many") as batcher:
         for half in (list(prompts)[:32], list(prompts)[32:]):
@@ -265,7 +265,7 @@ async def test_prefill_and_decode_are_spans_under_the_rows_context(served: Serve
     assert {span.service for span in spans.values()} == {names.SERVICE_WORKER}
 
 
-async def test_a_broken_model_folder_ends_the_server_with_one_clear_line(tmp_path: Path) -> None:
+async def test_broken_model_folder_ends_the_server_with_one_line(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "tiny")
     (folder / "config.json").unlink()
     broken = ModelSettings(name=TINY, path=str(folder))

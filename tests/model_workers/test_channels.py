@@ -56,9 +56,7 @@ def reports(due: list[DueReport]) -> list[worker_pb2.StepReport]:
         ),  # another has the rest, and would send it too
     ],
 )
-def test_more_room_is_told_soon_where_rows_wait_for_it_and_another_batcher_to_all(
-    grant: Grant, delay_s: float
-) -> None:
+def test_wanted_grants_and_other_batchers_are_reported_soon(grant: Grant, delay_s: float) -> None:
     opened = channels()
     opened.grant("b", Grant([3, 3, 3]), 0.0)
     opened.due(0.1)
@@ -111,7 +109,7 @@ def test_heartbeats_go_out_with_and_without_frames() -> None:
     assert opened.next_due() == 2.0
 
 
-def test_a_worker_without_rows_sends_fewer_heartbeats_until_one_comes() -> None:
+def test_idle_worker_sends_fewer_heartbeats() -> None:
     opened, load = Channels("worker-1"), worker_pb2.WorkerLoad
     opening = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, idle_heartbeat_ms=4000)
     opened.open(opening, FakePort(), 0.0)
@@ -126,7 +124,7 @@ def test_a_worker_without_rows_sends_fewer_heartbeats_until_one_comes() -> None:
     assert opened.next_due() == 7.0
 
 
-def test_a_batcher_hears_of_the_worker_until_the_engine_takes_its_batch() -> None:
+def test_heartbeats_continue_until_the_batch_is_accepted() -> None:
     opened = Channels("worker-1")
     opening = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, idle_heartbeat_ms=9000)
     opened.open(opening, FakePort(), 0.0)
@@ -146,7 +144,7 @@ def test_a_batcher_hears_of_the_worker_until_the_engine_takes_its_batch() -> Non
     assert opened.next_due() == 14.0
 
 
-def test_all_batchers_hear_of_another_load_soon_but_not_at_every_change() -> None:
+def test_load_changes_are_coalesced() -> None:
     opened = channels()
     open_one(opened, "other")
     opened.due(0.0)
@@ -220,7 +218,7 @@ def test_a_channel_that_a_newer_one_overtook_is_ended() -> None:
     assert opened.get("b", 2) is not None
 
 
-def test_a_channel_that_the_engine_does_not_serve_yet_carries_heartbeats_only() -> None:
+def test_unserved_channel_carries_only_heartbeats() -> None:
     opened = Channels("worker-1")
     open_one(opened, ready=False)
     opened.post("b", frames(2), 0.0)
@@ -338,7 +336,7 @@ def test_batchers_hear_of_room_before_they_hear_of_rows() -> None:
     assert opened.next_due() == 10.02 + DELAYS.soon_s
 
 
-def test_an_urgent_frame_does_not_wait_and_takes_no_gathered_one_along() -> None:
+def test_urgent_frame_is_sent_without_coalesced_ones() -> None:
     opened = served()
     opened.post("b", [step("bulk", 0, 0.25), step("urgent", 0)], 10.0)
     (report,) = reports(opened.due(10.0))
@@ -373,7 +371,7 @@ def test_a_long_answer_comes_in_pieces() -> None:
     assert [len(frame.token_ids) for frame in report.frames] == [COALESCED_TOKENS_MAX]
 
 
-def test_what_an_earlier_attempt_gathered_is_not_mixed_with_the_next() -> None:
+def test_coalesced_frames_of_attempts_are_not_mixed() -> None:
     opened = served()
     opened.post("b", [step("row", 0, 0.25)], 10.0)
     opened.post("b", [step("row", 0, attempt=1)], 10.0)

@@ -205,7 +205,7 @@ def test_a_row_that_can_end_at_once(grammars: ConstraintCompiler) -> None:
     assert len(answer(grammars, 3, regex="")) == 1
 
 
-def test_a_stop_token_does_not_come_before_the_answer_is_complete(
+def test_stop_token_needs_a_complete_answer(
     grammars: ConstraintCompiler,
 ) -> None:
     sequence = grammars.open(spec(regex="ab", stop_token_ids=STOPS).sampling)

@@ -29,7 +29,7 @@ def test_both_tiers_are_in_the_repository_of_the_defaults(tmp_path: Path) -> Non
     ]
 
 
-def test_the_rendering_is_a_triton_configuration_with_the_settings(tmp_path: Path) -> None:
+def test_rendered_configuration_carries_the_settings(tmp_path: Path) -> None:
     folder = tmp_path / 'a "quoted" Ordner ü'
     folder.mkdir()
     model = ModelSettings(name="echo", path=str(folder), engine="echo", slots=7)

@@ -46,7 +46,7 @@ def load_of(
         ((28, 0, 2), 32, 64, (2, 2, 2)),  # these two slots stay with bulk
     ],
 )
-def test_a_class_has_the_free_slots_and_those_of_less_urgent_rows(
+def test_class_capacity_includes_less_urgent_slots(
     rows: tuple[int, ...], slots: int, places: int, room: tuple[int, ...]
 ) -> None:
     assert tuple(one.tasks for one in class_capacities(load_of(rows, slots, places))) == room
@@ -58,7 +58,7 @@ def test_tokens_of_less_urgent_rows_are_room_too() -> None:
     assert class_capacities(load_of((1, 1, 14)))[0].tokens == math.inf
 
 
-def test_an_engine_that_does_not_preempt_has_its_free_slots_for_everybody() -> None:
+def test_without_preemption_all_classes_share_free_slots() -> None:
     load = EngineLoad(slots=8, running=5, waiting=1)
     assert [one.tasks for one in class_capacities(load)] == [2, 2, 2]
 
@@ -134,7 +134,7 @@ def test_the_room_is_theirs_who_have_rows_for_it() -> None:
     assert grants.give(load_of((0, 0, 0)), 0.0)["a"].tasks == [16, 16, 16]
 
 
-def test_the_room_of_a_batcher_that_has_said_nothing_for_three_heartbeats_is_others() -> None:
+def test_capacity_of_a_silent_batcher_goes_to_others() -> None:
     grants = Grants()
     for name in "ab":
         grants.open(name, 1, HEARTBEAT_S)
@@ -149,7 +149,7 @@ def test_the_room_of_a_batcher_that_has_said_nothing_for_three_heartbeats_is_oth
     assert back["a"].tasks[2] > 2
 
 
-def test_a_row_that_needs_nearly_all_tokens_gets_them_beside_a_batcher_without_rows() -> None:
+def test_idle_batchers_get_no_share_of_tokens() -> None:
     grants = Grants()
     for name in "ab":
         grants.open(name, 1, HEARTBEAT_S)
@@ -177,7 +177,7 @@ def test_batchers_with_rows_that_wait_have_as_many_here() -> None:
     assert grants.give(load_of((0, 0, 4)), 0.0)["a"].tasks[2] == 11, "nothing waits there now"
 
 
-def test_the_first_row_of_the_most_urgent_class_does_not_wait_for_a_grant() -> None:
+def test_first_urgent_task_needs_no_grant() -> None:
     grants = Grants()
     for name in "abc":
         grants.open(name, 1, HEARTBEAT_S)

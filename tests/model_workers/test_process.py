@@ -9,7 +9,7 @@ from sluice import startup
 from sluice.settings import ModelSettings, SettingsError
 
 
-def test_a_shipped_model_is_loaded_without_the_code_of_encoder_decoders(
+def test_shipped_models_load_without_encoder_decoder_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That code needs transformers, whose import takes longer than all the rest of a start."""

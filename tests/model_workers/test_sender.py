@@ -141,7 +141,7 @@ def test_a_request_that_is_no_channel_ends_without_a_report(sender: Sender) -> N
     assert not port.reports
 
 
-def test_a_hanging_engine_ends_the_channels_that_it_served_and_then_the_process(
+def test_hanging_engine_ends_its_channels_then_the_process(
     sender: Sender, clock: Clock, watchdog: Watchdog, lost: list[tuple[str, float]], hung: Event
 ) -> None:
     served, opening = FakePort(), FakePort()

@@ -109,7 +109,7 @@ def test_no_context_makes_a_trace_of_its_own(
     assert [span.parent for span in exporter.get_finished_spans()] == [None, None]
 
 
-def test_spans_of_a_row_whose_batcher_is_lost_at_once_hang_under_its_origin(
+def test_spans_of_a_lost_batcher_hang_under_the_origin(
     exporter: InMemorySpanExporter,
 ) -> None:
     provider = TracerProvider()

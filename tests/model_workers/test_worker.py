@@ -362,7 +362,7 @@ def returns(channel: FakePort) -> dict[str, int]:
     }
 
 
-def test_a_last_try_waits_alone_and_its_batcher_hears_of_it_before_the_step(
+def test_last_try_waits_alone_until_the_batcher_knows(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "ALONE_S", 3600.0)
@@ -398,7 +398,7 @@ def test_after_its_first_token_others_come_beside_a_last_try(worker: Worker) -> 
     assert channel.tokens("suspect")
 
 
-def test_a_last_try_that_the_engine_refuses_or_that_is_cancelled_leaves_room(
+def test_refused_or_cancelled_last_try_releases_the_worker(
     worker: Worker,
 ) -> None:
     channel = opened(worker)
@@ -412,7 +412,7 @@ def test_a_last_try_that_the_engine_refuses_or_that_is_cancelled_leaves_room(
     channel.wait_room(6, 6, 6)
 
 
-def test_where_rows_are_computed_elsewhere_a_last_try_is_a_row_like_others(engine: Engine) -> None:
+def test_last_try_is_not_isolated_on_a_remote_engine(engine: Engine) -> None:
     worker = Worker("small", engine, NoOpTracer(), on_fault=pytest.fail, isolates=False)
     worker.start()
     channel = opened(worker)

@@ -169,7 +169,6 @@ def hidden_of(model: Any) -> Hidden:
     padded = PaddedTexts(model, lambda output: output.last_hidden_state)
     if model.device.type != "cpu":
         return padded
-    plain = model.config._attn_implementation
     texts = [Text([1 + place % 5 for place in range(size)]) for size in _TRIAL]
     alone = [padded([text])[0] for text in texts]
     try:
@@ -182,8 +181,16 @@ def hidden_of(model: Any) -> Hidden:
     except Exception as error:  # model code of any kind; the other way is there for it
         reason = f"{type(error).__name__}: {error}"
     logger.info("%s: texts are padded, not packed: %s", type(model).__name__, reason)
-    model.set_attn_implementation(plain)
+    _use_default_attention(model)
     return padded
+
+
+def _use_default_attention(model: Any) -> None:
+    """Use the attention that transformers chooses: torch's where the model's code allows it."""
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:
+        model.set_attn_implementation("eager")
 
 
 def groups(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -7,12 +7,14 @@ computes a plain product, and so does bfloat16 on a processor without the instru
 """
 
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
+
+from model_workers.engine.forward import torch_kernels
 
 HALF_EXPONENT: Final = 15
 """Weights in 16 bits are scaled so that the largest is below two to this power."""
@@ -64,20 +66,20 @@ class PackedLinear(Linear):
     """A linear layer on a CPU, with the weight in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), LAYOUT_ROWS)
+        packed = torch_kernels.reorder_weight(weight.detach().contiguous(), LAYOUT_ROWS)
         super().__init__(packed, bias)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         if _is_alone(x):
             return self.forward(_doubled(x))[..., :1, :]
-        return _product(x, self.weight, self.bias, "none", [], "")
+        return torch_kernels.linear(x, self.weight, self.bias)
 
     @override
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         if _is_alone(x):
             return self.add(_doubled(x), _doubled(residual))[..., :1, :]
-        return _product_and(x, residual, self.weight, self.bias, "add")
+        return torch_kernels.linear_add(x, residual, self.weight, self.bias)
 
 
 class HalfLinear(Linear):
@@ -113,7 +115,7 @@ class HalfLinear(Linear):
             flat = functional.pad(x.reshape(rows, -1), (0, 0, 0, more))
             return self._scaled(flat)[:rows].view(*x.shape[:-1], -1)
         # Else torch looks in `_packed` for an override of the operator, which takes longer than a small product.
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_kernels.without_overrides():
             product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return product
 
@@ -173,7 +175,7 @@ class Int8Linear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self._has_kernel and x.numel() <= x.shape[-1] * INT8_ROWS:
             flat = x.reshape(-1, x.shape[-1])
-            product = torch._weight_int8pack_mm(flat, self.weight, self.scales)
+            product = torch_kernels.int8_product(flat, self.weight, self.scales)
             product = product.view(*x.shape[:-1], -1)
         else:
             product = functional.linear(x, self.weight.to(x.dtype)).mul_(self.scales)
@@ -284,13 +286,3 @@ def _is_alone(x: Tensor) -> bool:
 
 def _doubled(x: Tensor) -> Tensor:
     return torch.cat((x, x), -2)
-
-
-def _product(*arguments: Any) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(*arguments)
-    return product
-
-
-def _product_and(*arguments: Any) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise.binary(*arguments)
-    return product

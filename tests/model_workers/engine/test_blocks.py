@@ -33,7 +33,7 @@ def test_free_blocks_are_given_out_lowest_number_first() -> None:
     assert opened(blocks, [6]).blocks == [0]
 
 
-def test_rows_that_begin_alike_share_blocks_also_after_the_first_has_gone() -> None:
+def test_prefix_blocks_are_shared_after_their_owner_left() -> None:
     blocks = BlockManager(TOTAL, SIZE)
     first = filled(blocks, [1, 2, 3, 4, 5])
     second = opened(blocks, [1, 2, 3, 4, 9])
@@ -61,7 +61,7 @@ def test_a_wholly_known_row_gets_a_copy_of_its_last_block() -> None:
     assert blocks.cached_tokens(table, 4) == 3
 
 
-def test_without_a_block_for_the_copy_the_last_block_is_computed_again() -> None:
+def test_last_block_is_recomputed_without_a_block_to_copy() -> None:
     blocks = BlockManager(2, SIZE)
     blocks.close(filled(blocks, [1, 2, 3, 4]))
     table = BlockTable()
@@ -69,7 +69,7 @@ def test_without_a_block_for_the_copy_the_last_block_is_computed_again() -> None
     assert blocks.cached_tokens(table, 4) == 2
 
 
-def test_the_least_recently_used_block_goes_first_and_of_a_row_the_last_one() -> None:
+def test_eviction_is_lru_and_last_block_of_a_sequence_first() -> None:
     blocks = BlockManager(4, SIZE)
     old, new = filled(blocks, [1, 2, 3, 4]), filled(blocks, [5, 6, 7, 8])
     blocks.close(old)

@@ -40,7 +40,7 @@ def test_a_resumed_row_goes_on_where_it_was() -> None:
     ("rank", "coalesce_s", "delays_s"),
     [(0, 0.0, [0, 0, 0]), (0, 0.02, [0, 0.02, 0]), (2, 0.25, [0, 0.25, 0.25]), (0, 9.0, [9, 9, 0])],
 )
-def test_neither_the_first_token_that_is_read_waits_nor_the_end_of_an_urgent_row(
+def test_first_token_and_urgent_end_are_not_delayed(
     rank: int, coalesce_s: float, delays_s: list[float]
 ) -> None:
     sequence = sequence_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6], rank=rank)

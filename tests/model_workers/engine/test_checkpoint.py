@@ -88,7 +88,7 @@ def too_much(*_: object, **__: object) -> NoReturn:
         ),
     ],
 )
-def test_memory_that_does_not_suffice_at_start_is_one_line_that_says_what_to_lower(
+def test_missing_memory_at_start_is_one_line_with_a_remedy(
     part: tuple[object, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*part, too_much)

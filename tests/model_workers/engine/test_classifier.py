@@ -33,7 +33,7 @@ def test_a_row_is_one_token_with_all_labels() -> None:
     assert not judging.has_sequences()
 
 
-def test_rows_are_computed_together_and_long_ones_do_not_stall_a_step() -> None:
+def test_long_texts_do_not_stall_a_step() -> None:
     judge = Parity()
     judging = engine(judge, prefill=10)
     for name, size in (("a", 6), ("b", 8), ("c", 3)):

@@ -13,7 +13,7 @@ def measured(step_s: float = 0.0045) -> tuple[BulkPace, float]:
     return pace, now
 
 
-def test_a_step_with_bulk_prompts_takes_12_ms_while_urgent_rows_come() -> None:
+def test_bulk_prompts_keep_steps_short_beside_urgent_ones() -> None:
     pace = BulkPace(token_s=0.001, step_s=0.006)
     assert pace.limit(BULK_RANK, 0.0) == 0, "no sequence of a more urgent class came"
     assert pace.limit(0, 0.0) == 6
@@ -21,7 +21,7 @@ def test_a_step_with_bulk_prompts_takes_12_ms_while_urgent_rows_come() -> None:
     assert pace.limit(BULK_RANK, URGENT_S + 0.1) == 0
 
 
-def test_prompts_add_half_of_a_step_where_that_is_more_than_12_ms_leave() -> None:
+def test_bulk_prompts_may_add_half_of_a_long_step() -> None:
     assert BulkPace(token_s=0.001, step_s=0.01).limit(0, 0.0) == 5
     assert BulkPace(token_s=0.001, step_s=0.1).limit(0, 0.0) == 50
 

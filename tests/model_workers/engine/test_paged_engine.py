@@ -128,14 +128,14 @@ def test_a_row_that_stops_is_computed_once_in_vain() -> None:
     assert not busy(engine)
 
 
-def test_a_row_whose_draws_need_its_tokens_has_its_steps_read_at_once() -> None:
+def test_draws_that_read_tokens_are_not_overlapped() -> None:
     engine, stream = lazy_engine()
     sequence = sequence_spec("r", [5, 6, 7], Sampling(4, repetition_penalty=1.3))
     assert drive(engine, sequence).tokens["r"] == alone(sequence).tokens["r"]
     assert stream.events == ["begin", "read"] * 4
 
 
-def test_cancelled_and_late_rows_end_with_the_tokens_that_were_read() -> None:
+def test_cancelled_and_late_sequences_end_with_read_tokens() -> None:
     engine, _ = lazy_engine()
     engine.add(sequence_spec("cancelled", [5, 6, 7], Sampling(9)), 0.0)
     engine.add(sequence_spec("late", [6, 7, 8], Sampling(9), deadline=5.0), 0.0)
@@ -231,7 +231,7 @@ def test_prefix_cache_of_the_mesh_is_shared_by_tenants() -> None:
     assert other.cached["other"] == 19
 
 
-def test_a_wholly_known_prompt_costs_one_token_and_a_copied_block() -> None:
+def test_cached_prompt_costs_one_token_and_a_copied_block() -> None:
     model = HashModel()
     engine = hash_engine(model)
     prompt = list(range(20))
@@ -243,7 +243,7 @@ def test_a_wholly_known_prompt_costs_one_token_and_a_copied_block() -> None:
     assert again.cached["again"] == 19
 
 
-def test_rows_that_come_together_compute_their_common_prefix_once() -> None:
+def test_concurrent_sequences_compute_a_shared_prefix_once() -> None:
     model = HashModel()
     engine = hash_engine(model, slots=8, prefill_tokens=100)
     prompts = [[*range(20), 40 + i] for i in range(8)]
@@ -283,7 +283,7 @@ def test_bulk_rows_give_way_and_come_back_without_losing_a_token() -> None:
         assert answers.tokens[sequence.request_id] == greedy(sequence.prompt, 20)
 
 
-def test_a_higher_attempt_takes_over_without_a_word_of_the_old_one() -> None:
+def test_higher_attempt_replaces_the_older_silently() -> None:
     engine = hash_engine()
     engine.add(sequence_spec("r", [1, 2], Sampling(9)), 0.0)
     first = engine.step(0.0)[0].token_ids
@@ -293,7 +293,7 @@ def test_a_higher_attempt_takes_over_without_a_word_of_the_old_one() -> None:
     assert [*first, *(t for s in steps for t in s.token_ids)] == greedy([1, 2], 9)
 
 
-def test_a_row_without_numbers_fails_alone_and_leaves_nothing_behind() -> None:
+def test_broken_numbers_fail_one_sequence_and_leave_no_trace() -> None:
     model = HashModel(24)
     engine = hash_engine(model, slots=3)
     bad = [1, 2, 3, 4, NAN_TOKEN, *range(10)]

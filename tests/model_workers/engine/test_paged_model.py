@@ -81,7 +81,7 @@ class Small(HashModel):
     ],
     ids=str,
 )
-def test_a_chunk_that_memory_does_not_suffice_for_is_computed_in_parts(error: Exception) -> None:
+def test_chunk_is_split_when_memory_is_short(error: Exception) -> None:
     model = Small(error)
     logits, broken = FaultIsolator(model).forward([SequenceChunk(range(130), 7, [0], 2)])
     assert (len(logits), broken) == (2, {})

@@ -78,7 +78,7 @@ def generated(folder: Path, prompt: list[int], tokens: int) -> list[int]:
     return answer
 
 
-def test_greedy_answers_are_those_of_generate_while_rows_come_and_give_way(folder: Path) -> None:
+def test_greedy_answers_equal_generate_under_preemption(folder: Path) -> None:
     # The least cache that holds a sequence of the context: 16 blocks.
     core = engine(folder, slots=8, cache_gb=17.5 * _block_bytes(folder) / 1e9)
     assert core.load().cache_blocks == 17
@@ -119,7 +119,7 @@ def test_a_resumed_row_answers_as_if_nothing_had_happened(
     assert whole[:cut] + rest == whole
 
 
-def test_a_row_without_numbers_fails_alone_and_its_blocks_are_clean_afterwards(
+def test_blocks_of_a_sequence_with_broken_numbers_are_cleared(
     tmp_path: Path,
 ) -> None:
     model = tiny_model(seed=4)

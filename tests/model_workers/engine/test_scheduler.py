@@ -54,7 +54,7 @@ def long(name: str, prompt: int = 1, tokens: int = 20, rank: int = 0) -> Sequenc
     return sequence_spec(name, range(start, start + prompt), Sampling(tokens), rank=rank)
 
 
-def test_a_step_with_bulk_prompts_has_no_more_tokens_of_prompts_than_their_limit() -> None:
+def test_step_with_bulk_prompts_keeps_their_token_limit() -> None:
     core = scheduler(slots=6)
     core.add(long("a", 4, rank=2))
     core.add(long("b", 12, rank=2))
@@ -76,7 +76,7 @@ def test_a_more_urgent_prompt_is_computed_without_limited_ones() -> None:
 
 
 @pytest.mark.parametrize("sequences_cost_time", [True, False])
-def test_bulk_rows_that_are_most_of_a_step_do_not_decode_beside_a_more_urgent_prompt(
+def test_bulk_majority_does_not_decode_beside_urgent_prompts(
     sequences_cost_time: bool,
 ) -> None:
     core = scheduler(slots=6, sequences_cost_time=sequences_cost_time)
@@ -95,7 +95,7 @@ def test_bulk_rows_that_are_most_of_a_step_do_not_decode_beside_a_more_urgent_pr
     assert step(core) == {**decodes, "urgent": 1, "v": 1, "c": 1, "w": 3}, "nothing is limited"
 
 
-def test_bulk_rows_decode_in_the_fifth_of_steps_with_urgent_prompts() -> None:
+def test_bulk_decodes_in_the_fifth_step_with_urgent_prompts() -> None:
     core = scheduler(slots=40, max_waiting=0)
     for name in "abcdefghijklm":
         core.add(long(name, rank=2))
@@ -210,7 +210,7 @@ def test_an_urgent_row_takes_the_slot_of_the_least_urgent_one() -> None:
     assert step(core) == {"now": 1, "b": 2}, "its token is kept, and computed again with the prompt"
 
 
-def test_the_most_urgent_row_leaves_the_queue_first_then_the_oldest() -> None:
+def test_queue_is_ordered_by_urgency_then_arrival() -> None:
     core = scheduler(slots=1)
     for name, rank in (("a", 2), ("b", 2), ("c", 0), ("d", 1), ("e", 0)):
         core.add(long(name, rank=rank, tokens=1))

@@ -63,7 +63,7 @@ def run(engine: PagedEngine, *sequences: SequenceSpec) -> tuple[dict[str, Any], 
     return values, answers
 
 
-def test_scores_are_those_of_the_whole_forward_and_others_answer_beside_them(folder: Path) -> None:
+def test_scores_equal_the_whole_forward_pass(folder: Path) -> None:
     draw = random.Random(3)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     context = [draw.randrange(VOCABULARY) for _ in range(40)]

@@ -76,9 +76,7 @@ def judged(folder: Path, pairs: int) -> float:
     return right / len(sequences)
 
 
-def test_labels_that_do_not_exclude_each_other_have_chances_of_their_own(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_multi_label_models_have_independent_probabilities(folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((folder / "config.json").read_text())

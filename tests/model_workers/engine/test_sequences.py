@@ -52,7 +52,7 @@ def test_a_resumed_row_may_lack_nothing_but_its_end(
     assert Sequence(sequence_spec("r", [1], sampling, produced=produced), 100).end_now(0.0) is end
 
 
-def test_several_tokens_are_reported_together_and_are_still_to_be_computed() -> None:
+def test_several_tokens_of_a_step_are_reported_together() -> None:
     sequence = Sequence(sequence_spec("r", [1, 2], Sampling(max_tokens=4)), 100)
     sequence.computed = 2
     assert sequence.take((7, 8)).token_ids == (7, 8)

@@ -69,7 +69,7 @@ def drafting(
     st.sampled_from(get_args(PrefixCache)),
     st.randoms(use_true_random=False),
 )
-def test_every_row_gets_the_tokens_it_has_alone_and_without_drafts(
+def test_drafting_does_not_change_tokens(
     specs: Sequence[SequenceSpec],
     num_blocks: int,
     wrong: int,

@@ -45,7 +45,7 @@ def test_where_it_pays_it_goes_on_and_looks_back_now_and_then() -> None:
     assert controller.gain(4) == pytest.approx(1.5)
 
 
-def test_where_it_does_not_pay_it_is_tried_again_ever_more_rarely() -> None:
+def test_unprofitable_drafting_is_retried_ever_less_often() -> None:
     wanted = run(SpeculationController(), 20 * PAUSE_STEPS, tokens=1.5, plain=1, drafted=2)
     tries = [i for i in range(1, len(wanted)) if wanted[i] and not wanted[i - 1]]
     pauses = [later - earlier for earlier, later in pairwise(tries)]
@@ -54,7 +54,7 @@ def test_where_it_does_not_pay_it_is_tried_again_ever_more_rarely() -> None:
     assert sum(wanted) == len(tries) * (SKIPPED + SAMPLES)
 
 
-def test_it_stops_when_drafts_come_true_no_more_and_starts_when_they_do() -> None:
+def test_drafting_follows_the_share_of_accepted_drafts() -> None:
     controller = SpeculationController()
     run(controller, 200, tokens=3, plain=1, drafted=2)
     assert sum(run(controller, 200, tokens=1, plain=1, drafted=2)) < 60

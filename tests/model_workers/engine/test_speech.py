@@ -108,7 +108,7 @@ def test_the_language_is_found_as_generate_finds_it() -> None:
         assert answers[str(n)][3:] == generated(pcm, 9)
 
 
-def test_the_language_is_never_drawn_and_words_depend_on_the_seed_alone() -> None:
+def test_language_is_detected_and_words_depend_on_the_seed() -> None:
     drawn = {"temperature": 1.5, "top_p": 0.9, "seed": 5}
     unknown: dict[str, Any] = {"prompt": (START,), "opening": OPENING}
     sequences = [

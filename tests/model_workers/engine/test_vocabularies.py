@@ -84,9 +84,7 @@ def test_scores_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("kind", KINDS)
-def test_embeddings_and_scores_are_those_of_sentence_transformers(
-    kind: str, tmp_path: Path
-) -> None:
+def test_embeddings_and_scores_equal_sentence_transformers(kind: str, tmp_path: Path) -> None:
     library: Any = pytest.importorskip("sentence_transformers", reason="extra tests-embeddings")
     folder = add_modules(
         save_encoder(tmp_path / "e", kind), {"pooling_mode": "mean"}, limits={"max_seq_length": CONTEXT}
@@ -144,9 +142,7 @@ def test_answers_are_those_of_generate(family: str, kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_control_token_in_a_text_is_text_and_unknown_characters_beside_it_stay(
-    kind: str, tmp_path: Path
-) -> None:
+def test_control_tokens_in_a_text_are_text(kind: str, tmp_path: Path) -> None:
     """With what the tokenizer adds to every text."""
     save_encoder(tmp_path, kind)
     encoder = ModelFolder(settings_of(tmp_path, "embedding")).tokenizer
@@ -186,7 +182,7 @@ def test_a_marian_folder_of_the_hub_is_served(tmp_path: Path) -> None:
         assert answer == generated[0, 1:].tolist()
 
 
-def test_a_marian_folder_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+def test_marian_folder_with_extra_tokens_is_refused(tmp_path: Path) -> None:
     save_marian(tmp_path)
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps({**vocabulary, "one more": len(vocabulary)}))

@@ -325,7 +325,7 @@ def test_options_of_chats_are_refused_for_others(name: str) -> None:
     api("completions", parameters={name: None})
 
 
-def test_an_answer_up_to_the_end_of_the_context_is_left_to_the_server() -> None:
+def test_limit_at_the_context_end_is_left_to_the_server() -> None:
     spec = sequence_spec("r", [5] * 990, Sampling(max_tokens=10))
     assert "max_tokens" not in api("completions").body(spec)
     assert api("tokens").body(spec)["max_tokens"] == 10

@@ -46,7 +46,7 @@ def test_retry_after(headers: dict[str, str], wait_s: float | None) -> None:
     assert retry_after_s(headers, DATE_UNIX_S - 37) == wait_s
 
 
-def test_failures_in_succession_make_the_pause_longer_and_an_answer_ends_them() -> None:
+def test_pause_grows_with_failures_until_an_answer() -> None:
     gate = Gate()
     gate.failed(0.0)
     gate.failed(0.0)  # on its way at the same time

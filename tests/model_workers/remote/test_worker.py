@@ -197,7 +197,7 @@ async def test_text_comes_back_as_the_server_sent_it(server: OpenAIServer, api: 
             assert channel.text()
 
 
-async def test_a_conversation_that_was_begun_goes_on_behind_the_same_text(
+async def test_begun_conversation_continues_after_the_same_text(
     server: OpenAIServer,
 ) -> None:
     async with running(server, "chat") as channel:
@@ -369,7 +369,7 @@ async def test_a_server_that_stalls_has_failed(server: OpenAIServer) -> None:
         (Fault("silence"), "cut the answer off"),
     ],
 )
-async def test_a_server_that_goes_on_failing_fails_the_row_or_gives_it_back(
+async def test_persistent_server_failure_fails_or_returns_the_task(
     server: OpenAIServer, alone: bool, fault: Fault, said: str
 ) -> None:
     server.faults += [fault] * client_module.TRIES

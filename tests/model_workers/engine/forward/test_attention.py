@@ -117,7 +117,7 @@ def test_holds_against_plain_attention(case: dict[str, object], sizes: tuple[int
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_alone_is_answered_as_among_others_to_the_last_bit(dtype: torch.dtype) -> None:
+def test_attention_is_bit_exact_alone_and_in_a_batch(dtype: torch.dtype) -> None:
     lengths = (3, 31, 32, 33, 64, 120)
     rows = Rows(lengths, dtype=dtype, block_tokens=16)
     for row, length in enumerate(lengths):

@@ -138,7 +138,7 @@ def test_graphs_answer_as_steps_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_the_second_device_captures_and_answers_from_another_thread(tmp_path: Path) -> None:
+def test_second_device_captures_from_another_thread(tmp_path: Path) -> None:
     settings = ModelSettings(
         name="tiny", path=str(save_model(tmp_path, "llama", **SIZES)), device="cuda:1", slots=4
     )
@@ -165,7 +165,7 @@ def test_draws_are_those_of_the_cpu(top_p: float) -> None:
     assert found[0] == found[1]
 
 
-def test_steps_that_are_begun_ahead_answer_as_others_and_wait_once(tmp_path: Path) -> None:
+def test_overlapped_steps_answer_alike_and_wait_once(tmp_path: Path) -> None:
     folder = str(save_model(tmp_path, "llama", **SIZES))
     settings = ModelSettings(name="tiny", path=folder, device="cuda", slots=4, prefill_tokens=64)
     samplings = [Sampling(24), Sampling(24, temperature=0.8, top_p=0.9, seed=3)]

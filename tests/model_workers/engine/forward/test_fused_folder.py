@@ -75,7 +75,7 @@ def test_what_is_not_known_for_certain_is_left_to_transformers(
     assert read(folder) is None
 
 
-def test_a_tensor_too_many_or_a_broken_file_is_left_to_transformers(tmp_path: Path) -> None:
+def test_unexpected_tensors_are_left_to_transformers(tmp_path: Path) -> None:
     folder = save_model(tmp_path, "llama")
     file = folder / "model.safetensors"
     tensors = load_file(file)

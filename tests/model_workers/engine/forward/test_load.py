@@ -50,9 +50,7 @@ def test_attention_that_has_no_pages_is_refused(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["mamba", "qwen3_next", "t5"])
-def test_other_kinds_of_models_are_refused_before_their_weights_are_read(
-    kind: str, tmp_path: Path
-) -> None:
+def test_other_models_are_refused_before_reading_weights(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     with pytest.raises(SettingsError, match=r"cannot be served|encoder-decoder") as error:
         load_model(str(tmp_path))

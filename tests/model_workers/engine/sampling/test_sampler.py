@@ -73,7 +73,7 @@ def test_counts_follow_the_probabilities() -> None:
     penalty=st.sampled_from([0.5, 1.0, 1.7]),
     seen=st.sets(st.integers(0, SIZE - 1)),
 )
-def test_what_can_be_drawn_is_what_the_processors_of_transformers_leave(
+def test_cuts_keep_the_tokens_that_transformers_keeps(
     sequence: list[float],
     temperature: float,
     top_k: int,
@@ -109,7 +109,7 @@ def test_what_can_be_drawn_is_what_the_processors_of_transformers_leave(
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_the_repetition_penalty_makes_tokens_less_likely_whatever_their_sign() -> None:
+def test_repetition_penalty_lowers_logits_of_any_sign() -> None:
     """Prompt and answer count."""
     state = opened([0, 1], [2], repetition_penalty=2.0)
     found = distribution._ruled(logits([4, -4, -1, -4, 4]), list(state.positions(())))[0]
@@ -302,7 +302,7 @@ def test_drafts_reach_over_the_border_of_min_tokens() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_logprobs_are_after_penalty_and_temperature_and_before_the_cuts(temperature: float) -> None:
+def test_logprobs_follow_temperature_and_precede_cuts(temperature: float) -> None:
     state = opened(
         [0],
         temperature=temperature,
@@ -346,9 +346,7 @@ def test_alternatives_are_tokens_that_can_come() -> None:
     "changes",
     [{}, {"temperature": 1.0, "logprobs": True}, {"top_p": 0.5, "temperature": 1.0, "min_p": 0.1}],
 )
-def test_a_row_without_a_distribution_has_an_error_and_leaves_the_others(
-    wrong: float, changes: dict[str, Any]
-) -> None:
+def test_sequence_without_distribution_fails_alone(wrong: float, changes: dict[str, Any]) -> None:
     found = draw(logits([0, wrong, 1], [0, 2, 1]), opened(**changes), opened(**changes))
     assert found[0] == DrawResult(error=NO_DISTRIBUTION)
     assert found[1].token_ids
