@@ -84,9 +84,6 @@ class GatewaySettings(Section):
     """A later deadline is cut to this: an answer that nobody reads any more ends at last."""
     reader_buffer_tokens: Count = 2048
     """Tokens that may wait for a client that does not read."""
-    stream_interval_ms: int = Field(50, ge=0, le=250)
-    """While its gateway is busy, an interactive answer gets at most a message in so many milliseconds; its first token
-    and its end do not wait."""
     stall_s: Positive = 0.75
     """A row that was silent for this long is asked about; a batcher that does not answer for twice as long is lost: its
     rows are sent again."""

@@ -26,7 +26,7 @@ def test_nobody_waits_in_vain_at_length(first: int) -> None:
         World(seed).run()
 
 
-def test_faults_do_happen_and_most_answers_are_whole_all_the_same() -> None:
+def test_most_answers_are_whole_although_faults_happen() -> None:
     world = World(6)
     world.run()
     assert world.outcomes["finished"] > world.outcomes.total() / 2
@@ -39,11 +39,11 @@ def test_no_innocent_call_fails_beside_poisoned_ones(seed: int) -> None:
     world.check_kills()
 
 
-def test_the_room_of_a_batcher_that_stands_still_is_given_to_others() -> None:
+def test_capacity_of_a_suspended_batcher_goes_to_others() -> None:
     StoppedBatcherWorld(0).run()
 
 
-def test_a_fast_and_a_slow_worker_get_rows_by_their_speed() -> None:
+def test_workers_get_requests_by_their_speed() -> None:
     world = MixedWorkersWorld(0)
     world.run()
     assert world.rows(world.fast) > 0.6 * SLOW_S / FAST_S * world.rows(world.slow)

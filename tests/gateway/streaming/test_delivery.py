@@ -94,7 +94,7 @@ def test_a_caller_that_comes_again_has_the_same_tokens_and_proof() -> None:
     assert stored.started.prompt_tokens == 3
 
 
-def test_held_tokens_are_the_beginning_or_of_a_model_that_was_replaced() -> None:
+def test_held_tokens_match_the_answer_or_a_replaced_model() -> None:
     made = answer_of(attempt("abc"))
     for held in ("", "a", "abc"):
         assert made.matches(ids(held), "m")
@@ -109,7 +109,7 @@ def test_held_tokens_are_the_beginning_or_of_a_model_that_was_replaced() -> None
     assert not made.matches(ids("y"), "third")
 
 
-def test_the_first_event_is_of_the_model_whose_tokens_the_caller_holds() -> None:
+def test_started_names_the_model_of_the_held_tokens() -> None:
     made = answer_of(attempt("abc"))
     assert (made._started("m").model, made._started("m").prompt_tokens) == ("m", 3)
     assert (made._started("").request_id, made._started("").seed) == ("r1", 4)
@@ -210,7 +210,7 @@ def test_what_a_caller_holds_already_is_not_withheld_from_it() -> None:
     assert kinds_of(read(other, reader_of(other))) == ["finished"]
 
 
-def test_what_was_delivered_of_a_void_answer_does_not_count_for_the_next() -> None:
+def test_delivery_of_a_void_answer_does_not_count() -> None:
     made = answer_of(attempt("abcd"))
     read(made, reader_of(made))
     escalated(made, "secret", "large")

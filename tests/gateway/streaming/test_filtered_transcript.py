@@ -212,7 +212,7 @@ def test_a_block_ends_the_answer_with_the_rules_alone() -> None:
     assert len(made.token_ids) < len(ids(f"mail {MAIL}, key {KEY}, and more"))
 
 
-def test_a_stop_string_behind_a_secret_ends_the_answer_after_its_placeholder() -> None:
+def test_stop_string_behind_a_secret_follows_its_placeholder() -> None:
     made = filled("redact", ids(f"key {KEY}. STOP and more"), "STOP")
     assert text_of(made) == "key <AWS_ACCESS_KEY_1>. "
     assert made.stop == "STOP"

@@ -75,7 +75,7 @@ def test_held_back_text_of_any_length_is_released_whole() -> None:
     assert bench.text() == "a" * 50 + "b"  # not the reader's fault, although its limit is 4
 
 
-def test_an_ended_row_is_not_asked_about_while_its_answer_waits_for_a_verdict() -> None:
+def test_ended_run_is_not_queried_while_guards_decide() -> None:
     bench = Bench()
     bench.take("abc", final=True)
     assert bench.stream.state is StreamState.CHECKING

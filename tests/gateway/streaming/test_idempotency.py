@@ -96,7 +96,7 @@ def test_logprobs_go_with_their_tokens() -> None:
     assert [one.logprob for one in events[0].delta.logprobs] == [-1, -2]
 
 
-def test_who_holds_tokens_of_a_replaced_model_begins_where_it_was_replaced() -> None:
+def test_tokens_of_a_replaced_model_resume_at_the_restart() -> None:
     replay = Replay(record())
     events = events_of(replay, 2, "small")
     assert kinds_of(events) == ["notices", "notices", "delta", "finished"]

@@ -101,7 +101,7 @@ def ids(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def test_an_urgent_stream_takes_frames_of_rows_that_it_does_not_need_in_their_order() -> None:
+def test_interactive_frames_of_released_runs_are_not_deferred() -> None:
     bench = Bench()
     urgent = bench.stream("urgent")
     bench.dispatch.release(urgent.current)
@@ -110,7 +110,7 @@ def test_an_urgent_stream_takes_frames_of_rows_that_it_does_not_need_in_their_or
     assert not bench.registry.take(FrameBundle(batcher=BATCHER, frames=[sent]), 1.0)
 
 
-def test_a_thousand_rows_of_a_lost_worker_hold_up_no_urgent_one() -> None:
+def test_lost_worker_of_many_runs_delays_no_interactive_one() -> None:
     bench = Bench()
     for number in range(1000):
         bench.stream(f"r{number}", priority_class="bulk")
@@ -129,7 +129,7 @@ def test_a_thousand_rows_of_a_lost_worker_hold_up_no_urgent_one() -> None:
     assert sent + bench.words().get("task", []) == [f"r{number}" for number in range(1000)]
 
 
-def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() -> None:
+def test_interactive_frames_pass_those_of_a_full_batch() -> None:
     bench = Bench()
     others = [
         bench.stream(f"other-{n}", priority_class="standard") for n in range(FRAMES_PER_TURN + 1)
@@ -148,7 +148,7 @@ def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() ->
     assert others[-1].has_ended
 
 
-def test_an_answer_is_read_in_one_delta_and_its_row_is_forgotten() -> None:
+def test_answer_is_read_in_one_delta_and_its_run_is_released() -> None:
     bench = Bench()
     stream = bench.stream()
     reader = bench.reader(stream)
@@ -174,7 +174,7 @@ def test_length_is_a_finish_reason() -> None:
     assert read(stream, reader)[-1].finished.reason == FINISH_REASON_LENGTH
 
 
-def test_a_stop_string_finishes_and_cancels_the_row() -> None:
+def test_stop_string_finishes_and_cancels_the_run() -> None:
     bench = Bench()
     stream = bench.stream(stop="bc")
     reader = bench.reader(stream)
@@ -206,7 +206,7 @@ def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
         (frame_pb2.TASK_END_CANCELLED, "", Cancelled),
     ],
 )
-def test_rows_that_end_badly_end_with_their_error(
+def test_failed_run_ends_with_its_error(
     end: "frame_pb2.TaskEnd.ValueType", reason: str, kind: type[Exception]
 ) -> None:
     bench = Bench()
@@ -218,7 +218,7 @@ def test_rows_that_end_badly_end_with_their_error(
     assert len(bench.registry) == 0
 
 
-def test_a_slow_reader_is_ended_and_its_row_cancelled() -> None:
+def test_slow_reader_is_ended_and_its_run_cancelled() -> None:
     bench = Bench()
     stream = bench.stream()
     reader = bench.reader(stream, limit=4)
@@ -250,7 +250,7 @@ def test_the_deadline_ends_the_stream() -> None:
     assert bench.words() == {"cancel": ["r1"]}
 
 
-def test_a_caller_that_leaves_cancels_its_row() -> None:
+def test_caller_that_leaves_cancels_its_run() -> None:
     bench = Bench()
     stream = bench.stream()
     stream.leave(bench.reader(stream))
@@ -284,7 +284,7 @@ def test_frames_of_unknown_requests_do_not_wait() -> None:
     assert len(bench.words()["cancel"]) == CANCELS_MAX
 
 
-def test_frames_that_wait_are_bounded_and_asked_for_again() -> None:
+def test_deferred_frames_are_bounded_and_requested_again() -> None:
     bench = Bench()
     stream = bench.stream(priority_class="bulk")
     frames = [
@@ -338,7 +338,7 @@ def test_caller_that_resumes_learns_of_bfloat16(dtype: Any, notices: list[bool])
     assert [one.inexact for event in events for one in event.notices] == notices
 
 
-def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_bad_run_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bad, good = bench.stream("bad"), bench.stream("good")
     reader, other = bench.reader(bad), bench.reader(good)
@@ -380,7 +380,7 @@ def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
     assert bench.words() == {}
 
 
-def test_a_call_that_reads_again_is_not_displaced_by_itself_and_another_one_is() -> None:
+def test_call_is_displaced_by_another_one_only() -> None:
     bench = Bench()
     stream = bench.stream(key="k")
     reader = bench.reader(stream)
@@ -439,7 +439,7 @@ def test_a_finished_answer_is_found_until_it_is_too_old() -> None:
     assert not found(bench, stream, 5.9)
 
 
-def test_a_replay_continues_behind_the_held_tokens_and_keeps_nothing_of_the_call() -> None:
+def test_replay_continues_and_keeps_nothing_of_the_call() -> None:
     bench = Bench()
     stream = bench.stream(key="k")
     bench.take(frame(0, ids("ab")))

@@ -170,9 +170,7 @@ async def test_an_entity_may_be_refused_or_flagged(opened: Any) -> None:
 
 @pytest.mark.parametrize("fail", ["open", "closed"])
 @pytest.mark.parametrize("how", ["failed", "timeout", "unavailable"])
-async def test_without_an_answer_about_a_prompt_the_policy_says_what_happens(
-    opened: Any, fail: str, how: str
-) -> None:
+async def test_policy_decides_about_an_unchecked_prompt(opened: Any, fail: str, how: str) -> None:
     async with opened(fail=fail, budget_s=0.05 if how == "timeout" else 30) as (wire, _):
         if how == "unavailable":
             await wire.batcher.report("small")
@@ -255,9 +253,7 @@ async def test_a_refused_entity_ends_the_answer_before_it(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("fail", ["open", "closed"])
-async def test_without_an_answer_about_an_answer_the_policy_says_what_happens(
-    opened: Any, fail: str
-) -> None:
+async def test_policy_decides_about_an_unchecked_answer(opened: Any, fail: str) -> None:
     async with opened(checks=["output"], fail=fail, budget_s=0.05) as (wire, _):
         call = wire.stub.Generate(prompt())
         task = await wire.batcher.task("small")

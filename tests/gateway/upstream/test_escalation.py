@@ -46,7 +46,7 @@ async def test_a_sure_answer_is_committed_and_streams_on(cascade: Wire) -> None:
     assert len(events[-1].finished.attempts) == 1
 
 
-async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_model_answers(
+async def test_held_answer_in_doubt_is_given_by_the_second_model(
     cascade: Wire,
 ) -> None:
     call = cascade.stub.Generate(prompt(model=""))
@@ -108,7 +108,7 @@ async def test_an_answer_that_the_policy_ends_before_its_commit_point_ends(
     assert "AKIA" not in text_of(events)
 
 
-async def test_without_a_worker_for_the_second_model_the_first_answer_is_kept(
+async def test_first_answer_is_kept_without_a_second_worker(
     nats_url: str, model_folder: Path
 ) -> None:
     routing = {"default": "small", "cascade": CASCADE}
@@ -210,7 +210,7 @@ async def test_the_record_has_both_legs(cascade: Wire) -> None:
     assert [one.model for one in record.route.candidates] == ["small", "large"]
 
 
-async def test_a_caller_that_leaves_while_nothing_is_shown_stops_the_first_row(
+async def test_caller_that_leaves_a_held_answer_stops_its_run(
     cascade: Wire,
 ) -> None:
     call = cascade.stub.Generate(prompt(model=""))

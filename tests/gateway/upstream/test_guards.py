@@ -66,7 +66,7 @@ def asked(wire: Wire, check: Task) -> str:
     return tokenizer.decode(list(check.prompt_token_ids))
 
 
-async def test_the_check_runs_beside_the_row_and_nothing_shows_before_its_verdict(
+async def test_check_runs_beside_the_run_and_holds_the_answer(
     opened: Any,
 ) -> None:
     async with opened() as wire:
@@ -102,7 +102,7 @@ async def test_an_objection_stops_the_row_and_names_the_rule_and_no_text(opened:
         await wire.batcher.cancelled(task)
 
 
-async def test_after_a_safe_verdict_held_text_is_shown_at_once_and_streaming_continues(
+async def test_safe_verdict_shows_held_text_and_streaming_continues(
     opened: Any,
 ) -> None:
     async with opened() as wire:
@@ -365,7 +365,7 @@ async def test_after_an_escalation_the_second_answer_is_checked(opened: Any) -> 
         await wire.batcher.cancelled(second)
 
 
-async def test_a_call_that_takes_over_keeps_the_verdict_and_a_resumed_one_is_checked_again(
+async def test_takeover_keeps_the_verdict_and_resume_checks_again(
     opened: Any,
 ) -> None:
     async with opened() as wire:

@@ -209,7 +209,7 @@ async def test_a_request_that_the_safety_policy_acted_on_is_not_shadowed(
         assert (await shadow_of(wire)).request_id.startswith(fine.request_id)
 
 
-async def test_an_answer_that_the_safety_policy_ends_is_compared_with_nothing(
+async def test_answer_ended_by_policy_is_not_compared(
     opened: Any,
 ) -> None:
     safety = {"output": {"actions": {"pii.iban": "block"}}}
