@@ -160,23 +160,23 @@ class Quotas:
 
     def check_job(self, tenant: str) -> None:
         """Raise LimitReached if a tenant has as many jobs as it may have."""
-        most = self._settings.tenant_jobs_max
-        self._check_count(tenant, self.jobs_by_tenant[tenant], most, "jobs", "ended ones")
+        limit = self._settings.tenant_jobs_max
+        self._check_count(tenant, self.jobs_by_tenant[tenant], limit, "jobs", "ended ones")
 
     def check_upload(self, tenant: str) -> None:
         """Raise LimitReached if a tenant has as many uploads as it may have."""
-        most = 2 * self._settings.tenant_jobs_max
-        self._check_count(tenant, self.uploads_by_tenant[tenant], most, "uploads", "unused ones")
+        limit = 2 * self._settings.tenant_jobs_max
+        self._check_count(tenant, self.uploads_by_tenant[tenant], limit, "uploads", "unused ones")
 
-    def _check_count(self, tenant: str, count: int, most: int, what: str, which: str) -> None:
-        if count >= most:
+    def _check_count(self, tenant: str, count: int, limit: int, what: str, which: str) -> None:
+        if count >= limit:
             raise LimitReached(
-                f"the tenant has {most} {what}; delete {which}, or raise jobs.tenant_jobs_max",
+                f"the tenant has {limit} {what}; delete {which}, or raise jobs.tenant_jobs_max",
                 retry_after_s=RETRY_AFTER_S,
                 metadata={
                     "subject": f"tenant {tenant}",
                     "limit": "jobs.tenant_jobs_max",
-                    "value": str(most),
+                    "value": str(limit),
                 },
             )
 

@@ -99,8 +99,8 @@ class JobRunner:
 
     def share(self, concurrency: int) -> None:
         """Set how many items it may have in flight."""
-        most = self.record.job.spec.limits.concurrency
-        self.concurrency = min(concurrency, most) if most else concurrency
+        limit = self.record.job.spec.limits.concurrency
+        self.concurrency = min(concurrency, limit) if limit else concurrency
         if self._attempt is not None:
             self._attempt.set_concurrency(self.concurrency)
 

@@ -171,18 +171,18 @@ class JobScheduler:
             and usage.tenant not in resting
             and not (suspected and usage.suspect)
         )
-        most = self._quotas.places_max
+        places = self._quotas.places_max
         # Sort by running jobs of the tenant, then by urgency; the default stands for no candidate.
-        others, *_, first = min(waiting, default=(most, 0, 0, ""))
-        if others >= most:
+        others, *_, first = min(waiting, default=(places, 0, 0, ""))
+        if others >= places:
             return None
         if len(self._runners) < self._process.settings.running_max:
             return first
         # All places are taken: a tenant with several jobs yields its newest one to a tenant with none.
-        tenant, most = running.most_common(1)[0]
-        if not others and most > 1 and not self._yielding:
+        tenant, count = running.most_common(1)[0]
+        if not others and count > 1 and not self._yielding:
             newest = [job for job, runner in self._runners.items() if runner.tenant == tenant][-1]
-            logger.info("job %s waits: tenant %s has %d others", newest, tenant, most - 1)
+            logger.info("yielding job %s: tenant %s runs %d others", newest, tenant, count - 1)
             self._yielding.add(newest)
             self._runners[newest].stop()
         return None

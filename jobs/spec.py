@@ -30,7 +30,7 @@ PAGE_TOKEN_CHARS_MAX: Final = 128
 def check_spec(spec: pb.JobSpec) -> None:
     """Raise InvalidRequest, naming the field, if a field is out of bounds."""
     source, webhook = spec.input, spec.webhook
-    for field, text, most in (
+    for field, text, limit in (
         ("spec.name", spec.name, NAME_CHARS_MAX),
         ("spec.input.url", source.url, URL_CHARS_MAX),
         ("spec.input.nats_subject", source.nats_subject, SUBJECT_CHARS_MAX),
@@ -42,7 +42,7 @@ def check_spec(spec: pb.JobSpec) -> None:
             for i, stage in enumerate(spec.stages)
         ),
     ):
-        check_length(field, text, most)
+        check_length(field, text, limit)
     check_count("spec.stages", spec.stages, STAGES_MAX)
     check_count("spec.dedupe.reuse_job_ids", spec.dedupe.reuse_job_ids, REUSED_JOBS_MAX)
     check_count("spec.labels", spec.labels, defaults.LABELS_MAX)
@@ -93,16 +93,16 @@ def check_not_late(limits: pb.JobLimits) -> None:
         raise InvalidRequest.of("limits.deadline_time", message)
 
 
-def check_length(field: str, text: str, most: int) -> None:
-    """Raise InvalidRequest for a text of more than `most` characters."""
-    if len(text) > most:
-        raise InvalidRequest.of(field, f"is over {most} characters")
+def check_length(field: str, text: str, limit: int) -> None:
+    """Raise InvalidRequest for a text of more than `limit` characters."""
+    if len(text) > limit:
+        raise InvalidRequest.of(field, f"is over {limit} characters")
 
 
-def check_count(field: str, values: Iterable[object], most: int) -> None:
-    """Raise InvalidRequest for more than `most` values."""
-    if len(list(values)) > most:
-        raise InvalidRequest.of(field, f"has over {most} entries")
+def check_count(field: str, values: Iterable[object], limit: int) -> None:
+    """Raise InvalidRequest for more than `limit` values."""
+    if len(list(values)) > limit:
+        raise InvalidRequest.of(field, f"has over {limit} entries")
 
 
 def _check_wait(field: str, wait: Duration) -> None:

@@ -118,7 +118,7 @@ class StageAttempt:
 
     def set_max_cost(self, max_cost: float) -> None:
         """Set what the job may cost from now on; 0: unlimited."""
-        self._budget.most = max_cost
+        self._budget.limit = max_cost
         self.changed.notify()
 
     async def load(self) -> None:
@@ -215,13 +215,13 @@ class StageAttempt:
         if self._stage:
             return  # The first stage has checked them.
         limits = self._record.job.spec.limits
-        most = BAD_LINE_SHARE
+        limit = BAD_LINE_SHARE
         if limits.HasField("max_bad_line_share"):
-            most = limits.max_bad_line_share
-        if self.items_read >= least and self.bad_lines > most * self.items_read:
+            limit = limits.max_bad_line_share
+        if self.items_read >= least and self.bad_lines > limit * self.items_read:
             raise JobStopped(
                 "TOO_MANY_BAD_LINES",
-                f"{self.bad_lines} of the first {self.items_read} lines are no items, more than a share of {most:g}: "
+                f"{self.bad_lines} of the first {self.items_read} lines are no items, more than a share of {limit:g}: "
                 "`sluice batch dead-letters` shows them; submit a corrected file, or resume the job "
                 "with a higher share",
             )

@@ -153,12 +153,12 @@ class ArrivalStream(ABC, BaseModel):
             if number >= ARRIVALS_MAX:
                 raise SimulationError(f"more than {ARRIVALS_MAX} arrivals in one stream")
             prompt, answer = prompts.draw(rng), answers.draw(rng)
-            most = self.max_tokens or answer
+            max_tokens = self.max_tokens or answer
             yield Arrival(
                 at_s=self.start_s + at_s,
                 prompt_tokens=prompt,
-                answer_tokens=min(answer, most),
-                max_tokens=most,
+                answer_tokens=min(answer, max_tokens),
+                max_tokens=max_tokens,
                 priority_class=self.priority_class,
                 tenant=self.tenant or "default",
                 workload=self.workload,

@@ -124,17 +124,21 @@ def _solve(samples: Sequence[StepSample], scales: Sequence[float]) -> StepCost:
     from scipy.optimize import nnls
 
     weights = 1 / np.array(scales)
-    parts = np.array(
-        [
-            (
-                *(1.0, s.prefill_tokens, s.decode_rows, s.context_tokens),
-                *(s.prefill_tokens > 0, s.attended),
-            )
-            for s in samples
-        ]
-    )
+    parts = np.array([_amounts(sample) for sample in samples])
     wanted = np.array([s.seconds for s in samples])
     return StepCost(*map(float, nnls(parts * weights[:, None], wanted * weights)[0]))
+
+
+def _amounts(sample: StepSample) -> tuple[float, ...]:
+    """Return what each coefficient of `StepCost` is multiplied with, in their order."""
+    return (
+        1.0,
+        sample.prefill_tokens,
+        sample.decode_rows,
+        sample.context_tokens,
+        float(sample.prefill_tokens > 0),
+        sample.attended,
+    )
 
 
 def _predicted(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:

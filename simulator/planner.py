@@ -68,13 +68,13 @@ def _meets(summary: Summary, share: float) -> bool:
 
 
 def _fewest(
-    run: Callable[[int], Summary], enough: Callable[[Summary], bool], most: int
+    run: Callable[[int], Summary], enough: Callable[[Summary], bool], limit: int
 ) -> int | None:
     low, high = 0, 1
     while not enough(run(high)):
-        if high >= most:
+        if high >= limit:
             return None
-        low, high = high, min(2 * high, most)
+        low, high = high, min(2 * high, limit)
     while high - low > 1:
         middle = (low + high) // 2
         if enough(run(middle)):

@@ -38,15 +38,15 @@ class CostBudget:
     known, items go alone. The budget is exceeded at most by what one item costs beyond that.
     """
 
-    def __init__(self, most: float) -> None:
-        self.most = most
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
         self._spent = 0.0
         self._dearest: float | None = None
 
     def allows(self, in_flight: int) -> bool:
         """Return whether another item may be sent beside this many."""
-        left = self.most - self._spent
-        if not self.most or (left > 0 and not in_flight):
+        left = self.limit - self._spent
+        if not self.limit or (left > 0 and not in_flight):
             return True
         return self._dearest is not None and (in_flight + 1) * self._dearest <= left
 

@@ -120,8 +120,8 @@ class ItemWindow:
     def wait_s(self, now: float) -> float | None:
         """Return how long until an item may be sent, in seconds; None: not before something else happens."""
         in_flight = len(self._in_flight)
-        most = self.concurrency
-        if in_flight >= most or self._in_flight_bytes >= most * ITEM_BYTES:
+        limit = self.concurrency
+        if in_flight >= limit or self._in_flight_bytes >= limit * ITEM_BYTES:
             return None
         if not self._budget.allows(in_flight):
             return None

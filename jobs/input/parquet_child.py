@@ -39,8 +39,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: SIM115
-    most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     wanted = set(json.loads(sys.argv[1]))
     try:
         source = pq.ParquetFile(sys.stdin.buffer)

@@ -172,10 +172,10 @@ class ItemParser:
 
     def parse(self, opened: BinaryIO, format: Format, stop: StopSignal) -> Iterator[Item | BadLine]:
         """Yield all lines or rows of an input; `stop` ends a child process that reads it."""
-        most = self.line_bytes_max
+        limit = self.line_bytes_max
         match _detected(opened) if format is Format.AUTO else format:
             case Format.CSV:
-                return self._of_rows(tables.csv_rows(opened, self.of_table, most))
+                return self._of_rows(tables.csv_rows(opened, self.of_table, limit))
             case Format.PARQUET:
                 ids = self.id_fields
                 return self._of_rows(tables.parquet_rows(opened, self.of_table, ids, stop))

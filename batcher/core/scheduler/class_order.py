@@ -225,13 +225,13 @@ class ClassOrder:
         weight = self._weights.get(tenant, 1.0)
         return min(1.0, share.tokens * self._weight / weight / self.tokens)
 
-    def busiest(self, most: int) -> list[str]:
-        """Return up to `most` tenants with the most waiting tokens; none if the policy ignores tenants."""
+    def busiest(self, count: int) -> list[str]:
+        """Return up to `count` tenants with the most waiting tokens; none if the policy ignores tenants."""
         if not self._is_fair:
             return []
         flows = self.tenants.flows
         waiting = (name for name, tenant in flows.items() if tenant.waiting)
-        return nlargest(most, waiting, key=lambda name: flows[name].tokens)
+        return nlargest(count, waiting, key=lambda name: flows[name].tokens)
 
     # Inside.
 

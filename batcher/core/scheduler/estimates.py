@@ -69,19 +69,19 @@ class OutputLengths:
         An answer that is already longer than expected is assumed to grow by as much again. None is
         shorter than `QueueEntry.min_tokens`.
         """
-        prompt, most, least = entry.prompt_tokens, entry.max_tokens, entry.min_tokens
+        prompt, max_tokens, min_tokens = entry.prompt_tokens, entry.max_tokens, entry.min_tokens
         seen = self._known(entry.tenant, entry.workload) or self._known(None, entry.workload)
         entry.guessed = seen is None
         if seen is None:
-            entry.cost_tokens = prompt + max(least, min(most, GUESS_TOKENS))
-            entry.cache_tokens = prompt + most
+            entry.cost_tokens = prompt + max(min_tokens, min(max_tokens, GUESS_TOKENS))
+            entry.cache_tokens = prompt + max_tokens
             return
         expected, reserved = seen.expected, seen.reserved
         produced = entry.prefill_tokens - prompt
         if produced:
             expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
-        entry.cost_tokens = prompt + max(least, min(expected, most))
-        entry.cache_tokens = prompt + max(least, min(reserved, most))
+        entry.cost_tokens = prompt + max(min_tokens, min(expected, max_tokens))
+        entry.cache_tokens = prompt + max(min_tokens, min(reserved, max_tokens))
 
     def observe(self, entry: QueueEntry, tokens: int) -> None:
         """Learn from an answer that ended by itself after `tokens`.

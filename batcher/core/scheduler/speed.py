@@ -179,7 +179,7 @@ class Peak:
             self._before, self._now, self._since = (0 if is_gap else self._now), 0, now
         self._now = max(self._now, number)
 
-    def most(self, now: float) -> int:
+    def maximum(self, now: float) -> int:
         """Return the largest number."""
         if now >= self._since + 2 * PEAK_S:
             return 0

@@ -124,10 +124,10 @@ class StaticBatchPolicy(BatchPolicy):
 
     def _below_limit(self, capacities: Sequence[Capacity]) -> Sequence[Capacity]:
         """Return the workers to which `batches_running_max` allows another batch."""
-        most = self._policy.batches_running_max
-        if most is None:
+        limit = self._policy.batches_running_max
+        if limit is None:
             return capacities
-        return [capacity for capacity in capacities if capacity.batches_running < most]
+        return [capacity for capacity in capacities if capacity.batches_running < limit]
 
     def _form_in_order(self, first: QueueEntry, worker: Capacity, now: float) -> Decision:
         cause, first = self._cause(first, worker, now)

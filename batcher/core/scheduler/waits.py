@@ -182,7 +182,7 @@ class ExpectedWaits:
                 own_s = [max(own_s)] * len(own_s)
             left_s += own_s
         # Slots that were taken a moment ago come back: a worker frees them together, or just now.
-        more = 0 if preempts else self._peak.most(now) - len(left_s)
+        more = 0 if preempts else self._peak.maximum(now) - len(left_s)
         return Slots([*left_s, *[min(left_s, default=0.0)] * more])
 
     def _left_s(self, entry: QueueEntry, priority_class: str, now: float) -> float:

@@ -142,9 +142,9 @@ def test_a_peak_is_forgotten() -> None:
     peak = Peak()
     peak.see(8, 0.0)
     peak.see(3, 1.0)
-    assert peak.most(2.0) == 8
+    assert peak.maximum(2.0) == 8
     peak.see(4, PEAK_S)
-    assert peak.most(PEAK_S + 1) == 8
+    assert peak.maximum(PEAK_S + 1) == 8
     peak.see(2, 2 * PEAK_S)
-    assert peak.most(2 * PEAK_S) == 4
-    assert peak.most(10 * PEAK_S) == 0
+    assert peak.maximum(2 * PEAK_S) == 4
+    assert peak.maximum(10 * PEAK_S) == 0
