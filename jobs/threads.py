@@ -35,6 +35,10 @@ class TenantLimiter:
         self._what = what
         self._tenants: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
 
+    def __len__(self) -> int:
+        """Return the number of tenants whose calls run or wait."""
+        return len(self._tenants)
+
     async def take(self, tenant: str) -> None:
         """Wait for a slot, which `leave` frees.
 

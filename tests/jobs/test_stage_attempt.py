@@ -612,7 +612,8 @@ async def test_an_error_that_passes_is_tried_as_often_as_the_job_says(idle: Worl
     assert (len(running.window), running.window.in_flight, item.tries) == (1, 0, 1)
     running.on_response(item, failed(InternalError("oops")))
     (outcome,) = running.log.waiting
-    assert (outcome.result.attempts, outcome.result.error.reason) == (2, "INTERNAL")
+    assert outcome.result.attempts == 2
+    assert outcome.result.error == pb.JobItemError(code=13, reason="INTERNAL", message="oops")
 
 
 async def test_pass_stops_when_its_key_is_revoked(idle: World) -> None:

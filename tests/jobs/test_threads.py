@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from jobs.threads import OF_TENANT, JobThreads, StopSignal
+from jobs.threads import OF_TENANT, JobThreads, StopSignal, TenantLimiter
 from sluice.errors import Overloaded
 
 BOUND_S = 20.0
@@ -30,6 +30,17 @@ async def test_a_tenant_has_a_few_threads() -> None:
     assert await stuck[1]
     await asyncio.sleep(0)
     threads.close()
+
+
+async def test_limiter_forgets_tenants_without_calls() -> None:
+    limiter = TenantLimiter(1, "a slot")
+    async with limiter.slot("acme"):
+        waiting = asyncio.ensure_future(limiter.take("acme"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert len(limiter) == 1
+    assert len(limiter) == 0
 
 
 def test_a_stop_calls_what_waits_for_it() -> None:
