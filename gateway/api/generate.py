@@ -242,7 +242,7 @@ class Generator:
         try:
             await self.admission.admit(context)
         finally:
-            if context.log.taken:
+            if context.log.findings:
                 records.decided(context.log)
 
     def _replay(self, context: RequestContext, cached: Replay) -> Replay:
@@ -320,7 +320,7 @@ class Generator:
             self.drift.scored(cascade.score)
             context.plan.route.scores.append(cascade.score)
         self.ended(log)
-        if log.answer_taken or (log.guards is not None and log.guards.decided):
+        if log.answer_findings or (log.guards is not None and log.guards.decided):
             self.records.decided(log)
         self.shadows.ended(context, answer)
 

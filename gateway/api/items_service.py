@@ -98,26 +98,26 @@ class ItemsService(ItemsServiceServicer):
         await writer.write(response)
 
     async def _answer(self, request: RunRequest, item: Call) -> RunResponse:
-        asked = request.embed if request.HasField("embed") else request.request
+        message = request.embed if request.HasField("embed") else request.request
         item.identify(self._caller_of(item.caller))
         catalog = self._generator.catalog
-        with self._generator.limiter.running(class_of(asked), item.caller.tenant):
-            if isinstance(asked, EmbedRequest):
-                response, log = await answer_texts(self._generator, EMBED, asked, item)
+        with self._generator.limiter.running(class_of(message), item.caller.tenant):
+            if isinstance(message, EmbedRequest):
+                response, log = await answer_texts(self._generator, EMBED, message, item)
                 return RunResponse(
                     id=request.id,
                     embedded=response,
-                    work=work_of(log.rows or ()),
+                    work=work_of(log.runs or ()),
                     cost=cost_of(catalog, [ModelUsage(model=response.model, usage=response.usage)]),
                 )
-            answer, log = await whole_answer(self._generator, asked, item)
+            answer, log = await whole_answer(self._generator, message, item)
         answer.ClearField("token_ids")
         cost = cost_of(catalog, answer.finished.attempts)
-        return RunResponse(id=request.id, answer=answer, cost=cost, work=work_of(log.rows or ()))
+        return RunResponse(id=request.id, answer=answer, cost=cost, work=work_of(log.runs or ()))
 
 
 def work_of(runs: Iterable[ModelRun]) -> list[ItemWork]:
-    """Return what the rows of an item took of each worker that ended one."""
+    """Return what the runs of an item took of each worker that ended one."""
     by_worker: dict[str, ItemWork] = {}
     for run in runs:
         if run.final is None or not run.final.HasField("batch"):

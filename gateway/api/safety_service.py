@@ -103,13 +103,13 @@ def _failure(failed: tuple[str, Action]) -> pb.SafetyFinding:
     return pb.SafetyFinding(rule=rule, action=_action(action))
 
 
-def _finding(found: TakenAction) -> pb.SafetyFinding:
+def _finding(taken: TakenAction) -> pb.SafetyFinding:
     return pb.SafetyFinding(
-        rule=found.rule,
-        severity=value_of(pb.SafetySeverity, found.severity.name),
-        action=_action(found.action),
-        start=found.start,
-        end=found.end,
+        rule=taken.rule,
+        severity=value_of(pb.SafetySeverity, taken.severity.name),
+        action=_action(taken.action),
+        start=taken.start,
+        end=taken.end,
     )
 
 

@@ -84,34 +84,34 @@ class RequestMetrics:
         for decision in record.decisions:
             action = word_of(SafetyAction, decision.action)
             self._safety[action, _TARGETS[decision.in_answer]] += decision.count
-        if log.rows is None or log.plan is None:
+        if log.runs is None or log.plan is None:
             return  # it was refused, or got an earlier answer
         plan, span = log.plan, log.server.get_span_context()
         self._routes[plan.model, plan.strategy, str(plan.route.degraded).lower()] += 1
-        for row in log.rows:
-            prompt_tokens, answer_tokens = row.billed_tokens
-            self._tokens[row.model, "input"] += prompt_tokens
+        for run in log.runs:
+            prompt_tokens, answer_tokens = run.billed_tokens
+            self._tokens[run.model, "input"] += prompt_tokens
             if answer_tokens:
-                self._tokens[row.model, "output"] += answer_tokens
-            if cost := row.settings.cost(prompt_tokens, answer_tokens):
-                self._cost[row.model, record.currency] += cost
-            if row.recoveries:
-                self._recoveries[row.model, priority_class] += row.recoveries
-            if row.escalation_reason:
-                self._escalations[row.model, model] += 1
-            took_s = row.last_token_at - row.sent_at
-            is_whole = row.final is not None and finish_reason_of(row.final.end) is not None
-            waited = row.timings.queue_ms >= PREDICTED_WAIT_MS
-            if row.expected_s and is_whole and waited and took_s > 0:
-                error = abs(row.expected_s / took_s - 1)
-                self._prediction_error.record((row.model, priority_class), error, span)
+                self._tokens[run.model, "output"] += answer_tokens
+            if cost := run.settings.cost(prompt_tokens, answer_tokens):
+                self._cost[run.model, record.currency] += cost
+            if run.recoveries:
+                self._recoveries[run.model, priority_class] += run.recoveries
+            if run.escalation_reason:
+                self._escalations[run.model, model] += 1
+            took_s = run.last_token_at - run.sent_at
+            is_whole = run.final is not None and finish_reason_of(run.final.end) is not None
+            waited = run.timings.queue_ms >= PREDICTED_WAIT_MS
+            if run.expected_s and is_whole and waited and took_s > 0:
+                error = abs(run.expected_s / took_s - 1)
+                self._prediction_error.record((run.model, priority_class), error, span)
         labels = log.method, "sluice", model, priority_class
         total_s = log.ended_at - log.arrived_at
         self._duration.record((*labels, log.error), total_s, span)
         if log.first_token_at is None:
             return
         self._first_token.record(labels, log.first_token_at - log.arrived_at, span)
-        last = log.rows[-1]
+        last = log.runs[-1]
         later = last.completion_tokens - last.resumed - 1
         if not log.error and later > 0:
             self._token_time.record(labels, (log.ended_at - log.first_token_at) / later, span)

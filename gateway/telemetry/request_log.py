@@ -95,7 +95,7 @@ class RequestLog:
         request: The valid request; None if there is none.
         method: The name of the method in spans and metrics, also for a prompt or a chat.
         policy: Version of the safety policy that decided about the prompt.
-        taken: Findings in the prompt, by rule and action.
+        findings: Findings in the prompt, by rule and action.
         blocked: Whether the policy blocks the prompt.
         governed_model: The model that must answer by the policy; may be empty.
         seen: The texts as a model would see them.
@@ -103,9 +103,9 @@ class RequestLog:
         plan: The routing decision.
         answer_key: The key that the answer is cached by.
         model: The model that answers, or answered; empty if none was asked.
-        rows: The runs that worked on it; None if it was refused, or got an earlier answer.
+        runs: The runs that worked on it; None if it was refused, or got an earlier answer.
         guards: The checks of guard models.
-        answer_taken: Findings in the answer, by rule and action.
+        answer_findings: Findings in the answer, by rule and action.
         finished: How the answer ended.
         error: The reason of the error that ended the request; may be empty.
         first_token_at: When callers could see something, in monotonic seconds.
@@ -117,7 +117,7 @@ class RequestLog:
     request: ValidRequest | None = None
     method = ""
     policy = ""
-    taken: Mapping[tuple[str, Action], int] = {}
+    findings: Mapping[tuple[str, Action], int] = {}
     blocked = False
     governed_model = ""
     seen: Sequence[str] = ()
@@ -125,9 +125,9 @@ class RequestLog:
     plan: Plan | None = None
     answer_key = ""
     model = ""
-    rows: Sequence[ModelRun] | None = None
+    runs: Sequence[ModelRun] | None = None
     guards: Checks | None = None
-    answer_taken: Mapping[tuple[str, Action], int] = {}
+    answer_findings: Mapping[tuple[str, Action], int] = {}
     finished: Finished | None = None
     error = ""
     first_token_at: float | None = None
@@ -269,7 +269,7 @@ class RequestLog:
     def inspected(self, inspection: RequestInspection) -> None:
         """Take what the safety policy has decided about the prompt."""
         verdict, self.policy = inspection.verdict, inspection.policy.version
-        self.taken, self.checks = verdict.taken, inspection.checks
+        self.findings, self.checks = verdict.taken, inspection.checks
         self.seen = [result.text for result in inspection.inspected]
         self.blocked = bool(verdict.blocked)
         self.governed_model = verdict.governed[0] if verdict.governed else ""
@@ -352,14 +352,14 @@ class RequestLog:
 
     def ended(self, answer: AnswerStream, now: float) -> None:
         """Take the answer to the request, which has ended."""
-        self.rows, self.model = answer.runs, answer.current.model
+        self.runs, self.model = answer.runs, answer.current.model
         self.finished, self.first_token_at = answer.finished, answer.first_token_at
         self.ended_at = now
         self.error = "" if answer.error is None else answer.error.reason
         self.guards = answer.checks
         output = answer.current.output
         if answer.finished is not None and output is not None:
-            self.answer_taken = output.outcome().taken
+            self.answer_findings = output.outcome().taken
         for run_id, span in self._run_spans.items():
             attributes, ago_s = _run_end(answer, now, run_id)
             span.set_attributes(attributes)
@@ -389,25 +389,25 @@ class RequestLog:
             span.add_event(names.GEN_AI_DETAILS, content)
 
     def runs_ended(
-        self, plan: Plan, rows: Sequence[ModelRun], usage: Usage, error: str, now: float
+        self, plan: Plan, runs: Sequence[ModelRun], usage: Usage, error: str, now: float
     ) -> None:
         """Take the runs of a request about texts, which have ended; `error` is the reason of the one that failed it."""
-        self.rows, self.model, self.error, self.ended_at = rows, plan.model, error, now
+        self.runs, self.model, self.error, self.ended_at = runs, plan.model, error, now
         if self.server.is_recording():
             self.server.set_attributes(
                 {
                     names.GEN_AI_RESPONSE_MODEL: plan.model,
-                    **usage_attributes(usage, sum(row.cost for row in rows)),
+                    **usage_attributes(usage, sum(run.cost for run in runs)),
                     names.TIER: plan.tier,
                     names.ROUTE_STRATEGY: plan.strategy,
                     names.CACHED: usage.cached,
                 }
             )
-        finals = [row.final.timings for row in rows if row.final]
+        finals = [run.final.timings for run in runs if run.final]
         last = finals[-1] if finals else TaskTimings()
         self.finished = Finished(
             reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,
-            timings=self.timings(last, sum(row.queued_s for row in rows), now, now),
+            timings=self.timings(last, sum(run.queued_s for run in runs), now, now),
             usage=usage,
         )
 
@@ -456,14 +456,14 @@ def new_request_id() -> str:
     return f"req-{secrets.token_urlsafe(15)}"
 
 
-def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> Attributes:
+def finding_attributes(findings: Mapping[tuple[str, Action], int]) -> Attributes:
     """Return the attributes for findings by rule and action: the pairs, and a count for each action."""
-    if not taken:
+    if not findings:
         return {}
     counts: Counter[str] = Counter()
-    for (_, action), count in taken.items():
+    for (_, action), count in findings.items():
         counts[names.FINDING_COUNT + action.name.lower()] += count
-    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)
+    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in findings)
     return {names.FINDINGS: pairs, **counts}
 
 
@@ -498,7 +498,7 @@ def _end_attributes(
         attributes[names.TIER] = models[model].tier
     if finished is not None:
         attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
-        cost = sum(row.cost for row in answer.runs) if isinstance(answer, AnswerStream) else 0.0
+        cost = sum(run.cost for run in answer.runs) if isinstance(answer, AnswerStream) else 0.0
         attributes |= usage_attributes(finished.usage, cost)
         if finished.usage.cached:
             attributes[names.CACHED] = True
@@ -520,13 +520,13 @@ def usage_attributes(usage: Usage, cost: float) -> dict[str, AttributeValue]:
 
 def _course(answer: AnswerStream) -> dict[str, AttributeValue]:
     """Return what happened while the answer was computed."""
-    rows = answer.runs
-    attributes: dict[str, AttributeValue] = {names.MODELS_TRIED: [row.model for row in rows]}
-    if recovered := [row for row in rows if row.recoveries]:
-        attributes[names.RECOVERED] = sum(row.recoveries for row in recovered)
+    runs = answer.runs
+    attributes: dict[str, AttributeValue] = {names.MODELS_TRIED: [run.model for run in runs]}
+    if recovered := [run for run in runs if run.recoveries]:
+        attributes[names.RECOVERED] = sum(run.recoveries for run in recovered)
         attributes[names.RECOVERED_FROM] = recovered[-1].recovered_from
-        attributes[names.RECOVERED_GAP_S] = max(row.recovered_gap_s for row in recovered)
-    if reasons := [row.escalation_reason for row in rows if row.escalation_reason]:
+        attributes[names.RECOVERED_GAP_S] = max(run.recovered_gap_s for run in recovered)
+    if reasons := [run.escalation_reason for run in runs if run.escalation_reason]:
         attributes[names.ROUTE_ESCALATED] = reasons[-1]
     if answer.first_token_at is not None:
         attributes[names.GEN_AI_TTFT] = answer.first_token_at - answer.request.arrived_at
@@ -535,23 +535,23 @@ def _course(answer: AnswerStream) -> dict[str, AttributeValue]:
 
 def _run_end(answer: AnswerStream, now: float, run_id: str) -> tuple[Attributes, float]:
     """Return how a run of an answer that has ended now ended, for its span; and how many seconds ago."""
-    row = next((row for row in answer.runs if row.run_id == run_id), None)
-    if row is None:
+    run = next((run for run in answer.runs if run.run_id == run_id), None)
+    if run is None:
         return {names.END: "unused"}, 0.0
-    last = row is answer.current
+    last = run is answer.current
     end = "answered" if answer.error is None else answer.error.reason.lower()
     attributes: dict[str, AttributeValue] = {
         names.END: end if last else "escalated",
-        names.ATTEMPT: row.attempt_number,
-        names.GEN_AI_RESPONSE_MODEL: row.model,
-        **usage_attributes(row.usage, row.cost),
+        names.ATTEMPT: run.attempt_number,
+        names.GEN_AI_RESPONSE_MODEL: run.model,
+        **usage_attributes(run.usage, run.cost),
     }
-    if row.hint_tokens:
-        attributes[names.HINT_TOKENS] = row.hint_tokens
-    if last and answer.finished is not None and row.output is not None:
-        outcome = row.output.outcome()
+    if run.hint_tokens:
+        attributes[names.HINT_TOKENS] = run.hint_tokens
+    if last and answer.finished is not None and run.output is not None:
+        outcome = run.output.outcome()
         attributes[names.SAFETY_POLICY] = outcome.policy
         attributes |= finding_attributes(outcome.taken)
         if outcome.moves:
             attributes[names.DRY_RUN] = move_labels(outcome.moves)
-    return attributes, 0.0 if last else now - row.given_up_at(now)
+    return attributes, 0.0 if last else now - run.given_up_at(now)

@@ -89,12 +89,12 @@ class RequestRecords:
 
     def _attempts(self, log: RequestLog) -> list[pb.ModelAttempt]:
         """Return each model's work on the request; all runs of a request about texts are one."""
-        rows = log.rows or ()
-        if not log.operation or not rows:
-            return [self._attempt(row) for row in rows]
-        total, billed = self._attempt(rows[-1]), sum(row.billed_tokens[0] for row in rows)
-        total.rows, total.prompt_tokens = len(rows), billed
-        total.cost = rows[-1].settings.cost(billed, 0)
+        runs = log.runs or ()
+        if not log.operation or not runs:
+            return [self._attempt(run) for run in runs]
+        total, billed = self._attempt(runs[-1]), sum(run.billed_tokens[0] for run in runs)
+        total.rows, total.prompt_tokens = len(runs), billed
+        total.cost = runs[-1].settings.cost(billed, 0)
         return [total]
 
     def _attempt(self, row: ModelRun) -> pb.ModelAttempt:
@@ -163,10 +163,10 @@ def _decided(log: RequestLog) -> Sequence[Decided]:
 
 def _decisions(log: RequestLog) -> list[tuple[str, Action, int, bool]]:
     """Return rule, action, count, and whether it is about the answer: of all findings, in the order of decisions."""
-    counts = [(log.taken, False)]
+    counts = [(log.findings, False)]
     if log.guards is not None:
         counts += [(log.guards.counts(in_answer=where), where) for where in (False, True)]
-    counts.append((log.answer_taken, True))
+    counts.append((log.answer_findings, True))
     return [
         (rule, action, count, in_answer)
         for by_rule, in_answer in counts
