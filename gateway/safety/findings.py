@@ -1,7 +1,7 @@
 """Findings of inspection: rule, span and severity, never the text itself."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
@@ -28,6 +28,15 @@ class Finding:
     end: int
     """Offset behind the last character."""
     severity: Severity
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Place of the finding: start and end."""
+        return self.start, self.end
+
+    def moved(self, by: int) -> "Finding":
+        """Return the same finding, `by` characters further on."""
+        return replace(self, start=self.start + by, end=self.end + by)
 
 
 BY_PLACE: Final = attrgetter("start", "end", "rule")

@@ -185,19 +185,14 @@ class Redactor:
         *_, shortest = readings(pending)
         last = next(iter(shortest.starts[-reach:]), 0)
         table = self._rules.table
-        cut = _before(
-            last,
-            clusters(
-                (finding.start, finding.end) for finding in findings if table.edits(finding.rule)
-            ),
-        )
+        cut = _before(last, clusters(f.span for f in findings if table.edits(f.rule)))
         rest = len(pending) - max(cut, 0)
         if rest > 2 * reach:
             # Scanned again when it is twice as long: so every character is scanned a few times at most.
             self._chain_end = self._watch.end + rest
         if cut <= 0:
             return ""
-        edits = self._edits(pending[:cut], [finding for finding in findings if finding.start < cut])
+        edits = self._edits(pending[:cut], [f for f in findings if f.start < cut])
         shown = self._show(pending[:cut], edits)
         self._pending = [pending[cut:]]
         self._inside_chain = True
@@ -220,18 +215,16 @@ class Redactor:
         # Inside a chain a match may have begun before the place where the scanner started again.
         first = 0 if self._inside_chain else before
         findings = [
-            replace(
-                finding, start=max(finding.start - before, 0), end=min(finding.end - before, length)
-            )
-            for finding in self._rules.scanner.scan(text)
-            if first <= finding.start < before + length
-            and finding.end > before
-            and not self._is_known(text[finding.start : finding.end])
+            replace(f, start=max(f.start - before, 0), end=min(f.end - before, length))
+            for f in self._rules.scanner.scan(text)
+            if first <= f.start < before + length
+            and f.end > before
+            and not self._is_known(text[f.start : f.end])
         ]
         return findings + [
-            replace(finding, start=finding.start - self.decided, end=finding.end - self.decided)
-            for finding in self._entities
-            if self.decided <= finding.start < self.decided + length
+            entity.moved(-self.decided)
+            for entity in self._entities
+            if self.decided <= entity.start < self.decided + length
         ]
 
     def _beyond(self, pending: str, length: int) -> int:

@@ -141,7 +141,7 @@ def _decided_to(window: AnswerWindow, entities: list[Finding]) -> int:
         return window.end
     behind = window.text[last.end - window.start + window.context :]
     # An entity that fills the window is decided: text does not wait without end.
-    unions = clusters((entity.start, entity.end) for entity in entities)
+    unions = clusters(entity.span for entity in entities)
     start = next(start for start, end in unions if end == last.end)
     goes_on = start > window.start and not any(map(str.isalnum, behind))
     return start if goes_on else window.end
