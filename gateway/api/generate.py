@@ -378,18 +378,19 @@ class Generator:
                 await has_events.wait()
                 has_events.clear()
             context.log.started(started)
-            response = answer.read(reader) or GenerateResponse()
-            response.started.CopyFrom(started)
-            with (
-                context.uninterrupted()
-            ):  # gRPC sends headers with it, and takes no status until it has
-                await put(response)
-            while not response.HasField("finished"):
+            first = answer.read(reader) or GenerateResponse()
+            first.started.CopyFrom(started)
+            # Not interrupted: gRPC sends the headers with this message, and takes no status until it has.
+            with context.uninterrupted():
+                await put(first)
+            is_finished = first.HasField("finished")
+            del started, first  # an answer may take long
+            while not is_finished:
                 await has_events.wait()
                 has_events.clear()
-                if (new := answer.read(reader)) is not None:
-                    response = new
+                if (response := answer.read(reader)) is not None:
                     await put(response)
+                    is_finished = response.HasField("finished")
         finally:
             answer.leave(reader, context.departure())
             context.log.delivered(answer, self.catalog.settings)
