@@ -171,7 +171,7 @@ class Batcher:
         """
         self._gateways.on_message(message.gateway, time.monotonic())
         match message.WhichOneof("message"):
-            case "announce" if not message.announce.leaving:
+            case "announce":
                 # The gateway has just started: requests under its name are of its former process.
                 self._drop_gateway(message.gateway)
                 self._reporter.on_readiness()

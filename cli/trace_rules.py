@@ -2,8 +2,7 @@
 
 1. No span lacks its parent but the server spans of calls (their parent is the caller's) and spans of jobs. Triton's own
    are excepted: it sends them one by one, so one that is killed loses some.
-2. Every link of a span leads to a span that is known, as far as its trace is known, or that a process which was killed
-   had not sent: a mark of rule 8 hangs under it.
+2. Every link of a span leads to a span that is known, as far as its trace is known.
 3. A span begins after its parent began, and ends before it ends, or lasts longer: else Jaeger takes the clocks for
    wrong. Rows that were given up are excepted: who works on them learns of it later; and Triton's own spans, which may
    end after a short answer: its reply says only that a batch was taken, and nobody waits for more.
@@ -11,8 +10,8 @@
 5. An answer has a span of the model that gave it, and below it task, queue, batch, prefill and decode.
 6. An answer that was recovered says so on its root: a worker was lost that had given tokens of it.
 7. The critical path of an answer leads through its decode, where that took time (of one token it takes none).
-8. A trace that says that it is incomplete, because a process was killed before it had sent its spans, may lack spans of
-   rules 1, 2, 5 and 7; no other may.
+8. A process that is killed takes along the spans that it has not sent. So the trace of an answer that was recovered
+   may lack spans of rules 1, 2, 5 and 7: it is incomplete, not faulty.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -68,14 +67,18 @@ class TraceSpan:
 
 
 def faults(
-    spans: Sequence[TraceSpan], known: Collection[tuple[str, str]] | None = None
+    spans: Sequence[TraceSpan],
+    known: Collection[tuple[str, str]] | None = None,
+    *,
+    incomplete: bool = False,
 ) -> list[str]:
-    """What is wrong with the spans of one trace, one line each; empty: nothing.
+    """Return what is wrong with the spans of one trace, one line each.
 
     Args:
+        spans: all spans of the trace.
         known: every (trace, span) there is; None: links are not checked.
+        incomplete: whether spans may be missing, as rule 8 says.
     """
-    incomplete = any(span.name == names.SPAN_INCOMPLETE for span in spans)
     tops = [one for one in _roots(spans) if not (is_root(one) or _is_triton(one))]
     if not spans or (tops and not incomplete):
         return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
@@ -89,12 +92,10 @@ def faults(
     return found
 
 
-def linkable(trace_id: str, spans: Iterable[TraceSpan]) -> Iterator[tuple[str, str]]:
-    """Yield what links may lead to in a trace: its spans, and those that a killed process had not sent."""
-    for span in spans:
-        yield trace_id, span.span_id
-        if span.name == names.SPAN_INCOMPLETE:
-            yield trace_id, span.parent_id
+def lost_processes(spans: Iterable[TraceSpan]) -> set[str]:
+    """Return the kinds of processes that a trace says were lost: "worker", "batcher", or both."""
+    lost = (span.attributes.get(names.RECOVERED_FROM) for span in spans)
+    return {str(kind) for kind in lost if kind}
 
 
 def is_root(span: TraceSpan) -> bool:
@@ -147,7 +148,7 @@ def _clock_faults(spans: Sequence[TraceSpan]) -> Iterator[str]:
 
 def _goes_on(span: TraceSpan) -> bool:
     """Whether it may go on after its parent."""
-    return span.name in (names.SPAN_SHADOW, names.SPAN_INCOMPLETE) or _is_triton(span)
+    return span.name == names.SPAN_SHADOW or _is_triton(span)
 
 
 def _is_cancelled(span: TraceSpan) -> bool:

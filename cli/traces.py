@@ -10,7 +10,7 @@ from typer import BadParameter
 from cli import output
 from cli.commands import Commands, argument, option
 from cli.jaeger import Jaeger, JaegerTrace, full_id
-from cli.trace_rules import TraceSpan, faults, is_model, is_root, linkable
+from cli.trace_rules import TraceSpan, faults, is_model, is_root, lost_processes
 from sluice.telemetry import names
 
 LIMIT_MAX: Final = 1500
@@ -33,20 +33,20 @@ class Verdict:
     """What is wrong with a trace.
 
     Attributes:
-        marked: it says itself that spans may be missing; because of these processes.
+        lost_with: kinds of processes that were lost, with spans of the trace; empty if none are missing.
     """
 
     trace_id: str
     spans: int
     faults: Sequence[str]
-    marked: Sequence[str]
+    lost_with: Sequence[str]
 
     @property
     def word(self) -> str:
         """The verdict in a word."""
         if self.faults:
             return "faulty"
-        return "incomplete" if self.marked else "whole"
+        return "incomplete" if self.lost_with else "whole"
 
 
 @traces.command()
@@ -65,10 +65,10 @@ def check(
     ),
     triton: bool = option(False, "Require spans of Triton itself in traces of answers, too."),
 ) -> None:
-    """Check whether traces are whole: root, parents, a span of each hop, links, and marks of lost spans.
+    """Check whether traces are whole: root, parents, a span of each hop, and links.
 
-    Exit code 0 only if all are whole. A trace is incomplete if a process was killed before it had sent its spans, which
-    a span `incomplete` says; it is faulty if anything else is missing.
+    Exit code 0 only if all are whole. A trace is incomplete if spans are missing and its answer was recovered from a
+    process that was killed; it is faulty if anything else is wrong.
     """
     source = Jaeger(jaeger)
     if trace_ids:
@@ -110,10 +110,10 @@ def _known(source: Jaeger, found: Sequence[JaegerTrace]) -> set[tuple[str, str]]
     others = [trace_id for trace_id in linked if trace_id not in have]
     read = [source.get(trace_id) for trace_id in others[:LINKED_MAX]]
     known = {
-        link
+        (trace.trace_id, span.span_id)
         for trace in (*found, *read)
         if trace is not None
-        for link in linkable(trace.trace_id, trace.spans)
+        for span in trace.spans
     }
     unread = set(others[LINKED_MAX:])
     # A link to a trace that was not read counts as resolved.
@@ -124,17 +124,14 @@ def _known(source: Jaeger, found: Sequence[JaegerTrace]) -> set[tuple[str, str]]
 
 
 def _verdict(trace: JaegerTrace, known: Collection[tuple[str, str]], *, triton: bool) -> Verdict:
-    marked = [
-        str(span.attributes.get(names.INCOMPLETE_FROM, "unknown"))
-        for span in trace.spans
-        if span.name == names.SPAN_INCOMPLETE
-    ]
     wrong = faults(trace.spans, known)
-    if not marked:
-        if not any(map(is_root, trace.spans)):
-            wrong.append("it has no root: no span of a call or a job")
-        wrong += _missing_hops(trace.spans, HOPS + (names.SERVICE_TRITON,) * triton)
-    return Verdict(trace.trace_id, len(trace.spans), wrong, sorted(set(marked)))
+    if not any(map(is_root, trace.spans)):
+        wrong.append("it has no root: no span of a call or a job")
+    wrong += _missing_hops(trace.spans, HOPS + (names.SERVICE_TRITON,) * triton)
+    lost_with = sorted(lost_processes(trace.spans)) if wrong else []
+    if lost_with:
+        wrong = faults(trace.spans, known, incomplete=True)
+    return Verdict(trace.trace_id, len(trace.spans), wrong, lost_with)
 
 
 def _missing_hops(spans: Iterable[TraceSpan], hops: Iterable[str]) -> list[str]:
@@ -157,7 +154,7 @@ def _show(verdicts: Sequence[Verdict]) -> None:
                 "verdict": verdict.word,
                 "spans": verdict.spans,
                 "faults": list(verdict.faults),
-                "incomplete_from": list(verdict.marked),
+                "incomplete_from": list(verdict.lost_with),
             }
             for verdict in verdicts
         ],
@@ -182,8 +179,9 @@ def _print(verdicts: Sequence[Verdict], counts: Counter[str]) -> None:
         if verdict.word == "whole":
             continue
         output.write_line(f"{verdict.trace_id}  {verdict.word}")
-        if verdict.marked:
-            output.write_line(f"  spans may be missing: lost with a {', '.join(verdict.marked)}")
+        if verdict.lost_with:
+            lost_with = ", ".join(verdict.lost_with)
+            output.write_line(f"  spans may be missing: lost with a {lost_with}")
         for fault in verdict.faults[:SHOWN]:
             output.write_line(f"  {fault}")
         if len(verdict.faults) > SHOWN:

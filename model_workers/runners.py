@@ -14,7 +14,6 @@ from threading import Condition, Thread, current_thread
 from types import TracebackType
 from typing import Final, Protocol
 
-from model_workers.telemetry import HOLD_S
 from sluice.startup import ENGINE_NICE
 
 logger = logging.getLogger(__name__)
@@ -62,10 +61,6 @@ class EnginePart(Protocol):
     def has_commands(self) -> bool:
         """Whether commands wait for the next turn."""
 
-    @property
-    def holds(self) -> bool:
-        """Whether there is work to do later."""
-
     def run(self) -> None:
         """Work until `stop`."""
 
@@ -77,9 +72,6 @@ class EnginePart(Protocol):
 
     def turn(self) -> None:
         """Do the work that is due."""
-
-    def end(self) -> None:
-        """Finish after the last turn."""
 
 
 class SenderPart(Protocol):
@@ -197,7 +189,6 @@ class LoopRunner:
         if self._timer is not None:
             self._timer.cancel()
         engine.stop()
-        engine.end()
         sender.turn()
         sender.close()
 
@@ -232,13 +223,11 @@ class LoopRunner:
         due_at = now if engine.is_due else sender.next_due
         if due_at is not None:
             due_at = max(due_at, self._send_at)
-        flush_at = now + HOLD_S if engine.holds else None
-        times = [at for at in (due_at, flush_at) if at is not None]
-        if not times or (self._timer is not None and now < self._timer_at <= min(times)):
+        if due_at is None or (self._timer is not None and now < self._timer_at <= due_at):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = min(times)
+        self._timer_at = due_at
         # uvloop rounds to milliseconds: a timer that is too early would have turns in every pass until it is time.
         delay_ms = max(1, math.ceil(1000 * (self._timer_at - now)))
         self._timer = self._loop.call_later(delay_ms / 1000, self._on_timer)

@@ -3,7 +3,6 @@
 import math
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -16,12 +15,10 @@ from sluice.errors import EngineFailed
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
 from sluice.telemetry.catalog import STEP_SECONDS
-from sluice.telemetry.tracing import EXPORT_DELAY_MS, TRACEPARENT, context_of, is_unsampled_parent
+from sluice.telemetry.tracing import TRACEPARENT, context_of, is_unsampled_parent
 
 REPLACED: Final = "replaced"
 """End of a sequence that a higher attempt has replaced."""
-HOLD_S: Final = 2 * EXPORT_DELAY_MS / 1e3
-"""How long spans of ended sequences are kept, in seconds: their batcher may be lost before it exports its own spans."""
 
 
 class Parents(NamedTuple):
@@ -44,9 +41,6 @@ class SequenceTimes:
     accepted_at: float
     first_at: float | None = None
     tokens: int = 0
-    ended_at: float = math.inf
-    end: str = ""
-    failed: bool = False
 
     def hang_higher(self) -> None:
         """Use the sender of the task as parent of the spans, because the batcher is lost."""
@@ -94,10 +88,8 @@ class SequenceTelemetry:
         counts: Totals over all sequences.
     """
 
-    def __init__(self, tracer: Tracer, model: str, worker: str, hold_s: float = HOLD_S) -> None:
+    def __init__(self, tracer: Tracer, model: str, worker: str) -> None:
         self._tracer = tracer
-        self._hold_s = hold_s
-        self._ended: deque[SequenceTimes] = deque()
         self._common: dict[str, AttributeValue] = {
             names.WORKER_ID: worker,
             names.GEN_AI_RESPONSE_MODEL: model,
@@ -119,22 +111,6 @@ class SequenceTelemetry:
         """Move the spans of running sequences whose batcher is lost to its sender."""
         for spec in sequences:
             self._sequences[spec.request_id].hang_higher()
-
-    def lost(self, owner: str) -> None:
-        """Move the spans of sequences that have just ended, because their batcher is lost."""
-        for sequence in self._ended:
-            if sequence.spec.owner == owner:
-                sequence.hang_higher()
-
-    @property
-    def holds(self) -> bool:
-        """Whether there is something to `flush`."""
-        return bool(self._ended)
-
-    def flush(self, now: float) -> None:
-        """Record the spans of sequences that ended long enough ago."""
-        while self._ended and self._ended[0].ended_at + self._hold_s <= now:
-            self._make_spans(self._ended.popleft())
 
     def owned(self, owner: str, before: float = math.inf) -> list[SequenceSpec]:
         """Return the sequences of a batcher that were accepted before a time."""
@@ -175,15 +151,6 @@ class SequenceTelemetry:
     ) -> None:
         if is_unsampled_parent(sequence.parents.batch):
             return
-        sequence.ended_at, sequence.end, sequence.failed = now, end, failed
-        if sequence.parents.origin:
-            self._ended.append(sequence)
-            self.flush(now)
-        else:
-            self._make_spans(sequence)
-
-    def _make_spans(self, sequence: SequenceTimes) -> None:
-        now, failed = sequence.ended_at, sequence.failed
         prefill_end = now if sequence.first_at is None else sequence.first_at
         tokens_in = len(sequence.spec.prompt) + len(sequence.spec.produced)
         self._span(
@@ -196,7 +163,7 @@ class SequenceTelemetry:
         if sequence.first_at is not None:
             about: dict[str, AttributeValue] = {
                 names.OUTPUT_TOKENS: sequence.tokens,
-                names.GEN_AI_FINISH_REASONS: [sequence.end],
+                names.GEN_AI_FINISH_REASONS: [end],
             }
             self._span(names.SPAN_DECODE, sequence, (sequence.first_at, now), about, failed)
 

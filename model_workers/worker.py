@@ -25,7 +25,7 @@ from model_workers.grants import Grants
 from model_workers.runners import Changes, Runner, ThreadRunner
 from model_workers.running_batches import RunningBatches
 from model_workers.sender import Sender
-from model_workers.telemetry import HOLD_S, Parents, SequenceTelemetry
+from model_workers.telemetry import Parents, SequenceTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.errors import Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2, worker_pb2
@@ -116,7 +116,6 @@ class EngineLoop:
         self.begin()
         while (commands := self._next_commands()) is not None:
             self._execute(commands)
-        self.end()
 
     def begin(self) -> None:
         """Report the load of the engine before its first command."""
@@ -128,19 +127,10 @@ class EngineLoop:
         commands, self._inbox = self._inbox, deque()
         self._execute(commands)
 
-    def end(self) -> None:
-        """Record the spans that are left."""
-        self._telemetry.flush(math.inf)
-
     @property
     def has_commands(self) -> bool:
         """Whether commands wait for the next turn."""
         return bool(self._inbox)
-
-    @property
-    def holds(self) -> bool:
-        """Whether a turn is due after `HOLD_S`."""
-        return self._telemetry.holds
 
     @property
     def is_due(self) -> bool:
@@ -150,8 +140,7 @@ class EngineLoop:
     def _next_commands(self) -> Sequence[Command] | None:
         """Sleep until there are commands or a step is due; return the commands, or None after `stop`."""
         until_begin_s = self._begins_at - self._clock()
-        hold_s = HOLD_S if self._telemetry.holds else None
-        timeout_s = until_begin_s if until_begin_s > 0 else hold_s
+        timeout_s = until_begin_s if until_begin_s > 0 else None
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._inbox or self.is_due, timeout_s)
             commands, self._inbox = self._inbox, deque()
@@ -162,7 +151,6 @@ class EngineLoop:
             self._last_load = self._execute_all(commands)
         if self.is_due and self._sender.has_capacity():
             self._last_load = self._step(self._last_load)
-        self._telemetry.flush(self._clock())
 
     def _execute_all(self, commands: Sequence[Command]) -> EngineLoad:
         self._watchdog.begin(0, self._clock())
@@ -200,7 +188,6 @@ class EngineLoop:
         """
         owned = self._telemetry.owned(batcher, at)
         self._telemetry.abandon(owned)
-        self._telemetry.lost(batcher)
         self._engine.cancel([spec.request_id for spec in owned])
         if not self._sender.has_channel(batcher, self._grants.epoch(batcher)):
             self._grants.close(batcher)

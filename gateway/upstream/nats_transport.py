@@ -101,8 +101,6 @@ class NatsTransport:
         if self._flushing is not None:
             self._flushing.cancel()
         self._flush()
-        leaving = ControlMessage(gateway=self.gateway_id, announce=Announce(leaving=True))
-        self._send_control("", leaving)
         await self._background.settle(CLOSE_S)
         await disconnect(self._client)
 

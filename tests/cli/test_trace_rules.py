@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.trace_rules import TraceSpan, critical_path, faults, linkable
+from cli.trace_rules import TraceSpan, critical_path, faults, lost_processes
 from sluice.telemetry import names
 
 MS = 1_000_000
@@ -59,12 +59,6 @@ def without(*gone: str) -> list[TraceSpan]:
 
 def test_a_whole_trace_has_no_fault() -> None:
     assert faults(list(TRACE.values())) == []
-
-
-def test_links_may_lead_to_what_a_killed_process_had() -> None:
-    mark = span(names.SPAN_INCOMPLETE, CHAT, 150, 151)
-    assert set(linkable("t", [mark])) == {("t", names.SPAN_INCOMPLETE), ("t", CHAT)}
-    assert set(linkable("t", [TRACE[names.SPAN_TASK]])) == {("t", names.SPAN_TASK)}
 
 
 def test_root_over_http_is_known_by_its_route() -> None:
@@ -138,21 +132,20 @@ def test_nobody_waits_for_the_end_of_a_request_to_triton() -> None:
 NOT_SEARCHED = (names.REQUEST_ID, names.TENANT, names.PRIORITY_CLASS, names.GEN_AI_REQUEST_MODEL)
 
 
-def test_an_answer_may_lack_spans_where_its_trace_says_so() -> None:
+def test_an_incomplete_trace_may_lack_spans() -> None:
     lacking = without(names.SPAN_PREFILL, names.SPAN_DECODE)
     assert faults(lacking)
-    # Its process was found dead after the answer had ended.
-    mark = span(names.SPAN_INCOMPLETE, CHAT, 150, 151)
-    assert faults([*lacking, mark]) == []
+    assert faults(lacking, incomplete=True) == []
     root = next(one for one in lacking if one.name == names.SPAN_GENERATE)
     unsearchable = [replace(one, attributes=ENDED) if one is root else one for one in lacking]
-    assert faults([*unsearchable, mark]) == [f"the root has no {name}" for name in NOT_SEARCHED]
+    missing = [f"the root has no {name}" for name in NOT_SEARCHED]
+    assert faults(unsearchable, incomplete=True) == missing
 
 
-def test_a_trace_without_its_gateway_s_spans_says_so() -> None:
-    left = without(names.SPAN_GENERATE, CHAT)
-    assert faults(left)
-    assert faults([*left, span(names.SPAN_INCOMPLETE, CHAT, 150, 151)]) == []
+def test_a_recovered_answer_names_what_was_lost() -> None:
+    assert lost_processes(TRACE.values()) == set()
+    recovered = changed(names.SPAN_GENERATE, attributes={names.RECOVERED_FROM: "worker"})
+    assert lost_processes(recovered) == {"worker"}
 
 
 def test_a_link_that_leads_nowhere_is_a_fault() -> None:

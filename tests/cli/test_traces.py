@@ -166,12 +166,11 @@ async def test_a_trace_without_a_root_is_faulty(cli: Cli) -> None:
     assert "it has no root" in ran.out
 
 
-async def test_marks_of_lost_processes_make_a_trace_incomplete(cli: Cli) -> None:
+async def test_trace_of_a_recovered_answer_is_incomplete(cli: Cli) -> None:
     trace = without(recorded(), names.SPAN_PREFILL, names.SPAN_DECODE)
-    (batch,) = (span for span in trace["spans"] if span["operationName"] == names.SPAN_BATCH)
-    tag = {"key": names.INCOMPLETE_FROM, "type": "string", "value": "worker"}
-    mark = {**batch, "spanID": "77", "operationName": names.SPAN_INCOMPLETE, "tags": [tag]}
-    with FakeJaeger({**trace, "spans": [*trace["spans"], mark]}).serve() as url:
+    (root,) = (span for span in trace["spans"] if span["operationName"] == names.SPAN_GENERATE)
+    root["tags"].append({"key": names.RECOVERED_FROM, "type": "string", "value": "worker"})
+    with FakeJaeger(trace).serve() as url:
         ran = await cli("traces", "check", TRACE, "--jaeger", url)
         listed = await cli("traces", "check", TRACE, "--jaeger", url, "--json")
     assert ran.code == listed.code == 1

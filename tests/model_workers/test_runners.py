@@ -18,7 +18,7 @@ class Part:
     def __init__(self, *, fails: bool = False) -> None:
         self.calls: list[str] = []
         self.turned_at: list[float] = []
-        self.is_due = self.holds = self.has_commands = False
+        self.is_due = self.has_commands = False
         self.next_due: float | None = None
         self.sends = False
         self.on_turn: Callable[[], None] = lambda: None
@@ -43,9 +43,6 @@ class Part:
 
     def stop(self) -> None:
         self.calls.append("stop")
-
-    def end(self) -> None:
-        self.calls.append("end")
 
     def close(self) -> None:
         self.calls.append("close")
@@ -72,7 +69,7 @@ async def test_changes_of_one_pass_are_one_turn() -> None:
     await asyncio.sleep(0)
     assert engine.calls == ["begin", "turn", "turn"]
     runner.stop(engine, sender)
-    assert (engine.calls[-2:], sender.calls[-2:]) == (["stop", "end"], ["turn", "close"])
+    assert (engine.calls[-1], sender.calls[-2:]) == ("stop", ["turn", "close"])
     runner.changes_of_engine.notify()
     await asyncio.sleep(0)
     assert engine.calls.count("turn") == 2

@@ -21,7 +21,7 @@ def exporter() -> InMemorySpanExporter:
 def telemetry(exporter: InMemorySpanExporter) -> SequenceTelemetry:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return SequenceTelemetry(provider.get_tracer("test"), "small", "small-1", hold_s=0.0)
+    return SequenceTelemetry(provider.get_tracer("test"), "small", "small-1")
 
 
 def step(*tokens: int, end: SequenceEnd | None = None, attempt: int = 0) -> SequenceStep:
@@ -107,25 +107,3 @@ def test_no_context_makes_a_trace_of_its_own(
     telemetry.accept(sequence_spec("r", [1]), Parents(""), now=1.0)
     telemetry.add_step(step(5, end=SequenceEnd.STOP), 2.0)
     assert [span.parent for span in exporter.get_finished_spans()] == [None, None]
-
-
-def test_spans_of_a_lost_batcher_hang_under_the_origin(
-    exporter: InMemorySpanExporter,
-) -> None:
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    telemetry = SequenceTelemetry(provider.get_tracer("test"), "small", "small-1", hold_s=1.0)
-    origin = PARENT.replace("b7ad", "aaaa")
-    for name, owner in (("r", "batcher-1"), ("s", "batcher-2")):
-        telemetry.accept(sequence_spec(name, [1], owner=owner), Parents(PARENT, origin), now=1.0)
-        telemetry.add_step(SequenceStep(name, owner, 0, 0, (5,), end=SequenceEnd.STOP), 2.0)
-    telemetry.lost("batcher-1")
-    telemetry.flush(2.9)
-    assert telemetry.holds
-    assert not exporter.get_finished_spans()
-    telemetry.flush(3.0)
-    assert not telemetry.holds
-    parents = [
-        format_span_id(one.parent.span_id) for one in exporter.get_finished_spans() if one.parent
-    ]
-    assert parents == [origin.split("-")[2]] * 2 + [PARENT.split("-")[2]] * 2

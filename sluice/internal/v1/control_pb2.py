@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from sluice.internal.v1 import frame_pb2 as sluice_dot_internal_dot_v1_dot_frame__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sluice/internal/v1/control.proto\x12\x12sluice.internal.v1\x1a\x1esluice/internal/v1/frame.proto\"\xf9\x01\n\x0e\x43ontrolMessage\x12,\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32\x1a.sluice.internal.v1.CancelH\x00\x12.\n\x05query\x18\x05 \x01(\x0b\x32\x1d.sluice.internal.v1.TaskQueryH\x00\x12\x30\n\x08\x61nnounce\x18\x06 \x01(\x0b\x32\x1c.sluice.internal.v1.AnnounceH\x00\x12;\n\x0e\x64rains_changed\x18\x07 \x01(\x0b\x32!.sluice.internal.v1.DrainsChangedH\x00\x12\x0f\n\x07gateway\x18\x04 \x01(\tB\t\n\x07message\"4\n\x06\x43\x61ncel\x12*\n\x05tasks\x18\x02 \x03(\x0b\x32\x1b.sluice.internal.v1.TaskRef\"\x1b\n\x08\x41nnounce\x12\x0f\n\x07leaving\x18\x01 \x01(\x08\"R\n\rDrainsChanged\x12/\n\x06record\x18\x01 \x01(\x0b\x32\x1f.sluice.internal.v1.DrainRecord\x12\x10\n\x08revision\x18\x02 \x01(\x04\"A\n\x0b\x44rainRecord\x12\x32\n\x07workers\x18\x01 \x03(\x0b\x32!.sluice.internal.v1.DrainedWorker\".\n\rDrainedWorker\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\"7\n\x0eReloadQuestion\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0c\n\x04path\x18\x03 \x01(\t\".\n\x0cReloadAnswer\x12\r\n\x05taken\x18\x01 \x01(\x08\x12\x0f\n\x07problem\x18\x02 \x01(\t\"<\n\tTaskQuery\x12/\n\x05tasks\x18\x01 \x03(\x0b\x32 .sluice.internal.v1.TaskProgress\"G\n\x0cTaskProgress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nnext_index\x18\x03 \x01(\r\"\x8d\x01\n\rBatcherReport\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12/\n\x06models\x18\x02 \x03(\x0b\x32\x1f.sluice.internal.v1.ModelReport\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x17\n\x0f\x64rains_revision\x18\x05 \x01(\x04\"\xa5\x01\n\x0bModelReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x30\n\x07\x63lasses\x18\x06 \x03(\x0b\x32\x1f.sluice.internal.v1.ClassReport\x12\x14\n\x0ctokens_per_s\x18\x07 \x01(\x01\"\xf6\x02\n\x0b\x43lassReport\x12\x16\n\x0epriority_class\x18\x01 \x01(\t\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x18\n\x10\x65xpected_wait_ms\x18\x04 \x01(\x01\x12I\n\x0etenant_wait_ms\x18\x07 \x03(\x0b\x32\x31.sluice.internal.v1.ClassReport.TenantWaitMsEntry\x12\x16\n\troom_rows\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nroom_bytes\x18\t \x01(\x04\x12\x11\n\tfree_rows\x18\n \x01(\r\x12\x16\n\x0e\x66irst_token_ms\x18\x0b \x01(\x01\x12\x17\n\x0fprompt_token_ms\x18\x0c \x01(\x01\x12\x10\n\x08token_ms\x18\r \x01(\x01\x1a\x33\n\x11TenantWaitMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\n_room_rowsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sluice/internal/v1/control.proto\x12\x12sluice.internal.v1\x1a\x1esluice/internal/v1/frame.proto\"\xf9\x01\n\x0e\x43ontrolMessage\x12,\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32\x1a.sluice.internal.v1.CancelH\x00\x12.\n\x05query\x18\x05 \x01(\x0b\x32\x1d.sluice.internal.v1.TaskQueryH\x00\x12\x30\n\x08\x61nnounce\x18\x06 \x01(\x0b\x32\x1c.sluice.internal.v1.AnnounceH\x00\x12;\n\x0e\x64rains_changed\x18\x07 \x01(\x0b\x32!.sluice.internal.v1.DrainsChangedH\x00\x12\x0f\n\x07gateway\x18\x04 \x01(\tB\t\n\x07message\"4\n\x06\x43\x61ncel\x12*\n\x05tasks\x18\x02 \x03(\x0b\x32\x1b.sluice.internal.v1.TaskRef\"\n\n\x08\x41nnounce\"R\n\rDrainsChanged\x12/\n\x06record\x18\x01 \x01(\x0b\x32\x1f.sluice.internal.v1.DrainRecord\x12\x10\n\x08revision\x18\x02 \x01(\x04\"A\n\x0b\x44rainRecord\x12\x32\n\x07workers\x18\x01 \x03(\x0b\x32!.sluice.internal.v1.DrainedWorker\".\n\rDrainedWorker\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\"7\n\x0eReloadQuestion\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0c\n\x04path\x18\x03 \x01(\t\".\n\x0cReloadAnswer\x12\r\n\x05taken\x18\x01 \x01(\x08\x12\x0f\n\x07problem\x18\x02 \x01(\t\"<\n\tTaskQuery\x12/\n\x05tasks\x18\x01 \x03(\x0b\x32 .sluice.internal.v1.TaskProgress\"G\n\x0cTaskProgress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nnext_index\x18\x03 \x01(\r\"\x8d\x01\n\rBatcherReport\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12/\n\x06models\x18\x02 \x03(\x0b\x32\x1f.sluice.internal.v1.ModelReport\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x17\n\x0f\x64rains_revision\x18\x05 \x01(\x04\"\xa5\x01\n\x0bModelReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x30\n\x07\x63lasses\x18\x06 \x03(\x0b\x32\x1f.sluice.internal.v1.ClassReport\x12\x14\n\x0ctokens_per_s\x18\x07 \x01(\x01\"\xf6\x02\n\x0b\x43lassReport\x12\x16\n\x0epriority_class\x18\x01 \x01(\t\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x18\n\x10\x65xpected_wait_ms\x18\x04 \x01(\x01\x12I\n\x0etenant_wait_ms\x18\x07 \x03(\x0b\x32\x31.sluice.internal.v1.ClassReport.TenantWaitMsEntry\x12\x16\n\troom_rows\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nroom_bytes\x18\t \x01(\x04\x12\x11\n\tfree_rows\x18\n \x01(\r\x12\x16\n\x0e\x66irst_token_ms\x18\x0b \x01(\x01\x12\x17\n\x0fprompt_token_ms\x18\x0c \x01(\x01\x12\x10\n\x08token_ms\x18\r \x01(\x01\x1a\x33\n\x11TenantWaitMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\n_room_rowsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_start=340
   _globals['_CANCEL']._serialized_end=392
   _globals['_ANNOUNCE']._serialized_start=394
-  _globals['_ANNOUNCE']._serialized_end=421
-  _globals['_DRAINSCHANGED']._serialized_start=423
-  _globals['_DRAINSCHANGED']._serialized_end=505
-  _globals['_DRAINRECORD']._serialized_start=507
-  _globals['_DRAINRECORD']._serialized_end=572
-  _globals['_DRAINEDWORKER']._serialized_start=574
-  _globals['_DRAINEDWORKER']._serialized_end=620
-  _globals['_RELOADQUESTION']._serialized_start=622
-  _globals['_RELOADQUESTION']._serialized_end=677
-  _globals['_RELOADANSWER']._serialized_start=679
-  _globals['_RELOADANSWER']._serialized_end=725
-  _globals['_TASKQUERY']._serialized_start=727
-  _globals['_TASKQUERY']._serialized_end=787
-  _globals['_TASKPROGRESS']._serialized_start=789
-  _globals['_TASKPROGRESS']._serialized_end=860
-  _globals['_BATCHERREPORT']._serialized_start=863
-  _globals['_BATCHERREPORT']._serialized_end=1004
-  _globals['_MODELREPORT']._serialized_start=1007
-  _globals['_MODELREPORT']._serialized_end=1172
-  _globals['_CLASSREPORT']._serialized_start=1175
-  _globals['_CLASSREPORT']._serialized_end=1549
-  _globals['_CLASSREPORT_TENANTWAITMSENTRY']._serialized_start=1484
-  _globals['_CLASSREPORT_TENANTWAITMSENTRY']._serialized_end=1535
+  _globals['_ANNOUNCE']._serialized_end=404
+  _globals['_DRAINSCHANGED']._serialized_start=406
+  _globals['_DRAINSCHANGED']._serialized_end=488
+  _globals['_DRAINRECORD']._serialized_start=490
+  _globals['_DRAINRECORD']._serialized_end=555
+  _globals['_DRAINEDWORKER']._serialized_start=557
+  _globals['_DRAINEDWORKER']._serialized_end=603
+  _globals['_RELOADQUESTION']._serialized_start=605
+  _globals['_RELOADQUESTION']._serialized_end=660
+  _globals['_RELOADANSWER']._serialized_start=662
+  _globals['_RELOADANSWER']._serialized_end=708
+  _globals['_TASKQUERY']._serialized_start=710
+  _globals['_TASKQUERY']._serialized_end=770
+  _globals['_TASKPROGRESS']._serialized_start=772
+  _globals['_TASKPROGRESS']._serialized_end=843
+  _globals['_BATCHERREPORT']._serialized_start=846
+  _globals['_BATCHERREPORT']._serialized_end=987
+  _globals['_MODELREPORT']._serialized_start=990
+  _globals['_MODELREPORT']._serialized_end=1155
+  _globals['_CLASSREPORT']._serialized_start=1158
+  _globals['_CLASSREPORT']._serialized_end=1532
+  _globals['_CLASSREPORT_TENANTWAITMSENTRY']._serialized_start=1467
+  _globals['_CLASSREPORT_TENANTWAITMSENTRY']._serialized_end=1518
 # @@protoc_insertion_point(module_scope)
