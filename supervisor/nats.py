@@ -26,7 +26,7 @@ from sluice.startup import LOOPBACK
 from sluice.tls import AUTHORITIES, CERTIFICATE, KEY, ClientContext
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.connection import refusal, secured
-from sluice.wire.permissions import Users, account, account_of, accounts, identity, permissions
+from sluice.wire.permissions import Users, account, accounts, identity, permissions
 from supervisor.state import write_atomically
 
 _PROGRAM: Final = "nats-server"
@@ -105,7 +105,6 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
     try:
         config.store.mkdir(parents=True, exist_ok=True)
         _check_key(config)
-        _move_to_accounts(config)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     except OSError as error:
@@ -137,25 +136,6 @@ def _check_key(config: NatsConfig) -> None:
         )
     if digest:
         check.write_text(digest, encoding="utf-8")
-
-
-def _move_to_accounts(config: NatsConfig) -> None:
-    """Streams of a release without accounts go to the account that has them now; raises SetupError if they cannot."""
-    former = config.store / "jetstream" / "$G" / "streams"
-    if not config.users or not former.is_dir():
-        return
-    if config.encryption_key is not None:
-        # nats-server makes the key of each stream from the name of its account.
-        raise SetupError(
-            f"{config.store}: an earlier release has encrypted its files for another account of NATS; back them up "
-            "with that release (nats account backup), choose another state folder, and restore them there"
-        )
-    for stream in sorted(former.iterdir()):
-        streams = config.store / "jetstream" / account_of(stream.name) / "streams"
-        streams.mkdir(parents=True, exist_ok=True)
-        if not (streams / stream.name).exists():
-            stream.rename(streams / stream.name)
-    shutil.rmtree(former.parent)
 
 
 async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> None:

@@ -16,28 +16,6 @@ Lines = Mapping[Place, int]
 _SHOWN_CHARS: Final = 60
 _KEYS_SHOWN: Final = 20
 
-_REMOVED: Final[Mapping[str, str]] = {
-    "batcher.prefetch_rows": "is batcher.room_rows now, which counts rows of one gateway, model and class",
-    "batcher.prefetch_bytes": "is batcher.room_bytes now",
-    "nats.tasks_max_messages": "is gone: bulk calls wait in their gateway (batcher.room_rows); leave it out",
-    "nats.tasks_max_bytes": "is gone: bulk calls wait in their gateway (batcher.room_bytes); leave it out",
-    "nats.tasks_max_age_s": "is gone: bulk calls wait in their gateway until their deadline; leave it out",
-    "drift.judge_every": "is gone: drift is computed when it is asked for; leave it out",
-    "cascade.min_margin": "is gone: `min_logprob` says how sure the first answer must be; leave it out",
-    "gateway.queue_max": "is gone: admitted calls wait in their gateway until their deadline; leave it out",
-    "cascade.start": "is gone: the second model starts when the first answer is in doubt; leave it out",
-    "telemetry.trace_slow_s": "is gone: a collector keeps what is slow (compose/collector.yaml); leave it out",
-    "kv_cache_dtype": "is gone: the KV cache is in the model's `dtype`; for more rows raise `cache_gb`",
-    "prefill_s_max": "is gone: the engine bounds bulk prompts beside more urgent ones itself; leave it out",
-    "by_class": "is gone: what `false` did is `order: arrival`",
-    "by_deadline": "is gone: what `false` did is `order: class`, which also leaves out shares of tenants",
-    "by_tenant": "is gone: what `false` did is `order: class`, which also leaves out deadlines",
-    "batches_in_flight_max": "is gone: it is always 4; leave it out",
-    "max_word_chars": "is gone: text without a space is no finding any more; leave it out",
-    "aging_rows": "is gone: an overdue class sends one row; for more, shorten its `aging_s`",
-}
-"""What replaces settings of the release before this one, by the end of the key."""
-
 PLACEHOLDER: Final = re.compile(r"\{\{-?[\w\s.$|\"'()-]+\}\}|\{%.*?%\}|\$\{\w+(?::?-[^}]*)?\}")
 """What templates of Helm, Jinja, Ansible and shells look like before somebody fills them in."""
 
@@ -174,8 +152,7 @@ def _text(problem: Any, model: type[BaseModel], *, is_variable: bool = False) ->
     key = ".".join(str(part) for part in problem["loc"])
     models, field = _found(model, problem["loc"])
     if problem["type"] == "extra_forbidden":
-        gone = (text for end, text in _REMOVED.items() if f".{key}".endswith(f".{end}"))
-        return next(gone, None) or _unknown(str(problem["loc"][-1]), models)
+        return _unknown(str(problem["loc"][-1]), models)
     words = _WORDS.get(problem["type"])
     if words is None:
         return str(problem["msg"]).removeprefix("Value error, ")

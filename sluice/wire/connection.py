@@ -16,11 +16,11 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError, StaleConnectionError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from sluice.settings import NatsSettings
 from sluice.tls import AUTHORITIES, CERTIFICATE, ClientContext
-from sluice.wire import jetstream, permissions, subjects
+from sluice.wire import jetstream, permissions
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.patience import patiently
 
@@ -419,12 +419,3 @@ async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
 
 async def _ensure_streams_now(js: JetStreamContext, settings: NatsSettings) -> None:
     await jetstream.ensure_stream(js, jetstream.DEAD_LETTERS, settings.replicas)
-    with contextlib.suppress(NotFoundError):
-        old = await js.stream_info(subjects.OLD_TASKS)
-        _log.warning(
-            "stream %s of an older release has %d bulk tasks: they are not computed, and those who called do not wait "
-            "for them any more; delete it with `nats stream rm %s`",
-            subjects.OLD_TASKS,
-            old.state.messages,
-            subjects.OLD_TASKS,
-        )

@@ -215,7 +215,6 @@ def _gateway(process: str) -> Permissions:
         # Operators make keys, and revoke them; with a tenant its keys are deleted, and its audit.
         *_each((subjects.API_KEYS_BUCKET,), _CREATE, _CHANGE, _READ, _REMOVE),
         *_each((subjects.AUDIT_STREAM, subjects.DEAD_LETTERS_STREAM), _READ, _REMOVE),
-        f"{_API}.STREAM.INFO.{subjects.OLD_TASKS}",
     )
     subscribe = (
         f"{inbox(GATEWAY, process)}.>",

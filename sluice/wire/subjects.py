@@ -42,8 +42,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-OLD_TASKS: Final = "SLUICE_TASKS"
-"""Bulk tasks of a release that kept them in JetStream."""
 DEAD_LETTERS_STREAM: Final = "SLUICE_DEAD_LETTERS"
 DEAD_LETTERS: Final = "sluice.dead_letters"
 RECORDS_STREAM: Final = "SLUICE_RECORDS"

@@ -173,7 +173,6 @@ USERS = {
     "jobs": (permissions.JOBS, "*"),
     "batcher": (permissions.BATCHER, "*"),
 }
-STREAMS = {"operator": subjects.RECORDS_STREAM, "jobs": subjects.JOB_RESULTS_STREAM}
 
 
 def with_passwords(folder: Path, **fields: Any) -> NatsConfig:
@@ -181,32 +180,10 @@ def with_passwords(folder: Path, **fields: Any) -> NatsConfig:
     return NatsConfig(free_port(), folder, users=USERS, passwords=passwords, **fields)
 
 
-async def store_as_an_earlier_release(config: NatsConfig, folder: Path) -> None:
-    async with running(config, folder) as url:
-        client = await nats.connect(url)
-        for stream in STREAMS.values():
-            await client.jetstream().add_stream(name=stream, subjects=[f"{stream}.>"])
-            await client.jetstream().publish(f"{stream}.a", b"kept")
-        await client.close()
 
 
-async def test_streams_of_a_release_without_accounts_are_kept(tmp_path: Path) -> None:
-    await store_as_an_earlier_release(NatsConfig(free_port(), tmp_path / "js"), tmp_path)
-    config = with_passwords(tmp_path / "js")
-    async with running(config, tmp_path):
-        for process, stream in STREAMS.items():
-            client = await nats.connect(config.url_of(process))
-            assert (await client.jetstream().get_msg(stream, 1)).data == b"kept"
-            assert len(await client.jetstream().streams_info()) == 1
-            await client.close()
 
 
-async def test_encrypted_streams_of_such_a_release_are_not_lost(tmp_path: Path) -> None:
-    earlier = NatsConfig(free_port(), tmp_path / "js", encryption_key="k" * 32)
-    await store_as_an_earlier_release(earlier, tmp_path)
-    with pytest.raises(SetupError, match="another account"):
-        nats_command(with_passwords(tmp_path / "js", encryption_key="k" * 32), tmp_path / "n.conf")
-    await store_as_an_earlier_release(replace(earlier, port=free_port()), tmp_path)
 
 
 async def test_a_user_without_a_password_gets_nothing(tmp_path: Path) -> None:

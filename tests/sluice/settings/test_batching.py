@@ -141,8 +141,6 @@ SMALL = "models: [{name: small, path: x, engine: embedding, context_tokens: 512}
         ("batcher: {policy: {classes: {bulk: {aging_s: 0}}}}", "classes.bulk.aging_s"),
         ("batcher: {policy: {classes: {bulk: 3}}}", "batcher.policy.classes.bulk"),
         ("batcher: {policies: {huge: fixed}}", "batcher.policies.huge"),
-        ("batcher: {policy: {by_tenant: false}}", "`order: class`"),
-        ("batcher: {policy: {aging_rows: 3}}", "shorten its `aging_s`"),
         ("tenants: {gold: {weight: -1}}", "tenants.gold.weight"),
         ("tenants: {gold: {weight: 0}}", "tenants.gold.weight"),
         (

@@ -107,32 +107,6 @@ def test_cascade_hint_reads_text_and_switches(tmp_path: Path, text: str, hint: s
     assert loaded.routing.cascade.hint == hint
 
 
-def test_a_setting_that_is_gone_is_told_with_what_replaces_it(tmp_path: Path) -> None:
-    text = "routing: {cascade: {first: small, second: large, start: together}}"
-    told = r"routing\.cascade\.start: is gone: the second model starts when"
-    with pytest.raises(settings.SettingsError, match=told):
-        load(tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    ("key", "instead"),
-    [
-        ("batcher.prefetch_rows", r"batcher\.room_rows"),
-        ("batcher.prefetch_bytes", r"batcher\.room_bytes"),
-        ("nats.tasks_max_messages", "wait in their gateway"),
-        ("nats.tasks_max_bytes", "wait in their gateway"),
-        ("nats.tasks_max_age_s", "wait in their gateway"),
-        ("gateway.queue_max", "wait in their gateway"),
-    ],
-)
-def test_settings_of_the_queue_that_is_gone_are_told_with_what_replaces_them(
-    tmp_path: Path, key: str, instead: str
-) -> None:
-    section, _, name = key.partition(".")
-    with pytest.raises(settings.SettingsError, match=rf"{key}: is .*{instead}"):
-        load(tmp_path, f"{section}: {{{name}: 7}}")
-
-
 def test_as_shipped_a_batcher_has_room_for_all_calls_that_a_gateway_admits() -> None:
     shipped = settings.Settings()
     assert shipped.batcher.room_rows >= shipped.gateway.max_concurrent_requests

@@ -34,22 +34,6 @@ async def test_the_streams_exist_once_it_stands(nats_url: str) -> None:
     assert client.is_closed
 
 
-async def test_tasks_of_an_older_release_are_told_and_kept(
-    nats_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = NatsSettings(url=nats_url)
-    client = await connect(settings, OPERATOR, "test", nothing)
-    js = client.jetstream()
-    await js.add_stream(name=subjects.OLD_TASKS, subjects=["sluice.tasks.>"])
-    await js.publish("sluice.tasks.m.bulk.t", b"task")
-    again = await connect(settings, OPERATOR, "test", nothing)
-    assert "SLUICE_TASKS of an older release has 1 bulk tasks" in caplog.text
-    assert (await js.stream_info(subjects.OLD_TASKS)).state.messages == 1
-    await js.delete_stream(subjects.OLD_TASKS)
-    for one in (client, again):
-        await disconnect(one)
-
-
 async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:
     url = f"nats://127.0.0.1:{free_port()}"
     with pytest.raises(NatsUnreachable, match=f"{url}.* 0.2 s; .*nats.url"):
