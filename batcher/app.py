@@ -42,9 +42,7 @@ RESTART_S: Final = 0.5
 MINUTE_S: Final = 60.0
 """Interval at which policy schedules are evaluated, in seconds; their times have whole minutes."""
 
-LIVE_KEYS: Final = frozenset(
-    f"batcher.{name}" for name in ("policy", "policies", "room_rows", "room_bytes", "drain_s")
-)
+LIVE_KEYS: Final = frozenset(f"batcher.{name}" for name in ("policy", "policies", "drain_s"))
 """Settings that a running batcher applies on reload; others need a restart."""
 SECTIONS: Final = ("nats", "triton", "batcher", "tls")
 """Sections that a batcher depends on and cannot change; `check_change` checks the models."""

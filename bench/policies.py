@@ -92,7 +92,7 @@ def bench_settings(policy: str) -> config.Settings:
         )
         for name, engine in ENGINES.items()
     ]
-    pages = config.PrometheusSettings(batcher="127.0.0.1:0")
+    pages = {"batcher": "127.0.0.1:0"}
     named = {} if policy == DEFAULT else {"name": policy}
     batcher = config.BatcherSettings(policy=Policy.model_validate(named))
     telemetry = config.TelemetrySettings(prometheus=pages)
@@ -142,7 +142,7 @@ class PolicyBench:
 
     async def _tokens(self, model: str) -> tuple[float, float]:
         """Return the batcher's counts of padding and of tokens in the batches of a model."""
-        url = f"http://{self._mesh.settings.telemetry.prometheus.batcher}/metrics"
+        url = f"http://{self._mesh.settings.telemetry.prometheus.get('batcher')}/metrics"
         page = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
         lines = [line for line in page.splitlines() if f'"{model}"' in line]
 

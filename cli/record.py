@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from simulator.trace import Arrival
     from supervisor.state import StateDir
 
-CONNECT_S: Final = 5.0
 RESENT_S: Final = 5.0
 """A request that was cancelled this long ago is not sent again, seconds."""
 
@@ -95,7 +94,7 @@ class Recorder:
         from sluice.wire.connection import NatsUnreachable, connect, disconnect
         from sluice.wire.permissions import OPERATOR
 
-        settings = NatsSettings(url=url, connect_s=CONNECT_S)
+        settings = NatsSettings(url=url)
         try:
             client = await connect(settings, OPERATOR, OPERATOR, lambda: None, tls)
         except NatsUnreachable as error:

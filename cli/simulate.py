@@ -132,7 +132,7 @@ class Workers:
             policy=next(iter(found.values())),
             cost=costs.step,
             workers=workers,
-            limits=self._limits(mesh, model),
+            limits=self._limits(),
             engine=engine,
             weights=mesh.weights,
             admission=self.admission,
@@ -167,17 +167,15 @@ class Workers:
             return Costs(checked(lambda: named_cost(name), "--cost"))
         return checked(lambda: parse_costs(lines_of(Path(name))), name)
 
-    def _limits(self, mesh: "Settings", model: str | None) -> "EngineLimits":
-        """What a worker takes; blocks are as large as the configuration says for ``model``."""
+    def _limits(self) -> "EngineLimits":
+        """Return what a worker takes."""
         from simulator.engines import EngineLimits
 
-        found = EngineLimits(
+        return EngineLimits(
             slots=self.slots,
             prefill_tokens=self.prefill_tokens,
             cache_tokens=self.cache_tokens,
         )
-        block_tokens = next((m.block_tokens for m in mesh.models if m.name == model), None)
-        return replace(found, block_tokens=block_tokens or found.block_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

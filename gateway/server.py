@@ -151,7 +151,11 @@ class Gateway:
         self._health = GatewayHealth(self._overload, in_force, self._transport)
         self._streams = StreamKeeper(self._restore_streams)
         self._drift = DriftMonitor(gateway_id, instruments)
-        self._drift.use(policies.router.held_out, settings.routing.drift)
+        self._drift.use(
+            policies.router.held_out,
+            settings.routing.drift,
+            from_shadows=settings.routing.drift_from_shadows,
+        )
         self.reload = GatewayReload(
             load, self.shared, in_force, loads, self.store, self._drift, self.authenticator
         )

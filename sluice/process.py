@@ -16,6 +16,7 @@ from opentelemetry.trace import Tracer
 from sluice.errors import SetupError
 from sluice.grpc_events import prompt_grpc_events
 from sluice.settings import Settings, SettingsError, load
+from sluice.settings.mesh import Page
 from sluice.startup import stop_event, switch_threads_soon
 from sluice.telemetry.environment import clean
 from sluice.telemetry.instruments import Instruments
@@ -54,7 +55,7 @@ class Program:
         serve: runs until `Process.stop` is set; raises SettingsError, SetupError, NatsUnreachable or an error of NATS.
     """
 
-    name: str
+    name: Page
     about: str
     prefix: str
     serve: Callable[[Process], Awaitable[None]]
@@ -88,7 +89,7 @@ class Program:
     async def _run(self, settings: Settings, name: str, config: Path) -> None:
         stop, service = stop_event(), f"sluice-{self.name}"
         telemetry, key = settings.telemetry, f"telemetry.prometheus.{self.name}"
-        page = getattr(telemetry.prometheus, self.name)
+        page = telemetry.prometheus.get(self.name)
         with prompt_grpc_events(), measuring(service, name, page, key) as metrics:
             instruments = metrics.instruments
             tracing = start_tracing(

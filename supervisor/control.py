@@ -188,8 +188,8 @@ def _carried(settings: Settings, running: Settings) -> Settings:
         settings = settings.model_copy(update={"http": running.http})
     if settings.jobs.replicas and settings.jobs.address.endswith(":0"):
         settings = changed(settings, jobs={"address": jobs.address, "gateways": jobs.gateways})
-    taken = any((page or "").endswith(":0") for page in (pages.gateway, pages.batcher, pages.jobs))
-    if taken or not pages.model_fields_set:  # those of `sluice up --metrics` are in no file
+    taken = any((page or "").endswith(":0") for page in pages.values())
+    if taken or not pages:  # those of `sluice up --metrics` are in no file
         settings = changed(settings, telemetry={"prometheus": running.telemetry.prometheus})
     return settings
 

@@ -153,7 +153,7 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     nats_config = _plan_nats(settings, state, ports)
     tritons = _plan_tritons(settings, state, ports)
     remotes = _plan_remotes(settings, state, ports)
-    (page,) = ports.pages("batcher", settings.telemetry.prometheus.batcher)
+    (page,) = ports.pages("batcher", settings.telemetry.prometheus.get("batcher"))
     addresses = worker_addresses(tritons, remotes)
     resolved = _resolve(settings, gateways, jobs, page, nats_config, addresses)
     asked = settings.models
@@ -183,7 +183,9 @@ def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> Me
     """
     folder, ports = version_folder(plan, model), Ports()
     alone = changed(settings.model_copy(update={"models": (model,)}), triton={"port": 0})
-    if alone.telemetry.prometheus.triton is not None:  # pages of later workers have free ports
+    if (
+        alone.telemetry.prometheus.get("triton") is not None
+    ):  # pages of later workers have free ports
         alone = with_pages(alone, triton=f"{LOOPBACK}:0")
     tls = None if plan.authority is None else plan.authority.of(TRITON)
     tritons = tuple(
@@ -214,7 +216,7 @@ def changed(settings: Settings, **sections: Mapping[str, object]) -> Settings:
 
 def with_pages(settings: Settings, **pages: str | None) -> Settings:
     """``settings`` with other pages of metrics."""
-    prometheus = settings.telemetry.prometheus.model_copy(update=pages)
+    prometheus = {str(name): page for name, page in settings.telemetry.prometheus.items()} | pages
     return changed(settings, telemetry={"prometheus": prometheus})
 
 
@@ -337,7 +339,7 @@ def _plan_jobs(settings: Settings, ports: Ports) -> tuple[ServerConfig, ...]:
     if not count:
         return ()
     addresses = ports.own("jobs.address", settings.jobs.address, count)
-    pages = ports.pages("jobs", settings.telemetry.prometheus.jobs, count)
+    pages = ports.pages("jobs", settings.telemetry.prometheus.get("jobs"), count)
     return tuple(map(ServerConfig, _numbered(JOBS, count), addresses, pages))
 
 
@@ -350,7 +352,7 @@ def _plan_gateways(settings: Settings, ports: Ports) -> tuple[ServerConfig, ...]
     https: list[str | None] = [None] * count
     if http is not None:
         https = [*ports.addresses("http.address", http, count)]
-    pages = ports.pages("gateway", settings.telemetry.prometheus.gateway, count)
+    pages = ports.pages("gateway", settings.telemetry.prometheus.get("gateway"), count)
     return tuple(map(ServerConfig, _numbered(GATEWAY, count), addresses, pages, https))
 
 
@@ -368,7 +370,7 @@ def _plan_nats(settings: Settings, state: StateDir, ports: Ports) -> NatsConfig 
         return None
     find_nats_server()
     port = ports.take("nats.port", LOOPBACK, settings.nats.port)
-    (page,) = ports.pages("nats", settings.telemetry.prometheus.nats)
+    (page,) = ports.pages("nats", settings.telemetry.prometheus.get("nats"))
     streams = tuple(settings.jobs.input_streams)
     return NatsConfig(
         port=port,
@@ -399,7 +401,7 @@ def _plan_tritons(settings: Settings, state: StateDir, ports: Ports) -> tuple[Tr
         config = plan_triton(settings, state.root, name, (model.name,), LOOPBACK, port)
         # Its own repository, because it may have its own devices.
         planned.append(replace(config, repository=state.models / worker))
-    pages = ports.pages("triton", settings.telemetry.prometheus.triton, len(planned))
+    pages = ports.pages("triton", settings.telemetry.prometheus.get("triton"), len(planned))
     all_cores = sum(model.threads for model, *_ in workers) >= len(os.sched_getaffinity(0))
     nice = ENGINES_NICE if all_cores else 0
     return tuple(

@@ -97,10 +97,9 @@ def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Sett
     if origin.secure:
         settings = changed(settings, tls={"embedded": True})
     if origin.metrics:
-        given = settings.telemetry.prometheus
-        pages = {name: getattr(given, name) or FREE_PAGE for name in PAGES}
-        prometheus = given.model_copy(update=pages)
-        settings = changed(settings, telemetry={"prometheus": prometheus})
+        given = {str(name): page for name, page in settings.telemetry.prometheus.items()}
+        pages = given | {name: given.get(name) or FREE_PAGE for name in PAGES}
+        settings = changed(settings, telemetry={"prometheus": pages})
     if origin.address is not None:
         settings = changed(settings, gateway={"address": origin.address})
     if origin.http is not None or "address" in settings.http.model_fields_set:

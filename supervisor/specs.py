@@ -107,7 +107,7 @@ def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
 
 def batcher_spec(plan: MeshPlan) -> ChildSpec:
     """The batcher."""
-    config = ServerConfig(BATCHER, "", plan.settings.telemetry.prometheus.batcher)
+    config = ServerConfig(BATCHER, "", plan.settings.telemetry.prometheus.get("batcher"))
     return _spec(plan, BATCHER, config, plan.settings.batcher.drain_s)
 
 

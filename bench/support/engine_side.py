@@ -36,9 +36,8 @@ class OurEngine:
             device=device,
             dtype="float32" if dtype == "float32" else "bfloat16",
             threads=threads,
-            max_waiting_rows=65_536,
             **options,
-        )
+        ).model_copy(update={"max_waiting_rows": 65_536})
         self._engine = load_engine(settings)
         self._vocab = vocab
         self._names = count()

@@ -17,7 +17,7 @@ from gateway.routing.plan import Plan
 from gateway.streaming.load_table import ModelLoad, ModelLoadTable
 from sluice.errors import ExpectedLate, ModelUnavailable, SluiceError
 from sluice.settings.models import ModelSettings
-from sluice.settings.routing import BreakerSettings
+from sluice.settings.routing import BreakerRules
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
 from sluice.wire.subjects import RANKS
 
@@ -43,7 +43,7 @@ class OverloadRules:
         weights: Weights of tenants that differ from 1.
     """
 
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    breaker: BreakerRules = field(default_factory=BreakerRules)
     fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)

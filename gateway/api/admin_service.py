@@ -296,10 +296,9 @@ class AdminService(AdminServiceServicer):
     def _readable(self, tenants: list[str], context: Any) -> list[str]:
         """Return the tenants whose outcomes the caller may read, empty for all; raise PermissionDenied."""
         caller = context.caller
-        if not (self.settings.gateway.allow_remote_outcomes or is_local(context.peer)):
+        if not is_local(context.peer):
             raise PermissionDenied(
-                "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
-                "set gateway.allow_remote_outcomes"
+                "outcomes have prompts and are not sent to other machines; call from the gateway's machine"
             )
         if caller.reads is None:
             return tenants

@@ -94,7 +94,7 @@ def _heads(key: str, policy: RoutingPolicy) -> Iterator[LearnedHead]:
     # Load the model of languages now, not with the first request.
     if any(rule.languages for rule in policy.rules):
         language_identifier()
-    if learned is not None:
+    if learned is not None and learned.artefact is not None:
         models = learned.weak, learned.strong
         prompt = _head(key, ROUTER_HEAD_PROMPT, learned.artefact, models, learned.target)
         yield prompt

@@ -83,7 +83,7 @@ class RecordStore:
         self._audit_share = TenantShares(
             subjects.AUDIT_STREAM,
             partial(subjects.audit, request=subjects.ANY),
-            settings.audit_tenant_share * settings.audit_max_mib * _MIB,
+            settings.tenant_share * settings.audit_max_mib * _MIB,
         )
         self._client: Client | None = None
 
@@ -143,7 +143,7 @@ class RecordStore:
             keep_s = self._in_force().retention_s(entry.tenant)
             payload = entry.SerializeToString()
             self.audit_writer.put(subject, payload, keep_s)
-            if self._settings.audit_tenant_share < 1:
+            if self._settings.tenant_share < 1:
                 self._audit_share.count(entry.tenant, subject, len(payload))
 
     def write_outcome(self, outcome: Outcome) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from sluice.settings.routing import BreakerSettings
+from sluice.settings.routing import BreakerRules
 
 PROBE_S: Final = 30.0
 """How long a probe may take, in seconds; then it counts as lost and the next one may go."""
@@ -50,12 +50,12 @@ class Breakers:
         if breaker.half_open:
             self._breakers[model] = _Breaker()
 
-    def failed(self, model: str, settings: BreakerSettings, now: float) -> None:
+    def failed(self, model: str, rules: BreakerRules, now: float) -> None:
         """Note a failure that the model itself caused."""
         breaker = self._breakers[model]
         breaker.failures += 1
-        if breaker.half_open or (breaker.closed and breaker.failures >= settings.failures):
-            until = now + settings.open_s
+        if breaker.half_open or (breaker.closed and breaker.failures >= rules.failures):
+            until = now + rules.open_s
             self._breakers[model] = _Breaker(closed=False, next_at=until)
 
     def abandoned(self, model: str) -> None:

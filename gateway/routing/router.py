@@ -60,14 +60,12 @@ class RoutingState:
     Attributes:
         wait_s: expected wait for a worker of a model, in seconds.
         spent: cost of a tenant in the last hour, in the currency of the prices.
-        soft_limit: replacement model of a tenant that is near a limit, and why; None if it is not.
         fits: whether the context of a model may have room for the request. If no model has, the
             plan is made as if all had.
     """
 
     wait_s: Callable[[str], float] = lambda _: 0.0
     spent: Callable[[str], float] = lambda _: 0.0
-    soft_limit: Callable[[str], tuple[str, str] | None] = lambda _: None
     fits: Callable[[str], bool] = lambda _: True
 
 
@@ -78,10 +76,6 @@ class Router:
         models: settings by name.
         heads: learned heads that the policies name.
         version: hash of the section.
-
-    Attributes:
-        needs_prompt_tokens: whether a rule reads `Features.prompt_tokens`, which take time to
-            count.
     """
 
     def __init__(
@@ -96,9 +90,6 @@ class Router:
         self._heads = {(head.by.policy, head.by.head): head for head in heads}
         self._version = version
         self._spares = _spares(settings, models)
-        policies = (settings, *settings.policies.values())
-        rules = [rule for policy in policies for rule in policy.rules]
-        self.needs_prompt_tokens = any(rule.min_prompt_tokens is not None for rule in rules)
 
     @property
     def versions(self) -> list[str]:
@@ -128,7 +119,7 @@ class Router:
             self._try_canary(plan, policy, features.key, state)
             self._add_second(plan, policy, policy_key(name), state)
         # The tokenizer depends on the model, so the length is an estimate until one is chosen.
-        prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
+        prompt_tokens = len(features.text) / CHARS_PER_TOKEN
         for candidate in route.candidates:
             settings = self._models[candidate.model]
             candidate.cost = settings.cost(prompt_tokens, features.answer_tokens)
@@ -169,15 +160,10 @@ class Router:
     def _limit_cost(
         self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RoutingState
     ) -> None:
-        """Find a model with room, then let a cheaper one answer if the tenant is near or over a limit."""
-        soft = None
+        """Find a model with room, then let a cheaper one answer if the tenant is over its budget."""
         if plan.route.strategy != ROUTE_STRATEGY_PINNED:
             self._make_room(plan, state.fits)
-            soft = state.soft_limit(tenant)
-        if soft is not None and state.fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
-            self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
-        else:
-            self._keep_budget(plan, policy, tenant, state)
+        self._keep_budget(plan, policy, tenant, state)
 
     def _avoid_wait(self, plan: Plan, policy: RoutingPolicy, state: RoutingState) -> None:
         """Let another model answer if the wait for the chosen one is too long."""

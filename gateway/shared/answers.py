@@ -172,7 +172,7 @@ class SharedAnswerCache:
         return self.enabled and (not settings.tenants or tenant in settings.tenants)
 
     def _key(self, tenant: str, model: str, parts: Iterator[bytes]) -> str:
-        scope = EVERYONE if self._settings.across_tenants else tenant
+        scope = tenant
         return f"{scope}.{model}.{hashlib.sha256(b''.join(_sized(parts))).hexdigest()}"
 
     async def _lead(self, key: str, request_id: str) -> Replay | None:

@@ -254,7 +254,12 @@ class GatewayReload:
         """Replace all policies at once; `revision` is that of their record."""
         old_dry_run = self.in_force.policies.inspector.dry_run
         self.in_force.replace(loaded.policies, time.monotonic())
-        self.drift.use(loaded.policies.router.held_out, loaded.policies.settings.routing.drift)
+        routing = loaded.policies.settings.routing
+        self.drift.use(
+            loaded.policies.router.held_out,
+            routing.drift,
+            from_shadows=routing.drift_from_shadows,
+        )
         self.authenticator.use(loaded.identities)
         self.revision = self._seen = revision
         self._compiled, self._prepared, self.in_force.problem = loaded.compiled, None, ""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import HeadKey
-from sluice.settings.routing import DriftSettings
+from sluice.settings.routing import DriftRules
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
 from sluice.telemetry.instruments import Instruments, Point
@@ -125,12 +125,12 @@ class HeadMonitor:
         held_out: The gains that it predicted for its held-out rows.
     """
 
-    def __init__(self, key: HeadKey, held_out: NDArray[Any], settings: DriftSettings) -> None:
+    def __init__(self, key: HeadKey, held_out: NDArray[Any], rules: DriftRules) -> None:
         """Begin with empty windows."""
         self._key, self.held_out = key, held_out
         self._reference = Reference(held_out)
-        self._settings = settings
-        self._gains = deque[float](maxlen=settings.window)
+        self._rules = rules
+        self._gains = deque[float](maxlen=rules.window)
         self._outcomes: dict[str, tuple[float, float]] = {}
 
     def predicted(self, gain: float) -> None:
@@ -143,7 +143,7 @@ class HeadMonitor:
         A later outcome of the same `request_id` replaces an earlier one.
         """
         self._outcomes[request_id] = (chance, outcome)
-        if len(self._outcomes) > self._settings.window:
+        if len(self._outcomes) > self._rules.window:
             del self._outcomes[next(iter(self._outcomes))]
 
     @property
@@ -157,9 +157,9 @@ class HeadMonitor:
 
     def _inputs(self, gains: Sequence[float]) -> InputDrift:
         drift = InputDrift(
-            state=DRIFT_STATE_GATHERING, rows=len(gains), limit=self._settings.stability_max
+            state=DRIFT_STATE_GATHERING, rows=len(gains), limit=self._rules.stability_max
         )
-        if drift.rows >= self._settings.min_rows:
+        if drift.rows >= self._rules.min_predictions:
             drift.limit = max(drift.limit, self._reference.chance_index(drift.rows, CHANCE))
             drift.stability_index = self._reference.stability_index(np.asarray(gains))
             drift.state = _state(drift.stability_index > drift.limit)
@@ -169,8 +169,8 @@ class HeadMonitor:
         if not pairs:
             return AccuracyDrift(state=DRIFT_STATE_GATHERING)
         predicted, outcomes = zip(*pairs, strict=True)
-        drift = accuracy(predicted, outcomes, self._settings.confidence, self._reference.rows)
-        enough = drift.rows >= self._settings.min_outcomes
+        drift = accuracy(predicted, outcomes, self._rules.confidence, self._reference.rows)
+        enough = drift.rows >= self._rules.min_outcomes
         drift.state = (
             _state(abs(drift.bias) > drift.half_width) if enough else DRIFT_STATE_GATHERING
         )
@@ -189,19 +189,26 @@ class DriftMonitor:
     def __init__(self, gateway_id: str, instruments: Instruments) -> None:
         """Show the drift of all heads as metrics of `instruments`."""
         self._gateway_id = gateway_id
-        self._settings = DriftSettings()
+        self._rules = DriftRules()
+        self._from_shadows = False
         self._monitors: Mapping[HeadKey, HeadMonitor] = {}
         for gauge in _GAUGES:
             instruments.observe(gauge, partial(self._values, gauge))
 
-    def use(self, held_out: HeldOut, settings: DriftSettings) -> None:
-        """Watch these heads from now on; heads that have not changed keep their windows."""
+    def use(self, held_out: HeldOut, rules: DriftRules, *, from_shadows: bool = False) -> None:
+        """Monitor these heads from now on; the windows of those that have not changed stay.
+
+        Args:
+            held_out: the heads.
+            rules: when a head counts as drifted.
+            from_shadows: the setting `routing.drift_from_shadows`.
+        """
         monitors = {}
         for key, gains in held_out.items():
             old = self._monitors.get(key)
-            same = old and settings == self._settings and np.array_equal(gains, old.held_out)
-            monitors[key] = old if old and same else HeadMonitor(key, gains, settings)
-        self._monitors, self._settings = monitors, settings
+            is_same = old and rules == self._rules and np.array_equal(gains, old.held_out)
+            monitors[key] = old if old and is_same else HeadMonitor(key, gains, rules)
+        self._monitors, self._rules, self._from_shadows = monitors, rules, from_shadows
 
     def scored(self, score: RouterScore) -> None:
         """Take a prediction of a head for a request."""
@@ -238,7 +245,7 @@ class DriftMonitor:
 
         It does not count in a cascade, for the reason given at `graded`.
         """
-        if not self._settings.shadows or plan.route.strategy == ROUTE_STRATEGY_CASCADE:
+        if not self._from_shadows or plan.route.strategy == ROUTE_STRATEGY_CASCADE:
             return
         for score in plan.route.scores:
             if score.head == ROUTER_HEAD_PROMPT:

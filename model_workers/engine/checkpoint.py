@@ -155,7 +155,7 @@ def _cache_size(
         SettingsError: Not even one sequence of the context length fits.
     """
     models = [loaded] if draft is None else [loaded, draft]
-    block_tokens = settings.block_tokens or max(model.block_tokens() for model in models)
+    block_tokens = max(model.block_tokens() for model in models)
     block_bytes = sum(model.bytes_per_block(block_tokens) for model in models)
     sequence = math.ceil(loaded.context_tokens / block_tokens)
     size = settings.cache_gb and settings.cache_gb * 1e9

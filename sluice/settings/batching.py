@@ -11,34 +11,28 @@ other keys override the preset:
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
-from sluice.settings.base import Count, NotNegative, Positive, PositiveOrInfinite, Section, Whole
+from sluice.settings.base import Positive, PositiveOrInfinite, Section
 from sluice.settings.schedule import ScheduleEntry
 
 PolicyName = Literal["fixed", "window", "adaptive", "priority", "length", "continuous"]
 
-_STATIC: Final[Mapping[str, Any]] = {"sends_to_idle": False, "waiting_tokens_max": math.inf}
-
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "fixed": {**_STATIC, "max_rows": 8, "wait_s": 0.1, "batches_running_max": 1},
-    "window": {**_STATIC, "wait_s": 0.05},
-    "adaptive": {**_STATIC, "wait_s": 0.05, "latency_target_s": 1.0},
+    "fixed": {"max_rows": 8, "wait_s": 0.1},
+    "window": {"wait_s": 0.05},
+    "adaptive": {"wait_s": 0.05, "latency_target_s": 1.0},
     "priority": {
-        **_STATIC,
         "max_rows": 16,
         "wait_s": 0.1,
         "classes": {"interactive": {"wait_s": 0.005}, "bulk": {"wait_s": 0.5}},
     },
     "length": {
-        **_STATIC,
-        "sends_to_idle": True,
         "padding_max": 0.05,
         "batch_tokens_max": 16384,
         "wait_s": 0.1,
-        "batches_running_max": 2,
     },
     "continuous": {},
 }
@@ -47,13 +41,20 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 STATIC_ONLY: Final = (
     "batch_tokens_max",
     "padding_max",
-    "bucket_ratio",
     "latency_target_s",
     "wait_s",
-    "sends_to_idle",
-    "batches_running_max",
 )
 """Settings that "continuous" does not read."""
+
+
+WAITING_TOKENS_MAX: Final = 4096
+"""Prompt tokens that may wait inside a worker under the policy "continuous": eight steps of prefill."""
+BATCHES_RUNNING_MAX: Final[Mapping[str, int]] = {"fixed": 1, "length": 2}
+"""Batches that a worker has at the same time, by preset: "fixed" ends one before the next, "length" has one ready."""
+COALESCE_S: Final[Mapping[str, float]] = {"interactive": 0.0, "standard": 0.05, "bulk": 0.25}
+"""How long a worker coalesces the tokens of a class, in seconds, where the request does not say."""
+SPARE_SLOTS: Final[Mapping[str, int]] = {"interactive": 0, "standard": 0, "bulk": 8}
+"""Slots that a class leaves free for more urgent ones, while such arrive, in workers that do not preempt it."""
 
 
 class ClassPolicy(Section):
@@ -63,27 +64,15 @@ class ClassPolicy(Section):
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
     wait_s: float | None = Field(None, ge=0, le=3600)
     """Longest wait for more requests of a batch; unset: the policy's ``wait_s``."""
-    spare_rows: Whole = 0
-    """Rows that the class leaves free for more urgent ones, while such are seen, in workers where it would not give
-    its slots to them."""
-    gather_s: float = Field(0.0, ge=0, le=3600)
-    """How long tokens are gathered in the worker before they are sent, where the request does not say."""
 
 
-class ClassPolicies(Section):
-    """The classes, most urgent first."""
-
-    interactive: ClassPolicy = ClassPolicy()
-    standard: ClassPolicy = ClassPolicy(aging_s=2.0, gather_s=0.05)
-    bulk: ClassPolicy = ClassPolicy(aging_s=10.0, spare_rows=8, gather_s=0.25)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, values: Any) -> Any:
-        """Keys that a class does not set keep their defaults."""
-        if not isinstance(values, Mapping):
-            return values
-        return {name: _filled(name, fields) for name, fields in values.items()}
+ClassName = Literal["interactive", "standard", "bulk"]
+CLASS_POLICIES: Final[Mapping[ClassName, ClassPolicy]] = {
+    "interactive": ClassPolicy(),
+    "standard": ClassPolicy(aging_s=2.0),
+    "bulk": ClassPolicy(aging_s=10.0),
+}
+"""The objectives of the classes, most urgent first, where the policy does not set them."""
 
 
 class Policy(Section):
@@ -95,17 +84,20 @@ class Policy(Section):
     # The order.
     order: Literal["fair", "class", "arrival"] = "fair"
     """"fair": by class, deadlines and shares of tenants. "class": by class, then by arrival. "arrival": by arrival."""
-    classes: ClassPolicies = ClassPolicies()
-    takes_slots: bool = True
-    """Where there is no room, rows go to a worker in which those of less urgent classes give way to them."""
-    spare_s: NotNegative = 10.0
-    """How long after the last task of a more urgent class rows are left free for the next."""
-    horizon_s: Positive = 60.0
-    """Upper limit on the time to a deadline in the order, so that no task waits behind all that came much later."""
-    urgency: NotNegative = 2.0
-    """A task is urgent when its time left is below this many times the service time of its class; 0: never."""
-    urgent_lead_tokens: Whole = 8192
-    """How far ahead of its fair share a tenant may get by urgent tasks."""
+    classes: Mapping[ClassName, ClassPolicy] = Field(default_factory=lambda: dict(CLASS_POLICIES))
+    """Objectives by class; what a class does not set keeps its default."""
+    spare_s: ClassVar[float] = 10.0
+    """How long after the last task of a more urgent class slots stay free for the next one, in seconds."""
+    horizon_s: ClassVar[float] = 60.0
+    """Longest time to a deadline that the order considers, in seconds, so that no task waits behind all later ones."""
+    urgency: ClassVar[float] = 2.0
+    """A task is urgent when its time left is below this many service times of its class."""
+    urgent_lead_tokens: ClassVar[int] = 8192
+    """How far ahead of its fair share urgent tasks may bring a tenant, in tokens."""
+    bucket_ratio: ClassVar[float] = 1.05
+    """Each length bucket ends this much above the one before; finer ones form smaller batches."""
+    output_quantile: ClassVar[float] = 0.9
+    """Quantile of the observed answer lengths of a tenant's workload for which KV cache is reserved."""
 
     # The size of a batch.
     max_rows: int = Field(32, ge=1, le=1024)
@@ -114,25 +106,14 @@ class Policy(Section):
     """Most tokens to prefill in a batch, padding included where padding is limited."""
     padding_max: float = Field(1.0, ge=0, le=1)
     """Largest part of a batch that may be padding; 1: the engine does not pad, lengths make no difference."""
-    bucket_ratio: float = Field(1.05, gt=1, le=4)
-    """Each length bucket ends this much above the one before."""
     latency_target_s: Positive | None = None
     """If set, batches grow while their first tokens come well within this, and shrink when they take longer."""
 
     # When it goes.
     wait_s: float = Field(0.0, ge=0, le=10)
     """Longest wait for more requests, of classes without a ``wait_s`` of their own."""
-    sends_to_idle: bool = True
-    """No wait while a worker would idle."""
 
     # Where it goes.
-    batches_running_max: Count | None = None
-    """Batches of which a worker still computes a sequence, those of all batchers; unset: no limit. Interactive and
-    returned requests are exempt."""
-    waiting_tokens_max: PositiveOrInfinite = 4096
-    """Prompt tokens that may wait inside a worker: a longer backlog stays here, where it can be ordered."""
-    output_quantile: float = Field(0.9, gt=0, lt=1)
-    """Cache room is reserved for this quantile of the observed answer lengths of the tenant's workload."""
 
     schedule: tuple[ScheduleEntry, ...] = ()
     """Overrides at times of the day; of several in force the last one wins."""
@@ -147,11 +128,25 @@ class Policy(Section):
         """Whether lengths matter."""
         return not self.is_continuous and self.padding_max < 1
 
+    @property
+    def sends_to_idle(self) -> bool:
+        """Whether a batch goes at once while a worker would idle."""
+        return self.name in (None, "continuous", "length")
+
+    @property
+    def batches_running_max(self) -> int | None:
+        """Batches of which a worker still computes a sequence, those of all batchers; None: no limit. Interactive and
+        returned requests are exempt."""
+        return BATCHES_RUNNING_MAX.get(self.name or "")
+
+    @property
+    def waiting_tokens_max(self) -> float:
+        """Prompt tokens that may wait inside a worker; a longer backlog stays in the batcher, which orders it."""
+        return WAITING_TOKENS_MAX if self.is_continuous else math.inf
+
     def of_class(self, priority_class: str) -> ClassPolicy:
-        """The objectives of the class."""
-        policy = getattr(self.classes, priority_class)
-        assert isinstance(policy, ClassPolicy)
-        return policy
+        """Return the objectives of a class."""
+        return self.classes[priority_class]  # type: ignore[index]  # one of ClassName
 
     def window_s(self, priority_class: str) -> float:
         """Longest wait of a request of the class for others, seconds."""
@@ -188,6 +183,8 @@ class Policy(Section):
         if not isinstance(values, Mapping):
             return values
         filled = _merged(PRESETS.get(str(values.get("name")), {}), values)
+        if "classes" in filled:
+            filled["classes"] = _filled(filled["classes"])
         schedule = values.get("schedule")
         if isinstance(schedule, list | tuple):
             filled["schedule"] = [_with_preset(entry, values) for entry in schedule]
@@ -228,16 +225,22 @@ def policy_notes(policy: Policy, model: str, engine: str, *, streams: bool) -> S
         return [f"{where}: no gain, engine {engine} {why}"]
     fields = type(policy).model_fields
     unread = [key for key in STATIC_ONLY if getattr(policy, key) != fields[key].default]
-    classes = ((one, policy.of_class(one)) for one in type(policy.classes).model_fields)
-    unread += [f"classes.{one}.wait_s" for one, own in classes if own.wait_s is not None]
+    classes = policy.classes.items()
+    unread += [f"classes.{name}.wait_s" for name, own in classes if own.wait_s is not None]
     return [f"{where}: no effect of {', '.join(unread)}, it has no window"] if unread else []
 
 
-def _filled(name: str, fields: Any) -> Any:
-    known = ClassPolicies.model_fields.get(name)
-    if known is None or not isinstance(fields, Mapping):
-        return fields
-    return {**known.get_default().model_dump(), **fields}
+def _filled(classes: Any) -> Any:
+    """Return ``classes`` with the defaults of what they do not set."""
+    if not isinstance(classes, Mapping):
+        return classes
+    filled: dict[str, Any] = {name: policy.model_dump() for name, policy in CLASS_POLICIES.items()}
+    for name, fields in classes.items():
+        if isinstance(fields, ClassPolicy):
+            fields = fields.model_dump()
+        is_known = isinstance(fields, Mapping) and name in filled
+        filled[name] = {**filled[name], **fields} if is_known else fields
+    return filled
 
 
 def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +264,7 @@ def _with_preset(entry: Any, values: Mapping[str, Any]) -> Any:
     if entry.keys() >= _OF_PRESETS:
         return entry  # It has been filled in before.
     defaults = {key: Policy.model_fields[key].get_default() for key in _OF_PRESETS - {"classes"}}
-    classes = {name: {"wait_s": None} for name in ClassPolicies.model_fields}
+    classes = {name: {"wait_s": None} for name in CLASS_POLICIES}
     preset = _merged({**defaults, "classes": classes}, PRESETS[entry["name"]])
     own = {key: values[key] for key in _OF_PRESETS & values.keys()}
     return _merged(_merged(preset, own), entry)

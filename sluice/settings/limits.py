@@ -1,5 +1,7 @@
 """How much a tenant may take: ``limits`` for every tenant, ``tenants.NAME.limits`` instead for one."""
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from sluice.settings.base import Count, Name, NotNegative, Positive, Section
@@ -13,27 +15,17 @@ class RateLimits(Section):
     """Of prompts and answers. A request reserves its longest answer, and what it did not use is returned at its end."""
 
 
-class SoftLimit(Section):
-    """What happens before a limit is reached."""
-
-    share: float = Field(0.8, gt=0, lt=1)
-    """Of any limit."""
-    model: Name
-    """It answers then, in place of the model that routing would choose; a model that a request names stays."""
-
-
 class LimitSettings(RateLimits):
     """Limits of one tenant, over all gateways."""
 
-    burst_s: float = Field(10.0, gt=0, le=3600)
-    """So many seconds of a rate may come at once."""
+    burst_s: ClassVar[float] = 10.0
+    """How much of a rate may come at once, in seconds of it."""
     models: dict[Name, RateLimits] = Field(default_factory=dict)
     """Rates of single models, beside those of all."""
     concurrent: Count | None = None
     """Calls at the same time."""
     concurrent_bulk: Count | None = None
-    """Calls of class bulk at the same time, those that wait included."""
+    """Calls of class bulk at the same time, waiting ones included."""
     cost_per_day: NotNegative | None = None
     """In ``currency``; days and months are those of UTC."""
     cost_per_month: NotNegative | None = None
-    soft: SoftLimit | None = None

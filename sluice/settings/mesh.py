@@ -5,10 +5,11 @@ and so does a file of that name in the folder SLUICE_SECRETS. Errors name the ke
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import (
@@ -28,7 +29,6 @@ from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 from sluice.settings.base import (
     BYTES_MAX,
     NAME_MAX,
-    NUMBER_MAX,
     Count,
     Mebibytes,
     Name,
@@ -36,8 +36,6 @@ from sluice.settings.base import (
     Port,
     Positive,
     Section,
-    Share,
-    Whole,
     check_meaning,
 )
 from sluice.settings.batching import PRESETS, Policy
@@ -47,52 +45,64 @@ from sluice.settings.limits import LimitSettings
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
+from sluice.settings.routing import TenantMatch
 from sluice.settings.shipped import SPECIALIST_ROUTING, shipped_models, shipped_routing
 
 
-class CallShares(Section):
-    """Shares of ``gateway.max_concurrent_requests``; what is above them is refused at once."""
+@dataclass(frozen=True)
+class CallShares:
+    """Shares of `gateway.max_concurrent_requests`; calls above them are refused at once.
 
-    standard: Share = 0.75
-    """Of calls of class standard and bulk together. Calls that have no class count as standard."""
-    bulk: Share = 0.5
-    """Of calls of class bulk."""
-    tenant: Share = 0.8
-    """What one tenant may have of the calls of a class."""
+    Attributes:
+        standard: of calls of class standard and bulk together; calls without a class count as standard.
+        bulk: of calls of class bulk.
+        tenant: of one tenant in the calls of a class.
+    """
+
+    standard: float = 0.75
+    bulk: float = 0.5
+    tenant: float = 0.8
 
 
-class GatewaySettings(Section):
+class ProcessSettings(Section):
+    """What gateways, batchers and processes of jobs have in common."""
+
+    drain_s: NotNegative = 10.0
+    """How long a process that stops lets running work end, in seconds."""
+
+
+class GatewaySettings(ProcessSettings):
     """The gRPC server."""
 
     address: str = DEFAULT_ADDRESS
     allow_remote: bool = False
     """Other machines may call although no credentials are asked for: only behind a network policy or a proxy."""
-    allow_remote_outcomes: bool = False
-    """Callers on other machines may read outcomes, which have the prompts of tenants (docs/operate/security.md)."""
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
-    audio_max_s: float = Field(900.0, gt=0, le=7200)
-    """The longest audio of a request, seconds, where a model takes audio: messages may have its bytes in addition."""
+    audio_max_s: ClassVar[float] = 900.0
+    """Longest audio of a request, in seconds; its bytes may exceed `max_message_bytes`. Bounds memory."""
     max_concurrent_requests: Count = 1024
     """Calls that are answered at the same time, of all methods."""
-    shares: CallShares = CallShares()
+    shares: ClassVar[CallShares] = CallShares()
+    """Shares of classes and tenants in `max_concurrent_requests`."""
     resume_key: str | None = Field(None, min_length=16, repr=False)
     """Key of the resume tokens, a secret of all gateways of a mesh; unset: the first one makes it, and JetStream keeps
     it. An embedded mesh has one in its state directory."""
-    default_timeout_s: Positive = 300.0
-    """Deadline of a request whose caller set none."""
-    max_timeout_s: Positive = 3600.0
-    """A later deadline is cut to this: an answer that nobody reads any more ends at last."""
-    reader_buffer_tokens: Count = 2048
-    """Tokens that may wait for a client that does not read."""
-    stall_s: Positive = 0.75
-    """A row that was silent for this long is asked about; a batcher that does not answer for twice as long is lost: its
-    rows are sent again."""
-    replay_entries: Whole = 1024
-    replay_s: NotNegative = 120.0
-    """How many finished answers with an idempotency key are kept for a replay, and how long."""
-    drain_s: NotNegative = 10.0
-    connection_age_s: float = Field(30.0, ge=1, le=NUMBER_MAX)
-    """After this long a client is told to connect again, so that added gateways get their share; streams go on."""
+    default_timeout_s: ClassVar[float] = 300.0
+    """Time of a request whose caller set no deadline, in seconds."""
+    max_timeout_s: ClassVar[float] = 3600.0
+    """Upper bound for request deadlines, in seconds; later ones are clamped. Limits how long an abandoned request can
+    run."""
+    reader_buffer_tokens: ClassVar[int] = 2048
+    """Tokens that may wait for a client that does not read. Bounds the memory of a slow reader."""
+    stall_s: ClassVar[float] = 0.75
+    """Silence of a run after which its batcher is queried, in seconds. A batcher that is silent for twice as long is
+    lost, and its runs are sent again."""
+    replay_entries: ClassVar[int] = 1024
+    """Finished answers with an idempotency key that are cached for a replay."""
+    replay_s: ClassVar[float] = 120.0
+    """How long they are cached, in seconds."""
+    connection_age_s: ClassVar[float] = 30.0
+    """Age after which a client is told to reconnect, in seconds, so that added gateways get calls. Streams go on."""
     replicas: int = Field(1, ge=1, le=64)
     """Gateways that `sluice up` starts; the first has ``address``, the others the ports behind it.
     docs/concepts/gateways.md."""
@@ -110,12 +120,12 @@ class HttpSettings(Section):
     keep_alive_s: Positive = 75.0
     """How long a connection may be idle between two requests, in seconds. Keep it above the idle time of a load
     balancer (60 s for most), so that the load balancer closes first."""
-    stream_ping_s: Positive = 5.0
-    """How long a stream may send nothing before it sends a comment (`: waiting`), in seconds. The first comment brings
-    the head of the answer; an error after that is an event of the stream."""
+    stream_ping_s: ClassVar[float] = 5.0
+    """Silence after which a stream sends a comment (`: waiting`), in seconds. Proxies close silent connections after
+    10 s or more. The first comment brings the head of the answer; an error after that is an event of the stream."""
 
 
-class BatcherSettings(Section):
+class BatcherSettings(ProcessSettings):
     """Batch formation and the channel to the workers."""
 
     policy: Policy = Policy()
@@ -123,16 +133,15 @@ class BatcherSettings(Section):
     docs/concepts/batching.md. Without a name: the default of each model's engine."""
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
-    room_rows: int = Field(1024, ge=1, le=65536)
-    """Rows of a class and model of one gateway that may wait in a batcher; others wait in the gateway. Interactive ones
-    never do."""
-    room_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024, le=BYTES_MAX)
-    """Bytes of the tasks of a model that a batcher holds; gateways and classes share them."""
-    heartbeat_ms: int = Field(250, ge=50, le=10_000)
-    """How often a worker reports at least while it has rows; while it has none every 2 × `stall_s`."""
-    stall_s: Positive = 1.5
-    """A worker with rows that was silent for this long is lost: its rows are sent again."""
-    drain_s: NotNegative = 10.0
+    room_rows: ClassVar[int] = 1024
+    """Requests of one class, model and gateway that may wait in a batcher; others wait in the gateway, but interactive
+    ones never do. As many as a gateway admits."""
+    room_bytes: ClassVar[int] = 128 * 1024 * 1024
+    """Bytes of the tasks of a model that a batcher holds; gateways and classes share them. Bounds memory."""
+    heartbeat_ms: ClassVar[int] = 250
+    """Longest time between two reports of a worker that has requests, in milliseconds; `stall_s` is six of them."""
+    stall_s: ClassVar[float] = 1.5
+    """Silence after which a worker that has requests is lost, in seconds; its requests are sent again."""
 
     @property
     def idle_heartbeat_ms(self) -> int:
@@ -157,14 +166,20 @@ class TenantSettings(Section):
     """How long its records, audit entries and outcomes are kept, where that is shorter than of all tenants."""
 
 
-class NatsSettings(Section):
-    """NATS: an external server when ``url`` is set, else the embedded one."""
+class ServerOfMesh(Section):
+    """A server that `sluice up` embeds unless `url` names an external one."""
 
     url: str | None = None
-    """One server, or those of a cluster with commas between them."""
+    """Address of an external server; of NATS one, or those of a cluster with commas between them."""
     port: Port = 0
-    """Port of the embedded server; 0 takes a free one."""
-    connect_s: Positive = 10.0
+    """Port of the first embedded server, the others follow; 0 takes free ones."""
+
+
+class NatsSettings(ServerOfMesh):
+    """NATS."""
+
+    connect_s: ClassVar[float] = 10.0
+    """How long a process that starts waits for NATS, in seconds: a cluster elects a leader in 4 to 9 s."""
     replicas: Literal[1, 3, 5] = 1
     """Servers of a NATS cluster that keep each stream."""
     encryption_key: str | None = Field(None, pattern=r"^[A-Za-z0-9+/=_.-]{32,}$", repr=False)
@@ -172,12 +187,9 @@ class NatsSettings(Section):
     environment; without it the files cannot be read again."""
 
 
-class TritonSettings(Section):
-    """Triton: external when ``url`` is set, else embedded."""
+class TritonSettings(ServerOfMesh):
+    """Triton; each worker has a server, and `port` is for gRPC."""
 
-    url: str | None = None
-    port: Port = 0
-    """gRPC port of the first embedded server, the others follow (each worker has one); 0 takes free ones."""
     start_s: Positive = 120.0
 
 
@@ -187,35 +199,28 @@ class RecordsSettings(Section):
     enabled: bool = True
     max_mib: Mebibytes = 256
     max_age_h: Positive = 72.0
-    tenant_share: Share = 0.5
-    """Of ``max_mib``: what the records of one tenant take; of more the oldest are deleted. 1: all of it, so that one
-    tenant may push out the records of others."""
+    tenant_share: ClassVar[float] = 0.5
+    """Share of `max_mib`, and of `audit_max_mib`, that one tenant's entries may take; above it the oldest are deleted,
+    so that no tenant pushes out the entries of others."""
     audit_enabled: bool = True
     audit_max_mib: Mebibytes = 1024
     audit_max_age_h: Positive = 24.0 * 365
-    audit_tenant_share: Share = 0.5
-    """Of ``audit_max_mib``: what the entries of one tenant take; of more the oldest are deleted. 1: all of it, so that
-    one tenant may push out the entries of others."""
     audit_key: str | None = Field(None, min_length=16, repr=False)
     """Key of the hashes of prompts in the audit, for all gateways of a mesh; unset: no hashes."""
     audit_text_tenants: frozenset[str] = frozenset()
     """Tenants that want the text of their prompts in the audit."""
 
 
-class CacheSettings(Section):
+class CacheSettings(TenantMatch):
     """Answers that are kept for equal requests; see docs/concepts/cache.md."""
 
     enabled: bool = False
-    tenants: frozenset[Name] = frozenset()
-    """Whose answers are kept; empty: every tenant's."""
-    across_tenants: bool = False
-    """A tenant may get what another one's request computed; how fast an answer comes then tells that it was asked."""
     max_age_s: float = Field(3600.0, ge=1, le=30 * 24 * 3600)
-    max_mib: Mebibytes = 256
-    """Of all answers in JetStream; the oldest make room."""
+    max_mib: ClassVar[int] = 256
+    """Storage of all answers in JetStream, in MiB; the oldest are deleted."""
 
 
-class JobsSettings(Section):
+class JobsSettings(ProcessSettings):
     """Offline jobs; see docs/use/jobs.md."""
 
     replicas: int = Field(1, ge=0, le=16)
@@ -227,16 +232,16 @@ class JobsSettings(Section):
     """Addresses of the gateways that answer items, with commas between them; unset: ``gateway.address``."""
     window_items: int = Field(512, ge=1, le=16_384)
     """Items that a process has in flight at the same time, of all its jobs."""
-    running_max: int = Field(16, ge=1, le=256)
-    """Jobs that a process runs at the same time."""
+    running_max: ClassVar[int] = 16
+    """Jobs that a process runs at the same time; their items share `window_items`."""
     inputs_max_bytes: int = Field(1024**3, ge=1024**2, le=BYTES_MAX)
     """Bytes of all inputs in JetStream, kept until their jobs are deleted. JetStream reserves them on its disk."""
     results_max_bytes: int = Field(1024**3, ge=1024**2, le=BYTES_MAX)
     """Bytes of all results in JetStream, kept until their jobs are deleted; reserved too."""
-    tenant_share: Share = 0.5
-    """Of ``running_max``, ``inputs_max_bytes`` and ``results_max_bytes``: what one tenant may have."""
-    tenant_jobs_max: Count = 1000
-    """Jobs of one tenant that are kept, those that are over included; of its uploads twice as many are kept."""
+    tenant_share: ClassVar[float] = 0.5
+    """Share of `running_max`, `inputs_max_bytes` and `results_max_bytes` that one tenant may take."""
+    tenant_jobs_max: ClassVar[int] = 1000
+    """Stored jobs of one tenant, finished ones included; of its uploads twice as many. Bounds the list of jobs."""
     input_prefixes: list[str] = Field(default_factory=list)
     """URLs below these may be inputs ("s3://bucket/prompts", "s3://bucket/{tenant}" for a folder of each tenant's own);
     unless listed none is opened. docs/use/job-inputs.md."""
@@ -247,7 +252,6 @@ class JobsSettings(Section):
     """Of prefixes and streams listed above, those that only some tenants may use ({"s3://bucket/payroll": [hr]})."""
     private_hosts: list[str] = Field(default_factory=list)
     """Names and networks at private or loopback addresses that webhooks and inputs may reach, over http too."""
-    drain_s: NotNegative = 5.0
 
     @model_validator(mode="after")
     def _tenants_of_what_is_listed(self) -> Self:
@@ -257,19 +261,9 @@ class JobsSettings(Section):
         return self
 
 
-class PrometheusSettings(Section):
-    """Pages of metrics for Prometheus, by process; unset: none."""
-
-    gateway: str | None = None
-    """"HOST:PORT", such as 127.0.0.1:9464; port 0 takes a free one, and the log says which."""
-    batcher: str | None = None
-    """The same; metrics of the workers are on this page too."""
-    jobs: str | None = None
-    """The same; the further ones of ``jobs.replicas`` take the next ports."""
-    triton: str | None = None
-    """The page of the first embedded Triton; the others follow on the next ports."""
-    nats: str | None = None
-    """HTTP monitoring of the embedded NATS: JSON, for its Prometheus exporter."""
+Page = Literal["gateway", "batcher", "jobs", "triton", "nats"]
+"""Processes that have a page of metrics. That of the batcher has the metrics of workers too; that of NATS is its HTTP
+monitoring, JSON for its Prometheus exporter."""
 
 
 class TelemetrySettings(Section):
@@ -284,7 +278,9 @@ class TelemetrySettings(Section):
     Unset: port 4318 of the host of OTEL_EXPORTER_OTLP_ENDPOINT; with the protocol http/protobuf that endpoint itself.
     "none": nowhere.
     """
-    prometheus: PrometheusSettings = PrometheusSettings()
+    prometheus: Mapping[Page, str | None] = Field(default_factory=dict)
+    """Pages for Prometheus by process, "HOST:PORT" such as 127.0.0.1:9464; port 0 takes a free one, and the log says
+    which. Further processes of a kind take the next ports. A process that is not named, or null, has no page."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     """Of gateways, batchers and processes of jobs; `sluice logs` reads both."""

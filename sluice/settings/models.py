@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -63,9 +63,7 @@ DEFAULT_POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
 """Batching policies by engine, where it is not "continuous". A step of many sequences costs "generate" hardly more than
 one of few: padding is cheaper than small batches (docs/internals/decisions/0013-padding-of-generate.md)."""
 
-LIVE_FIELDS: Final = frozenset(
-    {"tier", "prompt_price", "answer_price", "max_answer_tokens", "tool_format"}
-)
+LIVE_FIELDS: Final = frozenset({"tier", "prompt_price", "answer_price", "tool_format"})
 """Settings of a model that gateways alone read: its workers go on when they change."""
 
 
@@ -106,12 +104,10 @@ class ModelSettings(Section):
     """What a step of the engine "echo" takes, whatever its rows."""
     slots: int = Field(32, ge=1, le=1024)
     """Rows computed at once."""
-    max_waiting_rows: int = Field(32, ge=0, le=65536)
-    """Rows that may wait inside the worker for a slot; more are refused back to the batcher."""
+    max_waiting_rows: ClassVar[int] = 32
+    """Requests that may wait inside the worker for a slot; more are refused back to the batcher."""
     context_tokens: int | None = Field(None, ge=8)
     """Prompt and answer together; unset: the limit in the model's configuration."""
-    max_answer_tokens: Count | None = None
-    """Largest max_tokens of a request; unset: the context."""
     threads: int = Field(1, ge=1, le=256)
     """Torch threads of the worker."""
     device: str = "auto"
@@ -130,8 +126,6 @@ class ModelSettings(Section):
     docs/internals/decisions/engine-numerics.md says what it costs."""
     cache_gb: Positive | None = None
     """Memory of the KV cache, GB; unset: what ``memory_share`` leaves (docs/internals/engine.md)."""
-    block_tokens: int | None = Field(None, ge=1, le=4096)
-    """Tokens of a block of the KV cache; unset: what suits the device (docs/internals/engine.md)."""
     prefill_tokens: Count = 512
     """Most tokens of prompts in one step, beside one of every row that decodes."""
     prefix_cache: PrefixCache = "tenant"
@@ -139,7 +133,7 @@ class ModelSettings(Section):
     true), of all tenants ("mesh": one can find out by timing what another one asked), or none ("off", also false)."""
     draft: str | None = None
     """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
-    draft_tokens: int = Field(3, ge=1, le=16)
+    draft_tokens: ClassVar[int] = 3
     """Tokens that are drafted at a time."""
     tool_format: Literal["hermes", "llama3", "mistral"] | None = None
     """How the model writes calls of tools (docs/use/tools.md); unset: as its chat template shows."""
@@ -246,7 +240,7 @@ class ModelSettings(Section):
     def _generates_alone(self) -> Self:
         if self.engine != "generate":
             return self
-        for key in ("draft", "tensor_parallel", "quantization", "block_tokens", "prefix_cache"):
+        for key in ("draft", "tensor_parallel", "quantization", "prefix_cache"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(
                     f'{key}: belongs to the engine "transformers"; leave it out, or leave out engine: generate'

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -77,8 +77,8 @@ class ServerSettings(Section):
     """The variable of the worker's environment with the key."""
     api_key_file: str | None = None
     """The file with the key, read with every request; so a key can be replaced while the worker runs."""
-    stall_s: float = Field(60.0, gt=0, le=3600)
-    """A server that sends nothing for this long has failed."""
+    stall_s: ClassVar[float] = 60.0
+    """Silence after which a server has failed, in seconds: longer than any prefill."""
     parameters: Mapping[Parameter, str | None] = Field(default_factory=dict)
     """What the server calls sampling parameters; null: it does not take it. Others keep the names of the API."""
     extra_body: Mapping[str, Any] = Field(default_factory=dict)

@@ -1,17 +1,38 @@
 """Settings of the section ``routing``; docs/concepts/routing.md explains each part."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sluice.settings.base import Count, Mebibytes, Name, Positive, Section, Share
+from sluice.settings.base import Count, Name, Positive, Section, Share
 
 
-class RouteRule(Section):
-    """Sends a request to ``model`` when all conditions that are set hold."""
+class TenantMatch(Section):
+    """Selects requests by their tenants."""
+
+    tenants: tuple[Name, ...] = ()
+    """Tenants, any of them; empty: every tenant."""
+
+
+class RequestMatch(TenantMatch):
+    """Selects requests by tenants and labels; both must hold."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels that the request has with these values."""
+
+
+class ModelChoice(Section):
+    """Gives requests to a model."""
 
     model: Name
+    """Name of the model."""
+
+
+class RouteRule(RequestMatch, ModelChoice):
+    """Sends a request to `model` when all conditions that are set hold."""
+
     reason: str = Field(min_length=1, max_length=200)
     min_numbers: Count | None = None
     """At least this many numbers in the prompt."""
@@ -19,12 +40,7 @@ class RouteRule(Section):
         (), max_length=100
     )
     """Regular expressions (RE2), of which one is found in the caller's last turn."""
-    min_prompt_tokens: Count | None = None
-    min_prompt_chars: Count | None = None
     max_prompt_chars: Count | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    tenants: tuple[Name, ...] = ()
-    """Any of them."""
     languages: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}$")], ...] = ()
     """Any of them, ISO 639-1; of a text whose language is uncertain the rule does not hold."""
     code: bool | None = None
@@ -55,14 +71,26 @@ class Target(Section):
         return self
 
 
-class LearnedRoute(Section):
+class TrainedRoute(Section):
+    """Decides by an artefact of `sluice router train`."""
+
+    artefact: str | None = None
+    """File or folder of the artefact: of a router, or of one that judges answers which end before the commit point."""
+    target: Target = Target(quality=0.99)
+    """Chooses the threshold of the artefact."""
+
+
+class LearnedRoute(TrainedRoute):
     """Asks a trained router (`sluice router train`) whether the strong model would be better."""
 
-    artefact: str
-    """Its file or folder."""
     weak: Name
     strong: Name
-    target: Target
+
+    @model_validator(mode="after")
+    def _has_artefact(self) -> Self:
+        if self.artefact is None:
+            raise ValueError("artefact: is missing; name the file of a trained router")
+        return self
 
 
 DRAFT: Final = "{draft}"
@@ -74,7 +102,7 @@ HINT: Final = (
 """The hint that `hint: true` stands for."""
 
 
-class CascadeRoute(Section):
+class CascadeRoute(TrainedRoute):
     """Starts with ``first`` and escalates to ``second`` when the answer is in doubt before the commit point."""
 
     first: Name
@@ -87,15 +115,8 @@ class CascadeRoute(Section):
     """Mean log-probability of the tokens so far below which the answer is in doubt."""
     checks: tuple[Name, ...] = ("finished", "json", "sums")
     """Checks of an answer that ends before the commit point, in this order; docs/concepts/routing.md lists them."""
-    artefact: str | None = None
-    """Trained with `sluice router train --cascade`: judges an answer that ends before the commit point."""
-    target: Target = Target(quality=0.99)
-    """Chooses the threshold of the artefact."""
-    max_cost: Positive | None = None
-    """Of both models together, in the currency of the prices; above it the first answer is kept."""
-    max_share: Share = 0.5
-    """Of a tenant's latest 100 requests that may have had the second model at work; above it the first answer
-    is kept."""
+    max_share: ClassVar[float] = 0.5
+    """Share of a tenant's latest 100 requests that may escalate; above it the first answer stays."""
     hint: str | None = Field(None, max_length=2000)
     """Text behind the prompt of the second model, with the first model's answer so far for "{draft}"; true: `HINT`.
     Unset or false: the second model sees the prompt alone."""
@@ -116,26 +137,23 @@ class CascadeRoute(Section):
         return value
 
 
-class Budget(Section):
+class Budget(TenantMatch, ModelChoice):
     """Hourly spending limit of the named tenants, in the currency of the prices; above it ``model`` answers."""
 
-    tenants: tuple[Name, ...] = ()
-    """Each of them; empty: every tenant."""
     per_hour: Positive
-    model: Name
+    """Spending of each tenant in the last hour, in the currency of the prices."""
 
 
-class LoadRoute(Section):
+class LoadRoute(ModelChoice):
     """Where the expected wait for the chosen model is above ``max_wait_s``, ``model`` answers."""
 
     max_wait_s: Positive
-    model: Name
+    """Longest expected wait for the chosen model, in seconds."""
 
 
-class Trial(Section):
+class Trial(ModelChoice):
     """A canary or shadow: a new model tried beside the one that it may replace."""
 
-    model: Name
     of: Name
     """The model of whose requests it gets a share."""
     share: Share
@@ -180,12 +198,10 @@ class RoutingPolicy(Section):
         return self
 
 
-class Selection(Section):
+class Selection(RequestMatch):
     """Requests of these tenants with these labels are routed by ``policy``."""
 
     policy: Name
-    tenants: tuple[Name, ...] = ()
-    labels: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_condition(self) -> Self:
@@ -194,11 +210,36 @@ class Selection(Section):
         return self
 
 
-class BreakerSettings(Section):
-    """When a model gets no requests: after ``failures`` in a row, for ``open_s`` seconds; then one probe at a time."""
+@dataclass(frozen=True)
+class BreakerRules:
+    """When a model gets no requests.
 
-    failures: Count = 5
-    open_s: Positive = 5.0
+    Attributes:
+        failures: failures in a row that open the breaker.
+        open_s: how long it stays open before a probe, in seconds.
+    """
+
+    failures: int = 5
+    open_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class DriftRules:
+    """When a learned router counts as drifted: docs/concepts/routing.md, "Drift".
+
+    Attributes:
+        window: newest predictions of a head, and newest outcomes, that are considered.
+        min_predictions: predictions before the inputs of a head are judged.
+        stability_max: population stability index above which its inputs have shifted.
+        min_outcomes: outcomes before its accuracy is judged.
+        confidence: probability that a bias of its predictions is not chance, 0.5 to 1.
+    """
+
+    window: int = 1000
+    min_predictions: int = 200
+    stability_max: float = 0.25
+    min_outcomes: int = 50
+    confidence: float = 0.99
 
 
 class OutcomeSettings(Section):
@@ -209,8 +250,10 @@ class OutcomeSettings(Section):
     weak: Name | None = None
     strong: Name | None = None
     """The two models that are compared, in policies without ``learned`` and ``cascade``."""
-    max_mib: Mebibytes = 256
-    max_age_h: Positive = 24.0 * 30
+    max_mib: ClassVar[int] = 256
+    """Storage of all outcomes, in MiB; a trained router needs a few thousand of about 4 KiB."""
+    max_age_h: ClassVar[float] = 24.0 * 30
+    """Age after which outcomes are deleted, in hours."""
 
     @property
     def pair(self) -> tuple[str, str] | None:
@@ -226,30 +269,6 @@ class OutcomeSettings(Section):
         return self
 
 
-class DriftSettings(Section):
-    """When a learned router counts as drifted: docs/concepts/routing.md, "Drift"."""
-
-    window: int = Field(1000, ge=50, le=100_000)
-    """Newest predictions of a head, and newest outcomes, that are looked at."""
-    min_rows: int = Field(200, ge=20)
-    """Predictions before its inputs are judged."""
-    stability_max: Positive = 0.25
-    """Population stability index above which its inputs have shifted."""
-    min_outcomes: int = Field(50, ge=10)
-    """Outcomes before its accuracy is judged."""
-    confidence: float = Field(0.99, ge=0.5, lt=1)
-    """That a bias of its predictions is no chance."""
-    shadows: bool = False
-    """Comparisons of shadows count as outcomes of the small model; only for routers that learned from such, since to
-    others "right" is something else than "as the large model says"."""
-
-    @model_validator(mode="after")
-    def _fits_window(self) -> Self:
-        if max(self.min_rows, self.min_outcomes) > self.window:
-            raise ValueError("min_rows and min_outcomes must fit into the window")
-        return self
-
-
 class RoutingSettings(RoutingPolicy):
     """The policy of requests that no selection matches, and the settings that all policies share."""
 
@@ -258,10 +277,12 @@ class RoutingSettings(RoutingPolicy):
     """The first that fits decides."""
     fallbacks: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
     """By model: smaller ones that may answer when it could not in time, and the caller allows it; in this order."""
-    breaker: BreakerSettings = BreakerSettings()
+    breaker: ClassVar[BreakerRules] = BreakerRules()
     outcomes: OutcomeSettings = OutcomeSettings()
-    drift: DriftSettings = DriftSettings()
-    """Of all learned routers."""
+    drift: ClassVar[DriftRules] = DriftRules()
+    drift_from_shadows: bool = False
+    """Whether comparisons of shadows count as outcomes of the small model when drift is judged; only for routers that
+    learned from such comparisons."""
 
     @model_validator(mode="after")
     def _outcomes_have_a_pair(self) -> Self:

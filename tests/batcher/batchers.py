@@ -14,10 +14,12 @@ from opentelemetry.trace import NoOpTracer, Tracer
 from batcher.app import serve
 from sluice.settings import BatcherSettings, ModelSettings, NatsSettings, Settings, TritonSettings
 from sluice.settings.routing import RoutingSettings
+from tests.support.settings import tuned
 
 STOP_S = 60.0
 
-ECHO = ModelSettings(
+ECHO = tuned(
+    ModelSettings,
     name="echo",
     path="none",
     engine="echo",
@@ -38,7 +40,7 @@ def settings_of(
         routing=RoutingSettings(default=model.name),
         nats=NatsSettings(url=nats_url),
         triton=TritonSettings(url=triton_url),
-        batcher=batcher or BatcherSettings(heartbeat_ms=100, stall_s=1.0, drain_s=0.5),
+        batcher=batcher or tuned(BatcherSettings, heartbeat_ms=100, stall_s=1.0, drain_s=0.5),
     )
 
 

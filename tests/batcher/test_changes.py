@@ -37,7 +37,6 @@ def changed(model: Any, path: list[str], value: Any) -> Any:
     [
         {},
         {"batcher__policy": Policy(name="fixed")},
-        {"batcher__room_rows": 7},
         {"batcher__drain_s": 7.0},
         {"tenants": {"a": TenantSettings(weight=2.0)}},
         {"gateway__stall_s": 9.0},
@@ -50,9 +49,7 @@ def test_policies_weights_and_limits_can_change(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"batcher__stall_s": 9.0}, "batcher.stall_s"),
-        ({"batcher__heartbeat_ms": 99}, "batcher.heartbeat_ms"),
-        ({"nats__connect_s": 9.0}, "nats.connect_s"),
+        ({"nats__replicas": 3}, "nats.replicas"),
         ({"triton__url": "127.0.0.1:9"}, "triton.url"),
     ],
 )

@@ -11,6 +11,7 @@ from sluice.wire import subjects
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble
 from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
+from tests.support.settings import tuned
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ async def test_a_worker_without_rows_may_be_silent_for_longer(
     asks: bool,
     silent_s: float,
 ) -> None:
-    patient = BatcherSettings(heartbeat_ms=100, stall_s=0.5, drain_s=0.5)
+    patient = tuned(BatcherSettings, heartbeat_ms=100, stall_s=0.5, drain_s=0.5)
     async with (
         WorkerDouble.running() as worker,
         running_batcher(settings_of(nats_url, worker.address, ECHO, patient)),

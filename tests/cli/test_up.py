@@ -306,7 +306,10 @@ def reload_policies(shell: Shell, address: str) -> None:
         assert found.rule == "deny.list"
         before = shell.state.config.read_text()
         for text, says in (
-            (CONFIG.replace("drain_s: 2}\nh", "stall_s: 9}\nh"), r"gateway\.stall_s: cannot be"),
+            (
+                CONFIG.replace("drain_s: 2}\nh", "max_concurrent_requests: 9}\nh"),
+                r"gateway\.max_concurrent_requests: cannot be",
+            ),
             (CONFIG + "safety: {default: nope}\n", r"safety\.default: no policy 'nope'"),
         ):
             shell.config.write_text(text)

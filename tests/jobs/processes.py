@@ -16,6 +16,7 @@ from sluice.settings import IdentitySettings, JobsSettings, NatsSettings, Settin
 from sluice.startup import child_environment, free_port, module_command
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
+from tests.support.settings import tuned
 
 BOUND_S: Final = 60.0
 
@@ -78,7 +79,7 @@ class Processes:
         address = f"127.0.0.1:{free_port()}"
         return Settings(
             nats=NatsSettings(url=self._nats_url),
-            jobs=JobsSettings(address=address, gateways=self._gateway, **jobs),
+            jobs=tuned(JobsSettings, address=address, gateways=self._gateway, **jobs),
         )
 
     async def _use(self, process: Process | RealProcess, settings: Settings) -> None:

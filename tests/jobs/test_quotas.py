@@ -9,9 +9,11 @@ from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.settings import JobsSettings
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import timestamp
+from tests.support.settings import tuned
 
 MIB = 1024**2
-SETTINGS = JobsSettings(
+SETTINGS = tuned(
+    JobsSettings,
     tenant_jobs_max=2,
     tenant_share=0.25,
     running_max=10,
@@ -129,7 +131,7 @@ def test_what_is_gone_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("running", "share", "places"), [(10, 0.25, 2), (3, 0.25, 1), (8, 1.0, 8)])
 def test_places_of_a_tenant(running: int, share: float, places: int) -> None:
-    settings = JobsSettings(running_max=running, tenant_share=share)
+    settings = tuned(JobsSettings, running_max=running, tenant_share=share)
     assert Quotas(settings).places_max == places
 
 

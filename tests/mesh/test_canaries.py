@@ -162,7 +162,7 @@ async def calls_over_http(mesh: Mesh, key: str) -> list[str]:
 
 def pages(mesh: Mesh) -> Iterator[str]:
     asked = mesh.settings.telemetry.prometheus
-    for page in (asked.gateway, asked.batcher, asked.jobs):
+    for page in (asked["gateway"], asked["batcher"], asked["jobs"]):
         with urllib.request.urlopen(f"http://{page}/metrics", timeout=BOUND_S) as response:
             yield response.read().decode()
 

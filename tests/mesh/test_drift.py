@@ -22,9 +22,8 @@ from tests.learning.made_up import EASY, outcomes
 
 pytestmark = pytest.mark.mesh
 
-GRADED = 12
+GRADED = 60
 TOGETHER = 8
-DRIFT = {"window": 50, "min_rows": 20, "min_outcomes": 10}
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +46,10 @@ async def mesh(artefact: Path) -> AsyncIterator[Mesh]:
             config.ModelSettings(name=name, path="builtin:small", engine="echo")
             for name in ("small", "large")
         ),
-        routing=RoutingSettings.model_validate({"learned": learned, "drift": DRIFT}),
+        routing=RoutingSettings.model_validate({"learned": learned}),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
         batcher=config.BatcherSettings(drain_s=1.0),
-        telemetry=config.TelemetrySettings(
-            prometheus=config.PrometheusSettings(gateway="127.0.0.1:0")
-        ),
+        telemetry=config.TelemetrySettings(prometheus={"gateway": "127.0.0.1:0"}),
     )
     async with running_mesh(settings) as running:
         yield running
@@ -61,12 +58,12 @@ async def mesh(artefact: Path) -> AsyncIterator[Mesh]:
 @pytest.mark.long
 async def test_an_operator_sees_that_prompts_and_grades_have_changed(mesh: Mesh) -> None:
     async with AsyncClient(mesh.address) as client:
-        await ask(client, [row.prompt for row in outcomes(40, seed=3)])
+        await ask(client, [row.prompt for row in outcomes(240, seed=3)])
         assert (await client.router_health())[0].inputs.state == pb.DRIFT_STATE_STABLE
         page = await scrape(mesh)
         assert value(page, "sluice_router_input_drift{") < 0.5
         assert drifted(page) == set()
-        request_ids = await ask(client, [f"{EASY} {number}" for number in range(40)])
+        request_ids = await ask(client, [f"{EASY} {number}" for number in range(400)])
         for request_id in request_ids[:GRADED]:
             await grade(client, request_id, 0.0)
     page = await scrape(mesh)
@@ -105,9 +102,7 @@ async def grade(client: AsyncClient, request_id: str, value: float) -> None:
 
 async def reloaded(mesh: Mesh) -> None:
     """What was a free port in the file, and what is known of a router, stays."""
-    open_ports = config.TelemetrySettings(
-        prometheus=config.PrometheusSettings(gateway="127.0.0.1:0")
-    )
+    open_ports = config.TelemetrySettings(prometheus={"gateway": "127.0.0.1:0"})
     path = mesh.state_dir.root / "again.yaml"
     path.write_text(mesh.settings.model_copy(update={"telemetry": open_ports}).to_yaml())
     await asyncio.to_thread(reload_mesh, mesh.state_dir, path)
@@ -116,7 +111,7 @@ async def reloaded(mesh: Mesh) -> None:
 
 async def scrape(mesh: Mesh) -> str:
     def read() -> str:
-        page = f"http://{mesh.settings.telemetry.prometheus.gateway}/metrics"
+        page = f"http://{mesh.settings.telemetry.prometheus.get('gateway')}/metrics"
         with urllib.request.urlopen(page, timeout=BOUND_S) as response:
             return str(response.read().decode())
 

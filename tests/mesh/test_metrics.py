@@ -36,7 +36,9 @@ async def test_an_answer_is_on_the_pages_of_gateway_and_batcher(mesh: RunningMes
     wanted, texts = {one.page_name for one in SEEN}, [""]
     async with asyncio.timeout(WAIT_S):
         while True:  # The worker's counts come with its next heartbeat.
-            texts = [await asyncio.to_thread(read, page) for page in (pages.gateway, pages.batcher)]
+            texts = [
+                await asyncio.to_thread(read, page) for page in (pages["gateway"], pages["batcher"])
+            ]
             families = [one for text in texts for one in text_string_to_metric_families(text)]
             counted = [
                 s for one in families for s in one.samples if s.name.endswith("step_rows_total")

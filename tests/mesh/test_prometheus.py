@@ -20,8 +20,8 @@ from sluice.settings import (
     BatcherSettings,
     GatewaySettings,
     HttpSettings,
+    JobsSettings,
     ModelSettings,
-    PrometheusSettings,
     Settings,
     TelemetrySettings,
 )
@@ -101,7 +101,7 @@ async def test_prometheus_reads_every_page_and_every_rule(
     mesh: RunningMesh, tmp_path: Path
 ) -> None:
     pages = mesh.settings.telemetry.prometheus
-    targets = [page for page in (pages.gateway, pages.batcher, pages.jobs) if page]
+    targets = [page for page in (pages["gateway"], pages["batcher"], pages["jobs"]) if page]
     async with prometheus(tmp_path, targets) as address:
         assert await values(address, "up == 1", len(targets)) == [1.0] * len(targets)
         await ask(mesh, "classify: the lid is cracked")
@@ -129,7 +129,7 @@ async def test_prometheus_reads_every_page_and_every_rule(
 KEDA = yaml.safe_load((FOLDER / "kubernetes" / "keda" / "scaledobject.yaml").read_text())
 BULK = yaml.safe_load((FOLDER / "kubernetes" / "keda-bulk" / "bulk.yaml").read_text())
 LINES = "\n".join(
-    json.dumps({"prompt": f"{number} " + "w " * 20, "max_tokens": 40}) for number in range(1000)
+    json.dumps({"prompt": f"{number} " + "w " * 20, "max_tokens": 40}) for number in range(4000)
 )
 """More items than a job has in flight."""
 LOADED = Settings(
@@ -140,18 +140,16 @@ LOADED = Settings(
             path="builtin:small",
             engine="echo",
             slots=4,
-            max_waiting_rows=2,
             echo_step_ms=50.0,
         ),
     ),
     routing=RoutingSettings(default="echo"),
-    gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0),
+    gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0, max_concurrent_requests=4096),
     http=HttpSettings(address="127.0.0.1:0"),
-    batcher=BatcherSettings(drain_s=2.0, room_rows=8),
+    batcher=BatcherSettings(drain_s=2.0),
+    jobs=JobsSettings(window_items=4096),
     telemetry=TelemetrySettings(
-        prometheus=PrometheusSettings(
-            gateway="127.0.0.1:0", batcher="127.0.0.1:0", jobs="127.0.0.1:0"
-        )
+        prometheus={"gateway": "127.0.0.1:0", "batcher": "127.0.0.1:0", "jobs": "127.0.0.1:0"}
     ),
 )
 """A worker with few slots, and a batcher with room for few rows of a gateway: others wait there."""
@@ -165,7 +163,7 @@ AFTER_EVENTS = re.compile(
 async def test_autoscaler_sees_a_running_job_in_its_bulk_trigger_alone(tmp_path: Path) -> None:
     async with running_mesh(LOADED) as mesh, AsyncClient(mesh.address) as client:
         pages = mesh.settings.telemetry.prometheus
-        targets = [page for page in (pages.gateway, pages.batcher, pages.jobs) if page]
+        targets = [page for page in (pages["gateway"], pages["batcher"], pages["jobs"]) if page]
         async with prometheus(tmp_path, targets) as address:
             await asked(client)
             upload = await client.jobs.upload("in.jsonl", lambda: [LINES.encode()])

@@ -153,8 +153,8 @@ def resilient_settings(endless_model: Path) -> config.Settings:
             config.ModelSettings(name="large", tier="large", path=str(endless_model), slots=8),
         ),
         routing=RoutingSettings(default="large"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0, stall_s=1.0),
-        batcher=config.BatcherSettings(drain_s=1.0, heartbeat_ms=200, stall_s=1.5),
+        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        batcher=config.BatcherSettings(drain_s=1.0),
     )
 
 

@@ -21,8 +21,8 @@ from pydantic import BaseModel
 
 import sluice.internal.v1
 from sluice import settings
-from sluice.settings.limits import LimitSettings, RateLimits, SoftLimit
-from sluice.settings.mesh import CallShares, JobsSettings, TenantSettings
+from sluice.settings.limits import LimitSettings, RateLimits
+from sluice.settings.mesh import JobsSettings, TenantSettings
 from sluice.v1 import admin_pb2, inference_pb2, jobs_pb2, safety_pb2
 from sluice.wire import subjects
 
@@ -36,11 +36,9 @@ OTHER: Final = "Other"
 SERVICES: Final = (inference_pb2, jobs_pb2, admin_pb2, safety_pb2)
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "gateway": settings.GatewaySettings,
-    "gateway.shares": CallShares,
     "jobs": JobsSettings,
     "limits": LimitSettings,
     "limits.models.NAME": RateLimits,
-    "limits.soft": SoftLimit,
     "tenants.NAME": TenantSettings,
 }
 """Those that say how much of something a caller gets."""

@@ -45,6 +45,7 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
 from tests.robustness.attacks import ATTACKS, MODEL
 from tests.robustness.hostile_run import hostile
+from tests.support.settings import tuned
 
 HOSTILE: Final = "hostile"
 CALLS_PER_S: Final = 10
@@ -66,7 +67,7 @@ def settings_of(size: int, raised: bool) -> Settings:
     return Settings(
         models=(model,),
         routing=RoutingSettings(default=MODEL),
-        gateway=GatewaySettings(address="127.0.0.1:0", **limits),
+        gateway=tuned(GatewaySettings, address="127.0.0.1:0", **limits),
     )
 
 

@@ -61,7 +61,7 @@ def parts() -> Policies:
             "records": {"enabled": False, "audit_enabled": False},
             "nats": {"url": "nats://127.0.0.1:1"},
             "limits": {"requests_per_minute": 1e9, "tokens_per_minute": 1e9, "concurrent": 500},
-            "routing": {"default": "small", "breaker": {"failures": 1_000_000}},
+            "routing": {"default": "small"},
             "safety": {"policies": {"default": {"actions": {"pii.*": "redact"}}}},
         },
         "fuzz",

@@ -43,6 +43,7 @@ from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 from supervisor.mesh import running_mesh
 from tests.robustness.mesh_memory import memory_of
+from tests.support.settings import tuned
 
 Costs = dict[str, dict[str, float]]
 
@@ -180,8 +181,11 @@ def hold_settings(count: int) -> config.Settings:
         context_tokens=CONTEXT,
     )
     running = waiting.model_copy(update={"name": RUNNING, "slots": count})
-    gateway = config.GatewaySettings(
-        address="127.0.0.1:0", max_concurrent_requests=2 * count, max_timeout_s=HELD_S
+    gateway = tuned(
+        config.GatewaySettings,
+        address="127.0.0.1:0",
+        max_concurrent_requests=2 * count,
+        max_timeout_s=HELD_S,
     )
     return config.Settings(
         models=(waiting, running),

@@ -43,6 +43,7 @@ from tests.simulated_mesh.loop import SimulatedProcess, virtual_time
 from tests.simulated_mesh.nats import Connection, NatsServer
 from tests.simulated_mesh.processes import BatcherProcess, GatewayProcess, Request
 from tests.simulated_mesh.triton import TritonChannel, TritonServer
+from tests.support.settings import tuned
 
 ASK_S: Final = 15.0
 """Requests come in this time."""
@@ -117,8 +118,8 @@ class World:
                 ModelSettings(name="echo", path="none", engine="echo", triton_url=tuple(urls)),
             ),
             routing=RoutingSettings(default="echo"),
-            batcher=BatcherSettings(heartbeat_ms=500, stall_s=2.0, drain_s=1.0),
-            gateway=GatewaySettings(stall_s=1.0),
+            batcher=tuned(BatcherSettings, heartbeat_ms=500, stall_s=2.0, drain_s=1.0),
+            gateway=tuned(GatewaySettings, stall_s=1.0),
         )
         self.batchers = [self._batcher() for _ in range(self._many(3))]
         self.gateways = [self._gateway() for _ in range(self._many(2))]
@@ -242,13 +243,12 @@ class World:
     def _change_policy(self) -> None:
         """All batchers read another configuration."""
         chance = self.chance
-        policy = Policy.model_validate(
-            {
-                "order": chance.choice(["fair", "fair", "class", "arrival"]),
-                "max_rows": chance.choice([1, 2, 16]),
-                "waiting_tokens_max": chance.choice([100, 4096]),
-                "classes": {"standard": {"aging_s": 0.5}, "bulk": {"aging_s": 2.0}},
-            }
+        policy = tuned(
+            Policy,
+            order=chance.choice(["fair", "fair", "class", "arrival"]),
+            max_rows=chance.choice([1, 2, 16]),
+            waiting_tokens_max=chance.choice([100, 4096]),
+            classes={"standard": {"aging_s": 0.5}, "bulk": {"aging_s": 2.0}},
         )
         batcher = self.settings.batcher.model_copy(update={"policy": policy})
         self.settings = self.settings.model_copy(update={"batcher": batcher})

@@ -1,6 +1,5 @@
 """The simulated mesh: nothing lost, times that add up, deadlines kept, and the same numbers every time."""
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -10,7 +9,7 @@ from simulator.engines import EngineLimits
 from simulator.results import Ending
 from simulator.simulator import simulate
 from simulator.trace import SimulationError
-from sluice.settings.batching import ClassPolicies, ClassPolicy, Policy, PolicyName
+from sluice.settings.batching import PolicyName
 from tests.simulator.kit import COST, LINKS, arrival, setup, trace
 
 POLICIES = get_args(PolicyName)
@@ -32,19 +31,15 @@ def test_the_time_of_one_request_is_the_sum_of_its_ways() -> None:
     assert outcome.wait_s == 0
 
 
-@pytest.mark.parametrize(("answer", "gather_s"), [(200, 0.25), (3, 0.25), (200, 3.0)])
-def test_bulk_tokens_are_coalesced_after_the_first_read(answer: int, gather_s: float) -> None:
-    policy = Policy(classes=ClassPolicies(bulk=ClassPolicy(gather_s=gather_s)))
+@pytest.mark.parametrize("answer", [200, 3])
+def test_bulk_tokens_are_coalesced_after_the_first_read(answer: int) -> None:
     asked = [arrival(1.0, answer=answer, priority_class="bulk")]
-    history = simulate(asked, replace(setup(), policy=policy))
+    history = simulate(asked, setup())
     (outcome,) = history.outcomes
     assert outcome.ttft_s is not None
     assert outcome.latency_s is not None
     computed_at = 1.0 + LINKS.in_s + LINKS.send_s + COST(10, 0, 0)
-    if gather_s == 0.25:
-        assert outcome.ttft_s == pytest.approx(computed_at + LINKS.out_s - 1.0)
-    else:
-        assert outcome.ttft_s == outcome.latency_s, "a short answer goes as a whole"
+    assert outcome.ttft_s == pytest.approx(computed_at + LINKS.out_s - 1.0)
     steps = [COST(10, 0, 0), *(COST(0, 1, 10 + one) for one in range(1, answer))]
     ways = LINKS.in_s + LINKS.send_s + LINKS.out_s
     assert outcome.latency_s == pytest.approx(ways + sum(steps) + DELAYS.soon_s)

@@ -14,7 +14,7 @@ import pytest
 from sluice.errors import SetupError
 from sluice.settings import NatsSettings
 from sluice.startup import free_port
-from sluice.wire import permissions, subjects
+from sluice.wire import permissions
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.connection import NatsUnreachable, connect
 from supervisor.child import Child, ChildSpec
@@ -180,12 +180,6 @@ def with_passwords(folder: Path, **fields: Any) -> NatsConfig:
     return NatsConfig(free_port(), folder, users=USERS, passwords=passwords, **fields)
 
 
-
-
-
-
-
-
 async def test_a_user_without_a_password_gets_nothing(tmp_path: Path) -> None:
     config = with_passwords(tmp_path / "js")
     strangers = [config.url]
@@ -193,7 +187,7 @@ async def test_a_user_without_a_password_gets_nothing(tmp_path: Path) -> None:
     strangers += [f"nats://{one}@127.0.0.1:{config.port}" for one in USERS]
     async with running(config, tmp_path):
         for url in strangers:
-            settings = NatsSettings(url=url, connect_s=READY_S)
+            settings = NatsSettings(url=url)
             with pytest.raises(NatsUnreachable, match="refuses the credentials"):
                 await connect(settings, permissions.BATCHER, "b", lambda: None)
     assert (tmp_path / "nats.conf").stat().st_mode & 0o777 == 0o600

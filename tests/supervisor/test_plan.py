@@ -94,11 +94,11 @@ def test_the_gateway_is_not_open_without_credentials(tmp_path: Path, address: st
 
 def test_the_page_of_metrics_gets_a_port_and_stays_on_this_machine(tmp_path: Path) -> None:
     made = plan(tmp_path, telemetry={"prometheus": {"gateway": "127.0.0.1:0"}})
-    page = made.settings.telemetry.prometheus.gateway
+    page = made.settings.telemetry.prometheus.get("gateway")
     assert page is not None
     assert page.startswith("127.0.0.1:")
     assert not page.endswith(":0")
-    assert plan(tmp_path).settings.telemetry.prometheus.gateway is None
+    assert plan(tmp_path).settings.telemetry.prometheus.get("gateway") is None
     with pytest.raises(SetupError, match=r"^telemetry\.prometheus\.gateway: .*credentials"):
         plan(tmp_path, telemetry={"prometheus": {"gateway": "0.0.0.0:9464"}})
 

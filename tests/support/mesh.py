@@ -20,7 +20,6 @@ from sluice.settings import (
     GatewaySettings,
     HttpSettings,
     ModelSettings,
-    PrometheusSettings,
     Settings,
     TelemetrySettings,
     TritonSettings,
@@ -96,7 +95,6 @@ _ROUTING: Final = Settings.model_fields["routing"].default.model_copy(
                     second="large",
                     commit_tokens=12,
                     min_logprob=-0.05,
-                    max_share=1.0,
                 )
             )
         },
@@ -124,9 +122,7 @@ def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
         triton=TritonSettings(start_s=150.0),
         telemetry=TelemetrySettings(
             otlp_http_endpoint=otlp_http_endpoint,
-            prometheus=PrometheusSettings(
-                gateway="127.0.0.1:0", batcher="127.0.0.1:0", jobs="127.0.0.1:0"
-            ),
+            prometheus={"gateway": "127.0.0.1:0", "batcher": "127.0.0.1:0", "jobs": "127.0.0.1:0"},
         ),
     )
 

@@ -13,12 +13,18 @@ from model_workers.engine.protocol import Sampling, SequenceSpec, ValuesSpec
 from model_workers.engine.values import load_values
 from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import EmbedRequest
+from tests.support.settings import tuned
 
 
 def settings_of(folder: Path, engine: str) -> ModelSettings:
     """Of a model on the CPU."""
-    return ModelSettings(
-        name="m", path=str(folder), engine=engine, device="cpu", max_waiting_rows=1000
+    return tuned(
+        ModelSettings,
+        name="m",
+        path=str(folder),
+        engine=engine,
+        device="cpu",
+        max_waiting_rows=1000,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from batcher.core.scheduler.capacity import Capacity, UsableCapacity, capacity_of
 from batcher.core.scheduler.entry import Batch, BatchLimit, QueueEntry
 from batcher.core.scheduler.order import Order
-from sluice.settings.batching import Policy
+from sluice.settings.batching import SPARE_SLOTS, Policy
 from sluice.wire.subjects import RANKS, URGENT_CLASS
 
 BATCHES_IN_FLIGHT_MAX: Final = 4
@@ -57,10 +57,10 @@ class Placement:
         most a quarter of the worker, so that small workers are not blocked.
         """
         urgent, name = worker.urgent, entry.priority_class
-        if self._policy.takes_slots and urgent:
+        if urgent:
             return capacity_of(worker, RANKS[name] if self._order.by_class else len(urgent))
         members = self._order.classes[name]
-        spare = members.policy.spare_rows
+        spare = SPARE_SLOTS[name]
         if not spare or self._order.reserve_until(name) <= now or members.is_overdue(now):
             return worker
         free = worker.free_slots

@@ -168,7 +168,7 @@ class ExpectedWaits:
     def _slots(self, priority_class: str, capacities: Sequence[Capacity], now: float) -> Slots:
         """Return the slots of live workers that a request of the class waits for."""
         rank, workers = RANKS[priority_class], {capacity.worker for capacity in capacities}
-        preempts = self._policy.takes_slots and any(capacity.urgent for capacity in capacities)
+        preempts = any(capacity.urgent for capacity in capacities)
         # With a limit on running batches, the next batch goes only when a whole one has ended.
         is_limited = self._policy.batches_running_max is not None and priority_class != URGENT_CLASS
         left_s = list[float]()

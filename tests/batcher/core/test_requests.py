@@ -173,7 +173,7 @@ def demands(actions: Actions) -> list[tuple[str, tuple[int, ...]]]:
 
 def test_adaptive_policy_learns_from_first_tokens() -> None:
     desk = Desk()
-    policy = Policy(name="adaptive", latency_target_s=1.0, wait_s=5.0, sends_to_idle=False)
+    policy = Policy(name="adaptive", latency_target_s=1.0, wait_s=5.0)
     desk.table.change_policy(policy, {})
     desk.run("a")
     desk.add("b")

@@ -19,12 +19,12 @@ from gateway.streaming.load_table import ModelLoadTable
 from sluice.errors import ExpectedLate, ModelUnavailable
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.models import ModelSettings
-from sluice.settings.routing import BreakerSettings
+from sluice.settings.routing import BreakerRules
 from sluice.v1.admin_pb2 import RouteCandidate, RouteRecord
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY, RouteStrategy
 
 RULES = OverloadRules(
-    BreakerSettings(failures=1),
+    BreakerRules(failures=1),
     fallbacks={"large": ("medium", "small")},
     models={
         name: ModelSettings(name=name, path=name, tier=name[0])
@@ -236,12 +236,12 @@ def test_failed_model_is_skipped_for_the_next(scene: Scene) -> None:
     assert (plan.model, plan.route.degraded) == ("medium", True)
     with pytest.raises(ModelUnavailable, match="failed repeatedly") as caught:
         scene.choose(3.0)
-    assert caught.value.retry_after_s == pytest.approx(BreakerSettings().open_s)
+    assert caught.value.retry_after_s == pytest.approx(BreakerRules().open_s)
 
 
 def test_a_request_that_is_sent_after_the_pause_is_the_probe(scene: Scene) -> None:
     scene.report(large=0.0)
-    scene.breakers.failed("large", RULES.breaker, scene.now - BreakerSettings().open_s)
+    scene.breakers.failed("large", RULES.breaker, scene.now - BreakerRules().open_s)
     assert scene.choose(3.0).model == "large"
     scene.overload.sent("large", "large", "standard", 1, scene.now)
     with pytest.raises(ModelUnavailable):

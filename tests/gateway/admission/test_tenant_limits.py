@@ -23,6 +23,7 @@ from sluice.errors import (
 from sluice.settings import Settings
 from sluice.settings.limits import LimitSettings, RateLimits
 from sluice.settings.mesh import TenantSettings
+from tests.support.settings import tuned
 
 DAY_S = 86_400.0
 
@@ -36,7 +37,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.hours, self.days = Spending(), Spending(0.0, DAY_S, 31)
-        self.given = Settings(limits=LimitSettings(**self.limits))
+        self.given = Settings(limits=tuned(LimitSettings, **self.limits))
         self.core = TenantLimits(self.hours, self.days, lambda: self.now)
 
     def hear(self, gateway: str, calls: dict[str, float], bulk: dict[str, float]) -> None:
@@ -295,17 +296,6 @@ def test_spent_cost_is_back_after_its_period(day: int) -> None:
         world.refusal()
         world.now += 1
         world.core.enter(world.given, ACME)
-
-
-def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:
-    world = World({"requests_per_minute": 60, "soft": {"share": 0.8, "model": "small"}})
-    for number in range(10):
-        assert (world.core.soft_limit(world.given, "acme") is not None) is (number >= 8)
-        world.core.enter(world.given, ACME)
-    found = world.core.soft_limit(world.given, "acme")
-    assert found is not None
-    assert found[0] == "small"
-    assert "requests_per_minute" in found[1]
 
 
 def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:

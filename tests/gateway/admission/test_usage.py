@@ -22,7 +22,7 @@ from sluice.internal.v1.frame_pb2 import (
     TaskEnd,
     TaskError,
 )
-from sluice.settings.routing import BreakerSettings
+from sluice.settings.routing import BreakerRules
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained
@@ -32,7 +32,7 @@ from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt,
 
 ROUTING = {
     "default": "large",
-    "breaker": {"failures": 2, "open_s": 60.0},
+    "breaker": BreakerRules(failures=2, open_s=60.0),
     "budgets": [{"tenants": ["acme"], "per_hour": 0.1, "model": "small"}],
     "fallbacks": {"large": ["small"]},
 }
@@ -178,7 +178,7 @@ async def test_a_model_that_hangs_is_left_alone(
 
 
 REQUEST = SchedulingParams(
-    "standard", 0.0, rules=OverloadRules(BreakerSettings(failures=1, open_s=60.0))
+    "standard", 0.0, rules=OverloadRules(BreakerRules(failures=1, open_s=60.0))
 )
 
 

@@ -24,9 +24,10 @@ from sluice.wire.codec import unpack
 from tests.gateway.kit.batcher import last
 from tests.gateway.kit.http import CHAT, Connection, ask
 from tests.gateway.kit.wire import Wire, error_of, events_of, is_served, open_wire, prompt
+from tests.support.settings import tuned
 
 ACME = (("sluice-tenant", "acme"),)
-ONE = {"acme": {"limits": {"requests_per_minute": 1, "burst_s": 60}}}
+ONE = {"acme": {"limits": tuned(LimitSettings, requests_per_minute=1, burst_s=60)}}
 REQUESTS: Final[dict[str, Any]] = {
     "Generate": prompt(),
     "Score": pb.ScoreRequest(prompt="hello", answers=["you"], model="small"),
@@ -101,7 +102,7 @@ async def test_http_has_429_and_headers(nats_url: str, model_folder: Path) -> No
 async def test_tokens_are_settled_when_the_answer_has_ended(
     nats_url: str, model_folder: Path
 ) -> None:
-    limits = {"acme": {"limits": {"tokens_per_minute": 1.0, "burst_s": 3600}}}
+    limits = {"acme": {"limits": tuned(LimitSettings, tokens_per_minute=1.0, burst_s=3600)}}
     async with open_wire(nats_url, model_folder, tenants=limits) as wire:
         request = prompt(sampling=pb.SamplingParams(max_tokens=40))
         call = wire.stub.Generate(request, metadata=ACME)
@@ -118,19 +119,6 @@ async def test_tokens_are_settled_when_the_answer_has_ended(
         cancelled.cancel()
         await wire.until(lambda: not len(wire.gateway.registry))
         assert (await listed(wire))["tokens_per_minute"] < used + 40
-
-
-async def test_soft_limit_degrades_routed_requests_only(nats_url: str, model_folder: Path) -> None:
-    limits = {"requests_per_minute": 2, "burst_s": 60, "soft": {"share": 0.4, "model": "small"}}
-    async with open_wire(
-        nats_url,
-        model_folder,
-        tenants={"acme": {"limits": limits}},
-        routing={"default": "large"},
-        prices={"small": (1, 1), "large": (2, 2)},
-    ) as wire:
-        assert await answered(wire, prompt(model="large")) == "large"
-        assert await answered(wire, prompt(model="auto")) == "small"
 
 
 async def test_a_reload_changes_limits(nats_url: str, model_folder: Path) -> None:
@@ -185,7 +173,7 @@ async def test_the_commands_show_the_use_and_forget_a_tenant(
 
 
 async def test_what_no_model_sees_counts_as_requests(nats_url: str, model_folder: Path) -> None:
-    two = {"acme": {"limits": {"requests_per_minute": 2, "burst_s": 60}}}
+    two = {"acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60)}}
     async with open_wire(nats_url, model_folder, tenants=two) as wire:
         await wire.stub.CountTokens(pb.CountTokensRequest(prompt="hi"), metadata=ACME)
         await wire.safety.CheckText(CheckTextRequest(text="hi"), metadata=ACME)
@@ -277,7 +265,7 @@ BODIES: Final[dict[str, tuple[str, Any, dict[str, str]]]] = {
 async def test_http_bodies_refused_for_their_content_count(
     nats_url: str, model_folder: Path, path: str, wrong: Any, headers: dict[str, str]
 ) -> None:
-    limits = {"acme": {"limits": {"requests_per_minute": 2, "burst_s": 60}}}
+    limits = {"acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60)}}
     async with open_wire(
         nats_url, model_folder, tenants=limits, http="127.0.0.1:0", max_message_bytes=MESSAGE_BYTES
     ) as wire:
@@ -295,7 +283,7 @@ async def test_http_bodies_refused_for_their_content_count(
 async def test_requests_refused_for_want_of_capacity_do_not_count(
     nats_url: str, model_folder: Path
 ) -> None:
-    limits = {"requests_per_minute": 1, "burst_s": 60}
+    limits = tuned(LimitSettings, requests_per_minute=1, burst_s=60)
     async with open_wire(nats_url, model_folder, tenants={"acme": {"limits": limits}}) as wire:
         await wire.batcher.report("large")
         await wire.until(lambda: not is_served(wire.gateway, "small"))
@@ -323,7 +311,7 @@ async def test_request_counts_once_a_batcher_has_it(
     nats_url: str, model_folder: Path, method: str, is_taken: bool
 ) -> None:
     rate = {"requests_per_minute": 2}
-    tenants = {"acme": {"limits": {**rate, "burst_s": 60, "models": {"small": rate}}}}
+    tenants = {"acme": {"limits": tuned(LimitSettings, **rate, burst_s=60, models={"small": rate})}}
     async with open_wire(nats_url, model_folder, tenants=tenants) as wire:
         for _ in range(2):
             await fails_without(wire, method, is_taken=is_taken)
@@ -339,11 +327,12 @@ async def test_request_counts_once_a_batcher_has_it(
 async def test_requests_refused_by_another_limit_do_not_count(
     nats_url: str, model_folder: Path
 ) -> None:
-    limits = {
-        "requests_per_minute": 5,
-        "burst_s": 60,
-        "models": {"small": {"requests_per_minute": 1, "tokens_per_minute": 1000}},
-    }
+    limits = tuned(
+        LimitSettings,
+        requests_per_minute=5,
+        burst_s=60,
+        models={"small": {"requests_per_minute": 1, "tokens_per_minute": 1000}},
+    )
     async with open_wire(nats_url, model_folder, tenants={"acme": {"limits": limits}}) as wire:
         await answered(wire)
         used = (await listed(wire))["requests_per_minute"]

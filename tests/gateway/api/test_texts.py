@@ -183,17 +183,6 @@ async def test_wrong_tokens_are_named(wire: Wire, request_: pb.ScoreRequest, fie
     assert [one.field for one in error.violations] == [field]
 
 
-async def test_route_by_tokens_ignores_answers_without_prompt(
-    nats_url: str, model_folder: Path
-) -> None:
-    rule = {"min_prompt_tokens": 100, "model": "large", "reason": "long"}
-    routing = {"default": "small", "rules": [rule]}
-    async with open_wire(nats_url, model_folder, routing=routing) as wire:
-        call = wire.stub.Score(pb.ScoreRequest(answers=["hello world"], raw_prompt=True))
-        await tasks_of(wire, 1, "small")
-        call.cancel()
-
-
 async def test_texts_pass_the_safety_policy(
     nats_url: str, model_folder: Path, folders: tuple[Path, Path]
 ) -> None:

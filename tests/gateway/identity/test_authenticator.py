@@ -291,7 +291,7 @@ async def test_unchanged_issuers_and_keys_are_not_read_again(
     assert prepared.issuers[NAME] is before.issuers[NAME]
     assert prepared.bucket is before.bucket is not None
     assert authenticator.identities is before, "not before it is used"
-    stricter = settings.jwt[0].model_copy(update={"leeway_s": 1})
+    stricter = settings.jwt[0].model_copy(update={"tenant_claim": "team"})
     changed = settings.model_copy(update={"jwt": (stricter,), "api_keys": False})
     prepared = await authenticator.prepare(changed)
     assert prepared.issuers[NAME] is not before.issuers[NAME]

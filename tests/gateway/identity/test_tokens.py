@@ -15,7 +15,7 @@ from tests.gateway.kit.issuer import AUDIENCE, NAME, Issuer
 
 ISSUER, STRANGER = Issuer(), Issuer()
 KEYS = key_set(ISSUER.jwks())
-SETTINGS = JwtSettings(issuer=NAME, audience=AUDIENCE, jwks="file", leeway_s=30)
+SETTINGS = JwtSettings(issuer=NAME, audience=AUDIENCE, jwks="file")
 NOW = 1_000_000.0
 DEEP = ".".join([base64.urlsafe_b64encode(b"[" * 3000).decode()] * 2) + ".AAAA"
 
@@ -204,9 +204,7 @@ def test_what_has_no_public_key_is_no_key_set(jwks: object) -> None:
         key_set(jwks)
 
 
-def test_symmetric_algorithms_cannot_be_configured() -> None:
-    for algorithm in ("none", "HS256"):
-        with pytest.raises(ValueError, match="algorithms"):
-            JwtSettings(issuer=NAME, audience=AUDIENCE, jwks="x", algorithms=(algorithm,))
+def test_no_symmetric_algorithm_is_accepted() -> None:
+    assert not {"none", "HS256"} & {*JwtSettings.algorithms}
     with pytest.raises(ValueError, match="https"):
         JwtSettings(issuer=NAME, audience=AUDIENCE, jwks="http://login.example.org/jwks")

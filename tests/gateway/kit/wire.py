@@ -48,6 +48,7 @@ from sluice.v1.safety_pb2_grpc import SafetyServiceStub
 from sluice.wire import tokens
 from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
 from tests.support.events import EventStub
+from tests.support.settings import tuned
 
 MODELS: Final = ("small", "large")
 RESUME_KEY: Final = "of all gateways of a test"
@@ -74,8 +75,8 @@ def settings_for(
     models = (_model(name, folder, *(prices or {}).get(name, (0, 0))) for name in MODELS)
     return Settings(
         models=(*models, *more_models),
-        gateway=GatewaySettings(**values),
-        http=HttpSettings(address=http, hosts=tuple(http_hosts), stream_ping_s=http_ping_s),
+        gateway=tuned(GatewaySettings, **values),
+        http=tuned(HttpSettings, address=http, hosts=tuple(http_hosts), stream_ping_s=http_ping_s),
         identity=identity or IdentitySettings(),
         tenants=tenants or {},
         nats=NatsSettings(url=url),
@@ -83,7 +84,7 @@ def settings_for(
         records=records or RecordsSettings(),
         cache=cache or CacheSettings(),
         jobs=JobsSettings(address=jobs),
-        **({} if routing is None else {"routing": RoutingSettings(**routing)}),
+        **({} if routing is None else {"routing": tuned(RoutingSettings, **routing)}),
     )
 
 

@@ -19,13 +19,14 @@ from sluice.startup import free_port
 from sluice.v1.admin_pb2 import Grade, RequestRecord
 from sluice.wire import subjects
 from tests.support.nats import running_nats
+from tests.support.settings import tuned
 
 BOUND_S = 60.0
 LONG = "x" * 4000
 
 
 def new_store(in_force: Callable[[], Settings] = Settings, **records: Any) -> RecordStore:
-    return RecordStore(RecordsSettings(**records), in_force)
+    return RecordStore(tuned(RecordsSettings, **records), in_force)
 
 
 @asynccontextmanager
@@ -234,7 +235,7 @@ async def test_a_flood_keeps_the_audit_within_its_share(client: Client) -> None:
 async def test_a_flood_does_not_displace_other_tenants(client: Client, kind: str) -> None:
     settings = {
         "records": {"max_mib": 1, "tenant_share": 0.25},
-        "audit": {"audit_max_mib": 1, "audit_tenant_share": 0.25},
+        "audit": {"audit_max_mib": 1, "tenant_share": 0.25},
     }[kind]
     async with running(client, new_store(**settings)) as store:
 

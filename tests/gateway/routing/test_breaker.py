@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.breaker import PROBE_S, Breakers
-from sluice.settings.routing import BreakerSettings
+from sluice.settings.routing import BreakerRules
 
-SETTINGS = BreakerSettings(failures=3, open_s=5.0)
+SETTINGS = BreakerRules(failures=3, open_s=5.0)
 
 
 def opened() -> Breakers:

@@ -163,16 +163,6 @@ async def test_tenants_do_not_share_answers(wire: Wire) -> None:
     assert not cached(await compute(wire, prompt(), tenant="two"))
 
 
-async def test_tenants_share_answers_where_the_operator_says_so(
-    nats_url: str, model_folder: Path
-) -> None:
-    shared = CacheSettings(enabled=True, across_tenants=True, tenants=frozenset({"one", "two"}))
-    async with open_wire(nats_url, model_folder, cache=shared) as wire:
-        await compute(wire, prompt(), tenant="one")
-        assert cached(await ask(wire, prompt(), tenant="two"))
-        assert not cached(await compute(wire, prompt(), tenant="three"))
-
-
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.long)])
 async def test_equal_requests_at_the_same_time_share_one_row(
     nats_url: str, model_folder: Path, count: int

@@ -14,7 +14,7 @@ from gateway.routing.prediction import HeadKey
 from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP
-from sluice.settings.routing import DriftSettings
+from sluice.settings.routing import DriftRules
 from sluice.telemetry import catalog, names
 from sluice.telemetry.instruments import Instruments
 from sluice.v1.admin_pb2 import (
@@ -42,7 +42,7 @@ from tests.gateway.upstream.test_escalation import saying
 from tests.learning.made_up import EASY, outcomes
 
 WINDOW = 50
-SETTINGS = DriftSettings(window=WINDOW, min_rows=20, min_outcomes=10)
+SETTINGS = DriftRules(window=WINDOW, min_predictions=20, min_outcomes=10)
 PROMPT, CASCADE = "prompt", "cascade"
 PROMPT_HEAD = HeadKey("routing", "r1", ROUTER_HEAD_PROMPT)
 CASCADE_HEAD = HeadKey("routing", "r1", ROUTER_HEAD_CASCADE)
@@ -115,8 +115,8 @@ def test_comparisons_of_shadows_count_where_the_settings_say_so(
     shadows: bool, strategy: str, rows: int
 ) -> None:
     heard = Heard()
-    settings = SETTINGS.model_copy(update={"shadows": shadows})
-    heard.drift.use(held_out(PROMPT_HEAD), settings)
+    settings = SETTINGS
+    heard.drift.use(held_out(PROMPT_HEAD), settings, from_shadows=shadows)
     plan = Plan(record(PROMPT, strategy=strategy).route)
     for row in ("req-1-s1", "req-2-s1"):
         heard.drift.compared(plan, "small", 1.0, row)
@@ -136,8 +136,8 @@ def test_reload_keeps_windows_of_unchanged_heads() -> None:
     newer = PROMPT_HEAD._replace(version="r2")
     for heads, settings in (
         (held_out(newer), SETTINGS),
-        (held_out(newer), DriftSettings()),
-        ({newer: np.zeros(300, np.float32)}, DriftSettings()),
+        (held_out(newer), DriftRules()),
+        ({newer: np.zeros(300, np.float32)}, DriftRules()),
     ):
         heard.drift.use(heads, settings)
         assert [router.inputs.rows for router in heard.drift.health().routers] == [0]
@@ -209,7 +209,7 @@ def learned(path: Path, strong_share: float, **more: Any) -> dict[str, Any]:
             "strong": "large",
             "target": {"strong_share": strong_share},
         },
-        "drift": SETTINGS.model_dump(),
+        "drift": SETTINGS,
         **more,
     }
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gateway.routing.prediction import HeadKey
 from gateway.telemetry.drift import HeadMonitor
-from sluice.settings.routing import DriftSettings
+from sluice.settings.routing import DriftRules
 from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
@@ -17,7 +17,7 @@ from sluice.v1.admin_pb2 import (
     DriftState,
 )
 
-SETTINGS = DriftSettings()
+SETTINGS = DriftRules()
 HEAD = HeadKey("routing", "r1", ROUTER_HEAD_PROMPT)
 EVERY = 100
 """Values from one look to the next."""
@@ -66,7 +66,7 @@ def test_traffic_like_the_outcomes_raises_hardly_ever_an_alarm(held_out: int) ->
 @pytest.mark.parametrize("routers", [15, pytest.param(60, marks=pytest.mark.long)])
 def test_predictions_that_hold_raise_hardly_ever_an_alarm(routers: int) -> None:
     """Of 60 routers with 400 outcomes each, after every one of which somebody looks: at most one."""
-    settings = DriftSettings(window=200)
+    settings = DriftRules(window=200)
     draw = np.random.default_rng(7)
     monitors = [HeadMonitor(HEAD, gains(draw, 300), settings) for _ in range(routers)]
     drifted = [DRIFT_STATE_DRIFTED in held_against(monitor, draw, 400) for monitor in monitors]
@@ -88,7 +88,7 @@ def test_a_shift_is_seen_within_a_window_and_so_is_its_end(seed: int) -> None:
 def test_inputs_are_not_judged_before_there_are_enough() -> None:
     draw = np.random.default_rng(0)
     monitor = HeadMonitor(HEAD, gains(draw, 300), SETTINGS)
-    fed(monitor, gains(draw, SETTINGS.min_rows - 1, 0.4).tolist())
+    fed(monitor, gains(draw, SETTINGS.min_predictions - 1, 0.4).tolist())
     assert monitor.health.inputs.state == DRIFT_STATE_GATHERING
     assert not monitor.health.inputs.HasField("stability_index")
     monitor.predicted(0.4)
@@ -125,7 +125,7 @@ def test_a_later_outcome_of_a_request_replaces_the_earlier_one() -> None:
 
 
 def test_windows_are_bounded() -> None:
-    settings = DriftSettings(window=50, min_rows=20)
+    settings = DriftRules(window=50, min_predictions=20)
     monitor = HeadMonitor(HEAD, np.linspace(-1, 1, 100, dtype=np.float32), settings)
     for number in range(3 * settings.window):
         monitor.predicted(0.0)

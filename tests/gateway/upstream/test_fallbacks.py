@@ -12,6 +12,7 @@ from sluice.client.answer import NoticeKind, notice_of
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import CacheSettings, ModelSettings
+from sluice.settings.routing import BreakerRules
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained, notices
@@ -21,7 +22,7 @@ from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt,
 ROUTING = {
     "default": "large",
     "fallbacks": {"large": ["small"]},
-    "breaker": {"failures": 2, "open_s": 60.0},
+    "breaker": BreakerRules(failures=2, open_s=60.0),
 }
 
 

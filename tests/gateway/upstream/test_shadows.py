@@ -12,6 +12,7 @@ import pytest
 from gateway.upstream import shadow_runner
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TaskError
 from sluice.internal.v1.task_pb2 import Task
+from sluice.settings.routing import BreakerRules
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1 import safety_pb2
@@ -152,7 +153,7 @@ async def test_the_number_of_running_shadows_is_bounded(
 
 
 async def test_a_failed_shadow_is_recorded_and_counts_for_the_breaker(opened: Any) -> None:
-    routing = ROUTING | {"breaker": {"failures": 1, "open_s": 60}}
+    routing = ROUTING | {"breaker": BreakerRules(failures=1, open_s=60)}
     async with opened(routing=routing) as wire:
         task = await answered(wire)
         shadow = await wire.batcher.task("large", "bulk")

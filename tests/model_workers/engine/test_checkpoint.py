@@ -32,8 +32,8 @@ def test_a_cache_too_small_for_a_row_is_refused_by_key(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_no_larger_than_all_slots_can_fill(tmp_path: Path) -> None:
-    load = load_engine(model(save_model(tmp_path), device="cpu", slots=3, block_tokens=8)).load()
-    assert (load.block_tokens, load.cache_blocks) == (8, 3 * CONTEXT // 8)
+    load = load_engine(model(save_model(tmp_path), device="cpu", slots=3)).load()
+    assert load.cache_blocks == 3 * CONTEXT // load.block_tokens
 
 
 def test_a_context_over_the_models_is_refused(tmp_path: Path) -> None:

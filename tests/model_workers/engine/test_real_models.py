@@ -16,6 +16,7 @@ from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.protocol import Sampling, SequenceEnd
 from sluice.settings import ModelSettings
 from tests.support.sequences import Answers, drive, sequence_spec
+from tests.support.settings import tuned
 from tests.support.tiny_models import CONTEXT, VOCABULARY, save_model, tiny_model
 
 FAMILIES = ("llama", "gpt2")
@@ -44,9 +45,8 @@ def engine(folder: Path, **changes: Any) -> PagedEngine:
         "slots": 4,
         "max_waiting_rows": 64,
         "prefill_tokens": 32,
-        "block_tokens": 16,
     }
-    return load_engine(ModelSettings.model_validate(values | changes))
+    return load_engine(tuned(ModelSettings, **(values | changes)))
 
 
 def prompts(count: int, seed: int = 1) -> list[list[int]]:

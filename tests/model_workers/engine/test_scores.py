@@ -22,6 +22,7 @@ from model_workers.engine.protocol import (
 from sluice.errors import InvalidRequest
 from sluice.settings import ModelSettings
 from tests.support.sequences import Answers, sequence_spec
+from tests.support.settings import tuned
 from tests.support.tiny_models import VOCABULARY, save_model
 
 
@@ -33,9 +34,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def engine(folder: Path, **changes: Any) -> PagedEngine:
     values = {
         "name": "tiny", "path": str(folder), "device": "cpu", "slots": 4,
-        "max_waiting_rows": 64, "prefill_tokens": 32, "block_tokens": 16,
+        "max_waiting_rows": 64, "prefill_tokens": 32,
     }  # fmt: skip
-    return load_engine(ModelSettings.model_validate(values | changes))
+    return load_engine(tuned(ModelSettings, **(values | changes)))
 
 
 def scored(name: str, prompt: Sequence[int], answer: Sequence[int], rank: int = 0) -> SequenceSpec:

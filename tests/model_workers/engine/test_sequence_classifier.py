@@ -20,6 +20,7 @@ from model_workers.model_folder import check_model
 from sluice.errors import PromptTooLong
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.sequences import sequence_spec
+from tests.support.settings import tuned
 from tests.support.tiny_classifier import CONTEXT, attack, questions, save_classifier
 
 JUDGED = Sampling(max_tokens=1, logprobs=True, top_logprobs=2)
@@ -32,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(folder: Path, **changes: Any) -> ModelSettings:
-    return ModelSettings(
-        name="judge", path=str(folder), engine="classifier", device="cpu", **changes
+    return tuned(
+        ModelSettings, name="judge", path=str(folder), engine="classifier", device="cpu", **changes
     )
 
 

@@ -23,6 +23,7 @@ from model_workers.engine.protocol import (
 from model_workers.engine.values import ValuesEngine, load_values
 from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.settings import ModelSettings, SettingsError
+from tests.support.settings import tuned
 from tests.support.tiny_encoders import (
     CONTEXT,
     SIZE,
@@ -49,8 +50,14 @@ FAMILIES = {
 
 
 def settings(folder: Path, engine: str = "embedding", **changes: Any) -> ModelSettings:
-    return ModelSettings(
-        name="m", path=str(folder), engine=engine, device="cpu", max_waiting_rows=200, **changes
+    return tuned(
+        ModelSettings,
+        name="m",
+        path=str(folder),
+        engine=engine,
+        device="cpu",
+        max_waiting_rows=200,
+        **changes,
     )
 
 

@@ -16,6 +16,7 @@ from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest
+from tests.support.settings import tuned
 from tests.support.tiny_encoders import add_modules, config_of
 from tests.support.tiny_marian import FOUND, save_marian
 from tests.support.tiny_seq2seq import tiny_seq2seq
@@ -116,7 +117,7 @@ def test_answers_are_those_of_generate(family: str, kind: str, tmp_path: Path) -
     )  # fmt: skip
     model.generation_config.bad_words_ids = [[1]] if family == "marian" else None
     model.save_pretrained(tmp_path)
-    settings = ModelSettings(name="m", path=str(tmp_path), max_waiting_rows=1000)
+    settings = tuned(ModelSettings, name="m", path=str(tmp_path), max_waiting_rows=1000)
     encoder = ModelFolder(settings).tokenizer
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     engine, answers = load_encoder_decoder(settings), {}
@@ -161,7 +162,7 @@ def test_control_tokens_in_a_text_are_text(kind: str, tmp_path: Path) -> None:
 def test_a_marian_folder_of_the_hub_is_served(tmp_path: Path) -> None:
     """It has no tokenizer.json."""
     model = save_marian(tmp_path)
-    settings = ModelSettings(name="m", path=str(tmp_path), max_waiting_rows=1000)
+    settings = tuned(ModelSettings, name="m", path=str(tmp_path), max_waiting_rows=1000)
     check_model(settings)
     encoder, engine = ModelFolder(settings).tokenizer, load_encoder_decoder(settings)
     prompts = {text: encoder.encode_text(text) for text in FOUND}

@@ -40,7 +40,7 @@ def test_policy_is_a_name_or_a_name_with_overrides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_leave_the_order_alone(name: str) -> None:
-    policy, order = Policy(name=name), ("order", "takes_slots", "horizon_s", "urgency")
+    policy, order = Policy(name=name), ("order",)
     assert {getattr(policy, key) for key in order} == {getattr(Policy(), key) for key in order}
     assert Policy.model_validate({"name": name, "order": "arrival"}).order == "arrival"
 
@@ -134,7 +134,6 @@ SMALL = "models: [{name: small, path: x, engine: embedding, context_tokens: 512}
         ("batcher: {policy: fastest}", "batcher.policy.name"),
         ("batcher: {policy: {max_rows: 0}}", "batcher.policy.max_rows"),
         ("batcher: {policy: {padding_max: 1.5}}", "batcher.policy.padding_max"),
-        ("batcher: {policy: {bucket_ratio: 1}}", "batcher.policy.bucket_ratio"),
         ("batcher: {policy: {rows: 3}}", "batcher.policy.rows"),
         ("batcher: {policy: {name: window, wait_s: 20}}", "batcher.policy.wait_s"),
         ("batcher: {policy: {classes: {urgent: {}}}}", "batcher.policy.classes.urgent"),

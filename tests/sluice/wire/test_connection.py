@@ -19,6 +19,7 @@ from sluice.wire.permissions import OPERATOR
 from supervisor.nats import find_nats_server
 from tests.robustness.faults.proxy import Proxy
 from tests.support.nats import nats_process_of, running_nats
+from tests.support.settings import tuned
 
 BOUND_S = 60.0
 
@@ -37,7 +38,7 @@ async def test_the_streams_exist_once_it_stands(nats_url: str) -> None:
 async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:
     url = f"nats://127.0.0.1:{free_port()}"
     with pytest.raises(NatsUnreachable, match=f"{url}.* 0.2 s; .*nats.url"):
-        await connect(NatsSettings(url=url, connect_s=0.2), OPERATOR, "test", nothing)
+        await connect(tuned(NatsSettings, url=url, connect_s=0.2), OPERATOR, "test", nothing)
 
 
 async def test_connect_refuses_a_server_with_a_small_max_payload(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ async def test_connect_refuses_a_server_with_a_small_max_payload(tmp_path: Path)
         nats_process_of(command, tmp_path),
         pytest.raises(NatsUnreachable, match=r"max_payload is 65536, .*set max_payload: 1048576"),
     ):
-        await connect(NatsSettings(url=url, connect_s=BOUND_S), OPERATOR, "test", nothing)
+        await connect(NatsSettings(url=url), OPERATOR, "test", nothing)
 
 
 @pytest.mark.parametrize("user", ["", "sluice:wrong-password@"])
@@ -62,7 +63,7 @@ async def test_credentials_that_are_refused_are_told_at_once_without_the_passwor
         async with asyncio.timeout(BOUND_S):
             while not await asyncio.to_thread(answers, "127.0.0.1", port, 1.0):
                 pass
-        settings = NatsSettings(url=f"nats://{user}127.0.0.1:{port}", connect_s=BOUND_S)
+        settings = NatsSettings(url=f"nats://{user}127.0.0.1:{port}")
         with pytest.raises(NatsUnreachable) as refused:
             await connect(settings, OPERATOR, "test", nothing)
     assert f"NATS at nats://127.0.0.1:{port} refuses the credentials: nats.url" in str(

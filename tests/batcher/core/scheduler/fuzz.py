@@ -28,6 +28,7 @@ from sluice.internal.v1 import worker_pb2
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES, RANKS, URGENT_CLASS
 from tests.batcher.core.scheduler.kit import come_back, order_key
+from tests.support.settings import tuned
 
 SLOTS = 8
 PLACES = 12
@@ -285,7 +286,7 @@ class QueueFuzz:
     def room(self, capacity: Capacity, members: list[Known]) -> UsableCapacity | Capacity:
         """What the class of the most urgent row may take of a worker."""
         policy, rank = self.policy, min(RANKS[known.task.priority_class] for known in members)
-        by_class = policy.takes_slots and policy.order != "arrival"
+        by_class = policy.order != "arrival"
         return capacity.urgent[rank] if by_class and rank < len(capacity.urgent) else capacity
 
     def expire(self) -> None:
@@ -409,4 +410,4 @@ def drawn_policy(chance: random.Random) -> Policy:
         values["padding_max"] = chance.choice([0.0, 0.05, 0.4])
     if chance.random() < 0.3:
         values["batch_tokens_max"] = chance.choice([100, 500])
-    return Policy(**values)
+    return tuned(Policy, **values)

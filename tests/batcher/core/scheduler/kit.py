@@ -10,6 +10,7 @@ from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.queue import Queue
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS
+from tests.support.settings import tuned
 
 NUMBERS = count()
 PRESSING: Final = ("came back", "deadline", "overdue")
@@ -111,7 +112,7 @@ def limited_batch(policy: Policy, worker: Capacity) -> tuple[int, BatchLimit]:
 
 
 def policy(name: str = "window", **values: object) -> Policy:
-    return Policy.model_validate({"name": name, **values})
+    return tuned(Policy, name=name, **values)
 
 
 def busy(free_slots: int = 8, **values: object) -> Capacity:

@@ -5,7 +5,7 @@ import pytest
 from batcher.core.scheduler.capacity import Capacity, UsableCapacity
 from batcher.core.scheduler.entry import BatchCause, BatchLimit
 from batcher.core.scheduler.queue import Queue
-from sluice.settings.batching import ClassPolicies, ClassPolicy, Policy
+from sluice.settings.batching import Policy
 from tests.batcher.core.scheduler.kit import (
     BULK_AGING_S,
     PRESSING,
@@ -16,6 +16,7 @@ from tests.batcher.core.scheduler.kit import (
     policy,
     press,
 )
+from tests.support.settings import tuned
 
 
 def test_a_free_slot_is_enough() -> None:
@@ -64,15 +65,9 @@ def test_a_free_slot_is_better_than_a_taken_one() -> None:
     assert queue.next_batch(0.0, [full_of_bulk(), free]).batch.worker == "free"  # type: ignore[union-attr]
 
 
-def test_without_the_switch_nobody_gives_way() -> None:
-    queue = Queue(Policy(takes_slots=False))
-    fill(queue, 5, priority_class="interactive")
-    assert queue.next_batch(0.0, [full_of_bulk()]).batch is None
-
-
 def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
     for urgent, rows in (((), 4), ([UsableCapacity(8)] * 2, 8)):
-        queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=8))))
+        queue = Queue(Policy())
         fill(queue, 5, priority_class="interactive")
         batch_of(queue, 0.0, Capacity("w", 1))
         fill(queue, *[5] * 20, priority_class="bulk")
@@ -89,13 +84,13 @@ def test_nothing_goes_before_what_fits_nowhere() -> None:
 
 
 def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
-    queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=2)), spare_s=5.0))
+    queue = Queue(tuned(Policy, spare_s=5.0))
     fill(queue, *[5] * 20, priority_class="bulk")
     assert len(batch_of(queue, 0.0, busy(free_slots=12)).entries) == 12
     fill(queue, 5, now=1.0)
-    assert len(batch_of(queue, 1.0, busy(free_slots=6, running=26)).entries) == 4
-    assert queue.next_batch(1.0, [busy(free_slots=2, running=30)]).batch is None
-    assert len(batch_of(queue, 6.0, busy(free_slots=2, running=30)).entries) == 2
+    assert len(batch_of(queue, 1.0, busy(free_slots=12, running=20)).entries) == 4
+    assert queue.next_batch(1.0, [busy(free_slots=8, running=24)]).batch is None
+    assert len(batch_of(queue, 6.0, busy(free_slots=8, running=24)).entries) == 5
 
 
 @pytest.mark.parametrize(
@@ -128,7 +123,7 @@ def chosen(
 ) -> str | None:
     """The worker of a row of ``prompt`` tokens that may need 200 of the cache."""
     if queue is None:
-        queue = Queue(Policy(waiting_tokens_max=1000))
+        queue = Queue(tuned(Policy, waiting_tokens_max=1000))
     fill(queue, prompt, max_tokens=200 - min(prompt, 100), prefix=prefix)
     batch = queue.next_batch(0.0, workers).batch
     return batch.worker if batch else None
@@ -184,7 +179,7 @@ def test_of_equal_ones_the_emptier_one_is_taken() -> None:
 
 @pytest.mark.parametrize(("waiting", "worker"), [(90, "knows"), (150, "soon")])
 def test_placement_prefers_a_cached_prefix_within_its_saving(waiting: int, worker: str) -> None:
-    queue = Queue(Policy(waiting_tokens_max=1000))
+    queue = Queue(tuned(Policy, waiting_tokens_max=1000))
     assert chosen(working("knows"), queue=queue, prefix=1) == "knows"
     knows, soon = working("knows", waiting_tokens=waiting), working("soon")
     assert chosen(soon, knows, queue=queue, prefix=2) == "soon"
@@ -192,7 +187,7 @@ def test_placement_prefers_a_cached_prefix_within_its_saving(waiting: int, worke
 
 
 def test_rows_are_left_free_but_never_more_than_a_quarter() -> None:
-    queue = Queue(Policy(classes=ClassPolicies(bulk=ClassPolicy(spare_rows=4))))
+    queue = Queue(Policy())
     fill(queue, 5)
     batch_of(queue, 0.0, Capacity("w", 1))
     fill(queue, *[5] * 4, priority_class="bulk")

@@ -12,10 +12,11 @@ from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.queue import Queue
 from sluice.settings.batching import Policy
 from tests.batcher.core.scheduler.kit import come_back
+from tests.support.settings import tuned
 
 
 def policy(**values: object) -> Policy:
-    return Policy.model_validate({"waiting_tokens_max": math.inf, **values})
+    return tuned(Policy, **{"waiting_tokens_max": math.inf, **values})
 
 
 def task(name: str, priority_class: str = "standard", **values: object) -> QueueEntry:

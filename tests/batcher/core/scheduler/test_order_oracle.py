@@ -12,6 +12,7 @@ from batcher.core.scheduler.order import Order
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES
 from tests.batcher.core.scheduler.kit import order_key
+from tests.support.settings import tuned
 
 WEIGHTS = {"b": 2.0, "c": 0.5}
 
@@ -90,7 +91,8 @@ HISTORIES = int(os.environ.get("ORDER_HISTORIES", "300"))
 
 
 POLICIES = st.builds(
-    Policy,
+    tuned,
+    st.just(Policy),
     name=st.sampled_from(sorted(PRESETS)),
     order=st.sampled_from(("fair", "fair", "fair", "class", "arrival")),
     urgent_lead_tokens=st.sampled_from((0, 30, 8192)),

@@ -13,6 +13,7 @@ from batcher.core.scheduler.queue import Queue
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES
 from tests.batcher.core.scheduler.kit import batch_of, busy, fill
+from tests.support.settings import tuned
 
 WEIGHTS = {"b": 2.0}
 
@@ -59,7 +60,8 @@ ACTS = st.tuples(
     st.sampled_from(CLASSES),
 )
 POLICIES = st.builds(
-    Policy,
+    tuned,
+    st.just(Policy),
     name=st.sampled_from(sorted(PRESETS)),
     order=st.sampled_from(("fair", "class", "arrival")),
     horizon_s=st.sampled_from((0.5, 60.0)),

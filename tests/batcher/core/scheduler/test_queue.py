@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.entry import BatchLimit, QueueEntry
 from batcher.core.scheduler.queue import Queue
-from sluice.settings.batching import ClassPolicies, Policy
+from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 from tests.batcher.core.scheduler.kit import come_back
+from tests.support.settings import tuned
 
 
 def taken(queue: Queue, now: float = 0.0, capacity: int = 100) -> list[str]:
@@ -121,11 +122,12 @@ HORIZON_S = 2.0
 def strict(max_rows: int) -> Policy:
     """Classes go by rank alone."""
     never = {"aging_s": math.inf}
-    return Policy(
+    return tuned(
+        Policy,
         max_rows=max_rows,
         horizon_s=HORIZON_S,
         urgency=0.0,
-        classes=ClassPolicies(standard=never, bulk={**never, "spare_rows": 0}),
+        classes={"standard": never, "bulk": never},
     )
 
 

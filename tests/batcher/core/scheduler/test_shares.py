@@ -10,6 +10,7 @@ from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.queue import Queue
 from sluice.settings.batching import Policy
+from tests.support.settings import tuned
 
 SLOTS = 16
 STEADY_S = 10.0
@@ -95,7 +96,7 @@ class Mill:
 
 
 def policy(**values: object) -> Policy:
-    return Policy.model_validate({"waiting_tokens_max": math.inf, **values})
+    return tuned(Policy, **{"waiting_tokens_max": math.inf, **values})
 
 
 @pytest.mark.parametrize(("weights", "ratio"), [({}, 1.0), ({"a": 2.0}, 2.0), ({"b": 3.0}, 1 / 3)])

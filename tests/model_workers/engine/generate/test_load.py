@@ -95,7 +95,6 @@ def test_cache_that_does_not_fit_is_refused_before_loading(tmp_path: Path) -> No
         ("draft", "builtin:small"),
         ("tensor_parallel", 2),
         ("quantization", "int8"),
-        ("block_tokens", 32),
         ("prefix_cache", False),
     ],
 )
