@@ -40,7 +40,7 @@ class Policies:
         """The rules by which models are refused or replaced."""
         routing, catalog = self.settings.routing, self.catalog
         weights = self.settings.weights
-        return OverloadRules(fallbacks=routing.fallbacks, models=catalog.settings, weights=weights)
+        return OverloadRules(routing.breaker, routing.fallbacks, catalog.settings, weights)
 
     @property
     def versions(self) -> list[str]:

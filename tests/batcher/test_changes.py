@@ -72,8 +72,8 @@ async def test_sighup_activates_another_policy_and_loses_nothing(
             tasks = [await gateway.ask(max_tokens=3) for _ in range(SLOTS)]
             await gateway.until(lambda: gateway.reports[-1].models[0].queued == SLOTS)
             assert worker.batches == []
-            await reload(config, changed(before, ["batcher", "stall_s"], 9.0))
-            await gateway.until(lambda: "batcher.stall_s: cannot be changed" in caplog.text)
+            await reload(config, changed(before, ["nats", "replicas"], 3))
+            await gateway.until(lambda: "nats.replicas: cannot be changed" in caplog.text)
             await reload(config, changed(before, ["batcher", "policy"], Policy(max_rows=1)))
             await gateway.until(lambda: f"configuration read again: {config}" in caplog.text)
             worker.busy = 0

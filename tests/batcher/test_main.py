@@ -17,7 +17,7 @@ WRONG = {
     "nonsense: 1": "nonsense",
     "nats: {url: 'nats://127.0.0.1:1'}": "triton.url: not set",
     "triton: {url: '127.0.0.1:1'}": "nats.url: is not set",
-    "triton: {url: '127.0.0.1:1'}\nnats: {url: 'nats://127.0.0.1:1', connect_s: 0.3}": (
+    "triton: {url: '127.0.0.1:1'}\nnats: {url: 'nats://127.0.0.1:1'}": (
         "start one or set nats.url"
     ),
 }

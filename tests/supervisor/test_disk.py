@@ -42,16 +42,16 @@ def test_reserved_leaves_out_what_is_switched_off() -> None:
     settings = Settings(
         records={"enabled": False, "audit_enabled": False},
         jobs={"replicas": 0},
-        cache={"enabled": True, "max_mib": 7},
+        cache={"enabled": True},
     )
     assert {key: size for key, size in reserved(settings).items() if size} == {
-        "cache.max_mib": 7 * 1024**2
+        "cache.max_mib": 256 * 1024**2
     }
 
 
 def test_file_limit_has_room_for_streams_that_a_reload_adds(tmp_path: Path) -> None:
     assert file_limit(HUGE, tmp_path / "not" / "there") > 1 << 56
-    outcomes = Settings(routing={"outcomes": {"max_mib": 1 << 36}})
+    outcomes = Settings(records={"max_mib": 1 << 36})
     assert file_limit(outcomes, tmp_path) > 1 << 56
 
 

@@ -60,7 +60,7 @@ def test_the_page_names_every_family_and_rule_of_ours() -> None:
         ("actions: {pii.nothing: flag}", "no rule 'pii.nothing'"),
         ("actions: {pii.*: {route: nobody}}", "no model 'nobody'; known: small, large"),
         ("deny: [missing.txt]", "missing.txt: cannot be read"),
-        ("limits: {languages: [en]}", "limits.languages: no such key"),
+        ("languages: [en]", "languages: no such key"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, says: str) -> None:

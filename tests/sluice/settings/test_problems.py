@@ -206,7 +206,6 @@ def test_secrets_are_not_repeated(tmp_path: Path) -> None:
         ),
         ("SLUICE_HTTP", "127.0.0.1:80", "http: '127.0.0.1:80' is not a section"),
         ("SLUICE_HTTP", "5", "http: 5 is not a section"),
-        ("SLUICE_GATEWAY__SHARES", "0.5", "gateway.shares: 0.5 is not a section"),
         (
             "SLUICE_JOBS__INPUT_PREFIXES",
             "s3://a",
@@ -242,7 +241,7 @@ def test_a_wrong_variable_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, says: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    message = message_of(tmp_path, "gateway: {stall_s: 1}")
+    message = message_of(tmp_path, "gateway: {replicas: 1}")
     assert message.startswith(f"{name}: {says}")
     assert "mesh.yaml" not in message
 
@@ -250,7 +249,7 @@ def test_a_wrong_variable_is_named(
 def test_variables_and_file_are_told_together(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SLUICE_GATEWAY", '{"stall_s": 1}')
+    monkeypatch.setenv("SLUICE_GATEWAY", '{"replicas": 1}')
     monkeypatch.setenv("SLUICE_NATS", "x")
     (tmp_path / "SLUICE_NATS__PORT").write_text("y")
     (tmp_path / "SLUICE_RECORDS__MAX_MIB").write_text("y")

@@ -11,7 +11,7 @@ from sluice.settings.reload import refuse_changes
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("batcher: {room_rows: 9}", "batcher.room_rows"),
+        ("batcher: {drain_s: 9}", "batcher.drain_s"),
         ("routing: {rules: []}", "routing.rules"),
         ("models: [{name: small, path: x}, {name: large, path: y}]", "models.0.path"),
     ],

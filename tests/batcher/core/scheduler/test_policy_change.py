@@ -22,7 +22,7 @@ class History:
     """A queue that hands out a task at a time, and the order in which it does."""
 
     def __init__(self) -> None:
-        self.policy = Policy(max_rows=1, urgent_lead_tokens=50)
+        self.policy = tuned(Policy, max_rows=1, urgent_lead_tokens=50)
         self.queue = Queue(self.policy, WEIGHTS)
         self.running: list[str] = []
         self.sent: list[str] = []
