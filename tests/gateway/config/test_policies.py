@@ -36,7 +36,7 @@ def test_the_example_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.Monke
     policies = read_policies(load(tmp_path, example))
     assert set(policies.by_name) == {"default", "strict"}
     (rule,) = policies.settings.choose
-    assert rule.holds("default", {"team": "finance"})
+    assert rule.labels == {"team": "finance"}
     assert policies.by_name[rule.policy].deny == ("blue heron",)
 
 
