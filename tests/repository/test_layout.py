@@ -91,7 +91,9 @@ def test_generated_and_private_files_are_not_tracked() -> None:
 
 
 def test_scripts_can_be_executed() -> None:
-    scripts = [path for path in tracked_files() if path.parts[0] in ("scripts", ".ci") and not path.suffix]
+    scripts = [
+        path for path in tracked_files() if path.parts[0] in ("scripts", ".ci") and not path.suffix
+    ]
 
     assert scripts
     for script in scripts:

@@ -213,7 +213,7 @@ class OutputFilter:
         self._holds = shared.holds
         self._finished = False
         self._redactor = Redactor(shared.rules, placeholders)
-        self._echo = echo_guard(shared.policy.settings.output, system)
+        self._echo = echo_guard(shared.policy.settings.output.echo, system)
         self._repeated: deque[Span] = deque()
         """Spans that the echo guard hides."""
         values = placeholders() if shared.policy.settings.restore else None

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.safety.settings import OutputSettings
 from sluice.client import AnswerBuilder, AsyncClient, Delta, NoticeKind
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.internal.v1.task_pb2 import Task
@@ -26,7 +25,6 @@ from tests.gateway.kit.wire import (
     tokens_of,
 )
 from tests.support.scripted import Relay
-from tests.support.settings import tuned
 
 KEY = "AKIAQ3ZK7WPX2MNB5TRD"
 IBAN = "DE89370400440532013000"
@@ -37,9 +35,7 @@ SAFETY = {
         "default": {},
         "block": {"actions": {"secret.*": "block"}},
         "restore": {"actions": {"pii.*": "redact"}, "restore": True},
-        "echo": {
-            "output": tuned(OutputSettings, echo="redact", echo_words=4, canaries=("zebra-7781",))
-        },
+        "echo": {"output": {"echo": {"words": 4, "action": "redact"}, "canaries": ["zebra-7781"]}},
         "off": {"output": {"enabled": False}},
     },
     "choose": [

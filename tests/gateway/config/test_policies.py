@@ -36,7 +36,7 @@ def test_the_example_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.Monke
     policies = read_policies(load(tmp_path, example))
     assert set(policies.by_name) == {"default", "strict"}
     (rule,) = policies.settings.choose
-    assert rule.labels == {"team": "finance"}
+    assert rule.holds("default", {"team": "finance"})
     assert policies.by_name[rule.policy].deny == ("blue heron",)
 
 
@@ -60,7 +60,7 @@ def test_the_page_names_every_family_and_rule_of_ours() -> None:
         ("actions: {pii.nothing: flag}", "no rule 'pii.nothing'"),
         ("actions: {pii.*: {route: nobody}}", "no model 'nobody'; known: small, large"),
         ("deny: [missing.txt]", "missing.txt: cannot be read"),
-        ("languages: [en]", "languages: no such key"),
+        ("limits: {languages: [en]}", "limits.languages: no such key"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, says: str) -> None:

@@ -29,7 +29,7 @@ safety:
     strict:
       default: block
   choose:
-    - {tenants: [acme], policy: strict}
+    - {tenant: acme, policy: strict}
     - {labels: {team: lab, kind: test}, policy: strict}
   dry_run: strict
 """
@@ -87,9 +87,10 @@ def test_the_version_follows_all_that_decides() -> None:
         ("critical:", "huge:", "safety.policies.standard.severity.huge"),
         ("default: standard", "default: nope", "safety.default: no policy 'nope'"),
         ("policy: strict}\n    -", "policy: lax}\n    -", "safety.choose.0.policy: no policy 'lax'"),
-        ("tenants: [acme], ", "", "safety.choose.0: name tenants or labels"),
+        ("tenant: acme, ", "", "safety.choose.0: needs tenant or labels"),
         ("dry_run: strict", "dry_run: no", "safety.dry_run"),
         ("deny.txt", "gone.txt", r"safety.policies.standard.deny.0: gone.txt: cannot be read"),
+        ("restore: true", "limits: {max_word_chars: 9}", r".*limits.max_word_chars: is gone: .* leave"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_their_key(old: str, new: str, message: str) -> None:
