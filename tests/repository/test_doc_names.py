@@ -1,7 +1,7 @@
 """Documents name only pages, files, commands, options, settings and RPCs that exist; so does the code of pages."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -125,7 +125,7 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def is_mapping(annotation: Any) -> bool:
-    return get_origin(annotation) is dict or any(map(is_mapping, get_args(annotation)))
+    return get_origin(annotation) in (dict, Mapping) or any(map(is_mapping, get_args(annotation)))
 
 
 def is_key(section: type[BaseModel], parts: Sequence[str]) -> bool:

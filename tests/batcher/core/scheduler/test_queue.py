@@ -127,6 +127,7 @@ def strict(max_rows: int) -> Policy:
         max_rows=max_rows,
         horizon_s=HORIZON_S,
         urgency=0.0,
+        spare_s=0.0,
         classes={"standard": never, "bulk": never},
     )
 
