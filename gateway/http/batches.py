@@ -19,7 +19,7 @@ from gateway.admission.tenant_threads import TenantSlots
 from gateway.api.job_forwarder import JobForwarder, errors_of_jobs
 from gateway.http.call import HttpCall
 from gateway.http.multipart import FileForm
-from gateway.http.names import BATCH_RULES, IDEMPOTENCY_KEY, FieldNames
+from gateway.http.names import IDEMPOTENCY_KEY, BodyKind, FieldNames
 from gateway.http.requests import PRIORITY, class_of, labels_of
 from sluice.client.openai_lines import encoded_line
 from sluice.errors import InvalidRequest, JobUnknown, SluiceError, UploadUnknown
@@ -158,7 +158,7 @@ class JobCalls:
     async def create(self, call: HttpCall) -> Json:
         """Create a batch."""
         body = await call.object()
-        call.named = FieldNames(BATCH_RULES, body)
+        call.named = FieldNames(BodyKind.BATCH, body)
         request = create_request(body, call.metadata, unix_ms())
         return await self._batch(call, "CreateJob", request)
 

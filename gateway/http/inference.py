@@ -14,7 +14,7 @@ from gateway.http.call import SSE, HttpCall
 from gateway.http.completions import PromptAnswers, completion_requests, is_several, own_key
 from gateway.http.message_events import MessageEvents
 from gateway.http.messages import MessagesBody
-from gateway.http.names import CHAT_RULES, COMPLETION_RULES, RESPONSE_RULES, TEXTS_RULES, FieldNames
+from gateway.http.names import BodyKind, FieldNames
 from gateway.http.requests import add_headers, generate_request, timeout_s
 from gateway.http.responses import ResponseEvents, response_request
 from sluice.errors import UnknownModel
@@ -47,7 +47,7 @@ class ModelCalls:
     async def complete(self, call: HttpCall) -> None:
         """Serve /v1/chat/completions and /v1/completions."""
         url, body = call.scope["path"], await call.object()
-        call.named = FieldNames(CHAT_RULES if url == CHAT else COMPLETION_RULES, body)
+        call.named = FieldNames(BodyKind.CHAT if url == CHAT else BodyKind.COMPLETION, body)
         if url == COMPLETIONS and is_several(body):
             await self._complete_several(call, body)
             return
@@ -70,7 +70,7 @@ class ModelCalls:
     async def respond(self, call: HttpCall) -> None:
         """Serve /v1/responses without state: answers are not stored, and each request has its whole conversation."""
         body, places = await call.object(), dict[str, str]()
-        call.named = FieldNames(RESPONSE_RULES, body, places)
+        call.named = FieldNames(BodyKind.RESPONSE, body, places)
         request, options = response_request(body, places)
         events = ResponseEvents(body, int(time.time()))
         call.failing = events.fail
@@ -107,7 +107,7 @@ class ModelCalls:
     async def embed(self, call: HttpCall) -> Json:
         """Serve /v1/embeddings."""
         body = await call.object()
-        call.named = FieldNames(TEXTS_RULES, body)
+        call.named = FieldNames(BodyKind.TEXTS, body)
         request = embed_request(body)
         response = await self._texts(call, EMBED, request)
         return embeddings_object(response, format_of(body))
@@ -115,7 +115,7 @@ class ModelCalls:
     async def rerank(self, call: HttpCall) -> Json:
         """Serve /v1/rerank."""
         body = await call.object()
-        call.named = FieldNames(TEXTS_RULES, body)
+        call.named = FieldNames(BodyKind.TEXTS, body)
         request, returned = rerank_request(body)
         response = await self._texts(call, RERANK, request)
         return rerank_object(response, request.documents, returned=returned)

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Final
 
 from gateway.http.anthropic import THREAD
-from gateway.http.names import MESSAGE_RULES, FieldNames
+from gateway.http.names import BodyKind, FieldNames
 from gateway.http.requests import EXTENSIONS, Json, generate_request, translate_fields
 from sluice.openai.fields import BadField, check_entries, check_kind
 from sluice.openai.requests import CHAT
@@ -106,7 +106,7 @@ class MessagesBody:
         self.streams = self._fields.pop("stream", False)
         check_kind("stream", self.streams, bool)
         self._turns: list[_Turn] = []
-        self._names = FieldNames(MESSAGE_RULES, body)
+        self._names = FieldNames(BodyKind.MESSAGE, body)
         self._add_system(self._fields.pop("system", []))
         messages = self._fields.pop("messages", None)
         self._last_role = self._add_messages(messages)

@@ -1,11 +1,12 @@
 """Name fields in errors as the client sent them: translate proto paths into fields and headers of the HTTP APIs.
 
-Validation reports wrong fields by their path in the proto, such as `sampling.json_schema`. Each API has a table of
-rules, which are applied one after the other; `FieldNames` adds what depends on the body of a call.
+Validation reports wrong fields by their path in the proto, such as `sampling.json_schema`. `_TABLE` has the names
+by kind of body; `FieldNames` adds what depends on the body of a call.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, Final
 
 from sluice.defaults import TENANT_METADATA
@@ -14,60 +15,63 @@ IDEMPOTENCY_KEY: Final = "idempotency-key"
 LABEL: Final = "x-sluice-label-"
 """Prefix of headers that set labels; the rest of the name is the key."""
 
-Rule = tuple[str, str]
-"""A regular expression for a part of a path, and its replacement."""
-_COMMON: Final[Sequence[Rule]] = (
-    ("^idempotency_key$", IDEMPOTENCY_KEY),
-    (f"^metadata\\.({TENANT_METADATA})$", r"\1"),
-    ("^audio.data$", "file"),
-    ("^sampling.json_schema$", "response_format"),
-    (r"^(audio|sampling|chat)\.", ""),
-    (r"^(tools\[\d+\])\.(?!function)", r"\1.function."),
-    (r"(tool_calls\[\d+\])\.(name|arguments)$", r"\1.function.\2"),
-    ("^tool_choice.function$", "tool_choice.function.name"),
+
+class BodyKind(Enum):
+    """Kinds of bodies; each has names of its own for some fields."""
+
+    CHAT = auto()
+    COMPLETION = auto()
+    TEXTS = auto()
+    """Embeddings and rerank."""
+    RESPONSE = auto()
+    MESSAGE = auto()
+    """Anthropic's messages."""
+    BATCH = auto()
+    NONE = auto()
+    """A call whose body is not read."""
+
+
+_ALL: Final = frozenset(BodyKind)
+_TABLE: Final[Sequence[tuple[str, str, Collection[BodyKind]]]] = (
+    ("^(input|chat)$", "messages", {BodyKind.CHAT, BodyKind.MESSAGE}),
+    ("^sampling.logprobs$", "top_logprobs", {BodyKind.CHAT, BodyKind.RESPONSE}),
+    ("^(input|raw_prompt)$", "prompt", {BodyKind.COMPLETION}),
+    (r"^(token_answers\[0\]|tokens)\.token_ids$", "prompt", {BodyKind.COMPLETION}),
+    (r"^answers\[0\]$", "prompt", {BodyKind.COMPLETION}),
+    ("^alternatives$", "logprobs", {BodyKind.COMPLETION}),
+    ("^texts", "input", {BodyKind.TEXTS}),
+    ("^spec.labels", "labels", {BodyKind.BATCH}),
+    ("^spec.input.upload_id$", "input_file_id", {BodyKind.BATCH}),
+    ("^spec.limits.deadline_time$", "completion_window", {BodyKind.BATCH}),
+    ("^spec.results_expire_after", "output_expires_after", {BodyKind.BATCH}),
+    # The names of OpenAI's chats.
+    ("^idempotency_key$", IDEMPOTENCY_KEY, _ALL),
+    (f"^metadata\\.({TENANT_METADATA})$", r"\1", _ALL),
+    ("^audio.data$", "file", _ALL),
+    ("^sampling.json_schema$", "response_format", _ALL),
+    (r"^(audio|sampling|chat)\.", "", _ALL),
+    (r"^(tools\[\d+\])\.(?!function)", r"\1.function.", _ALL),
+    (r"(tool_calls\[\d+\])\.(name|arguments)$", r"\1.function.\2", _ALL),
+    ("^tool_choice.function$", "tool_choice.function.name", _ALL),
+    # Bodies that were translated into chats.
+    (r"^response_format(\.json_schema)?$", "text.format", {BodyKind.RESPONSE}),
+    ("^max_tokens$", "max_output_tokens", {BodyKind.RESPONSE}),
+    ("^reasoning_effort$", "reasoning.effort", {BodyKind.RESPONSE}),
+    (r"^(tools\[\d+\]|tool_choice)\.function\.", r"\1.", {BodyKind.RESPONSE}),
+    ("^(chat|messages)$", "input", {BodyKind.RESPONSE}),
+    ("^response_format.*", "output_config.format", {BodyKind.MESSAGE}),
+    ("^reasoning_effort$", "output_config.effort", {BodyKind.MESSAGE}),
+    (r"^stop(?=$|\[)", "stop_sequences", {BodyKind.MESSAGE}),
+    ("^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use", {BodyKind.MESSAGE}),
+    (r"^tool_choice\.function\.", "tool_choice.", {BodyKind.MESSAGE}),
+    (r"^(tools\[\d+\])\.function", r"\1", {BodyKind.MESSAGE}),
+    (r"^(tools\[\d+\])\.parameters", r"\1.input_schema", {BodyKind.MESSAGE}),
+    (r"(tool_calls\[\d+\])\.function\.", r"\1.", {BodyKind.MESSAGE}),
 )
-CHAT_RULES: Final[Sequence[Rule]] = (
-    ("^(input|chat)$", "messages"),
-    ("^sampling.logprobs$", "top_logprobs"),
-    *_COMMON,
-)
-COMPLETION_RULES: Final[Sequence[Rule]] = (
-    ("^(input|raw_prompt)$", "prompt"),
-    (r"^(tokens\.token_ids|answers\[0\]|token_answers\[0\]\.token_ids)$", "prompt"),
-    ("^alternatives$", "logprobs"),
-    *_COMMON,
-)
-TEXTS_RULES: Final[Sequence[Rule]] = (("^texts", "input"), *_COMMON)
-"""Rules for embeddings and rerank."""
-RESPONSE_RULES: Final[Sequence[Rule]] = (
-    *_COMMON,
-    (r"^response_format(\.json_schema)?$", "text.format"),
-    ("^max_tokens$", "max_output_tokens"),
-    ("^sampling.logprobs$", "top_logprobs"),
-    ("^reasoning_effort$", "reasoning.effort"),
-    (r"^(tools\[\d+\]|tool_choice)\.function\.", r"\1."),
-    ("^(chat|messages)$", "input"),
-)
-MESSAGE_RULES: Final[Sequence[Rule]] = (
-    *_COMMON,
-    ("^(chat|input)$", "messages"),
-    ("^response_format.*", "output_config.format"),
-    ("^reasoning_effort$", "output_config.effort"),
-    (r"^stop(?=$|\[)", "stop_sequences"),
-    ("^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
-    (r"^tool_choice\.function\.", "tool_choice."),
-    (r"^(tools\[\d+\])\.function", r"\1"),
-    (r"^(tools\[\d+\])\.parameters", r"\1.input_schema"),
-    (r"(tool_calls\[\d+\])\.function\.", r"\1."),
-)
-"""Rules for Anthropic's API."""
-BATCH_RULES: Final[Sequence[Rule]] = (
-    ("^spec.labels", "labels"),
-    ("^spec.input.upload_id$", "input_file_id"),
-    ("^spec.limits.deadline_time$", "completion_window"),
-    ("^spec.results_expire_after", "output_expires_after"),
-    *_COMMON,
-)
+"""Pattern in a path, replacement, and the kinds of bodies that it is for; applied from the first row to the last."""
+_RULES: Final = {
+    kind: [(pattern, name) for pattern, name, kinds in _TABLE if kind in kinds] for kind in BodyKind
+}
 _NOTHING: Final[Mapping[str, Any]] = {}
 _NO_PLACES: Final[Mapping[str, str]] = {}
 _MESSAGE: Final = re.compile(r"(messages\[\d+\](?:\.tool_calls\[\d+\])?)(.*)", re.DOTALL)
@@ -84,7 +88,7 @@ class FieldNames:
     """The names of fields in one call.
 
     Args:
-        rules: Rules of the API.
+        kind: Kind of the body.
         body: Body of the call; decides between several names of the same field.
         places: Paths in the body of the messages and tool calls of a chat, by their path in the chat, for a body that
             was translated into a chat.
@@ -92,11 +96,11 @@ class FieldNames:
 
     def __init__(
         self,
-        rules: Sequence[Rule] = _COMMON,
+        kind: BodyKind = BodyKind.NONE,
         body: Mapping[str, Any] = _NOTHING,
         places: Mapping[str, str] = _NO_PLACES,
     ) -> None:
-        self._rules = rules
+        self._rules = _RULES[kind]
         self._body = body
         self._places = places
 

@@ -4,42 +4,36 @@ from typing import Any
 
 import pytest
 
-from gateway.http.names import (
-    BATCH_RULES,
-    CHAT_RULES,
-    COMPLETION_RULES,
-    RESPONSE_RULES,
-    TEXTS_RULES,
-    FieldNames,
-)
+from gateway.http.names import BodyKind, FieldNames
 from gateway.http.responses import chat_of
 from tests.gateway.kit.http import CHAT, ask, chat
 from tests.gateway.kit.wire import Wire
 
 RESPONSES = "/v1/responses"
 PATHS = [
-    (CHAT_RULES, "input", "messages"),
-    (CHAT_RULES, "chat.messages[3].tool_calls[0].arguments", "messages[3].tool_calls[0].function.arguments"),
-    (CHAT_RULES, "chat.messages[3].tool_call_id", "messages[3].tool_call_id"),
-    (CHAT_RULES, "sampling.logprobs", "top_logprobs"),
-    (CHAT_RULES, "tools[1].parameters", "tools[1].function.parameters"),
-    (CHAT_RULES, "tool_choice.function", "tool_choice.function.name"),
-    (CHAT_RULES, "idempotency_key", "idempotency-key"),
-    (CHAT_RULES, "metadata.sluice-tenant", "sluice-tenant"),
-    (COMPLETION_RULES, "input", "prompt"),
-    (COMPLETION_RULES, "sampling.logprobs", "logprobs"),
-    (TEXTS_RULES, "texts[1]", "input[1]"),
-    (RESPONSE_RULES, "input", "input"),
-    (RESPONSE_RULES, "sampling.max_tokens", "max_output_tokens"),
-    (RESPONSE_RULES, "sampling.json_schema", "text.format"),
-    (RESPONSE_RULES, "tools[1].parameters", "tools[1].parameters"),
-    (RESPONSE_RULES, "tool_choice.function", "tool_choice.name"),
+    (BodyKind.CHAT, "input", "messages"),
+    (BodyKind.CHAT, "chat.messages[3].tool_calls[0].arguments", "messages[3].tool_calls[0].function.arguments"),
+    (BodyKind.CHAT, "chat.messages[3].tool_call_id", "messages[3].tool_call_id"),
+    (BodyKind.CHAT, "sampling.logprobs", "top_logprobs"),
+    (BodyKind.CHAT, "tools[1].parameters", "tools[1].function.parameters"),
+    (BodyKind.CHAT, "tool_choice.function", "tool_choice.function.name"),
+    (BodyKind.CHAT, "idempotency_key", "idempotency-key"),
+    (BodyKind.CHAT, "metadata.sluice-tenant", "sluice-tenant"),
+    (BodyKind.COMPLETION, "input", "prompt"),
+    (BodyKind.COMPLETION, "sampling.logprobs", "logprobs"),
+    (BodyKind.TEXTS, "texts[1]", "input[1]"),
+    (BodyKind.RESPONSE, "input", "input"),
+    (BodyKind.RESPONSE, "sampling.logprobs", "top_logprobs"),
+    (BodyKind.RESPONSE, "sampling.max_tokens", "max_output_tokens"),
+    (BodyKind.RESPONSE, "sampling.json_schema", "text.format"),
+    (BodyKind.RESPONSE, "tools[1].parameters", "tools[1].parameters"),
+    (BodyKind.RESPONSE, "tool_choice.function", "tool_choice.name"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rules", "path", "name"), PATHS)
-def test_paths_become_names(rules: Any, path: str, name: str) -> None:
-    assert FieldNames(rules)(path) == name
+@pytest.mark.parametrize(("kind", "path", "name"), PATHS)
+def test_paths_become_names(kind: BodyKind, path: str, name: str) -> None:
+    assert FieldNames(kind)(path) == name
 
 
 SENT = [
@@ -61,16 +55,16 @@ SENT = [
 
 @pytest.mark.parametrize(("body", "path", "name"), SENT)
 def test_names_depend_on_what_was_sent(body: dict[str, Any], path: str, name: str) -> None:
-    assert FieldNames(CHAT_RULES, body)(path) == name
+    assert FieldNames(BodyKind.CHAT, body)(path) == name
 
 
 def test_labels_of_a_batch_are_its_metadata() -> None:
-    names = FieldNames(BATCH_RULES, {"metadata": {"a": "x"}})
+    names = FieldNames(BodyKind.BATCH, {"metadata": {"a": "x"}})
     assert (names("spec.labels.a"), names("spec.labels")) == ("metadata.a", "metadata")
 
 
 def test_a_text_that_is_alone_is_the_input() -> None:
-    assert FieldNames(TEXTS_RULES, {"input": "w"})("texts[0]") == "input"
+    assert FieldNames(BodyKind.TEXTS, {"input": "w"})("texts[0]") == "input"
 
 
 def test_items_of_responses_have_their_own_places() -> None:
@@ -83,7 +77,7 @@ def test_items_of_responses_have_their_own_places() -> None:
     ]
     places = dict[str, str]()
     chat_of({"instructions": "i", "input": items}, places)
-    names = FieldNames(RESPONSE_RULES, {}, places)
+    names = FieldNames(BodyKind.RESPONSE, {}, places)
     expected = {
         "messages[0].content": "instructions",
         "messages[1].content": "input[0].content",
