@@ -34,6 +34,7 @@ class UsageAccounting:
         spending: Costs of the last hour.
         days: Costs of each day of a month.
         limits: What tenants have taken of their limits.
+        hung_s: See `HUNG_S`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class UsageAccounting:
         self.days = Spending(unix_offset_s, DAY_S, MONTH_PERIODS)
         self.limits = TenantLimits(self.spending, self.days, clock, unix_offset_s)
         self._streams = streams
+        self.hung_s = HUNG_S
         self._last_token_at: dict[str, float] = {}
         """When runs that have ended got their last token, by model."""
 
@@ -133,11 +135,11 @@ class UsageAccounting:
             self.breakers.abandoned(model)
 
     def _is_hung(self, run: ModelRun, now: float) -> bool:
-        """Return whether nobody got a token of the model for `HUNG_S` while the run waited for one.
+        """Return whether nobody got a token of the model for `hung_s` while the run waited for one.
 
         A shorter deadline proves nothing; nor does a wait while the model works for others.
         """
-        since = now - HUNG_S
+        since = now - self.hung_s
         if not run.was_accepted or max(run.sent_at, self._last_token_at[run.model]) > since:
             return False
         live = (other for stream in self._streams for other in stream.runs)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
-import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from gateway.admission.overload import OverloadControl, OverloadRules, SchedulingParams
@@ -163,11 +162,9 @@ async def test_answer_that_the_caller_has_costs_nothing(nats_url: str, model_fol
         assert error.reason == "MODEL_UNAVAILABLE"  # two failures in a row
 
 
-async def test_a_model_that_hangs_is_left_alone(
-    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.admission.usage.HUNG_S", 0.1)
+async def test_a_model_that_hangs_is_left_alone(nats_url: str, model_folder: Path) -> None:
     async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
+        wire.gateway.usage.hung_s = 0.1
         for _ in range(2):
             call = wire.stub.Generate(prompt(model="large"), timeout=1.0)
             await wire.batcher.task("large")
