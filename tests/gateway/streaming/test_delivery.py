@@ -3,6 +3,7 @@
 from gateway.streaming.answer_stream import AnswerStream, Reader
 from gateway.streaming.model_run import ModelRun
 from sluice.errors import Cancelled, SlowReader
+from sluice.internal.v1.frame_pb2 import Frame
 from sluice.internal.v1.gateway_pb2 import StoredAnswer
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
 from sluice.wire.tokens import tokens_of
@@ -109,21 +110,26 @@ def test_held_tokens_match_the_answer_or_a_replaced_model() -> None:
     assert not made.matches(ids("y"), "third")
 
 
+def started_of(made: AnswerStream, model: str) -> tuple[str, int]:
+    made.accept_task(made.current.run_id)
+    started = made.started(reader_of(made), model)
+    assert started is not None
+    return started.model, started.prompt_tokens
+
+
 def test_started_names_the_model_of_the_held_tokens() -> None:
     made = answer_of(attempt("abc"))
-    assert (made._started("m").model, made._started("m").prompt_tokens) == ("m", 3)
-    assert (made._started("").request_id, made._started("").seed) == ("r1", 4)
+    assert started_of(made, "m") == ("m", 3)
+    first = made.started(reader_of(made), "")
+    assert first is not None
+    assert (first.request_id, first.seed) == ("r1", 4)
     escalated(made, "x", "large", 7)
-    assert not made._was_replaced("large")
-    assert not made._was_replaced("third")
-    assert made._was_replaced("m")
     for model, expected in (("m", ("m", 3)), ("", ("large", 7)), ("third", ("large", 7))):
-        started = made._started(model)
-        assert (started.model, started.prompt_tokens) == expected
+        assert started_of(made, model) == expected
     # It comes back: what it said before is void, and it is not replaced any more.
     escalated(made, "y", "m", 4)
-    assert not made._was_replaced("m")
-    assert (made._started("m").model, made._started("m").prompt_tokens) == ("m", 4)
+    assert not made.matches(ids("x"), "m")
+    assert started_of(made, "m") == ("m", 4)
     replaced = {one.model: one.prompt_tokens for one in stored_of(made).replaced}
     assert replaced == {"large": 7}
 
@@ -161,17 +167,20 @@ def test_one_call_reads_at_a_time() -> None:
 
 
 def test_what_was_there_before_the_call_is_not_its_fault() -> None:
-    first = attempt("a" * 20)
+    first = new_run("r1")
     made = answer_of(first)
+
+    def arrive(text: str) -> None:
+        frame = Frame(request_id="r1", start_index=first.next_index, token_ids=ids(text))
+        made.accept(frame, 1.0)
+
+    arrive("a" * 20)
     reader = reader_of(made, 2, limit=4)
-    say(first, "b" * 4)
-    made._show_since(20)
+    arrive("b" * 4)
     read(made, reader)
-    say(first, "d" * 4)
-    made._show_since(24)
+    arrive("d" * 4)
     assert made.error is None
-    say(first, "e" * 5)
-    made._show_since(28)
+    arrive("e" * 5)
     assert isinstance(made.error, SlowReader)
 
 
@@ -231,7 +240,6 @@ def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
     made.is_held = False
     delta, finished = read(made, reader, ended=True)
     assert (delta.delta.text, finished.finished) == ("abc", FINISHED)
-    assert made._delivered == 3
 
 
 def test_a_caller_that_reads_before_the_first_token_makes_no_text() -> None:
@@ -241,7 +249,7 @@ def test_a_caller_that_reads_before_the_first_token_makes_no_text() -> None:
     made._notices.append(Notice(message="waits"))
     (notice,) = read(made, reader)
     assert notice.notices[0].message == "waits"
-    assert first._transcript is None
+    assert first.token_ids == (), "no list was made"
     say(first, "a")
     (event,) = read(made, reader)
     assert event.delta.text == "a"

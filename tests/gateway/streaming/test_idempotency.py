@@ -133,9 +133,8 @@ def test_an_answer_to_an_equal_request_has_nothing_of_the_first_call() -> None:
     assert key.issued(events[0].delta.resume_token, b"g", "m", 4, (7, None, 8))
     finished = events[-1].finished
     assert (finished.usage.cached, finished.timings, len(finished.attempts)) == (True, timings, 0)
-    assert replay._stored.restart_notice == 0
     assert not first.finished.usage.cached, "the first one stays as it was"
-    assert first._stored == record("!").answer
+    assert events_of(first, 0, "") == events_of(Replay(record("!")), 0, "")
 
 
 def test_an_answer_of_which_tokens_have_no_text_is_not_whole() -> None:
@@ -170,31 +169,33 @@ def test_an_answer_is_kept_until_its_time_and_no_longer() -> None:
     cache.expire(5.999)
     cache.put("b", kept, 5.0)
     cache.expire(6.0)
-    assert list(cache._entries) == ["b"]
-    assert cache._bytes == kept.ByteSize()
+    assert kept_in(cache, 5.5) == "b"
     cache.expire(100.0)
     cache.expire(100.0)
-    assert cache._bytes == 0
+    assert kept_in(cache, 5.5) == ""
+
+
+def kept_in(cache: ReplayCache, now: float = 2.0) -> str:
+    return "".join(key for key in "abcde" if cache.record(key, now) is not None)
 
 
 def test_bounds_of_one_answer_and_of_all() -> None:
     cache = ReplayCache(3, 60.0)
     cache.put("a", sized(256 * 1024), 0.0)
     cache.put("b", sized(256 * 1024 + 1), 0.0)
-    assert list(cache._entries) == ["a"]
+    assert kept_in(cache) == "a"
     for name in "cd":
         cache.put(name, sized(100), 0.0)
-    assert list(cache._entries) == ["a", "c", "d"]
+    assert kept_in(cache) == "acd"
     cache.put("e", sized(100), 0.0)
-    assert list(cache._entries) == ["c", "d", "e"]
+    assert kept_in(cache) == "cde"
     # One that is written again is the newest.
     cache.put("c", sized(200), 1.0)
-    assert list(cache._entries) == ["d", "e", "c"]
-    assert cache._bytes == 400
-    cache.drop(lambda key: key in "dc")
-    assert (list(cache._entries), cache._bytes) == (["e"], 100)
+    cache.put("a", sized(100), 1.0)
+    assert kept_in(cache) == "ace"
+    cache.drop(lambda key: key in "ac")
+    assert kept_in(cache) == "e"
     small = ReplayCache(9, 60.0, bytes_max=300)
     for name in "abcd":
         small.put(name, sized(100), 0.0)
-    assert list(small._entries) == ["b", "c", "d"]
-    assert ReplayCache(9, 60.0)._bytes_max == 64 * 1024 * 1024
+    assert kept_in(small) == "bcd"
