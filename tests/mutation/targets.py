@@ -111,14 +111,14 @@ _DELIVERED: Final = (
     "join",
     "matches",
     "read",
-    "replaced",
+    "_was_replaced",
     "_started",
     "block",
     "_add_resume_token",
 )
 RESUME: Final = Group(
     {
-        "gateway/streaming/answer.py": tuple(f"Answer.{name}" for name in _DELIVERED),
+        "gateway/streaming/answer_stream.py": tuple(f"AnswerStream.{name}" for name in _DELIVERED),
         "gateway/streaming/idempotency.py": (),
         "gateway/streaming/registry.py": (
             *(f"Registry.{name}" for name in ("find", "drop_replays", "open")),
