@@ -30,7 +30,7 @@ class InputOptions:
     """How the input is written, and where the messages of a subject begin and end."""
 
     format: Literal["auto", "openai", "jsonl", "csv", "parquet"] = option(
-        "auto", "How the input is written."
+        "auto", "Format of the input."
     )
     template: str = option("", 'Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT")
     id_field: str = option("", 'The column that names an item.  [default: "id"]', metavar="NAME")
@@ -73,12 +73,15 @@ class StageOptions:
 
     split: int = option(
         0,
-        "Long documents: parts of at most so many tokens.  [default: what fits]",
+        "Split long documents into parts of at most this many tokens.  [default: what fits]",
         min=0,
         metavar="TOKENS",
     )
     overlap: int = option(
-        0, "Of the end of a part that begin the next one; needs --split.", min=0, metavar="TOKENS"
+        0,
+        "Tokens of a part's end that begin the next part; needs --split.",
+        min=0,
+        metavar="TOKENS",
     )
     map: str = option("", 'The prompt of a part: "Summarize: {text}".', metavar="TEXT")
     reduce: str = option(
@@ -107,18 +110,20 @@ class StageOptions:
 class LimitOptions:
     """When a job ends, is paused or gives an item up, and how fast it runs."""
 
-    deadline: float | None = option(None, "The job expires after this time.", metavar="SECONDS")
-    max_cost: float = option(0.0, "The job is paused at this cost.", min=0)
+    deadline: float | None = option(
+        None, "Deadline of the job: it expires after this time.", metavar="SECONDS"
+    )
+    max_cost: float = option(0.0, "Pause the job at this cost.", min=0)
     requests_per_minute: int = option(0, "", min=0)
     tokens_per_minute: int = option(0, "", min=0)
-    concurrency: int = option(0, "Items in flight at once.", min=0)
+    concurrency: int = option(0, "Maximum number of items in flight.", min=0)
     max_bad_lines: float | None = option(
-        None, "The job is paused above this share of bad lines.  [default: 0.1]", min=0, max=1
+        None, "Pause the job above this share of invalid lines.  [default: 0.1]", min=0, max=1
     )
-    max_retries: int | None = option(None, "Of an item.  [default: 3]", min=0)
+    max_retries: int | None = option(None, "Retries of an item.  [default: 3]", min=0)
 
     def limits(self, item_timeout_s: float | None) -> pb.JobLimits:
-        """Those that were given; the others keep their defaults."""
+        """Options that were given; others keep their defaults."""
         end_ms = None if self.deadline is None else unix_ms() + round(self.deadline * 1e3)
         return pb.JobLimits(
             item_timeout=None if item_timeout_s is None else duration(item_timeout_s * 1e3),
@@ -159,23 +164,27 @@ def submit(
     *,
     source: str = argument(
         ...,
-        "A file, which is uploaded, or a URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
+        "File to upload, or URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
         metavar="IN",
         show_default=False,
     ),
     chosen: options.BulkSampling,
     out: Out = None,
-    wait: bool = option(False, "Return when the job is over."),
-    watch: bool = option(False, "Wait, and show the progress."),
+    wait: bool = option(False, "Wait until the job is over."),
+    watch: bool = option(False, "Wait until the job is over, and show its progress."),
     given: InputOptions,
     stages: StageOptions,
     reuse: list[str] | None = option(
-        None, "Take this job's answers to identical prompts; may be repeated.", metavar="JOB"
+        None, "Reuse this job's answers to identical prompts; may be repeated.", metavar="JOB"
     ),
-    name: str = option("", "For people."),
-    key: str = option("", "The same key and specification are the same job."),
+    name: str = option("", "Name of the key, for people."),
+    key: str = option("", "Idempotency key: the same key and specification are the same job."),
     bounds: LimitOptions,
-    webhook: str = option("", f"Told about the end; ${_SECRET_VARIABLE} signs it.", metavar="URL"),
+    webhook: str = option(
+        "",
+        f"URL that is notified about the end of the job; ${_SECRET_VARIABLE} signs it.",
+        metavar="URL",
+    ),
     max_dead: MaxDead = 0,
     client: options.TenantClient,
 ) -> None:
@@ -266,13 +275,13 @@ def results(
     *,
     job: JobId,
     out: Out = None,
-    from_index: int = option(0, "The first item, from 0.", min=0),
+    from_index: int = option(0, "Index of the first item, from 0.", min=0),
     stage: int | None = option(
         None,
-        "Of a job with stages: of this one.  [default: the last, or the one that it reached]",
+        "Stage of a job with stages.  [default: the last, or the one that it reached]",
         min=1,
     ),
-    follow: bool = option(False, "Wait for those that are still to come."),
+    follow: bool = option(False, "Wait for results that are still to come."),
     client: options.TenantClient,
 ) -> None:
     """Print the results as OpenAI's batch output, a line each, in the order of the input, dead letters among them.
@@ -310,7 +319,9 @@ def dead_letters(job: JobId, client: options.TenantClient) -> None:
 def retry(
     *,
     job: JobId,
-    reason: list[str] | None = option(None, "Only these; may be repeated.", metavar="REASON"),
+    reason: list[str] | None = option(
+        None, "Use only this one; may be repeated.", metavar="REASON"
+    ),
     client: options.TenantClient,
 ) -> None:
     """Run the dead letters of a job that is over again."""
@@ -328,8 +339,8 @@ def pause(job: JobId, client: options.TenantClient) -> None:
 def resume(
     *,
     job: JobId,
-    max_cost: float | None = option(None, "The new bound of its cost; 0: none.", min=0),
-    max_bad_lines: float | None = option(None, "The new share of bad lines.", min=0, max=1),
+    max_cost: float | None = option(None, "New maximum cost; 0: none.", min=0),
+    max_bad_lines: float | None = option(None, "New maximum share of invalid lines.", min=0, max=1),
     client: options.TenantClient,
 ) -> None:
     """Continue a paused job where it stopped."""
@@ -365,7 +376,7 @@ def _state_of(word: str) -> pb.JobState.ValueType:
 
 
 def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_dead: int) -> None:
-    """Waits until ``job`` is over, writes its results, prints it; raises unless it has done what was asked."""
+    """Wait until ``job`` is over, write its results and print it."""
     if file is not None:
         file.hint = f"the results are kept: sluice batch results {job.id} --out FILE"
     try:

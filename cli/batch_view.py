@@ -34,7 +34,7 @@ def state_of(job: pb.Job) -> str:
 
 
 def job_object(job: pb.Job) -> dict[str, Any]:
-    """A job for --json: times in seconds since the Unix epoch, spans in seconds."""
+    """Return a job as JSON: times in seconds since the Unix epoch, durations in seconds."""
     return {
         "id": job.id,
         "name": job.spec.name,
@@ -55,7 +55,7 @@ _TIMES: Final = ("create_time", "start_time", "end_time")
 
 
 def letter_object(result: pb.JobResult) -> dict[str, Any]:
-    """A dead letter for --json."""
+    """Return a dead letter as JSON."""
     return {
         "index": result.index,
         "line": result.line,
@@ -68,7 +68,7 @@ def letter_object(result: pb.JobResult) -> dict[str, Any]:
 
 
 def show(job: pb.Job) -> None:
-    """A job for people."""
+    """Return a job as text."""
     write_table([job])
     for number, stage in enumerate(job.progress.stages):
         at_work = " *" * (number == job.progress.stage and job.state not in OVER)
@@ -143,7 +143,7 @@ def fitting(text: str, width: int) -> str:
 
 @contextmanager
 def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
-    """Shows on stderr how far a job is: on a terminal in one line, else with each state and tenth of its work."""
+    """Show the progress of a job on stderr: one line on a terminal, else a line for each state and tenth."""
     live, last = output.can_move(sys.stderr), (0, 0)
 
     def update(job: pb.Job) -> None:
@@ -185,7 +185,7 @@ def _speed(job: pb.Job) -> pb.JobProgress | pb.JobReport:
 
 
 def _cost(progress: pb.JobProgress) -> str:
-    """A dash where models have no prices."""
+    """Return a cost as text: a dash where models have no prices."""
     return "-" if not progress.cost and progress.completion_tokens else f"{progress.cost:.4g}"
 
 

@@ -36,7 +36,7 @@ def create(
     *,
     processes: Processes = None,
     host: list[str] | None = option(
-        None, "A name or address beside localhost that they are valid for."
+        None, "Further host name or address for the certificates, besides localhost."
     ),
     authority: OfMesh,
 ) -> None:
@@ -78,7 +78,7 @@ def renew(
 def nats(
     tls_folder: Path = option(..., "Where nats-server finds its tls.crt, tls.key and ca.crt."),
     input_stream: list[str] | None = option(
-        None, "One of jobs.input_streams, which jobs read; may be repeated.", metavar="STREAM"
+        None, "Stream of jobs.input_streams that jobs may read; may be repeated.", metavar="STREAM"
     ),
 ) -> None:
     """Print the part of nats-server's configuration that asks for certificates, and says what each process may do.

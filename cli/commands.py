@@ -22,14 +22,10 @@ _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 
 
 def option(default: Any, about: str, *names: str, **settings: Any) -> Any:
-    """The default of a parameter, or of a field of a dataclass, that is an option.
+    """Return the default of a parameter, or of a field of a dataclass, that is an option.
 
-    A switch that is off by default has no ``--no-`` form.
-
-    Args:
-        about: what it is for.
-        names: unset: that of the parameter.
-        settings: those of Typer.
+    A switch that is off by default has no ``--no-`` form. Without ``names`` it has that of the parameter; other
+    settings are Typer's.
     """
     return field(
         default=default, metadata={"is": typer.Option, "names": names, "help": about, **settings}
@@ -37,7 +33,7 @@ def option(default: Any, about: str, *names: str, **settings: Any) -> Any:
 
 
 def argument(default: Any, about: str, **settings: Any) -> Any:
-    """The same of an argument; ``...`` is the default of one that must be there."""
+    """Return the default of a parameter that is an argument; ``...`` stands for a required one."""
     return field(
         default=default, metadata={"is": typer.Argument, "names": (), "help": about, **settings}
     )
@@ -68,13 +64,13 @@ class Group:
     without: tuple[str, ...] = ()
 
     def parameters(self) -> Iterator[inspect.Parameter]:
-        """The options that are offered."""
+        """Return the options of the group."""
         for one in _parameters(self.make):
             if one.name not in self.without:
                 yield one
 
     def made(self, given: dict[str, Any]) -> Any:
-        """What ``make`` makes of its options, which are taken out of ``given``."""
+        """Take the options of the group out of ``given`` and return what ``make`` makes of them."""
         kept = {one.name: one.default for one in _parameters(self.make) if one.name in self.without}
         return self.make(**kept, **{one.name: given.pop(one.name) for one in self.parameters()})
 
@@ -153,14 +149,14 @@ class Commands(typer.Typer):
 
 
 def _parameters(make: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """The parameters of a function or a dataclass, each with Typer's annotation."""
+    """Return the parameters of a function or a dataclass with the annotations that Typer reads."""
     declared = {one.name: one for one in fields(make)} if is_dataclass(make) else {}
     for name, one in inspect.signature(make).parameters.items():
         yield _typed(one.replace(default=declared.get(name, one.default)))
 
 
 def _typed(one: inspect.Parameter) -> inspect.Parameter:
-    """A parameter as Typer takes it, only by its name."""
+    """Return a parameter as Typer takes it, by keyword only."""
     declared, annotation, default = one.default, one.annotation, one.default
     if isinstance(declared, Field):
         default = (
@@ -176,7 +172,7 @@ def _typed(one: inspect.Parameter) -> inspect.Parameter:
 
 
 def _group(annotation: Any) -> Group | None:
-    """The group of a parameter; None: it is an option."""
+    """Return the group of a parameter, or None for a plain option."""
     if is_dataclass(annotation) and isinstance(annotation, type):
         return Group(annotation)
     return next((one for one in get_args(annotation) if isinstance(one, Group)), None)

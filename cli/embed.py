@@ -37,12 +37,12 @@ class _Text:
 
 def _settings(
     model: str = option(
-        "", "An embedding model, if there are several.", "--model", "-m", metavar="NAME"
+        "", "Embedding model; needed if there are several.", "--model", "-m", metavar="NAME"
     ),
     prompt_name: str = option(
         "", 'Of the model\'s prompt before each text, such as "query".', metavar="NAME"
     ),
-    dimensions: int = option(0, "So many numbers of each embedding; 0: all.", min=0),
+    dimensions: int = option(0, "Number of dimensions of each embedding; 0: all.", min=0),
     normalize: bool | None = option(
         None, "Scale embeddings to length 1.  [default: as the model says]"
     ),
@@ -120,7 +120,11 @@ class _Lines:
         self._lines, self._field = lines, field
 
     def __iter__(self) -> Iterator[_Text]:
-        """Raises InputInvalid: a line is no UTF-8, or an object without the field."""
+        """Yield the texts.
+
+        Raises:
+            InputInvalid: A line is not UTF-8, or an object without the field.
+        """
         objects: bool | None = None
         for number, line in enumerate(self._lines, 1):
             try:

@@ -41,10 +41,10 @@ class QuestionOptions:
     """Which questions are asked."""
 
     n: int = option(20, "Questions per kind and level.", min=1)
-    seed: int = option(1, "Chooses the questions.")
+    seed: int = option(1, "Random seed for choosing the questions.")
     questions: Path | None = option(
         None,
-        "Ask these instead, of a JSONL or CSV file (docs/use/evaluation.md).",
+        "JSONL or CSV file of questions to ask instead (docs/use/evaluation.md).",
         metavar="FILE",
     )
 
@@ -70,8 +70,8 @@ class OutcomeOptions:
         "Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
         metavar="FILE.csv",
     )
-    weak: str = option("small", "The small model of outcomes.", metavar="NAME")
-    strong: str = option("large", "The large model; others are compared with it.", metavar="NAME")
+    weak: str = option("small", "Small model of the outcomes.", metavar="NAME")
+    strong: str = option("large", "Large model, with which others are compared.", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +97,10 @@ class GoldenOptions:
 
 def _greedy(
     label: options.Label = None,
-    accept_replace: bool = option(False, "A cascade may take back what it has streamed."),
-    timeout: float = option(120.0, "Deadline of each answer.", metavar="SECONDS"),
+    accept_replace: bool = option(
+        False, "Allow a cascade to replace text that it has already streamed."
+    ),
+    timeout: float = option(120.0, "Timeout of each request, in seconds.", metavar="SECONDS"),
 ) -> GenerateOptions:
     options.check_timeout(timeout)
     return {
@@ -123,7 +125,7 @@ def evaluate(
     pair: OutcomeOptions,
     references: GoldenOptions,
     given: Annotated[GenerateOptions, Group(_greedy)],
-    concurrency: int = option(16, "Questions that are asked at once.", min=1),
+    concurrency: int = option(16, "Number of questions asked at the same time.", min=1),
     tenant: options.Tenant = None,
     address: options.Address = None,
 ) -> None:
@@ -167,7 +169,7 @@ def evaluate(
 def write_outcomes(
     new: NewFile, questions: Sequence[Question], weak: Sequence[Result], strong: Sequence[Result]
 ) -> int:
-    """Writes training data for `sluice router train`: a row for each question that both models answered.
+    """Write training data for `sluice router train`: a row for each question that both models answered.
 
     Returns how many; without any there is no file.
     """

@@ -41,7 +41,7 @@ _HOPS: Final = (
 def explain(
     *,
     request_id: RequestId,
-    audit: bool = option(False, "Show the entry of the audit instead; it is kept longer."),
+    audit: bool = option(False, "Show the audit entry instead, which is kept longer."),
     client: options.OperatorClient,
 ) -> None:
     """Show the decisions about a request: route, batch, cost.
@@ -285,7 +285,7 @@ def trace_object(record: RequestRecord) -> dict[str, object]:
 
 
 def waterfall(record: RequestRecord) -> list[Hop]:
-    """The steps of a request one after another; empty without timings. Earlier releases did not name all of them."""
+    """Return the steps of a request in order; empty without timings."""
     if not record.HasField("timings"):
         return []
     hops, at_ms = list[Hop](), 0.0

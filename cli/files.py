@@ -31,7 +31,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 @contextmanager
 def open_table(path: Path) -> Iterator[tuple[Sequence[str], Iterator[Mapping[str, str | None]]]]:
-    """The columns and the rows of a CSV file, plain or .gz, read as they come.
+    """Read the columns and the rows of a CSV file, plain or .gz, as they come.
 
     Raises:
         OSError: it cannot be read.
@@ -54,7 +54,7 @@ def _open_text(path: Path) -> TextIO:
 
 
 def check_input(path: Path) -> None:
-    """Looks at the beginning of the input of a job before it is sent.
+    """Check the beginning of the input of a job before it is sent.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -70,14 +70,14 @@ def check_input(path: Path) -> None:
 
 
 def pieces(path: Path, size: int = PIECE_BYTES) -> Iterator[bytes]:
-    """The bytes of a file in pieces of ``size``; raises OSError."""
+    """Yield the bytes of a file in pieces of ``size``."""
     with path.open("rb") as file:
         while piece := file.read(size):
             yield piece
 
 
 def read_input(name: str) -> bytes:
-    """What is in a file, or for "-" comes on stdin.
+    """Return the content of a file, or of stdin for "-".
 
     Raises:
         InputInvalid: it cannot be read.
@@ -221,7 +221,7 @@ class OutFile(NewFile):
         super().__init__(path)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Adds a line."""
+        """Write a line."""
         with self.writing() as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self.lines += 1
@@ -236,7 +236,7 @@ class OutFile(NewFile):
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[OutFile | None]:
-    """The file at ``path``, if there is one to write; unless it was completed nothing is left of it."""
+    """Open the file at ``path`` for writing, if there is one; leave nothing of it unless it is completed."""
     if path is None:
         yield None
         return

@@ -18,15 +18,15 @@ def generate(
     ),
     chosen: options.Sampling,
     logprobs: int | None = option(
-        None, "Alternatives per token with their log-probabilities; needs --json."
+        None, "Number of alternatives for each token, with log-probabilities; needs --json."
     ),
-    raw: bool = option(False, "Give the prompt to the model without chat template."),
+    raw: bool = option(False, "Do not apply the chat template."),
     n: int = option(
         1, "Number of answers (they only differ with --temperature above 0).", min=1, max=16
     ),
     tool: list[str] | None = option(
         None,
-        "A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
+        "Function that the model may call, as JSON: name, description, parameters; or a list of them, or "
         "OpenAI's form. May be repeated.",
         metavar="FILE|TEXT",
     ),
@@ -75,7 +75,7 @@ def transcribe(
         metavar="CODE",
     ),
     prompt: str = option(
-        "", "What comes before, with the names and spelling wanted.", metavar="TEXT"
+        "", "Text that precedes the audio, for names and spelling.", metavar="TEXT"
     ),
     translate: bool = option(False, "Translate into English."),
     model: options.Model = options.MODEL,

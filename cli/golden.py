@@ -75,12 +75,12 @@ class Scored:
         return sum(kept_values) / len(kept_values)
 
     def interval(self, metric: str) -> dict[str, float]:
-        """The score with its interval."""
+        """Return the score with its interval as text."""
         return _interval(self.score(metric), (self.score(metric, at) for at in _resamples(self)))
 
 
 def difference(first: Scored, second: Scored, metric: str) -> dict[str, float]:
-    """What the second system does better, by a paired bootstrap (Koehn, 2004): both get the same items each time.
+    """Compare two systems by a paired bootstrap (Koehn, 2004): both get the same items in each sample.
 
     ``p`` is two-sided: how often chance alone makes as much.
     """
@@ -98,14 +98,14 @@ def _resamples(scored: Scored) -> list[list[int]]:
 
 
 def _interval(value: float, drawn: Iterable[float]) -> dict[str, float]:
-    """A value, and between which bounds the middle 95 % of ``drawn`` lie."""
+    """Return a value with the bounds of the middle 95 % of ``drawn``."""
     found = sorted(drawn)
     cut = int(_TAIL * len(found))
     return {"value": value, "low": found[cut], "high": found[-1 - cut]}
 
 
 def best(score: Callable[[str, str], float], answer: str, references: Sequence[str]) -> float:
-    """The score against the reference that it is the highest for."""
+    """Return the score against the best reference."""
     return max(score(answer, reference) for reference in references)
 
 
@@ -115,7 +115,7 @@ def exact(answer: str, reference: str) -> float:
 
 
 def f1(answer: str, reference: str) -> float:
-    """The harmonic mean of precision and recall of the words."""
+    """Return the harmonic mean of precision and recall of the words."""
     got, wanted = words(answer), words(reference)
     if not got or not wanted:
         return float(got == wanted)
@@ -194,7 +194,7 @@ def _ask(
     concurrency: int,
     chosen: GenerateOptions,
 ) -> tuple[str, list[str]]:
-    """The id of a job that asks ``model``, and its answers."""
+    """Run a job that asks ``model`` and return its id and its answers."""
     lines = "".join(json.dumps(_line(item)) + "\n" for item in golden).encode()
     asked = generate_request("-", {**chosen, "model": model})
     spec = pb.JobSpec(
@@ -222,7 +222,7 @@ def _ask(
 
 
 def _line(item: Question) -> dict[str, Any]:
-    """An item of a job."""
+    """Return a question as an item of a job."""
     line: dict[str, Any] = {"id": item.prompt_id}
     if item.max_tokens is not None:
         line["max_tokens"] = item.max_tokens

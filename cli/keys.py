@@ -64,7 +64,7 @@ class Keys:
         return sorted(found, key=lambda one: one[1].create_unix_ms)
 
     def get(self, key_id: str) -> tuple[ApiKeyRecord, int]:
-        """The key, and its revision, which `put` takes."""
+        """Return the key and its revision, which `put` takes."""
         found = self._run(self._bucket.read(key_id, ApiKeyRecord)) if is_token(key_id) else None
         if found is None:
             raise CommandFailed("KEY_UNKNOWN", f"there is no key {key_id!r}; see: sluice keys list")
@@ -72,7 +72,7 @@ class Keys:
         return record, revision
 
     def put(self, key_id: str, record: ApiKeyRecord, revision: int) -> None:
-        """Stores a key in place of its ``revision``; 0: it is new."""
+        """Store a key in place of its ``revision``; 0 for a new one."""
         if self._run(self._bucket.write(key_id, record, revision)) is None:
             raise CommandFailed("KEY_CHANGED", f"{key_id} was changed at the same time; try again")
 
@@ -85,7 +85,7 @@ class Keys:
             )
 
     def add(self, record: ApiKeyRecord) -> NewKey:
-        """Makes the key that ``record`` describes."""
+        """Create the key that ``record`` describes."""
         made = new_key()
         record.digest = digest_of(made.text)
         self.put(made.id, record, 0)
@@ -129,12 +129,14 @@ def create(
     role: list[str] | None = option(
         None, "caller, operator or auditor; may be repeated.  [default: caller]"
     ),
-    name: str = option("", "For people."),
+    name: str = option("", "Name of the key, for people."),
     expires_days: float | None = option(
-        None, "Refused after so many days.  [default: never]", min=0
+        None, "Expiry of the key, in days.  [default: never]", min=0
     ),
-    requests_per_minute: float = option(0.0, "Its own limit, beside those of its tenant.", min=0),
-    tokens_per_minute: float = option(0.0, "The same of tokens.", min=0),
+    requests_per_minute: float = option(
+        0.0, "Limit of this key, besides those of its tenant.", min=0
+    ),
+    tokens_per_minute: float = option(0.0, "Limit of tokens per minute of this key.", min=0),
     mine: OfMesh,
 ) -> None:
     """Make a key. It is printed once, and stored nowhere: only its hash is.
@@ -164,10 +166,10 @@ def create(
 @keys.command("list")
 def list_(
     *,
-    tenant: str | None = option(None, "Those of one tenant."),
+    tenant: str | None = option(None, "Only requests of this tenant."),
     mine: OfMesh,
 ) -> None:
-    """List the keys: whose they are, what they may do, and until when."""
+    """List API keys with tenant, roles and expiry."""
     found = [_described(*one) for one in mine.all() if tenant in (None, one[1].tenant)]
     columns = ("id", "tenant", "roles", "name", "created", "state")
     rows = ([one[column] for column in columns] for one in found)
@@ -178,10 +180,10 @@ def list_(
 def rotate(
     *,
     key_id: KeyId,
-    overlap_s: float = option(3600.0, "How long the old key still works.", min=0),
+    overlap_s: float = option(3600.0, "How long the old key stays valid, in seconds.", min=0),
     mine: OfMesh,
 ) -> None:
-    """Make a new key in place of one, which works for another hour."""
+    """Replace a key by a new one; the old one stays valid for another hour."""
     old, revision = mine.get(key_id)
     if old.revoke_unix_ms:
         raise CommandFailed("KEY_REVOKED", f"{key_id} was revoked; make a new key instead")
@@ -209,7 +211,7 @@ def revoke(key_id: KeyId, mine: OfMesh) -> None:
 
 
 def _settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
-    """The settings of the mesh: of ``config``, of the environment where that names its NATS, or of the state folder.
+    """Return the settings of ``config``, of the environment if that names a NATS, or of the state folder.
 
     Raises:
         CommandFailed: no mesh has been started with that state folder.

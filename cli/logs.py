@@ -30,9 +30,9 @@ def logs(
         'As `sluice status` names them; "gateway" also means "gateway.1".',
         metavar="PROCESS...",
     ),
-    level: Level = option("debug", "This level and above."),
+    level: Level = option("debug", "Minimum log level."),
     request: str = option("", "Only lines about this request, or this trace.", metavar="ID"),
-    since: str = option("", "Not older than 30s, 10m, 2h or 1d.", metavar="TIME"),
+    since: str = option("", "Only events younger than this: 30s, 10m, 2h or 1d.", metavar="TIME"),
     tail: int = option(100, "Show the last N events; 0: all.", min=0, metavar="N"),
     follow: bool = option(False, "Show new lines as they come, until Ctrl-C.", "--follow", "-f"),
     state_dir: options.StateDir = None,
@@ -92,7 +92,7 @@ class _LogFile:
         self._rest = b""
 
     def lines(self) -> list[str]:
-        """The complete lines since the last call."""
+        """Return the complete lines since the last call."""
         try:
             with self._path.open("rb") as file:
                 self._find_place(os.fstat(file.fileno()))
@@ -112,7 +112,7 @@ class _LogFile:
 
 
 def _read(files: Iterable[_LogFile]) -> Iterator[LogLine]:
-    """What is new in each, lines that continue an event with it."""
+    """Yield what is new in each log, together with lines that continue an event."""
     year = datetime.now().year
     for file in files:
         last: LogLine | None = None

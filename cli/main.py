@@ -89,11 +89,11 @@ class LazyCommands(CommandGroup):
     """Imports a command's module when the command is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of `COMMANDS`."""
+        """Return the names of commands in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command called `cmd_name`, or None."""
+        """Return the command called `cmd_name`, or None."""
         if cmd_name not in COMMANDS:
             return None
         module, function, _ = COMMANDS[cmd_name]
@@ -120,7 +120,7 @@ class LazyCommands(CommandGroup):
 
 
 def build() -> typer.Typer:
-    """The application, without any command's code."""
+    """Return the application without loading any command's code."""
     app = typer.Typer(
         cls=LazyCommands,
         name="sluice",
@@ -134,7 +134,7 @@ def build() -> typer.Typer:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code; writes errors to stderr, never a traceback."""
+    """Run one command line and return its exit code; write errors to stderr, never a traceback."""
     words = list(arguments) or ["--help"]
     if words[0] == "help":
         words = [*words[1:], "--help"]
@@ -186,7 +186,7 @@ def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _not_installed(error: ModuleNotFoundError, words: Sequence[str]) -> Exception:
-    """What to install for the command in ``words``; the error itself when no extra holds the module."""
+    """Return what to install for the command in ``words``, or the error itself if no extra has the module."""
     name = next((word for word in words if word in COMMANDS), "")
     extra = COMMANDS[name][2] if name else ""
     if not extra:

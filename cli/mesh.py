@@ -39,7 +39,7 @@ def drift(client: options.OperatorClient) -> None:
 
 
 def health_object(router: RouterHealth) -> dict[str, Any]:
-    """A router for `--json`."""
+    """Return a router as JSON."""
     described = output.message_object(router)
     if described["accuracy"]["bias"] is None:
         described["accuracy"]["brier"] = None
@@ -47,7 +47,7 @@ def health_object(router: RouterHealth) -> dict[str, Any]:
 
 
 def line_of(router: RouterHealth) -> str:
-    """A router in one line for people."""
+    """Return a router as one line of text."""
     return (
         f"router {router.policy} ({word_of(RouterHead, router.head)}, {router.version}):"
         f" {_inputs(router.inputs)}; {_accuracy(router.accuracy)}"
@@ -89,8 +89,10 @@ def up(
     address: str | None = option(None, "HOST:PORT of the gateway; port 0 takes a free one."),
     http: str | None = option(None, "HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
     state: OfMesh,
-    detach: bool = option(False, "Return when it is ready."),
-    secure: bool = option(False, "Encrypt everything with certificates of its own."),
+    detach: bool = option(False, "Run in the background and return when the mesh is ready."),
+    secure: bool = option(
+        False, "Encrypt every connection, with certificates that the mesh creates."
+    ),
     metrics: bool = option(False, "Serve pages of metrics for Prometheus, on free ports."),
 ) -> None:
     """Start a mesh on this machine, and run it until Ctrl-C.

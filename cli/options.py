@@ -73,7 +73,7 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def labels_of(pairs: list[str] | None) -> dict[str, str]:
-    """The labels in ``KEY=VALUE`` pairs."""
+    """Return the labels in ``KEY=VALUE`` pairs."""
     labels = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
@@ -99,7 +99,7 @@ def text_of(given: bytes, field: str) -> str:
 
 
 def tools_of(given: Sequence[str] | None) -> list[Tool]:
-    """The tools in each of ``given``: JSON, or the name of a file with it."""
+    """Return the tools in each of ``given``: JSON, or the name of a file with it."""
     return [tool for one in given or () for tool in _tools_in(one)]
 
 
@@ -134,36 +134,36 @@ def _sampling(
     ),
     temperature: Temperature = None,
     top_p: float | None = option(
-        None, "Draw from the smallest set of tokens with this probability.  [default: 1]"
+        None, "top_p: sample from the smallest set of tokens with this probability.  [default: 1]"
     ),
-    top_k: int | None = option(None, "Draw from this many tokens; 0 is no limit.  [default: 0]"),
+    top_k: int | None = option(
+        None, "top_k: sample from this many tokens; 0 is no limit.  [default: 0]"
+    ),
     min_p: float | None = option(
         None,
-        "Draw from the tokens at least this many times as probable as the first.  [default: 0]",
+        "min_p: sample from tokens at least this many times as probable as the first.  [default: 0]",
     ),
     seed: int | None = option(None, "Random seed.  [default: the gateway picks one]"),
-    stop: list[str] | None = option(
-        None, "A string that ends the answer; may be repeated.", metavar="TEXT"
-    ),
+    stop: list[str] | None = option(None, "Stop string; may be repeated.", metavar="TEXT"),
     repetition_penalty: float | None = option(
-        None, "Above 1 makes tokens that occurred less likely.  [default: 1]"
+        None, "Repetition penalty; above 1, repeated tokens get less likely.  [default: 1]"
     ),
     presence_penalty: float | None = option(
         None, "Penalize tokens that already occur in the answer.  [default: 0]"
     ),
     frequency_penalty: float | None = option(
-        None, "Penalize them by how often they occur.  [default: 0]"
+        None, "Penalize tokens by how often they occur in the answer.  [default: 0]"
     ),
     min_tokens: int | None = option(None, "Minimum number of tokens of the answer.  [default: 0]"),
     json_schema: str | None = option(
-        None, "A JSON schema: the answer is JSON that it accepts.", metavar="FILE|TEXT"
+        None, "JSON schema that the answer must satisfy.", metavar="FILE|TEXT"
     ),
     regex: str | None = option(
-        None, "A regular expression that the whole answer matches.", metavar="TEXT"
+        None, "Regular expression that the whole answer must match.", metavar="TEXT"
     ),
     label: Label = None,
     timeout: float | None = option(
-        None, "Deadline of an answer.  [default: the gateway's]", metavar="SECONDS"
+        None, "Timeout of a request, in seconds.  [default: the gateway's]", metavar="SECONDS"
     ),
     allow_degraded: bool | None = option(
         None,

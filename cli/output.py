@@ -53,7 +53,7 @@ def show(
     text: str | Callable[[], object] | None = None,
     failed: tuple[str, str] | None = None,
 ) -> None:
-    """What a command has to say: ``described`` for programs, or for people ``text``, which may print itself.
+    """Print the result of a command: ``described`` as JSON, or ``text``, which may print itself.
 
     Raises:
         CommandFailed: not all was done that was asked: ``failed`` is the reason and the message.
@@ -77,7 +77,7 @@ def write_text(text: str, stream: TextIO | None = None) -> None:
 
 
 def write_answer(stream: AnswerStream, builder: AnswerBuilder | None = None) -> None:
-    """An answer as it comes, which `builder` collects; as JSON when it is complete."""
+    """Print an answer as it comes, and collect it in `builder`; as JSON once it is complete."""
     builder = builder or AnswerBuilder()
     if wants_json():
         for event in stream:
@@ -88,7 +88,7 @@ def write_answer(stream: AnswerStream, builder: AnswerBuilder | None = None) -> 
 
 
 def show_answer(answer: Answer, text: str = "") -> None:
-    """An answer as JSON; else ``text``, its calls of tools, one a line, and a note."""
+    """Print an answer as JSON; else ``text``, its tool calls, one a line, and a note."""
     if wants_json():
         write_json(answer_object(answer))
         return
@@ -100,7 +100,7 @@ def show_answer(answer: Answer, text: str = "") -> None:
 
 
 def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
-    """Writes the text of `events` as they come and adds them to `builder`; ends the line even when they break off.
+    """Print the text of `events` as they come and add them to `builder`; end the line even when they break off.
 
     Reasoning goes to stderr.
     """
@@ -190,10 +190,9 @@ def text_width() -> int:
 def write_table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], keys: int | None = None
 ) -> None:
-    """Print `aligned`.
+    """Print a table (`aligned`).
 
-    Args:
-        keys: a table that is too wide is printed in parts, each with this many of the first columns; None: as it is.
+    With `keys`, a table that is too wide is printed in parts, each with this many of the first columns.
     """
     listed = list(rows)
     parts = [range(len(headers))] if keys is None else list(_parts(headers, listed, keys))
@@ -226,8 +225,7 @@ def aligned(
 ) -> list[str]:
     """Return the lines of a table, None as a dash; columns of numbers are aligned to the right.
 
-    Args:
-        units: a second line below the headers; left out where all are empty.
+    `units` is a second line below the headers; it is left out if all are empty.
     """
     heads = [headers, units] if any(units) else [headers]
     cells = [["-" if cell is None else _cell(cell) for cell in row] for row in rows]
@@ -247,7 +245,7 @@ def _cell(value: object) -> str:
 
 
 def answer_object(answer: Answer) -> dict[str, Any]:
-    """An answer for `--json`; without what it has not, and without the attempts where there was one."""
+    """Return an answer as JSON, without empty fields, and without attempts if there was only one."""
     described = {"tier": answer.tier, **_described(answer)}
     described["attempts"] = [
         {"model": one.model, "usage": message_object(one.usage)} for one in answer.attempts
@@ -259,7 +257,7 @@ def answer_object(answer: Answer) -> dict[str, Any]:
 
 
 def _described(value: Any) -> Any:
-    """A value of an answer as JSON."""
+    """Return a value of an answer as JSON."""
     if is_dataclass(value):
         return {one.name: _described(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, tuple):

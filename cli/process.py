@@ -44,7 +44,7 @@ def worker(
     host: str = option("127.0.0.1", "Address to listen on; there are no credentials on this port."),
     port: int | None = option(None, "gRPC port; default triton.port, else 8001."),
     tritonserver: str | None = option(
-        None, "A tritonserver by its path or name; default that of the wheel."
+        None, "tritonserver to run, by path or name.  [default: the wheel's]"
     ),
 ) -> None:
     """Run one model worker in the foreground until SIGTERM."""
@@ -68,7 +68,7 @@ def worker(
 
 
 def _become(module: str, config: Path, process_id: str | None) -> NoReturn:
-    """Replaces this process by ``python -m MODULE``, so that signals and the exit code are its own."""
+    """Replace this process by ``python -m MODULE``, so that signals and the exit code are its own."""
     from importlib.util import find_spec
 
     from sluice.startup import child_environment, module_command

@@ -76,7 +76,7 @@ class Score:
 
 
 def score_of(model: str, kind: str, level: str, results: Sequence[Result]) -> Score:
-    """What ``results`` add up to."""
+    """Return the sums of ``results``."""
     tokens, answer_tokens = Counter[str](), Counter[str]()
     for leg in (leg for one in results for leg in one.legs):
         answer_tokens[leg.model] += leg.usage.completion_tokens
@@ -132,7 +132,7 @@ def trades(table: Sequence[Score], strong: str) -> list[Trade]:
 
 
 def tabulate(results: Sequence[Result]) -> list[Score]:
-    """The scores: model by model in the order of the results, cell by cell, then the whole model."""
+    """Return the scores: model by model in the order of the results, cell by cell, then the whole model."""
     table = []
     for asked in _in_order(result.asked for result in results):
         mine = [result for result in results if result.asked == asked]
@@ -204,7 +204,7 @@ def support_questions(split: Split, n: int, seed: int) -> list[Question]:
 
 
 def of_file(path: Path) -> list[Question]:
-    """The questions of a JSONL or CSV file.
+    """Return the questions of a JSONL or CSV file.
 
     Each has "prompt" or "messages", "answer" or "reference" or a list of "references", and optionally "id", "kind",
     "level", "max_tokens". An answer is right when it equals a reference, white space at both ends aside.
@@ -224,7 +224,7 @@ def of_file(path: Path) -> list[Question]:
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """The objects of a JSONL file or the rows of a CSV file, each with its place and its number.
+    """Yield the objects of a JSONL file or the rows of a CSV file, each with its place and number.
 
     Raises:
         OSError: the file cannot be read.
@@ -254,12 +254,10 @@ async def ask_all(
     concurrency: int,
     options: GenerateOptions,
 ) -> list[Result]:
-    """The results of all ``questions`` in their order, ``concurrency`` of them at a time.
+    """Ask all ``questions``, ``concurrency`` at a time, and return the results in their order.
 
     They are asked in a shuffled order, always the same: real traffic is not sorted by kind, which batches would notice.
-
-    Args:
-        asked: what the results are listed under.
+    Results are listed under ``asked``.
     """
     order = list(range(len(questions)))
     Random(0).shuffle(order)

@@ -29,13 +29,13 @@ RESENT_S: Final = 5.0
 def record(
     out: Path = option(..., "File to write; one that exists is replaced."),
     seconds: float = option(
-        60.0, "How long new requests are recorded.", min=0.1, metavar="SECONDS"
+        60.0, "Duration of the recording, in seconds.", min=0.1, metavar="SECONDS"
     ),
     settle: float = option(
-        30.0, "How long to wait for the last of them to end.", min=0, metavar="SECONDS"
+        30.0, "Maximum wait for the last requests to end, in seconds.", min=0, metavar="SECONDS"
     ),
     nats_url: str | None = option(
-        None, "NATS of the mesh; unset: of the mesh of the state folder."
+        None, "NATS URL of the mesh.  [default: of the mesh in the state folder]"
     ),
     state_dir: options.StateDir = None,
 ) -> None:
@@ -85,7 +85,7 @@ class Recorder:
         return len(self._recording) + self._recording.dropped
 
     async def run(self, url: str, seconds: float, settle_s: float, tls: Path | None = None) -> None:
-        """Records new requests for ``seconds``, and waits at most ``settle_s`` for their ends.
+        """Record new requests for ``seconds``, and wait at most ``settle_s`` for their ends.
 
         Raises:
             CommandFailed: NATS does not answer.

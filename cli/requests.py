@@ -23,7 +23,7 @@ OfTenant = Annotated[str, Option(help="Of this tenant.", metavar="NAME")]
 def requests(
     *,
     tenant: OfTenant = "",
-    model: str = option("", "Of this model.", "--model", "-m", metavar="NAME"),
+    model: str = option("", "Only this model.", "--model", "-m", metavar="NAME"),
     limit: int = option(100, "Show at most N, oldest first.", min=1, max=1000, metavar="N"),
     client: options.OperatorClient,
 ) -> None:
@@ -50,9 +50,9 @@ def requests(
 def cancel(
     *,
     request_ids: list[str] | None = argument(
-        None, "As `sluice requests` lists them.", metavar="REQUEST_ID..."
+        None, "Ids of running requests, as `sluice requests` lists them.", metavar="REQUEST_ID..."
     ),
-    tenant: str = option("", "All requests of this tenant instead.", metavar="NAME"),
+    tenant: str = option("", "Cancel all requests of this tenant instead.", metavar="NAME"),
     client: options.OperatorClient,
 ) -> None:
     """Cancel running requests, or all of a tenant.
@@ -83,10 +83,12 @@ def cancel(
 def drain(
     *,
     model: str = argument(..., "", metavar="MODEL"),
-    worker: str = argument(..., "HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"),
-    undo: bool = option(False, "Put it back into service."),
+    worker: str = argument(
+        ..., "Worker as HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"
+    ),
+    undo: bool = option(False, "Return the worker to service."),
     wait: float = option(
-        0, "Wait at most this long until no request is left in it.", metavar="SECONDS", min=0
+        0, "Wait at most this long until the worker is empty, in seconds.", metavar="SECONDS", min=0
     ),
     client: options.OperatorClient,
 ) -> None:

@@ -31,7 +31,7 @@ MORE: Final = (
 class MeshOutcomes:
     """Which outcomes of which mesh; no tenants stand for all, no hours for all the time that they are kept."""
 
-    from_mesh: bool = option(False, "Also from what the mesh has kept of its traffic.")
+    from_mesh: bool = option(False, "Also learn from outcomes that the mesh has stored.")
     tenant: list[str] | None = option(
         None, "--from-mesh: of this tenant; may be repeated.", metavar="NAME"
     )
@@ -43,7 +43,7 @@ class MeshOutcomes:
     address: options.Address = None
 
     def fetch(self) -> "list[StreamOutcomesResponse]":
-        """The rows of one pair of models, each request once; none unless ``from_mesh``."""
+        """Return the rows of one pair of models, each request once; none unless ``from_mesh``."""
         if not self.from_mesh:
             if self.tenant or self.hours is not None or self.pair or self.keep:
                 message = "--tenant, --hours, --pair and --keep belong to --from-mesh"
@@ -117,14 +117,17 @@ router = Commands(
 def train_(
     *,
     files: list[Path] | None = argument(
-        None, "One or more, plain or .gz.", metavar="OUTCOMES.csv", show_default=False
+        None,
+        "One or more files of outcomes, plain or .gz.",
+        metavar="OUTCOMES.csv",
+        show_default=False,
     ),
     out: Path = option(..., "The router.", show_default=False),
-    cascade: bool = option(False, "Read weak_response as well; every row must have it."),
-    seed: int = option(0, "Makes training repeatable.", min=0),
+    cascade: bool = option(False, "Also read weak_response; every row must have it."),
+    seed: int = option(0, "Random seed of the training.", min=0),
     mesh: MeshOutcomes,
 ) -> None:
-    """Learn a router from recorded outcomes, from those that the mesh has kept (--from-mesh), or both."""
+    """Train a router on recorded outcomes, on those stored by the mesh (--from-mesh), or both."""
     from gateway.routing.learned import artefact
     from learning import report
     from learning.outcomes import mesh_one_sided
@@ -169,7 +172,7 @@ def score(
         "prompt_id, score; prompts with higher scores go to the large model sooner.",
         show_default=False,
     ),
-    cascade: bool = option(False, "Read weak_response as well."),
+    cascade: bool = option(False, "Also read weak_response."),
 ) -> None:
     """Score prompts with a router."""
     from gateway.routing.learned import artefact

@@ -55,9 +55,9 @@ class Traffic:
         "Kinds: poisson, bursty, diurnal, flood.",
         metavar="SPEC",
     )
-    seconds: float = option(60.0, "How long generated traffic arrives.", min=0.001)
-    seed: int = option(1, "Makes generated traffic repeatable.")
-    model: str | None = option(None, "Of a trace, only requests to this model.", metavar="NAME")
+    seconds: float = option(60.0, "Duration of the generated traffic, in seconds.", min=0.001)
+    seed: int = option(1, "Random seed of the generated traffic.")
+    model: str | None = option(None, "Use only the trace's requests to this model.", metavar="NAME")
 
     def load(self, by_default: Sequence[str] = ()) -> "list[Arrival]":
         """Return the requests in order of time; ``by_default``: generated ones where nothing else is named."""
@@ -91,7 +91,7 @@ class Workers:
     )
     cost: str = option(
         "large-cpu",
-        "What a step takes: a shipped cost, or a file of `sluice plan --measure` or `sluice bench engine --fit`.",
+        "Cost of a step: a shipped one, or a file of `sluice plan --measure` or `sluice bench engine --fit`.",
         metavar="NAME|FILE",
     )
     cores: int = option(
@@ -106,7 +106,7 @@ class Workers:
         "continuous: the paged engine, which rows join at each step. generate: whole padded batches.  "
         "[default: continuous; both with --policies all]",
     )
-    slots: int = option(32, "Rows that a worker computes at once.", min=1)
+    slots: int = option(32, "Maximum number of sequences that a worker computes at once.", min=1)
     prefill_tokens: int = option(512, "Most prompt tokens of a step; 0: whole prompts.", min=0)
     cache_tokens: int = option(
         0, "Tokens that fit a worker's cache; 0: only slots limit it.", min=0
@@ -118,7 +118,7 @@ class Workers:
     def setups(
         self, policies: str, model: str | None, workers: int = 1, until_s: float | None = None
     ) -> "dict[str, Setup]":
-        """What is simulated, by the names of the policies, in the order in which they were named."""
+        """Return the simulations by name of policy, in the order in which they were named."""
         from simulator.simulator import Setup
         from sluice import settings
         from sluice.settings.batching import Policy
@@ -168,7 +168,7 @@ class Workers:
         return checked(lambda: parse_costs(lines_of(Path(name))), name)
 
     def _limits(self) -> "EngineLimits":
-        """Return what a worker takes."""
+        """Return the limits of a worker."""
         from simulator.engines import EngineLimits
 
         return EngineLimits(
@@ -188,7 +188,7 @@ class Objectives:
         metavar="CLASS:ttft=S,latency=S",
     )
     worker_hour_price: float | None = option(
-        None, "Of one worker and hour.", min=0, metavar="PRICE"
+        None, "Price of one worker for one hour.", min=0, metavar="PRICE"
     )
 
     def slos(self) -> "dict[str, Slo]":
@@ -199,7 +199,7 @@ class Objectives:
 
 
 def checked(make: Callable[[], _T], option: str | None = None) -> _T:
-    """The result of ``make``; a simulation error names the option that caused it."""
+    """Return the result of ``make``; turn a simulation error into one that names the option that caused it."""
     from simulator.trace import SimulationError
 
     try:
@@ -210,7 +210,7 @@ def checked(make: Callable[[], _T], option: str | None = None) -> _T:
 
 
 def lines_of(file: Path) -> Iterable[str]:
-    """The lines of a file; CommandFailed when it cannot be read."""
+    """Return the lines of a file."""
     try:
         return file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -245,7 +245,7 @@ def simulate(
     each: Workers,
     objectives: Objectives,
     until: float | None = option(
-        None, "Stop then, seconds.  [default: when all has ended]", min=0.001
+        None, "Stop at this time, in seconds.  [default: when all requests have ended]", min=0.001
     ),
 ) -> None:
     """Replay traffic in virtual time, and compare batching policies.
@@ -338,19 +338,21 @@ def _total_row(policy: str, s: "Summary") -> tuple[object, ...]:
 class Documents:
     """A job of documents instead of traffic, and the processes that it needs."""
 
-    documents: int | None = option(None, "Plan a job of so many documents instead.", min=1)
-    hours: float = option(24.0, "Time that the job may take.", min=0.001)
+    documents: int | None = option(None, "Plan a job of this many documents instead.", min=1)
+    hours: float = option(24.0, "Maximum duration of the job.", min=0.001)
     prompt_tokens: str = option(
         "lognormal/500/0.7/4096",
         "Length of a document: 900, or lognormal/900/0.6/4096.",
         metavar="LENGTHS",
     )
-    answer_tokens: str = option("lognormal/60/0.5/512", "Length of its answer.", metavar="LENGTHS")
-    zones: int = option(3, "Of a job's processes; of 2 and more one may fail.", min=1)
+    answer_tokens: str = option(
+        "lognormal/60/0.5/512", "Length of each answer, in the same form.", metavar="LENGTHS"
+    )
+    zones: int = option(3, "Number of zones; with 2 or more, one may fail.", min=1)
     headroom: float = option(0.3, "Share of each process that stays free.", min=0, max=0.9)
 
     def lengths(self) -> "LengthMix":
-        """Of documents and their answers."""
+        """Return the lengths of documents and of their answers."""
         from simulator.arrivals import LengthMix, parse_lengths
 
         return LengthMix(
@@ -369,7 +371,7 @@ def plan(
     workers: Workers,
     measure: bool = option(
         False,
-        "First measure, for minutes, what --model (small or large) takes on this machine, into the file of --cost.",
+        "First measure the costs of --model (small or large) on this machine, for minutes, into the file of --cost.",
     ),
     objectives: Objectives,
 ) -> None:
@@ -415,7 +417,7 @@ def plan(
 
 
 def _measure(file: Path, model: str) -> None:
-    """Writes what this machine takes."""
+    """Write the costs of this machine to a file."""
     from cli.bench import run
     from simulator.cost import SHIPPED
 

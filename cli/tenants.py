@@ -22,7 +22,7 @@ tenants = Commands("Show what tenants use of their limits, or forget one.")
 @tenants.command("list")
 def list_(
     *,
-    tenant: str = option("", "One of them.", metavar="NAME"),
+    tenant: str = option("", "Id of one request.", metavar="NAME"),
     client: options.OperatorClient,
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.
@@ -44,7 +44,7 @@ def list_(
 @tenants.command()
 def forget(
     tenant: str = argument(..., "", metavar="NAME"),
-    yes: bool = option(False, "Do not ask."),
+    yes: bool = option(False, "Do not ask for confirmation."),
     address: options.Address = None,
 ) -> None:
     """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.

@@ -68,10 +68,12 @@ _SHARED: Final = {catalog.OLDEST.name}
 
 
 def top(
-    once: bool = option(False, "Print one screen; rates are those of one second."),
-    interval: float = option(2.0, "Time between two screens.", metavar="SECONDS", min=0.5),
+    once: bool = option(False, "Print one screen and exit; rates are measured over one second."),
+    interval: float = option(
+        2.0, "Time between two screens, in seconds.", metavar="SECONDS", min=0.5
+    ),
     sort: Sort = option("name", "What rows are sorted by."),
-    text: str = option("", "Only rows with this in a name.", "--filter", metavar="TEXT"),
+    text: str = option("", "Show only rows whose name contains this.", "--filter", metavar="TEXT"),
     address: options.Address = None,
 ) -> None:
     """Watch models, workers and tenants: load, speed, times.
@@ -143,7 +145,7 @@ class Sample:
         return cls(at, values, processes, running)
 
     def now(self, metric: Metric) -> dict[Labels, float]:
-        """A gauge, over all processes."""
+        """Return a gauge over all processes."""
         found = self.values.get(metric.name, {})
         merged = _merged(metric, ((labels, value) for (_, labels), value in found.items()))
         return {labels: value[0] for labels, value in merged.items()}
@@ -165,7 +167,7 @@ class Sample:
 
 
 def _merged(metric: Metric, found: Iterable[tuple[Labels, Value]]) -> dict[Labels, Value]:
-    """The values of all processes by labels."""
+    """Return the values of all processes by labels."""
     highest = metric.name in _SHARED or names.WORKER_ADDRESS in metric.labels
     together: dict[Labels, Value] = {}
     for labels, value in found:
@@ -189,7 +191,7 @@ class View:
         }
 
     def summary(self) -> dict[str, float | None]:
-        """The mesh in a few numbers."""
+        """Return the mesh in a few numbers."""
         tokens, jobs = self._rates(catalog.WORKER_TOKENS), self._sample.now(catalog.JOBS_RUNNING)
         counts = self._sample.running.counts
         return {
@@ -243,7 +245,7 @@ class View:
         ]
 
     def _times(self, metric: Metric) -> dict[Labels, Value]:
-        """A histogram by model and class, over operations."""
+        """Return a histogram by model and class, over operations."""
         place = metric.labels.index(names.GEN_AI_RESPONSE_MODEL)
         grown = self._sample.since(self._earlier, metric)
         return _merged(
@@ -364,7 +366,7 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 
 def quantile(metric: Metric, value: Value, share: float) -> float | None:
-    """The time that ``share`` of the measurements did not exceed, by its bucket; None without measurements."""
+    """Return the time that ``share`` of the measurements did not exceed, by its bucket; None without measurements."""
     counts = value[1:]
     wanted = share * sum(counts)
     if not wanted:
@@ -393,7 +395,7 @@ def _total(
     first: Labels = (),
     wanted: Callable[[Labels], bool] = lambda _: True,
 ) -> float | None:
-    """The sum over labels that begin with ``first``."""
+    """Return the sum over labels that begin with ``first``."""
     if found is None:
         return None
     matching = (labels for labels in found if labels[: len(first)] == first and wanted(labels))

@@ -210,7 +210,7 @@ def _below(span: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
 
 
 def critical_path(root: TraceSpan, spans: Sequence[TraceSpan]) -> list[TraceSpan]:
-    """The spans that took the time of ``root``, the last first, as Jaeger finds them."""
+    """Return the spans that took the time of ``root``, the last first, as Jaeger finds them."""
     path = [root]
     until = root.end_ns
     children = [span for span in spans if span.parent_id == root.span_id]

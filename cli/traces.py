@@ -57,12 +57,8 @@ def check(
     ),
     jaeger: str = option("http://127.0.0.1:16686", "Jaeger's query API.", metavar="URL"),
     limit: int = option(20, "Number of latest traces to check.", min=1, max=LIMIT_MAX),
-    lookback: float = option(
-        3600.0, "How long ago the latest traces may have begun, in seconds.", min=1.0
-    ),
-    settle: float = option(
-        5.0, "Leave out traces that began less than this many seconds ago.", min=0.0
-    ),
+    lookback: float = option(3600.0, "Maximum age of the latest traces, in seconds.", min=1.0),
+    settle: float = option(5.0, "Skip traces that began less than this many seconds ago.", min=0.0),
     triton: bool = option(False, "Require spans of Triton itself in traces of answers, too."),
 ) -> None:
     """Check whether traces are whole: root, parents, a span of each hop, and links.

@@ -62,11 +62,11 @@ class Authority:
         return self.folder / AUTHORITIES
 
     def of(self, process: str) -> Path:
-        """The folder of one process."""
+        """Return the folder of one process."""
         return self.folder / process
 
     def ensure(self, processes: Iterable[str], hosts: Sequence[str] = ()) -> list[Path]:
-        """Makes what is missing, broken, about to expire, or not valid for one of ``hosts``; returns the files.
+        """Make what is missing, broken, about to expire, or not valid for one of ``hosts``, and return the files.
 
         Raises:
             SetupError: a file cannot be written, or the authority's key is gone.
@@ -77,7 +77,7 @@ class Authority:
         return [self.issue(process, names) for process in stale]
 
     def issue(self, process: str, names: Sequence[str] = LOCAL_NAMES) -> Path:
-        """Gives ``process`` a new certificate for ``names``; returns its file.
+        """Issue a new certificate of ``process`` for ``names`` and return its file.
 
         Raises:
             SetupError: a file cannot be written, or the authority's key is gone.
@@ -108,7 +108,7 @@ class Authority:
         return [_issued("ca", self.ca), *(_issued(file.parent.name, file) for file in files)]
 
     def renew(self, processes: Iterable[str]) -> list[Path]:
-        """New certificates of ``processes``, valid for the same names; raises as `issue`, and for an unknown one."""
+        """Issue new certificates of ``processes`` for the same names."""
         known = {one.process: one for one in self.issued() if one.file != self.ca}
         wanted = list(processes) or list(known)
         unknown = [process for process in wanted if process not in known]

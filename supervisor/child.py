@@ -85,7 +85,7 @@ class Child:
     """
 
     def __init__(self, spec: ChildSpec) -> None:
-        """Starts ``spec``; needs a running event loop, and raises OSError when no process can be started."""
+        """Start ``spec``. Needs a running event loop; raises OSError if no process can be started."""
         self._loop = asyncio.get_running_loop()
         self._parts_of, self._linger_s = spec.parts_of, spec.linger_s
         self.ending = False
@@ -107,7 +107,7 @@ class Child:
         return self._process.returncode is None
 
     def send(self, sent: signal.Signals) -> None:
-        """Sends a signal to the process itself; after SIGKILL its group follows when its end is seen."""
+        """Send a signal to the process itself; after SIGKILL its group follows when its end is seen."""
         if self.alive:
             self._process.send_signal(sent)
 
@@ -212,7 +212,7 @@ def rotate_log(path: Path) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code for people."""
+    """Return an exit code as text."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -222,7 +222,7 @@ def describe_exit(code: int) -> str:
 
 
 def log_tail(path: Path, start: int = 0) -> str:
-    """The end of a log in one line: from the last line with an error, else the last lines.
+    """Return the end of a log as one line: from the last line with an error, else the last lines.
 
     ``start`` is the length of the log before it began, bytes.
     """

@@ -169,7 +169,7 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
 
 
 def _carried(settings: Settings, running: Settings) -> Settings:
-    """``settings`` with the addresses that were chosen when the mesh started, where the file leaves them open."""
+    """Return ``settings`` with the addresses that were chosen at start, where the file leaves them open."""
     nats, http, jobs, pages = (
         running.nats,
         settings.http,

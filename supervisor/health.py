@@ -69,7 +69,7 @@ async def _serves_soon(channel: grpc.aio.Channel, model: str) -> bool:
 async def wait_until_reachable(
     name: str, address: str, bound_s: float, tls: Path | None = None
 ) -> None:
-    """Returns when a gRPC server answers at ``address``.
+    """Wait until a gRPC server answers at ``address``.
 
     Raises:
         SetupError: not within ``bound_s`` seconds.
@@ -81,7 +81,7 @@ async def wait_until_reachable(
 
 
 async def _health_of(channel: grpc.aio.Channel, service: str) -> str:
-    """The health of ``service``, or the code of a call that failed."""
+    """Return the health of ``service``, or the code of a call that failed."""
     request = health_pb2.HealthCheckRequest(service=service)
     try:
         answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=_ANSWER_S)

@@ -47,14 +47,14 @@ class Lifecycle:
         self._started_at: float | None = None
 
     def started(self, now: float) -> None:
-        """The process runs."""
+        """Record that the process runs."""
         if self.phase is Phase.BACKING_OFF:
             self.restarts += 1
         self._move(Phase.RUNNING)
         self._started_at = now
 
     def exited(self, now: float) -> float:
-        """The process ended by itself or could not be started; returns the wait before the restart, seconds.
+        """Record that the process ended or could not be started; return the wait before the restart, in seconds.
 
         The first restart is at once, and so is each one after a run of `STEADY_S`.
         """
@@ -67,14 +67,14 @@ class Lifecycle:
         return wait_s
 
     def stop(self) -> None:
-        """A stop is requested: a running process is stopping now, any other has stopped."""
+        """Record that a stop is requested: a running process is stopping now, any other has stopped."""
         if self.phase is Phase.RUNNING:
             self._move(Phase.STOPPING)
         elif self.phase in (Phase.WAITING, Phase.BACKING_OFF):
             self._move(Phase.STOPPED)
 
     def stopped(self) -> None:
-        """The process that was asked to end has ended."""
+        """Record that the process that was asked to end has ended."""
         self._move(Phase.STOPPED)
 
     @property
@@ -88,5 +88,5 @@ class Lifecycle:
 
 
 def _wait_s(ends: int) -> float:
-    """The wait after so many ends in a row; its exponent is bounded, or a process that fails for days overflows it."""
+    """Return the wait after this many ends in a row; the exponent is bounded so that it never overflows."""
     return min(BACKOFF_MIN_S * 2.0 ** (min(ends, 16) - 1), BACKOFF_MAX_S) if ends else 0.0

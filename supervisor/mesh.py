@@ -1,5 +1,6 @@
-"""A whole mesh on this machine while a block runs: nats-server, a tritonserver for each worker, batcher, gateway. Or a
-tritonserver alone.
+"""Run a whole mesh on this machine while a block runs, or a tritonserver alone.
+
+A mesh is nats-server, a tritonserver for each worker, batcher, gateway and jobs.
 
 `sluice up`, `sluice demo`, tests and benchmarks use `running_mesh`, `sluice worker` uses `running_worker`. `Mesh.start`
 reads as the start order, and backwards as the order of the stop: the gateway drains while its servers still run.
@@ -55,8 +56,10 @@ GATEWAY_START_S: Final = 60.0
 
 
 class Mesh:
-    """A running mesh. Processes are named "nats", "triton-MODEL", "remote-MODEL", "batcher", "gateway", "jobs";
-    external ones are missing. From the second gateway on the names have a number: "gateway.1".
+    """A running mesh.
+
+    Processes are named "nats", "triton-MODEL", "remote-MODEL", "batcher", "gateway" and "jobs"; external ones are
+    missing. From the second gateway on the names have a number: "gateway.1".
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class Mesh:
         )
 
     async def start(self) -> None:
-        """Starts everything and returns when every gateway is ready.
+        """Start everything and return when every gateway is ready.
 
         Raises:
             SetupError: a process ended, or a gateway was not ready in time.
@@ -178,7 +181,7 @@ class Mesh:
         self._write_state()
 
     async def stop(self) -> None:
-        """Ends everything in reverse order, within bounds; at once when cancelled."""
+        """End everything in reverse order, within bounds; at once when cancelled."""
         self._ready = False
         await self._reload.stop()
         await self.supervisor.stop()
@@ -186,11 +189,9 @@ class Mesh:
     async def _during_start(
         self, ready: Awaitable[_T], waiting: Mapping[str, str], last: str = ""
     ) -> _T:
-        """Wait for ``ready``, and tell which processes it still takes.
+        """Wait for ``ready``, and report which processes it still waits for.
 
-        Args:
-            waiting: processes by what they serve; it shrinks meanwhile.
-            last: the one that is waited for when it is empty.
+        ``waiting`` has processes by what they serve, and shrinks meanwhile; ``last`` is reported when it is empty.
         """
         return await tell_while_waiting(
             self.supervisor.during_start(ready),
@@ -226,7 +227,7 @@ async def running_mesh(
     on_progress: Progress = lambda _: None,
     origin: Origin = DEFAULTS,
 ) -> AsyncIterator[Mesh]:
-    """A mesh that is ready when the block begins and stopped when it ends.
+    """Run a mesh that is ready when the block begins and stopped when it ends.
 
     Without ``state_dir`` all files are in a temporary folder, which is kept for its logs when the start fails.
     Port 0 in ``gateway.address`` takes a free one.
@@ -272,7 +273,7 @@ def _state_root(named: Path | None) -> Iterator[Path]:
 async def running_worker(
     settings: Settings, host: str, port: int, tritonserver: str | None = None
 ) -> AsyncIterator[str]:
-    """Serves every model of ``settings`` on ``host:port`` while the block runs; its output is ours.
+    """Serve every model of ``settings`` on ``host:port`` while the block runs; its output is ours.
 
     A server that ends, or that has lost a model's Python process, is started again. ``tritonserver``: a program by its
     path or its name on PATH; None: that of the wheel.

@@ -54,7 +54,7 @@ def reword_missing_gpu(log: Path, start: int) -> None:
 
 
 async def until_lost(server: Child, config: TritonConfig, start_s: float) -> None:
-    """Returns when a model's process of ``server`` has ended, or when it or the server is stopped.
+    """Wait until a model's process of ``server`` has ended, or until it or the server is suspended.
 
     The server may take ``start_s`` seconds to start.
 
@@ -68,7 +68,7 @@ async def until_lost(server: Child, config: TritonConfig, start_s: float) -> Non
 
 
 def stub_pids(server_pid: int) -> dict[str, int]:
-    """Processes that run Python models, by model instance ("NAME_0_0"); a dead one is not among them.
+    """Return the processes that run Python models by model instance ("NAME_0_0"), without dead ones.
 
     Empty when the server is gone. Nothing else shows that a stub has died: server and model stay "ready".
     """
@@ -80,7 +80,7 @@ def stub_pids(server_pid: int) -> dict[str, int]:
 
 
 def _instance(child: psutil.Process) -> tuple[str, int] | None:
-    """The model instance a stub serves; None for what is no stub or has ended."""
+    """Return the model instance that a stub serves; None for what is no stub or has ended."""
     try:
         argv = child.cmdline()
         if child.status() == psutil.STATUS_ZOMBIE or not argv or Path(argv[0]).name != STUB:
@@ -92,7 +92,7 @@ def _instance(child: psutil.Process) -> tuple[str, int] | None:
 
 
 async def first_lost(pids: Collection[int]) -> None:
-    """Returns when one of the processes has ended or is stopped; they need not be our children."""
+    """Wait until one of the processes has ended or is suspended; they need not be our children."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     descriptors: list[int] = []

@@ -81,7 +81,7 @@ class NatsConfig:
 
 
 def find_nats_server() -> Path:
-    """The program: the wheel's, else the first on PATH.
+    """Return the program: the wheel's, else the first on PATH.
 
     Raises:
         SetupError: there is none.
@@ -96,7 +96,7 @@ def find_nats_server() -> Path:
 
 
 def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
-    """Writes the configuration file to ``path``; returns program and arguments.
+    """Write the configuration file to ``path`` and return program and arguments.
 
     Raises:
         SetupError: as `find_nats_server`, a folder cannot be written, or its files have another key.
@@ -115,7 +115,7 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
 
 
 def nats_environment(config: NatsConfig) -> dict[str, str]:
-    """What the configuration file does not say."""
+    """Return the arguments and environment that the configuration file lacks."""
     key = config.encryption_key
     environment = {_MEMORY_VARIABLE: os.environ.get(_MEMORY_VARIABLE, MEMORY)}
     if key is not None:
@@ -124,7 +124,7 @@ def nats_environment(config: NatsConfig) -> dict[str, str]:
 
 
 def _check_key(config: NatsConfig) -> None:
-    """Raises SetupError when the store is encrypted with another key, or with one and there is none now."""
+    """Check that the store is encrypted with this key, or with none if there is none."""
     check, key = config.store / _KEY_CHECK, config.encryption_key
     digest = "" if key is None else hashlib.sha256(f"sluice nats {key}".encode()).hexdigest()
     known = check.read_text(encoding="utf-8") if check.exists() else ""
@@ -139,15 +139,14 @@ def _check_key(config: NatsConfig) -> None:
 
 
 async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> None:
-    """Returns when a server at ``url`` takes connections and its JetStream answers.
+    """Wait until a server at ``url`` takes connections and its JetStream answers.
 
-    Args:
-        tls: folder of the operator's certificate.
+    ``tls`` is the folder of the operator's certificate.
 
     Raises:
-        TimeoutError: not within ``bound_s`` seconds.
-        NatsUnreachable: the certificate is refused.
-        SettingsError: it cannot be used.
+        TimeoutError: The server does not answer within ``bound_s`` seconds.
+        NatsUnreachable: The server refuses the certificate.
+        SettingsError: The certificate cannot be used.
     """
     context = None if tls is None else ClientContext(tls)
 
@@ -177,7 +176,7 @@ async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> No
 def render_accounts(
     users: Users, input_streams: Iterable[str] = (), passwords: Mapping[str, str] | None = None
 ) -> str:
-    """The section of nats-server's configuration that gives each process its account and its permissions.
+    """Return the section that gives each process its account and its permissions.
 
     Without ``passwords`` they are known by their certificates.
     """
@@ -198,7 +197,7 @@ def render_accounts(
 
 
 def render_tls(folder: Path) -> str:
-    """The section that makes the server ask for certificates."""
+    """Return the section that makes the server ask for certificates."""
     files = {
         "cert_file": str(folder / CERTIFICATE),
         "key_file": str(folder / KEY),
@@ -230,7 +229,7 @@ def _render(config: NatsConfig) -> str:
 
 
 def _quoted(value: object) -> str:
-    """Return a value of nats-server's configuration, which is JSON but for its \\u."""
+    """Return a value of nats-server's configuration: JSON without escapes of Unicode characters."""
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 

@@ -26,7 +26,7 @@ _PROGRAM: Final = (sys.executable, "-I", "-S", __file__)
 
 
 def dying_with_us(argv: Collection[str]) -> tuple[str, ...]:
-    """The command that runs ``argv`` until the thread that started it ends."""
+    """Return the command that runs ``argv`` until the thread that started it ends."""
     return (*_PROGRAM, "exec", str(os.getpid()), *argv)
 
 
@@ -34,7 +34,7 @@ class OrphanReaper:
     """The supervisor's side of the reaper process."""
 
     def __init__(self) -> None:
-        """Starts the process."""
+        """Start the process."""
         self._process = _spawn()
 
     def watch(self, groups: Collection[int]) -> None:
@@ -48,7 +48,7 @@ class OrphanReaper:
             self._write(line)
 
     def close(self) -> None:
-        """Ends the process, and with it every group that is still watched."""
+        """End the process, and with it every group that is still watched."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -87,7 +87,7 @@ def _exec(arguments: list[str]) -> int:
 
 
 def _reap(lines: Iterable[bytes]) -> int:
-    """Reads until the supervisor is gone, then kills the groups of the last line."""
+    """Read until the supervisor is gone, then kill the groups of the last line."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     last = b""

@@ -135,12 +135,12 @@ class MeshPlan:
 
 
 def id_of(process: str) -> str:
-    """The id of a process of this name, which is part of subjects."""
+    """Return the id of a process of this name, which is part of subjects."""
     return process.replace(".", "-")
 
 
 def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
-    """Checks ``settings`` and this machine, and picks ports; starts nothing and writes nothing.
+    """Check ``settings`` and this machine, and pick ports; start nothing and write nothing.
 
     Raises:
         SetupError: something on this machine is missing or taken.
@@ -172,14 +172,11 @@ def worker_addresses(
 
 
 def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> MeshPlan:
-    """``plan`` with the workers of ``model`` alone, which the running mesh begins to serve, on free ports.
-
-    Args:
-        settings: the new ones.
+    """Return ``plan`` with the workers of ``model`` alone, on free ports, under the new ``settings``.
 
     Raises:
-        SetupError: nothing answers at its address, or something on this machine is missing.
-        SettingsError: a key of another server is missing.
+        SetupError: Nothing answers at its address, or something on this machine is missing.
+        SettingsError: A key of a remote server is missing.
     """
     folder, ports = version_folder(plan, model), Ports()
     alone = changed(settings.model_copy(update={"models": (model,)}), triton={"port": 0})
@@ -207,7 +204,7 @@ def version_folder(plan: MeshPlan, model: ModelSettings) -> Path:
 
 
 def changed(settings: Settings, **sections: Mapping[str, object]) -> Settings:
-    """``settings`` with other values of some fields of ``sections``."""
+    """Return ``settings`` with other values of some fields of ``sections``."""
     update = {
         name: getattr(settings, name).model_copy(update=fields) for name, fields in sections.items()
     }
@@ -215,7 +212,7 @@ def changed(settings: Settings, **sections: Mapping[str, object]) -> Settings:
 
 
 def with_pages(settings: Settings, **pages: str | None) -> Settings:
-    """``settings`` with other pages of metrics."""
+    """Return ``settings`` with other pages of metrics."""
     prometheus = {str(name): page for name, page in settings.telemetry.prometheus.items()} | pages
     return changed(settings, telemetry={"prometheus": prometheus})
 
@@ -252,7 +249,7 @@ def _secured(plan: MeshPlan) -> MeshPlan:
 
 
 def certify(plan: MeshPlan) -> None:
-    """Makes the certificates that are missing or about to expire.
+    """Issue the certificates that are missing or about to expire.
 
     Raises:
         SetupError: a file cannot be written.
@@ -273,7 +270,7 @@ def plan_triton(
     port: int,
     program: str | None = None,
 ) -> TritonConfig:
-    """The server called ``name`` with its files under ``root``; ``program`` as `TritonConfig`, or its name on PATH.
+    """Return the server called ``name`` with its files under ``root``.
 
     Raises:
         SetupError: ``program``, or without one Triton's wheel or libpython, is missing.
@@ -320,7 +317,7 @@ def is_worker(process: str) -> bool:
 
 
 def embedded_models(settings: Settings) -> tuple[ModelSettings, ...]:
-    """The models whose workers the mesh starts itself."""
+    """Return the models whose workers the mesh starts itself."""
     return tuple(
         model
         for model in settings.models
@@ -329,7 +326,7 @@ def embedded_models(settings: Settings) -> tuple[ModelSettings, ...]:
 
 
 def check_models(settings: Settings) -> None:
-    """Raises SettingsError for the first model that cannot be served."""
+    """Check that every model can be served."""
     for model in settings.models:
         check_model(model)
 

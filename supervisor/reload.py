@@ -98,11 +98,11 @@ class Reload:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Takes commands from now on."""
+        """Accept commands from now on."""
         self._server = await listen(self._plan.state.root, self._answer)
 
     async def stop(self) -> None:
-        """Takes no more commands. One that runs is left as it is: all processes end next."""
+        """Accept no more commands. One that runs is left as it is: all processes end next."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -128,7 +128,7 @@ class Reload:
             return {"error": f"internal error: {type(error).__name__}; see: sluice logs"}
 
     async def reload(self, asked: Settings | None) -> Reloaded:
-        """Puts ``asked`` into force, all of it or nothing; None: what is in force, with files read again.
+        """Put ``asked`` into force, all of it or nothing; None: what is in force, with files read again.
 
         Raises:
             SettingsError: it cannot work, or a process cannot take it.
@@ -168,7 +168,7 @@ class Reload:
     # Workers.
 
     async def _start_all(self, versions: Iterable[Version], asked: Settings) -> list[Version]:
-        """Loads ``versions``, all or none."""
+        """Load ``versions``, all or none."""
         started: list[Version] = []
         try:
             for version in versions:
@@ -208,7 +208,7 @@ class Reload:
                 await self._supervisor.end(name)
 
     async def _end_retired(self) -> None:
-        """Ends the workers of replaced versions, each when no request can need it any more."""
+        """End the workers of replaced versions, each when no request can need it any more."""
         while self._retiring:
             await asyncio.sleep(LOOK_S)
             try:
@@ -242,7 +242,7 @@ class Reload:
     # Processes that read the configuration.
 
     async def _put_in_force(self, after: Settings, processes: list[ProcessState]) -> None:
-        """Writes ``after`` for all, and has ``processes`` read it; when one refuses, all read the former one again."""
+        """Write ``after`` for all and have ``processes`` read it; if one refuses, all read the former one again."""
         file = self._plan.state.config
         before = file.read_text(encoding="utf-8")
         write_atomically(file, after.to_yaml())
@@ -258,7 +258,7 @@ class Reload:
         self.settings = after
 
     async def _tell(self, process: ProcessState) -> None:
-        """Returns when ``process`` has taken the configuration; raises SettingsError when it refused."""
+        """Wait until ``process`` has taken the configuration."""
         assert process.pid is not None
         settings, state = self.settings, self._plan.state
         try:
@@ -279,7 +279,7 @@ class Reload:
             raise SettingsError(f"{process.name}: {answer.problem}")
 
     def _running(self) -> list[ProcessState]:
-        """The processes that reload, batchers first; of several gateways the first, which reloads the others.
+        """Return the processes that reload, batchers first; of several gateways the first, which reloads the others.
 
         One that waits for its restart reads the new file when it starts.
         """
@@ -297,7 +297,7 @@ class Reload:
 
 
 def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProcess]:
-    """Starts the workers of ``plan``."""
+    """Start the workers of ``plan``."""
     start_s, log = plan.settings.triton.start_s, plan.state.log
     started = [
         supervisor.start(
@@ -326,13 +326,13 @@ def _first_versions(plan: MeshPlan) -> tuple[Version, ...]:
 
 
 def _with_files(settings: Settings) -> list[tuple[ModelSettings, str]]:
-    """The models with their digests; raises SettingsError when one cannot be served."""
+    """Return the models with their digests."""
     check_models(settings)
     return [(model, _files_of(model)) for model in settings.models]
 
 
 def _files_of(model: ModelSettings) -> str:
-    """A digest of names, sizes and times of the files of a model; of a hub id of nothing."""
+    """Return a digest of names, sizes and times of a model's files; of a hub id a digest of nothing."""
     digest = hashlib.sha256()
     for path in filter(None, (model.path, model.draft)):
         folder = Path(resolve_model_path(path))
@@ -344,7 +344,7 @@ def _files_of(model: ModelSettings) -> str:
 
 
 def _write_files(plan: MeshPlan, asked: Settings) -> None:
-    """The Triton repository of a version, sharing devices as at a start with ``asked``; a file for remote workers."""
+    """Write the Triton repository of a version, or a file for remote workers; devices are shared as at a start."""
     (model,) = plan.settings.models
     folder = version_folder(plan, model)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -110,7 +110,7 @@ def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Sett
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The detached supervisor; returns its exit code."""
+    """Run the detached supervisor and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m supervisor.serve")
     parser.add_argument("--config")
     parser.add_argument("--address")

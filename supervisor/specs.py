@@ -92,7 +92,7 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
 
 
 def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
-    """A worker that asks somebody else's server; batchers know it by the certificate of workers."""
+    """Describe a worker of a remote server; batchers know it by the certificate of workers."""
     own = ("--model", config.model, "--number", str(config.number), "--port", str(config.port))
     return ChildSpec(
         name=config.name,
@@ -106,7 +106,7 @@ def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
 
 
 def batcher_spec(plan: MeshPlan) -> ChildSpec:
-    """The batcher."""
+    """Describe the batcher."""
     config = ServerConfig(BATCHER, "", plan.settings.telemetry.prometheus.get("batcher"))
     return _spec(plan, BATCHER, config, plan.settings.batcher.drain_s)
 
@@ -146,7 +146,7 @@ def _spec(
     own: Mapping[str, str] | None = None,
     nice: int = 0,
 ) -> ChildSpec:
-    """A process of our own that connects to NATS; ``own``: its environment beside that of all.
+    """Describe a process that connects to NATS; ``own``: its environment beside that of all.
 
     With certificates it has the id that NATS knows it by, and so has one of jobs; else a new one at each start.
     """
@@ -166,14 +166,14 @@ def _spec(
 
 
 def _credentials(plan: MeshPlan, process: str) -> dict[str, str]:
-    """The environment that tells a process its password for NATS, or the folder of its certificate."""
+    """Return the environment with a process's NATS password, or with the folder of its certificate."""
     if plan.nats is not None and plan.nats.passwords:
         return {NATS_URL: plan.nats.url_of(id_of(process))}
     return _certificate(plan, process)
 
 
 def _certificate(plan: MeshPlan, process: str) -> dict[str, str]:
-    """The environment that names the folder of a process's certificate."""
+    """Return the environment that names the folder of a process's certificate."""
     if plan.authority is None:
         return {}
     return {CERTIFICATE_FOLDER: str(plan.authority.of(id_of(process)))}

@@ -130,7 +130,7 @@ class MeshState:
         return json.dumps({"version": _VERSION, **asdict(self)}, indent=2)
 
     def targets_json(self) -> str:
-        """The pages of all processes, as Prometheus reads them from a file; empty without any."""
+        """Return the pages of all processes as Prometheus reads them from a file; empty without any."""
         found = [
             {"targets": [one.page], "labels": {"process": one.name}}
             for one in self.processes
@@ -140,7 +140,7 @@ class MeshState:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The state that `to_json` wrote.
+        """Return the state that `to_json` wrote.
 
         Raises:
             ValueError: it is not one, or of another version.
@@ -177,7 +177,7 @@ class StateDir:
         return cls(state_root(named))
 
     def log(self, name: str) -> Path:
-        """The log file of process ``name``."""
+        """Return the log file of process ``name``."""
         return self.logs / f"{name}.log"
 
     def create(self) -> None:
@@ -221,7 +221,7 @@ class StateDir:
             )
 
     def lock(self) -> BinaryIO:
-        """Takes the directory for a supervisor until the result is closed.
+        """Lock the directory for a supervisor until the result is closed.
 
         Raises:
             SetupError: another supervisor has it, or the place cannot be written.
@@ -237,7 +237,7 @@ class StateDir:
         return is_locked(self.root)
 
     def taken(self) -> SetupError:
-        """The error of a second `up`."""
+        """Return the error of a second `up`."""
         state = self.read()
         who = f" (pid {state.pid}, {state.address})" if state else ""
         return SetupError(
@@ -245,20 +245,20 @@ class StateDir:
         )
 
     def read(self) -> MeshState | None:
-        """The last state; None when there is none that can be read."""
+        """Return the last state, or None if there is none that can be read."""
         try:
             return MeshState.from_json(self._state.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def write(self, state: MeshState) -> None:
-        """Replaces the state in one step: a reader sees either the old or the new one."""
+        """Replace the state in one step: a reader sees either the old or the new one."""
         write_atomically(self._state, state.to_json())
         if targets := state.targets_json():
             write_atomically(self.targets, targets)
 
     def resume_key(self) -> str:
-        """The key of resume tokens; makes it if there is none."""
+        """Return the key of resume tokens; make it if there is none."""
         return self._secret("resume.key")
 
     def mesh_key(self, configured: str | None = None) -> str:
@@ -275,13 +275,13 @@ class StateDir:
         return path.read_text(encoding="utf-8")
 
     def forget(self) -> None:
-        """Removes the state: nothing runs any more."""
+        """Remove the state: nothing runs any more."""
         self._state.unlink(missing_ok=True)
         self.targets.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces the file ``path`` by ``text`` in one step, for this user alone."""
+    """Replace the file ``path`` by ``text`` in one step, for this user alone."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.touch(mode=0o600)
     draft.write_text(text, encoding="utf-8")

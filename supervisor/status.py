@@ -111,7 +111,7 @@ def operator_certificate(directory: StateDir) -> Path | None:
 
 
 async def _ask(state: MeshState, tls: Path | None, key: str) -> tuple[_Gateway, frozenset[str]]:
-    """The answers of one gateway, and the names of the processes that answer; the batcher needs a ready model."""
+    """Return the answers of one gateway and the names of the processes that answer."""
     others = {
         process.name: asking
         for process in state.processes

@@ -50,12 +50,12 @@ class SupervisedProcess:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the process, and restarts it from now on. OSError when the first start fails."""
+        """Start the process, and restart it from now on. Raises OSError if the first start fails."""
         self.first_log_start = self._spawn().log_start
         self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.spec.name}")
 
     async def stop(self) -> None:
-        """Ends the process within its bound, for good."""
+        """End the process within its bound, for good."""
         self.life.stop()
         self._stop_asked.set()
         self._on_change()
@@ -71,7 +71,7 @@ class SupervisedProcess:
             await self._task
 
     def kill_now(self) -> None:
-        """Ends the process without waiting for anything."""
+        """End the process without waiting for anything."""
         if self._task is not None:
             self._task.cancel()
         if self.child is not None:
@@ -117,7 +117,7 @@ class SupervisedProcess:
         self._on_change()
 
     async def _wait_for_restart(self, why: str) -> bool:
-        """Waits for the time of the next start; False when there is none."""
+        """Wait for the time of the next start; return False if there is none."""
         if self.life.ending:
             self.life.stopped()
             return False
@@ -129,7 +129,7 @@ class SupervisedProcess:
         return not self._stop_asked.is_set()
 
     async def _run(self, child: Child) -> int:
-        """Waits for the end of ``child``, with the watcher running."""
+        """Wait for the end of ``child``, with the watcher running."""
         watching = self._start_watchers(child)
         code = await child.exited
         for task in watching:
@@ -172,7 +172,7 @@ class Supervisor:
         self._changed = asyncio.Event()
 
     def start(self, spec: ChildSpec, watcher: Watcher | None = None) -> SupervisedProcess:
-        """Starts ``spec`` and restarts it until `stop`.
+        """Start ``spec`` and restart it until `stop`.
 
         Raises:
             SetupError: the process cannot be started.
@@ -188,7 +188,7 @@ class Supervisor:
         return process
 
     def process(self, name: str) -> SupervisedProcess:
-        """The process called ``name``; KeyError when there is none."""
+        """Return the process called ``name``; KeyError if there is none."""
         return self._processes[name]
 
     @property
@@ -209,7 +209,7 @@ class Supervisor:
         return sum(max(one.spec.stop_s for one in stage) for stage in self._stages())
 
     async def wait_for(self, condition: Callable[[], bool], bound_s: float) -> None:
-        """Returns as soon as ``condition`` holds; it is checked after every change.
+        """Wait until ``condition`` holds; it is checked after every change.
 
         Raises:
             TimeoutError: it did not hold in time.
@@ -219,7 +219,7 @@ class Supervisor:
                 await self._changed.wait()
 
     async def end(self, name: str) -> None:
-        """Ends a process for good, and forgets it."""
+        """End a process for good, and forget it."""
         process = self._processes[name]
         await process.stop()
         del self._processes[name]
@@ -228,7 +228,7 @@ class Supervisor:
     async def during_start(
         self, ready: Awaitable[_T], starting: Iterable[SupervisedProcess] | None = None
     ) -> _T:
-        """Waits for ``ready``; a process that ends meanwhile is an error: it would end again after a restart.
+        """Wait for ``ready``; a process that ends meanwhile is an error, because it would end again after a restart.
 
         ``starting`` are those that count; by default all. A crash is one when the process ends once more.
 
@@ -250,7 +250,7 @@ class Supervisor:
             await asyncio.gather(waiting, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Ends all, the highest stage first, each within its bound, for good.
+        """End all, the highest stage first, each within its bound, for good.
 
         When cancelled, kills what is left at once.
         """
@@ -263,7 +263,7 @@ class Supervisor:
             self._reaper.close()
 
     def _stages(self) -> list[list[SupervisedProcess]]:
-        """The processes by stage, in the order in which they end."""
+        """Return the processes by stage, in the order in which they end."""
         stages = sorted({one.spec.stage for one in self._processes.values()}, reverse=True)
         return [
             [one for one in self._processes.values() if one.spec.stage == stage] for stage in stages

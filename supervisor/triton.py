@@ -117,7 +117,7 @@ class TritonConfig:
 
 
 def find_wheel() -> TritonWheel:
-    """The installed wheel's parts.
+    """Return the parts of the installed wheel.
 
     Raises:
         SetupError: it is not installed, not complete, or has no stub for this Python version.
@@ -146,7 +146,7 @@ def find_wheel() -> TritonWheel:
 
 
 def find_program(name: str) -> Path:
-    """A ``tritonserver`` that is not the wheel's, by its path or its name on PATH.
+    """Return a ``tritonserver`` other than the wheel's, by its path or its name on PATH.
 
     Raises:
         SetupError: it is not there, or may not be executed.
@@ -158,7 +158,7 @@ def find_program(name: str) -> Path:
 
 
 def find_libpython() -> Path:
-    """The shared library of the running interpreter, from a virtual environment too.
+    """Return the shared library of the running interpreter, from a virtual environment too.
 
     Raises:
         SetupError: this interpreter was built or installed without one.
@@ -177,7 +177,7 @@ def find_libpython() -> Path:
 
 
 def prepare_runtime(folder: Path) -> None:
-    """Fills ``folder`` with the links that the server needs; correct ones are kept.
+    """Fill ``folder`` with the links that the server needs; correct ones stay.
 
     Raises:
         SetupError: as `find_wheel` and `find_libpython`, or the folder cannot be written.
@@ -259,7 +259,7 @@ def _metrics_arguments(page: str | None) -> tuple[str, ...]:
 def triton_environment(
     runtime: Path | None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The whole environment of a server: ``base`` (default: our own) with its paths set.
+    """Return the whole environment of a server: ``base`` (default: our own) with its paths set.
 
     ``runtime``: the folder that `prepare_runtime` filled; None: the server finds its libraries itself.
     """
@@ -276,7 +276,7 @@ def triton_environment(
 
 
 async def wait_for_triton(address: str, bound_s: float, tls: Path | None = None) -> None:
-    """Returns when the server at ``address`` answers, which it does from when its models are loaded.
+    """Wait until the server at ``address`` answers, which it does once its models are loaded.
 
     A model that fails to load ends the server instead, so watch the process as well. Nothing in the server bounds how
     long a model may initialize; ``bound_s`` does.
@@ -289,7 +289,7 @@ async def wait_for_triton(address: str, bound_s: float, tls: Path | None = None)
 
 
 def remove_shared_memory(prefix: str) -> int:
-    """Removes what a server that was killed or crashed left in shared memory; returns the number of regions.
+    """Remove what a killed or crashed server left in shared memory; return the number of regions.
 
     Only for a server that has ended, with its stubs. ``prefix`` is its `TritonConfig.shm_prefix`.
     """

@@ -74,7 +74,7 @@ def change_of(
     retiring: Sequence[Version],
     generations: Mapping[str, int],
 ) -> Change:
-    """The change to what a configuration asks for.
+    """Return the change to what a configuration asks for.
 
     A version that is retiring is taken back where it is asked for again, which costs nothing.
 
