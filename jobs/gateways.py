@@ -78,6 +78,7 @@ class ItemCalls:
         calls = [call for call in self._calls if call.connected]
         if not calls:
             return False
+        # gRPC spreads calls over gateways, so the emptiest call is that of the idlest gateway.
         min(calls, key=lambda call: call.in_flight).send(item, timeout_s)
         return True
 

@@ -71,6 +71,7 @@ class InputSource:
         tenant, threads = self.record.job.tenant, self.process.outside.reading
         reading = asyncio.ensure_future(threads.run(tenant, entries.next))
         try:
+            # Parse the next block in the thread while the caller works on this one.
             while block := await asyncio.shield(reading):
                 reading = asyncio.ensure_future(threads.run(tenant, entries.next))
                 yield block

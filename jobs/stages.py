@@ -195,6 +195,7 @@ class StageSource:
             raise model_removed(self._model) from error
         except SluiceError as error:
             return [self._dead(of, document, error.reason, error.message, error.code.value[0])]
+        # A repetition that does not shrink the document would never end.
         if before and len(texts) >= before:
             reason = f"its {before} answers do not get shorter; ask for shorter ones, or for longer parts"
             return [self._dead(of, document, "ANSWERS_TOO_LONG", reason)]

@@ -35,6 +35,7 @@ class Totals:
         summed = JobProgress()
         summed.CopyFrom(self.counts)
         _sum(summed, counts, _OF_STAGE)
+        # A retried item that succeeds was counted as dead by an earlier attempt.
         summed.dead += -counts.succeeded if attempt else counts.dead
         return summed
 

@@ -75,6 +75,7 @@ class NewUpload:
         self._quotas.check_inputs(self.record.tenant)
         self._digest.update(data)
         self._held += data
+        # Chunks have one size, however the caller cut the file.
         while len(self._held) >= CHUNK_BYTES:
             await self._write()
 

@@ -111,7 +111,7 @@ def event_of(job: pb.Job, changes: int = 0) -> Event | None:
         "id": event_id,
         "object": "event",
         "type": name,
-        "created_at": int(at_ms // 1000),
+        "created_at": int(at_ms // 1000),  # of the state, so that retries send the same body
         "data": data,
     }
     return Event(event_id, json.dumps(described).encode())

@@ -206,6 +206,7 @@ class Bursty(ArrivalStream):
     @override
     def times(self, rng: Random, seconds: float) -> Iterator[float]:
         on_s, off_s = self.on_s, self.off_s
+        # Choose the rate when on so that the mean over both states is `rate`.
         on_rate = self.rate * (on_s + off_s) / (on_s + self.idle * off_s)
         start, on = 0.0, rng.random() < on_s / (on_s + off_s)
         while start < seconds:
@@ -225,6 +226,7 @@ class Diurnal(ArrivalStream):
 
     @override
     def times(self, rng: Random, seconds: float) -> Iterator[float]:
+        # Thinning: draw at the peak rate, and keep each arrival with the share of the rate then.
         peak = self.rate * (1 + self.swing)
         for at_s in _poisson(peak, rng, seconds):
             now = self.rate * (1 - self.swing * math.cos(2 * math.pi * at_s / self.period_s))

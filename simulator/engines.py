@@ -328,6 +328,7 @@ class SimulatedGenerateEngine(SimulatedEngine):
 
     def _next_batch(self) -> list[SimulatedSequence]:
         """Return the batch of the most urgent waiting sequence, with others that are about as long."""
+        # The most urgent request decides which batch is next; its batch stays together.
         first = min(self._waiting, key=lambda batch: min(sequence.rank for sequence in batch))
         batch = first[: self._limits.slots]
         longest = max(sequence.prompt for sequence in batch)

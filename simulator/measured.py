@@ -108,6 +108,7 @@ def parse_costs(lines: Iterable[str]) -> Costs:
             raise SimulationError(f"line {number}: {SimulationError.of(error)}") from error
         except SimulationError as error:
             raise SimulationError(f"line {number}: {error}") from error
+    # A mesh that was measured as a whole replaces a cost fitted to single steps.
     if mesh is not None:
         return Costs(mesh.step, mesh.error, processes, mesh)
     fitted = fit(samples)

@@ -70,6 +70,7 @@ def _meets(summary: Summary, share: float) -> bool:
 def _fewest(
     run: Callable[[int], Summary], enough: Callable[[Summary], bool], limit: int
 ) -> int | None:
+    # Double until it is enough, then bisect between the last two.
     low, high = 0, 1
     while not enough(run(high)):
         if high >= limit:

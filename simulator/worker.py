@@ -191,6 +191,7 @@ class SimulatedWorker:
 
     def _send_report(self, cores: Cores) -> None:
         """Send the frames of all finished steps, once the last report has arrived."""
+        # One report at a time: steps that end meanwhile share the next one.
         if self._unsent and not self._sends:
             self._sends = True
             sent, self._unsent = self._unsent, []

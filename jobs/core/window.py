@@ -89,6 +89,7 @@ class ItemWindow:
             item.size = item.request.ByteSize()
             self._bytes += item.size
             self._count += 1
+            # Only the first of identical items is sent; the others wait for its outcome.
             leader = self._leaders.get(item.input_hash) if item.input_hash else None
             if leader is not None:
                 leader.followers.append(item)
@@ -108,6 +109,7 @@ class ItemWindow:
         """Return the next item to send, which is in flight from now on; None: see `wait_s`."""
         if self.wait_s(now) != 0.0:
             return None
+        # Retries that are due go before items that were never sent.
         again = self._later and self._later[0][0] <= now
         item = heapq.heappop(self._later)[2] if again else self._waiting.popleft()
         self._in_flight[item.position] = item
@@ -147,6 +149,7 @@ class ItemWindow:
     ) -> bool:
         """Return whether an item is dead; otherwise it is sent again, not before `wait_s` seconds."""
         self._release_tokens(item)
+        # Without capacity the item is not at fault: the wait grows, its tries do not.
         if kind is FailureKind.NO_ROOM:
             item.refusals += 1
             step = ItemRetryPolicy(wait_s_max=NO_ROOM_WAIT_S_MAX).wait_s(item.refusals, dice)

@@ -38,6 +38,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # The limit is on top of what the process has mapped already, libraries included.
     pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: SIM115
     limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -30,6 +30,7 @@ class Template:
             raise InvalidRequest.of(
                 "template", f"{text[:200]!r}: unbalanced brace; {_HINT}"
             ) from error
+        # Anything but a plain name could reach attributes of a value, or format it to any length.
         for _, name, spec, conversion in self._parts:
             if name == "" or spec or conversion:
                 raise InvalidRequest.of("template", f"{text!r}: {_HINT}")
