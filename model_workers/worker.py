@@ -67,6 +67,8 @@ class EngineLoop:
         changed: Changes,
         *,
         isolates: bool,
+        inbox_max: int,
+        alone_s: float,
     ) -> None:
         self._engine = engine
         self._sender = sender
@@ -75,6 +77,8 @@ class EngineLoop:
         self._clock = clock
         self._changed = changed
         self._isolates = isolates
+        self._inbox_max = inbox_max
+        self._alone_s = alone_s
         self._alone = ""
         """Request id of the sequence that is computed alone."""
         self._begins_at = -math.inf
@@ -95,7 +99,7 @@ class EngineLoop:
             InboxFull: The command was not queued.
         """
         with self._changed:
-            if self._stopping or len(self._inbox) >= INBOX_MAX:
+            if self._stopping or len(self._inbox) >= self._inbox_max:
                 raise InboxFull("the worker is overloaded or closing")
             self._inbox.append(command)
             self._changed.notify()
@@ -247,7 +251,7 @@ class EngineLoop:
         self._alone = spec.request_id
         self._grants.withdrawn = True
         now = self._clock()
-        self._begins_at = now + ALONE_S
+        self._begins_at = now + self._alone_s
         steps = self._engine.abort("another sequence is computed alone")
         self._report(steps, now, frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
 
@@ -314,12 +318,16 @@ class Worker:
         runner: Runner | None = None,
         *,
         isolates: bool = True,
+        inbox_max: int = INBOX_MAX,
+        alone_s: float = ALONE_S,
     ) -> None:
         """Create a worker that is not started.
 
         - `on_fault`: Called after an exception that ends the work was logged, and when the engine hangs.
         - `runner`: Runs engine and sender; None: two threads.
         - `isolates`: Whether sequences are computed in this process, so that one may end the others with it.
+        - `inbox_max`: See `INBOX_MAX`.
+        - `alone_s`: See `ALONE_S`.
         """
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
         self._runner: Runner = runner or ThreadRunner(gives_way=isolates)
@@ -331,7 +339,15 @@ class Worker:
         self._sender = Sender(channels, watchdog, clock, self._on_lost, on_fault, changes)
         changed = self._runner.changes_of_engine
         self._loop = EngineLoop(
-            engine, self._sender, telemetry, watchdog, clock, changed, isolates=isolates
+            engine,
+            self._sender,
+            telemetry,
+            watchdog,
+            clock,
+            changed,
+            isolates=isolates,
+            inbox_max=inbox_max,
+            alone_s=alone_s,
         )
 
     def start(self) -> None:

@@ -65,12 +65,17 @@ class BlockManager:
     """The blocks of one cache."""
 
     def __init__(
-        self, num_blocks: int, block_tokens: int, *, prefix_cache: PrefixCache = "tenant"
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        *,
+        prefix_cache: PrefixCache = "tenant",
+        share_tokens: int = SHARE_TOKENS,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.prefix_cache = prefix_cache
-        self.share_tokens = block_tokens if block_tokens % SHARE_TOKENS else SHARE_TOKENS
+        self.share_tokens = block_tokens if block_tokens % share_tokens else share_tokens
         self._units = block_tokens // self.share_tokens
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks))

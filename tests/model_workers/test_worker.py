@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
 from threading import enumerate as threads
+from typing import Any
 
 import pytest
 from opentelemetry.trace import NoOpTracer
@@ -59,8 +60,14 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def worker(engine: Engine) -> Iterator[Worker]:
-    worker = Worker("small", engine, NoOpTracer(), on_fault=pytest.fail)
+def limits() -> dict[str, Any]:
+    """Bounds of the worker that a test changes."""
+    return {}
+
+
+@pytest.fixture
+def worker(engine: Engine, limits: dict[str, Any]) -> Iterator[Worker]:
+    worker = Worker("small", engine, NoOpTracer(), on_fault=pytest.fail, **limits)
     worker.start()
     yield worker
     worker.stop()
@@ -362,10 +369,8 @@ def returns(channel: FakePort) -> dict[str, int]:
     }
 
 
-def test_last_try_waits_alone_until_the_batcher_knows(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_module, "ALONE_S", 3600.0)
+@pytest.mark.parametrize("limits", [{"alone_s": 3600.0}])
+def test_last_try_waits_alone_until_the_batcher_knows(worker: Worker) -> None:
     one, two = opened(worker, "one"), opened(worker, "two")
     asked(worker, one, batch([wire_row("there", max_tokens=FOREVER)], batcher="one"))
     sequences = [wire_row("before"), last_try("suspect"), wire_row("beside"), last_try("other")]
@@ -504,9 +509,8 @@ def test_stop_ends_all_requests() -> None:
     assert channel.ended
 
 
-def test_a_full_inbox_refuses_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(worker)
-    monkeypatch.setattr(worker_module, "INBOX_MAX", 0)
+@pytest.mark.parametrize("limits", [{"inbox_max": 0}])
+def test_a_full_inbox_refuses_at_once(worker: Worker) -> None:
     for request in (batch([wire_row("r")]), cancel_tasks("r")):
         port = FakePort()
         with pytest.raises(InboxFull):

@@ -1,12 +1,10 @@
 from collections import Counter
-from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from model_workers.engine import blocks as blocks_module
 from model_workers.engine.blocks import BlockManager, BlockTable
 
 SIZE = 2
@@ -130,10 +128,9 @@ def test_without_a_prefix_cache_nothing_is_shared() -> None:
 
 
 @pytest.fixture
-def half_blocks(monkeypatch: pytest.MonkeyPatch) -> BlockManager:
+def half_blocks() -> BlockManager:
     """Blocks of four tokens in two units."""
-    monkeypatch.setattr(blocks_module, "SHARE_TOKENS", 2)
-    return BlockManager(TOTAL, 4)
+    return BlockManager(TOTAL, 4, share_tokens=2)
 
 
 def test_prefixes_of_64_tokens_are_shared_in_blocks_of_256() -> None:
@@ -174,8 +171,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        with patch.object(blocks_module, "SHARE_TOKENS", self.share):
-            self.blocks = BlockManager(TOTAL, self.size)
+        self.blocks = BlockManager(TOTAL, self.size, share_tokens=self.share)
         assert self.blocks.share_tokens == self.share
         self.sequences: list[tuple[BlockTable, list[int], int]] = []
         self.content: dict[int, list[tuple[int, ...] | None]] = {}
