@@ -71,66 +71,54 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, s
     assert str(caught.value).startswith("safety.")
 
 
+DEFAULTS = {"model": "small", "template": "llama_guard"}
+
+
+def of_guard(guard: str) -> str:
+    return f"safety:\n  policies:\n    default:\n      guard:\n        g: {{{guard}}}\n"
+
+
+CUSTOM = "template: custom, prompt: '{prompt}', unsafe: a, safe: b"
+
+
 @pytest.mark.parametrize(
     ("guard", "says"),
     [
-        ("{template: llama_guard}", "guard.g.model: is missing"),
-        ("{model: small}", "guard.g.template: is missing"),
-        ("{model: small, template: gpt}", "guard.g.template: 'gpt' is not one of llama_guard"),
-        (
-            "{model: nobody, template: llama_guard}",
-            "guard.g.model: no model 'nobody'; known: small",
-        ),
-        ("{model: small, template: classifier, categories: [BAD]}", "small is no classifier"),
-        ("{model: small, template: classifier}", "template classifier needs categories"),
-        (
-            "{model: small, template: llama_guard, checks: []}",
-            "guard.g.checks: has too few entries; name at least 1",
-        ),
-        (
-            "{model: small, template: llama_guard, checks: [inputs]}",
-            "guard.g.checks.0: 'inputs' is not one of",
-        ),
-        (
-            "{model: small, template: llama_guard, threshold: 2}",
-            "guard.g.threshold: 2 is too large",
-        ),
-        ("{model: small, template: llama_guard, action: redact}", "must be block, flag, or"),
-        ("{model: small, template: llama_guard, action: {route: x}}", "action: no model 'x'"),
-        (
-            "{model: small, template: llama_guard, action: {route: small}, checks: [output]}",
-            "an answer cannot be routed",
-        ),
-        (
-            "{model: small, template: llama_guard, fail: maybe}",
-            "guard.g.fail: 'maybe' is not one of",
-        ),
-        ("{model: small, template: llama_guard, budget_s: 0}", "guard.g.budget_s: 0 is too small"),
-        ("{model: small, template: llama_guard, risk: harm}", "risk: only template granite"),
-        ("{model: small, template: custom, prompt: a}", "guard.g.prompt: needs the field {prompt}"),
-        ("{model: small, template: custom, prompt: '{prompt}'}", "template custom needs unsafe"),
-        (
-            "{model: small, template: custom, prompt: '{prompt}', unsafe: '(', safe: a}",
-            "guard.g.unsafe: the engine refuses the pattern: missing )",
-        ),
-        (
-            "{model: small, template: custom, prompt: '{prompt}', unsafe: a, safe: b, checks: [output]}",
-            "needs the field {answer}",
-        ),
-        (
-            "{model: small, template: custom, prompt: '{prompt}', unsafe: a, safe: b, threshold: 0.5}",
-            "a custom template gives no score",
-        ),
+        ("template: gpt", "guard.g.template: 'gpt' is not one of llama_guard"),
+        ("model: nobody", "guard.g.model: no model 'nobody'; known: small"),
+        ("template: classifier, categories: [BAD]", "small is no classifier"),
+        ("template: classifier", "template classifier needs categories"),
+        ("checks: []", "guard.g.checks: has too few entries; name at least 1"),
+        ("checks: [inputs]", "guard.g.checks.0: 'inputs' is not one of"),
+        ("threshold: 2", "guard.g.threshold: 2 is too large"),
+        ("action: redact", "must be block, flag, or"),
+        ("action: {route: x}", "action: no model 'x'"),
+        ("action: {route: small}, checks: [output]", "an answer cannot be routed"),
+        ("fail: maybe", "guard.g.fail: 'maybe' is not one of"),
+        ("budget_s: 0", "guard.g.budget_s: 0 is too small"),
+        ("risk: harm", "risk: only template granite"),
+        ("template: custom, prompt: a", "guard.g.prompt: needs the field {prompt}"),
+        ("template: custom, prompt: '{prompt}'", "template custom needs unsafe"),
+        (CUSTOM.replace("unsafe: a", "unsafe: '('"), "unsafe: the engine refuses the pattern: mis"),
+        (f"{CUSTOM}, checks: [output]", "needs the field {answer}"),
+        (f"{CUSTOM}, threshold: 0.5", "a custom template gives no score"),
     ],
 )
 def test_a_guard_that_cannot_work_is_refused_with_its_place(
     tmp_path: Path, guard: str, says: str
 ) -> None:
-    text = f"safety:\n  policies:\n    default:\n      guard:\n        g: {guard}\n"
+    given = {key: f"{key}: {value}" for key, value in DEFAULTS.items() if f"{key}:" not in guard}
     with pytest.raises(SettingsError) as caught:
-        read_policies(load(tmp_path, text))
+        read_policies(load(tmp_path, of_guard(", ".join([*given.values(), guard]))))
     assert says in str(caught.value)
     assert str(caught.value).startswith("safety.policies.default.guard.g")
+
+
+@pytest.mark.parametrize("key", ["model", "template"])
+def test_a_guard_names_its_model_and_template(tmp_path: Path, key: str) -> None:
+    guard = ", ".join(f"{name}: {value}" for name, value in DEFAULTS.items() if name != key)
+    with pytest.raises(SettingsError, match=rf"guard\.g\.{key}: is missing"):
+        read_policies(load(tmp_path, of_guard(guard)))
 
 
 def classifier(folder: Path, config: dict[str, object]) -> dict[str, str]:
@@ -138,10 +126,6 @@ def classifier(folder: Path, config: dict[str, object]) -> dict[str, str]:
     (folder / "tokenizer.json").write_text("{}")
     (folder / "config.json").write_text(json.dumps(config))
     return {"name": "judge", "path": str(folder), "engine": "classifier"}
-
-
-def of_judge(guard: str) -> str:
-    return f"safety:\n  policies:\n    default:\n      guard:\n        g: {guard}\n"
 
 
 @pytest.mark.parametrize(
@@ -167,14 +151,14 @@ def test_the_labels_of_a_classifier_are_known(tmp_path: Path) -> None:
     folder = classifier(tmp_path / "judge", {"id2label": {"0": "GOOD", "1": "BAD"}})
     models = json.dumps([folder, {"name": "small", "path": "builtin:small"}])
     head = f"models: {models}\nrouting: {{default: small}}\n"
-    good = of_judge("{model: judge, template: classifier, categories: [BAD]}")
+    good = of_guard("model: judge, template: classifier, categories: [BAD]")
     assert read_policies(load(tmp_path, head + good)).by_name["default"].settings.guard
     for guard, says in (
-        ("{model: judge, template: classifier, categories: [EVIL]}", "judge has no label 'EVIL'"),
-        ("{model: judge, template: llama_guard}", "judge is a classifier"),
+        ("model: judge, template: classifier, categories: [EVIL]", "judge has no label 'EVIL'"),
+        ("model: judge, template: llama_guard", "judge is a classifier"),
     ):
         with pytest.raises(SettingsError, match=says):
-            read_policies(load(tmp_path, head + of_judge(guard)))
+            read_policies(load(tmp_path, head + of_guard(guard)))
     with pytest.raises(SettingsError, match="'judge' has engine classifier and answers no prompts"):
         load(tmp_path, f"models: {models}\nrouting: {{default: judge}}\n")
 
