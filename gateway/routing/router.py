@@ -18,8 +18,7 @@ that has.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +52,7 @@ CHARS_PER_TOKEN: Final = 4
 """Estimated characters of a token, used until the model is known."""
 
 
-@dataclass(frozen=True)
-class RoutingState:
+class RoutingState(NamedTuple):
     """What routing reads of the running mesh, for one request.
 
     Attributes:
@@ -67,6 +65,10 @@ class RoutingState:
     wait_s: Callable[[str], float] = lambda _: 0.0
     spent: Callable[[str], float] = lambda _: 0.0
     fits: Callable[[str], bool] = lambda _: True
+
+
+_IDLE: Final = RoutingState()
+"""State of a mesh without load, and of tenants without limits."""
 
 
 class Router:
@@ -101,7 +103,7 @@ class Router:
         """Gains that each learned head predicted for the rows held out of its training."""
         return {head.by: head.gains for head in self._heads.values()}
 
-    def plan(self, features: Features, state: RoutingState = RoutingState()) -> Plan:
+    def plan(self, features: Features, state: RoutingState = _IDLE) -> Plan:
         """Return the plan for a request. A pure function."""
         selections = self._settings.select
         chosen = (selection.policy for selection in selections if selects(selection, features))
