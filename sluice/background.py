@@ -19,23 +19,23 @@ class BackgroundTasks:
         return len(self._running)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs ``work`` on the running loop."""
+        """Run `work` on the running loop."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
 
     async def settle(self, timeout_s: float) -> None:
-        """Returns when the tasks that run now have ended, or after ``timeout_s`` seconds."""
+        """Wait until the tasks that run now have ended, or for `timeout_s` seconds."""
         if self._running:
             await asyncio.wait(self._running, timeout=timeout_s)
 
     def cancel(self) -> None:
-        """Cancels what runs."""
+        """Cancel the running tasks."""
         for task in self._running:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancels what runs, and returns when it has ended."""
+        """Cancel the running tasks and wait until they have ended."""
         self.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 

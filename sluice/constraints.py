@@ -58,7 +58,7 @@ class ConstraintInvalid(ValueError):
 
 
 def json_grammar(schema: str) -> str:
-    """The grammar of JSON texts that ``schema`` accepts.
+    """Return the grammar of JSON texts that `schema` accepts.
 
     Raises:
         ConstraintInvalid: it is too long, or no JSON object.
@@ -75,7 +75,7 @@ def json_grammar(schema: str) -> str:
 
 
 def regex_grammar(regex: str) -> str:
-    """The grammar of texts that ``regex`` matches from end to end.
+    """Return the grammar of texts that `regex` matches from end to end.
 
     Raises:
         ConstraintInvalid: it is too long.
@@ -85,7 +85,7 @@ def regex_grammar(regex: str) -> str:
 
 
 def lark_grammar(grammar: str) -> str:
-    """The grammar that ``grammar`` says in llguidance's dialect of Lark.
+    """Return the grammar that `grammar` defines in llguidance's dialect of Lark.
 
     Raises:
         ConstraintInvalid: it is too long.
@@ -95,12 +95,12 @@ def lark_grammar(grammar: str) -> str:
 
 
 def json_in_lark(schema: Mapping[str, Any]) -> str:
-    """The JSON texts that ``schema`` accepts, as a part of a grammar for `lark_grammar`."""
+    """Return the JSON texts that `schema` accepts, as a part of a grammar for `lark_grammar`."""
     return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
 
 
 def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """A matcher at the start of an answer.
+    """Return a matcher at the start of an answer.
 
     Raises:
         ConstraintInvalid: the grammar is wrong, or over the limits.
@@ -112,12 +112,12 @@ def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def is_dead_end(matcher: LLMatcher) -> bool:
-    """Whether ``matcher`` is in error because no token continues the text that it has accepted."""
+    """Return whether `matcher` failed because no token continues the text that it accepted."""
     return bool(matcher.get_error().startswith("NoExtension"))
 
 
 def reason_of(matcher: LLMatcher) -> str:
-    """Why ``matcher`` is in error, in one line."""
+    """Return why `matcher` failed, in one line."""
     return "no text matches it" if is_dead_end(matcher) else reason_for(matcher.get_error())
 
 
@@ -126,7 +126,7 @@ MULTIPLE_MAX: Final = 10_000
 
 
 def problem_before(kind: str, text: str) -> str | None:
-    """Why ``text`` cannot be compiled, as far as that shows without compiling it; None when it does not."""
+    """Return why `text` cannot be compiled, as far as that shows without compiling it; else None."""
     try:
         _check_size(text, _MAX_BYTES[kind])
         if kind == "json_schema":
@@ -150,7 +150,7 @@ def _parsed(text: str) -> Any:
 
 
 def _check_multiples(part: Any, path: str) -> int:
-    """Raises ConstraintInvalid; returns the product of what holds for ``part`` itself."""
+    """Return the product of the multiples in `part`; raise ConstraintInvalid if it is too large."""
     if isinstance(part, list):
         for place, one in enumerate(part):
             _check_multiples(one, f"{path}[{place}]")
@@ -174,18 +174,18 @@ def _check_multiples(part: Any, path: str) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    """Not so are JSON's true, and NaN, which Python reads too."""
+    """Return whether a value is a JSON number: neither a boolean nor NaN, which Python reads too."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _shown(path: str) -> str:
-    """``path`` for a message; names in it may have any length."""
+    """Shorten `path` for a message; names in it may have any length."""
     half = _PATH_MAX_CHARS // 2
     return path if len(path) <= _PATH_MAX_CHARS else f"{path[:half]}...{path[-half:]}"
 
 
 def problem_of(kind: str, text: str) -> str | None:
-    """Why answers cannot be constrained to ``text``, a "json_schema", "regex" or "grammar"; None when they can."""
+    """Return why answers cannot be constrained to `text`, a "json_schema", "regex" or "grammar"; else None."""
     if (early := problem_before(kind, text)) is not None:
         return early
     try:
@@ -203,7 +203,7 @@ _GRAMMARS: Final[Mapping[str, Callable[[str], str]]] = {
 
 @lru_cache(maxsize=256)
 def _problem_of(kind: str, text: str) -> str | None:
-    """Compiles and consumes a first byte, which finds grammars that match nothing or are far too large."""
+    """Compile and consume a first byte, which finds grammars that match nothing or are far too large."""
     matcher = compile_grammar(_GRAMMARS[kind](text), _bytes())
     mask = allocate_token_bitmask(1, _bytes().vocab_size)
     fill_next_token_bitmask(matcher, mask)
@@ -212,13 +212,13 @@ def _problem_of(kind: str, text: str) -> str | None:
 
 
 def _bits(words: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """One number a token, 0 or 1, of a mask of llguidance."""
+    """Return one number a token, 0 or 1, of a mask of llguidance."""
     return np.unpackbits(words.view(np.uint8), bitorder="little")
 
 
 @lru_cache
 def _bytes() -> LLTokenizer:
-    """One token a byte."""
+    """Return one token a byte."""
     return LLTokenizer("byte")
 
 

@@ -4,6 +4,6 @@ import resource
 
 
 def forbid_core_dumps() -> None:
-    """A crash of this process, or of one that it starts from now on, leaves no core dump."""
+    """Forbid core dumps of this process and of those that it starts from now on."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))

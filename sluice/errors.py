@@ -85,7 +85,7 @@ class SluiceError(Exception):
     reason: ClassVar[str] = "INTERNAL"
 
     def __init_subclass__(cls, *, code: StatusCode | None = None, reason: str = "") -> None:
-        """A class that names none has the ``code`` and the ``reason`` of the one above it."""
+        """Inherit `code` and `reason` unless the class names its own."""
         cls.code, cls.reason = code or cls.code, reason or cls.reason
 
     def __init__(
@@ -103,18 +103,18 @@ class SluiceError(Exception):
         self.retry_after_s = retry_after_s
 
     def of_request(self, request_id: str) -> Self:
-        """The same error with ``request_id`` in its metadata. A copy: one error may end many requests."""
+        """Copy the error with `request_id` in its metadata: one error may end many requests."""
         error = copy.copy(self)
         error.metadata = {**self.metadata, "request_id": request_id}
         return error
 
     def as_abort(self) -> tuple[StatusCode, str, tuple[tuple[str, bytes], ...]]:
-        """What ``context.abort`` of gRPC takes: code, message, trailing metadata."""
+        """Return the arguments of gRPC's `context.abort`: code, message, trailing metadata."""
         status = self.to_status()
         return self.code, status.message, ((STATUS_DETAILS, status.SerializeToString()),)
 
     def to_status(self) -> status_pb2.Status:
-        """The error as ``google.rpc.Status``, its texts cut to `TEXT_MAX`."""
+        """Return the error as `google.rpc.Status`, its texts cut to `TEXT_MAX`."""
         status = status_pb2.Status(code=self.code.value[0], message=cut(self.message))
         info = ErrorInfo(
             reason=self.reason,
@@ -136,7 +136,7 @@ class InvalidRequest(SluiceError, code=StatusCode.INVALID_ARGUMENT, reason="REQU
 
     @classmethod
     def of(cls, field: str, description: str) -> "InvalidRequest":
-        """One wrong field."""
+        """Return the error for one wrong field."""
         return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
 
 
@@ -200,7 +200,7 @@ class Unauthenticated(SluiceError, code=StatusCode.UNAUTHENTICATED, reason="UNAU
 
     @classmethod
     def of(cls, problem: str, message: str) -> "Unauthenticated":
-        """With the metadata."""
+        """Return the error with its metadata."""
         return cls(message, metadata={"problem": problem})
 
 
@@ -245,7 +245,7 @@ class LimitReached(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="LIMI
     """
 
     def to_status(self) -> status_pb2.Status:
-        """With the limit as a QuotaFailure too."""
+        """Add the limit as a QuotaFailure."""
         status = super().to_status()
         violation = QuotaFailure.Violation(
             subject=cut(self.metadata.get("subject", ""), FIELD_MAX), description=cut(self.message)
@@ -294,7 +294,7 @@ BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
 
 
 def from_status(status: status_pb2.Status) -> SluiceError | None:
-    """The error that `SluiceError.to_status` made, or None when the status is not ours."""
+    """Return the error that `SluiceError.to_status` made, or None for a foreign status."""
     info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
     if not _has(status, info) or info.domain != DOMAIN:
         return None
@@ -309,7 +309,7 @@ def from_status(status: status_pb2.Status) -> SluiceError | None:
 
 
 def cut(text: str, limit: int = TEXT_MAX) -> str:
-    """As much of the begin of ``text`` as gRPC sends in ``limit`` bytes: all but printable ASCII is percent-encoded."""
+    """Cut `text` to what gRPC sends in `limit` bytes: all but printable ASCII is percent-encoded."""
     size = 0
     for place, char in enumerate(text[:limit]):
         size += (
@@ -331,7 +331,7 @@ def _bad_request(violations: Sequence[FieldViolation]) -> BadRequest:
 
 
 def _has(status: status_pb2.Status, detail: Message) -> bool:
-    """Whether ``status`` has such a detail, which ``detail`` is then."""
+    """Unpack the detail of this type from `status` into `detail`; return whether there is one."""
     return any(one.Unpack(detail) for one in status.details)
 
 

@@ -19,7 +19,7 @@ _MADE: Final = socket.socketpair
 
 @contextmanager
 def prompt_grpc_events() -> Iterator[None]:
-    """For the whole life of the event loop that runs; before anything of `grpc.aio` is made."""
+    """Apply to the whole life of the running event loop; enter it before anything of `grpc.aio` is made."""
     socket.socketpair = _pair  # type: ignore[assignment]
     try:
         aio.init_grpc_aio()

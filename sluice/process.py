@@ -65,7 +65,7 @@ class Program:
     """Whether SIGHUP reloads its settings (`sluice.wire.reload`): before it can, and while it drains, it is ignored."""
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Runs the process; exit code 0 after a clean end, 1 when it cannot start."""
+        """Run the process and return its exit code: 0 after a clean end, 1 if it cannot start."""
         given = self._parse(arguments)
         if self.reloads:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -58,7 +58,7 @@ class Generate:
         self._client = Client(address, tenant=tenant)
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch with the new columns.
+        """Return the batch with the new columns.
 
         Raises:
             SluiceError: answers cannot be had now.

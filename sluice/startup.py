@@ -50,7 +50,7 @@ _ONE_THREAD: Final[Mapping[str, str]] = {
 
 
 def stop_event() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set, on the running loop."""
+    """Return an event that SIGTERM and SIGINT set, on the running loop."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -58,7 +58,7 @@ def stop_event() -> asyncio.Event:
 
 
 def split_address(address: str, key: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[V6]:PORT``; ``key`` names the setting in the error.
+    """Split `HOST:PORT` or `[V6]:PORT`; `key` names the setting in the error.
 
     Raises:
         SetupError: it is neither.
@@ -71,7 +71,7 @@ def split_address(address: str, key: str) -> tuple[str, int]:
 
 
 def free_port(host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
-    """A port that is not in use and that the kernel does not give to outgoing connections.
+    """Return a port that is not in use and that the kernel does not give to outgoing connections.
 
     A server that is restarted needs its port again. A port of the ephemeral range may by then belong to the outgoing
     connection of some client, even of one that is trying to reach this very port; so the port comes from below it.
@@ -87,7 +87,7 @@ def free_port(host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
 
 
 def listen_problem(host: str, port: int) -> str | None:
-    """Why a server cannot listen on ``host:port``, in words that follow "is ..."; None when it can."""
+    """Return why a server cannot listen on `host:port`, in words that follow "is ..."; None if it can."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -104,7 +104,7 @@ def listen_problem(host: str, port: int) -> str | None:
 
 
 def listening_at(address: str, key: str, otherwise: str = "") -> tuple[str, int]:
-    """Host and port of ``address``, where a server is about to listen; ``otherwise``: what else can be done.
+    """Return host and port of `address`, where a server is about to listen; `otherwise` is the remedy in the error.
 
     Raises:
         SetupError: it is taken, or the address is none of this machine.
@@ -116,7 +116,7 @@ def listening_at(address: str, key: str, otherwise: str = "") -> tuple[str, int]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
+    """Return whether only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -124,7 +124,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_reach(settings: Settings, key: str, address: str) -> None:
-    """Other machines may reach callers' ports only with encryption and identities.
+    """Raise SettingsError if other machines reach callers' ports without encryption and identities.
 
     Raises:
         SettingsError: ``address`` can be reached from other machines, and one of them is missing.
@@ -143,7 +143,7 @@ def check_reach(settings: Settings, key: str, address: str) -> None:
 
 
 def answers(host: str, port: int, timeout_s: float) -> bool:
-    """Whether a server accepts connections on ``host:port``."""
+    """Return whether a server accepts connections on `host:port`."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s):
             return True
@@ -152,19 +152,19 @@ def answers(host: str, port: int, timeout_s: float) -> bool:
 
 
 def reachable(address: str) -> str:
-    """Where to call a server that listens on ``address``: loopback, when it listens on every address."""
+    """Return where to call a server that listens on `address`: loopback if it listens on every address."""
     host, _, port = address.rpartition(":")
     return f"{LOOPBACK}:{port}" if host in ("0.0.0.0", "[::]") else address
 
 
 def module_command(module: str, config: Path | None) -> tuple[str, ...]:
-    """Program and arguments of a process of ours; modules of the working directory are not imported."""
+    """Return the command of one of our processes; modules of the working directory are not imported."""
     command = (sys.executable, "-P", "-m", module)
     return command if config is None else (*command, "--config", str(config))
 
 
 def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
-    """Our environment for a process that shares this machine with others.
+    """Return the environment for a process that shares this machine with others.
 
     A child reads resolved settings from its file. So variables that override settings are left out, unless
     ``keep_settings``: they are resolved already, and ``SLUICE_NATS__PORT=0`` must not undo that.
@@ -183,12 +183,12 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
 
 
 def switch_threads_soon() -> None:
-    """Lets a thread that waits for the interpreter have it after `SWITCH_S`; call it once, when the process begins."""
+    """Give a thread that waits for the interpreter a turn after `SWITCH_S`; call it once, at the start."""
     sys.setswitchinterval(SWITCH_S)
 
 
 def freeze_heap() -> None:
-    """Exempts everything allocated so far from garbage collection; call it once, when the process is ready.
+    """Exempt everything allocated so far from garbage collection; call it once, when the process is ready.
 
     Rules, models and modules live as long as the process. A full collection that scans them stops the event loop for
     tens of milliseconds.
@@ -203,7 +203,7 @@ def freeze_heap() -> None:
 
 
 def _use_huge_pages() -> None:
-    """For all memory that is no file's, where the system does so (Linux 6.1) and has them."""
+    """Use huge pages for anonymous memory, if the system (Linux 6.1) has them."""
     import ctypes  # here: commands do without it
 
     advise = ctypes.CDLL(None).madvise

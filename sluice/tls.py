@@ -37,7 +37,7 @@ class Pair:
 
 
 def read_pair(folder: Path) -> Pair:
-    """The certificate of ``folder``.
+    """Read the certificate of `folder`.
 
     Raises:
         SettingsError: a file is missing or broken, they do not belong together, or it is not valid now.
@@ -58,7 +58,7 @@ def read_pair(folder: Path) -> Pair:
 
 
 def read_authorities(*files: Path) -> bytes:
-    """The certificates of ``files``, one PEM text.
+    """Read the certificates of `files` as one PEM text.
 
     Raises:
         SettingsError: one is missing, or holds no certificate.
@@ -70,7 +70,7 @@ def read_authorities(*files: Path) -> bytes:
 
 
 def channel_credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
-    """For calls to other processes of the mesh; None: they are not encrypted.
+    """Return credentials for calls to other processes of the mesh; None: no encryption.
 
     Raises:
         SettingsError: as `read_pair` and `read_authorities`.
@@ -94,7 +94,7 @@ def open_channel(
 
 
 def server_credentials(folder: Path, client_cas: Sequence[Path] = ()) -> grpc.ServerCredentials:
-    """Of a server: each handshake takes the files as they are then; broken ones leave the last good ones in use.
+    """Return credentials of a server: each handshake reads the files anew; broken ones leave the last good ones in use.
 
     Args:
         client_cas: callers must show a certificate of one of these authorities; empty: they are not asked.
@@ -115,7 +115,7 @@ def server_credentials(folder: Path, client_cas: Sequence[Path] = ()) -> grpc.Se
 
 
 def server_context(folder: Path, client_cas: Sequence[Path], protocol: str) -> ssl.SSLContext:
-    """As `server_credentials`, for a server that is none of gRPC's and speaks ``protocol`` (of ALPN)."""
+    """Return the same as `server_credentials` for a server that is not gRPC and speaks `protocol` (ALPN)."""
     read = partial(_context, folder, client_cas, protocol)
     files = _Files(read, folder / CERTIFICATE, folder / KEY, *client_cas)
     first = files.current
@@ -148,7 +148,7 @@ class ClientContext:
     """The ssl context of a connection that lasts: `refresh` before each new try."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises SettingsError as `read_pair` and `read_authorities`."""
+        """Read the files; raise SettingsError as `read_pair` and `read_authorities` do."""
         self._folder = folder
         self._files = _Files(self._read, folder / CERTIFICATE, folder / KEY, folder / AUTHORITIES)
         self.context = ssl.create_default_context(cadata=self._files.current)
@@ -156,14 +156,14 @@ class ClientContext:
         self._load()
 
     def refresh(self) -> None:
-        """Takes changed files; broken ones leave the last good ones in use."""
+        """Read changed files; broken ones leave the last good ones in use."""
         authorities = self._files.changed()
         if authorities is not None:
             self.context.load_verify_locations(cadata=authorities)
             self._load()
 
     def _read(self) -> str:
-        """The authorities; the pair is checked."""
+        """Read the authorities, and check the pair."""
         read_pair(self._folder)
         return read_authorities(self._folder / AUTHORITIES).decode()
 
@@ -184,7 +184,7 @@ class _Files(Generic[_T]):
         self.current = read()
 
     def changed(self) -> _T | None:
-        """What they hold, if that has changed since the last call; else None."""
+        """Return the content if it has changed since the last call; else None."""
         seen, self._seen = self._seen, self._stamps()
         if seen == self._seen:
             return None

@@ -216,7 +216,7 @@ class AnswerBuilder:
         return "".join(delta.text for delta in self._deltas)
 
     def add(self, event: Event) -> None:
-        """Takes the next event."""
+        """Add the next event."""
         match event:
             case Started():
                 self._started = event
@@ -231,7 +231,7 @@ class AnswerBuilder:
                 self._finished = event
 
     def build(self) -> Answer:
-        """The answer; only after `Finished`."""
+        """Return the answer; valid only after `Finished`."""
         started, finished = self._started, self._finished
         assert started is not None, "the answer did not start"
         assert finished is not None, "the answer is not complete"
@@ -278,7 +278,7 @@ def whole_answer(message: pb.GenerateTextResponse) -> Answer:
 
 
 def started_of(message: pb.Started) -> Started:
-    """The event in `message`."""
+    """Return the event in `message`."""
     chosen = message.route
     route = Route(
         chosen.tier, word_of(pb.RouteStrategy, chosen.strategy), chosen.reason, chosen.degraded
@@ -294,7 +294,7 @@ def started_of(message: pb.Started) -> Started:
 
 
 def delta_of(message: pb.Delta) -> Delta:
-    """The event in `message`."""
+    """Return the event in `message`."""
     return Delta(
         *(message.text, tokens_of(message, message.index), message.index),
         *(tuple(message.logprobs), tuple(message.tool_calls), message.reasoning),
@@ -302,13 +302,13 @@ def delta_of(message: pb.Delta) -> Delta:
 
 
 def notice_of(message: pb.Notice) -> Notice:
-    """The event in `message`."""
+    """Return the event in `message`."""
     kind = NoticeKind(word_of(pb.NoticeKind, message.kind))
     return Notice(kind, message.message, message.model, message.degraded, message.inexact)
 
 
 def finished_of(message: pb.Finished) -> Finished:
-    """The event in `message`."""
+    """Return the event in `message`."""
     return Finished(
         FinishReason(word_of(pb.FinishReason, message.reason)),
         message.usage,

@@ -63,7 +63,7 @@ class AnswerBatch:
 def batch_requests(
     prompts: Sequence[Prompt | pb.GenerateRequest], options: GenerateOptions
 ) -> list[pb.GenerateRequest]:
-    """The messages for `generate_batch`.
+    """Return the messages for `generate_batch`.
 
     Raises:
         InvalidRequest: a value does not fit its field, or one idempotency key is given for all.
@@ -101,7 +101,7 @@ def _outcome(result: pb.GenerateBatchResult) -> Answer | SluiceError:
 async def all_aio(
     ask: Callable[[int], Awaitable[_T]], count: int, concurrency: int
 ) -> tuple[_T, ...]:
-    """What ``ask(0)`` to ``ask(count - 1)`` return, ``concurrency`` of them at a time; the first error ends all."""
+    """Return the results of `ask(0)` to `ask(count - 1)`, `concurrency` at a time; the first error ends all."""
     outcomes: dict[int, _T] = {}
     waiting = iter(range(count))
 
@@ -119,7 +119,7 @@ async def all_aio(
 
 
 def all_blocking(ask: Callable[[int], _T], count: int, concurrency: int) -> tuple[_T, ...]:
-    """The same with threads."""
+    """Do the same as `all_aio` with threads."""
     with ThreadPoolExecutor(max(1, min(count, concurrency))) as pool:
         try:
             return tuple(pool.map(ask, range(count)))
@@ -140,7 +140,7 @@ def _request(
 
 
 def _named(given: pb.GenerateRequest) -> pb.GenerateRequest:
-    """The request with a key to resume it by."""
+    """Return the request with an idempotency key, by which it can be resumed."""
     if given.idempotency_key:
         return given
     request = pb.GenerateRequest(idempotency_key=uuid.uuid4().hex, idempotency_key_generated=True)

@@ -61,7 +61,7 @@ class AnswerStream(Iterator[Event]):
         return next(self._events)
 
     def answer(self) -> Answer:
-        """Reads to the end and returns the answer.
+        """Read to the end and return the answer.
 
         Raises:
             SluiceError: the answer is not complete.
@@ -73,7 +73,7 @@ class AnswerStream(Iterator[Event]):
         return builder.build()
 
     def close(self) -> None:
-        """Cancels the call if it still runs."""
+        """Cancel the call if it still runs."""
         self._events.close()
 
     def __enter__(self) -> Self:
@@ -123,7 +123,7 @@ class Client(Caller):
         self._safety = SafetyServiceStub(self._channel)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AnswerStream:
-        """Asks for an answer to `prompt`: text, a conversation or speech. `GenerateOptions` says what else can be set.
+        """Request an answer to `prompt`: text, a conversation or speech. `GenerateOptions` lists what else can be set.
 
         A stream that breaks is resumed where it was, a few times and within the deadline. The current OpenTelemetry
         span becomes the parent of the request's spans.
@@ -140,7 +140,7 @@ class Client(Caller):
     def generate_several(
         self, prompt: Prompt, n: int, **options: Unpack[GenerateOptions]
     ) -> tuple[Answer, ...]:
-        """`n` answers to one prompt, at most 16, when all are there. They differ where `temperature` is above 0.
+        """Return `n` answers to one prompt, at most 16. They only differ if `temperature` is above 0.
 
         The prompt is computed and counted once.
 
@@ -164,7 +164,7 @@ class Client(Caller):
         done: Callable[[int, Answer | SluiceError], None] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AnswerBatch:
-        """Answers to all `prompts`, in their order, when the last one is there; one that fails has its error instead.
+        """Return the answers to all `prompts`, in their order; one that failed has its error instead.
 
         Of class "standard", unless `options` say otherwise. What shall survive this process is a job.
 
@@ -219,7 +219,7 @@ class Client(Caller):
         timeout_s: float = TEXTS_S,
         **options: Unpack[TextOptions],
     ) -> Embeddings:
-        """Embeddings of any number of texts; many are sent in several calls, a few at a time.
+        """Return the embeddings of any number of texts; many are sent in several calls, a few at a time.
 
         Args:
             prompt_name: of the model's prompt before each text, such as "query" or "document"; empty: its default.
@@ -254,7 +254,7 @@ class Client(Caller):
         timeout_s: float = TEXTS_S,
         **options: Unpack[TextOptions],
     ) -> pb.RerankResponse:
-        """`documents` by how well they fit `query`, the best first; of 0 `top_n` all.
+        """Return the `top_n` documents that fit `query` best, the best first; 0 returns all.
 
         Raises:
             SluiceError: they cannot be ranked.
@@ -272,7 +272,7 @@ class Client(Caller):
         timeout_s: float = TEXTS_S,
         **options: Unpack[TextOptions],
     ) -> pb.ScoreResponse:
-        """The log-probabilities of given `answers` to `prompt`; without it of texts of their own.
+        """Return the log-probabilities of given `answers` to `prompt`; without a prompt, of texts of their own.
 
         Raises:
             SluiceError: they cannot be scored.
@@ -291,7 +291,7 @@ class Client(Caller):
         raw_prompt: bool = False,
         timeout_s: float = LOOKUP_S,
     ) -> pb.CountTokensResponse:
-        """Counts the tokens that `prompt` takes of the model's context.
+        """Count the tokens that `prompt` takes of the model's context.
 
         Raises:
             SluiceError: it cannot be counted.
@@ -300,7 +300,7 @@ class Client(Caller):
         return self._lookup(self._stub.CountTokens, request, timeout_s)
 
     def list_models(self, *, timeout_s: float = LOOKUP_S) -> list[pb.Model]:
-        """The models, in the order of the mesh's configuration.
+        """Return the models, in the order of the mesh's configuration.
 
         Raises:
             SluiceError: the gateway does not answer.
@@ -315,7 +315,7 @@ class Client(Caller):
         *,
         timeout_s: float = LOOKUP_S,
     ) -> safety_pb2.CheckTextResponse:
-        """What the safety policies of the mesh would do about `text` as the prompt of a request with `labels`.
+        """Return what the safety policies would do about `text` as the prompt of a request with `labels`.
 
         Raises:
             SluiceError: it cannot be checked; that it would be blocked is no error.
@@ -345,7 +345,7 @@ class Client(Caller):
         limit: int = 100,
         timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.ListRequestsResponse:
-        """The requests that all gateways answer now, the oldest first; `limit` is at most 1000.
+        """Return the running requests of all gateways, the oldest first; `limit` is at most 1000.
 
         Raises:
             SluiceError: they cannot be listed.
@@ -359,7 +359,7 @@ class Client(Caller):
         tenant: str = "",
         timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.CancelRequestsResponse:
-        """Ends running requests, or all of a tenant, whoever has sent them: their callers get `Cancelled`.
+        """Cancel running requests, or all of a tenant, whoever sent them: their callers get `Cancelled`.
 
         Raises:
             RequestUnknown: none of `request_ids` runs.
@@ -376,7 +376,7 @@ class Client(Caller):
         undo: bool = False,
         timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.DrainWorkerResponse:
-        """A worker gets no new rows until `undo`; those in it run to their end.
+        """Send no new requests to a worker until `undo`; those in it run to their end.
 
         Raises:
             WorkerUnknown: the model has no such worker.
@@ -386,7 +386,7 @@ class Client(Caller):
         return self._lookup(self._admin.DrainWorker, request, timeout_s)
 
     def metrics(self, *names: str, timeout_s: float = LOOKUP_S) -> admin_pb2.ReadMetricsResponse:
-        """What all processes have counted: the metrics of these `names`, or all; docs/operate/telemetry.md lists them.
+        """Return the metrics of all processes with these `names`, or all; docs/operate/telemetry.md lists them.
 
         Raises:
             SluiceError: they cannot be read.
@@ -397,7 +397,7 @@ class Client(Caller):
     def audit(
         self, request_id: str, *, timeout_s: float = LOOKUP_S
     ) -> admin_pb2.GetAuditEntryResponse:
-        """What the audit holds of a request: the decisions of its safety layer, without text.
+        """Return the audit entry of a request: the decisions of its safety layer, without text.
 
         Raises:
             RecordUnknown: nothing; requests without a finding and without a guard leave no entry.
@@ -407,7 +407,7 @@ class Client(Caller):
         return self._lookup(self._admin.GetAuditEntry, request, timeout_s)
 
     def feedback(self, request_id: str, grade: float, *, timeout_s: float = LOOKUP_S) -> None:
-        """Says how good the answer of a request was: 0 is useless, 1 is right. A later grade replaces an earlier one.
+        """Grade the answer of a request: 0 is useless, 1 is right. A later grade replaces an earlier one.
 
         Raises:
             RecordUnknown: nothing is kept of the request.
@@ -423,7 +423,7 @@ class Client(Caller):
         since_unix_ms: int = 0,
         timeout_s: float = LISTING_S,
     ) -> Iterator[admin_pb2.StreamOutcomesResponse]:
-        """How two models did on requests of `tenants` (all, when there are none) that let their prompts be kept.
+        """Yield how two models did on requests of `tenants` that let their prompts be kept; of all if none is named.
 
         Raises:
             OutcomesNotKept: one of them, or every tenant, does not.
@@ -440,7 +440,7 @@ class Client(Caller):
     def list_tenants(
         self, tenant: str = "", *, timeout_s: float = LOOKUP_S
     ) -> admin_pb2.ListTenantsResponse:
-        """What `tenant` (empty: each that has limits or does something) uses of its limits.
+        """Return what `tenant` uses of its limits; empty: each tenant that has limits or running requests.
 
         Raises:
             SluiceError: the gateway does not answer.
@@ -451,7 +451,7 @@ class Client(Caller):
     def forget_tenant(
         self, tenant: str, *, timeout_s: float = LISTING_S
     ) -> admin_pb2.ForgetTenantResponse:
-        """Deletes what is kept of `tenant`, but for its jobs; may be called again.
+        """Delete what is stored of `tenant`, except its jobs. Idempotent.
 
         Raises:
             SluiceError: not everything could be deleted.
@@ -460,7 +460,7 @@ class Client(Caller):
         return self._lookup(self._admin.ForgetTenant, request, timeout_s)
 
     def safety_dry_run(self, *, timeout_s: float = LOOKUP_S) -> safety_pb2.GetDryRunResponse:
-        """What the safety policy under trial would have done otherwise, as all gateways have counted.
+        """Return how often the policy in dry run would have decided otherwise, over all gateways.
 
         Raises:
             SluiceError: the gateway does not answer, or no policy is under trial.
@@ -468,7 +468,7 @@ class Client(Caller):
         return self._lookup(self._safety.GetDryRun, safety_pb2.GetDryRunRequest(), timeout_s)
 
     def router_health(self, *, timeout_s: float = LOOKUP_S) -> list[admin_pb2.RouterHealth]:
-        """Whether the learned routers have drifted, on the traffic of all gateways.
+        """Return whether the learned routers have drifted, on the traffic of all gateways.
 
         Raises:
             SluiceError: the gateway does not answer.
@@ -485,7 +485,7 @@ class Client(Caller):
         *,
         timeout_s: float = LOOKUP_S,
     ) -> list[str]:
-        """Forgets answers that are kept for equal requests: of a tenant, of a model, one of them, or all.
+        """Delete cached answers: of a tenant, of a model, a single one, or all.
 
         Returns:
             The gateways that did not answer: they may give out what they have in memory until it is too old.
@@ -498,7 +498,7 @@ class Client(Caller):
         return list(response.unreached_gateways)
 
     def close(self) -> None:
-        """Closes the connection; what still runs is cancelled."""
+        """Close the connection and cancel what still runs."""
         self._channel.close()
 
     def _events(

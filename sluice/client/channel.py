@@ -68,14 +68,14 @@ _SPREAD: Final = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin
 
 
 def resolve_address(address: str | None) -> str:
-    """`address`, else what SLUICE_ADDRESS says, else the default."""
+    """Return `address`, else the value of SLUICE_ADDRESS, else the default."""
     return address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
 
 
 def credentials_of(
     ca: str | None = None, cert: str | None = None, key: str | None = None
 ) -> grpc.ChannelCredentials | None:
-    """The files that are named, else those of SLUICE_CA, SLUICE_CERT and SLUICE_KEY; None: calls are not encrypted.
+    """Return credentials from the named files, else from SLUICE_CA, SLUICE_CERT and SLUICE_KEY; None: no encryption.
 
     Raises:
         InvalidRequest: a file cannot be read, or one is missing that belongs to the others.
@@ -110,7 +110,7 @@ def open_aio(
     *,
     reconnect_ms_max: int = RECONNECT_MS_MAX,
 ) -> grpc.aio.Channel:
-    """A channel for asyncio; made inside the running loop."""
+    """Open a channel for asyncio, inside the running loop."""
     options = _options_of(address, reconnect_ms_max)
     if credentials is None:
         return grpc.aio.insecure_channel(target_of(address), options)
@@ -118,7 +118,7 @@ def open_aio(
 
 
 def open_blocking(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
-    """A channel for threads."""
+    """Open a channel for threads."""
     options = _options_of(address, RECONNECT_MS_MAX)
     if credentials is None:
         return grpc.insecure_channel(target_of(address), options)
@@ -126,7 +126,7 @@ def open_blocking(address: str, credentials: grpc.ChannelCredentials | None = No
 
 
 def target_of(address: str) -> str:
-    """gRPC's target for `address`, one or several with commas between them.
+    """Return gRPC's target for `address`: one address, or several separated by commas.
 
     One is left as it is: gRPC resolves its name, and again later. gRPC takes several only as numbers, so their names
     are resolved here, once; a name that cannot be resolved is left out while another one can.
@@ -145,7 +145,7 @@ def target_of(address: str) -> str:
 
 
 def has_several(address: str) -> bool:
-    """Whether there may be more than one gateway behind `address`: several, or a name."""
+    """Return whether there may be several gateways behind `address`."""
     host = address.rpartition(":")[0].strip("[]")
     return "," in address or not _is_one(host)
 
@@ -176,7 +176,7 @@ def _is_here(address: str) -> bool:
 
 
 def _is_one(host: str) -> bool:
-    """Whether there is one machine behind ``host``."""
+    """Return whether `host` is a single machine."""
     try:
         return bool(ipaddress.ip_address(host))
     except ValueError:
@@ -184,7 +184,7 @@ def _is_one(host: str) -> bool:
 
 
 def _numbers_of(part: str) -> list[tuple[str, str]]:
-    """Numeric addresses of HOST:PORT, with the scheme of their family."""
+    """Return the numeric addresses of HOST:PORT, with the scheme of their family."""
     host, colon, port = part.rpartition(":")
     if not colon or not port.isdigit():
         raise InvalidRequest.of("address", f"{part!r} is not HOST:PORT")
@@ -203,7 +203,7 @@ def _numbers_of(part: str) -> list[tuple[str, str]]:
 
 
 def call_metadata(tenant: str | None, api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata that says who calls: `api_key`, else what SLUICE_API_KEY says, and the tenant where one is named.
+    """Return metadata that identifies the caller: `api_key`, else SLUICE_API_KEY, and the tenant if named.
 
     Raises:
         InvalidRequest: the key cannot travel.
@@ -216,19 +216,19 @@ def call_metadata(tenant: str | None, api_key: str | None) -> tuple[tuple[str, s
 
 
 def bearer_metadata(credential: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata with a credential; empty without one."""
+    """Return metadata with a credential; empty without one."""
     return (("authorization", f"Bearer {credential}"),) if credential else ()
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
-    """The current OpenTelemetry span as W3C headers; empty without one."""
+    """Return the current OpenTelemetry span as W3C headers; empty without one."""
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return tuple(carrier.items())
 
 
 def check_timeout(timeout_s: float | None) -> None:
-    """Refuses what is not a finite number; a timeout of 0 or less fails later, as a deadline.
+    """Raise InvalidRequest unless the timeout is finite; one of 0 or less fails later, as a deadline.
 
     Raises:
         InvalidRequest: it is not a number, or infinite.
@@ -242,13 +242,13 @@ class ConnectionLost(errors.TransportUnavailable):
 
 
 def error_of(call: grpc.RpcError) -> SluiceError:
-    """The typed error; a status that is not ours becomes the nearest class, with its code in the metadata."""
+    """Return the typed error; a foreign status becomes the nearest class, with its code in the metadata."""
     return _typed(call) or _foreign(call.code(), call.details() or "")
 
 
 @contextmanager
 def reading(call: grpc.RpcContext | grpc.aio.Call) -> Iterator[None]:
-    """Inside, ``call`` is read; its errors are typed. gRPC does not cancel an abandoned call by itself."""
+    """Translate errors of `call` inside the block, and cancel it at the end: gRPC does not by itself."""
     try:
         yield
     except grpc.RpcError as failed:
@@ -258,12 +258,12 @@ def reading(call: grpc.RpcContext | grpc.aio.Call) -> Iterator[None]:
 
 
 def ended_early() -> ConnectionLost:
-    """The error for a stream that ended with OK but without Finished, as a proxy in between may do."""
+    """Return the error for a stream that ended with OK but without Finished, as a proxy may do."""
     return ConnectionLost("the stream ended before the answer was complete")
 
 
 def may_resume(error: SluiceError) -> bool:
-    """Whether a new call may continue the request: the gateway went away, it did not refuse."""
+    """Return whether a new call may continue the request: the gateway went away, it did not refuse."""
     return error.code is grpc.StatusCode.UNAVAILABLE
 
 

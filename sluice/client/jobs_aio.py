@@ -65,7 +65,7 @@ class AsyncJobs(AsyncCaller):
         self._stub = JobServiceStub(opened)
 
     async def upload(self, name: str, read: Callable[[], Iterable[bytes]]) -> str:
-        """Stores a file and returns its upload_id.
+        """Store a file and return its upload_id.
 
         Args:
             name: of the file; its ending tells the format.
@@ -87,16 +87,16 @@ class AsyncJobs(AsyncCaller):
             await sleep(retries.wait_s_after(error, monotonic()))
 
     async def create(self, spec: pb.JobSpec, idempotency_key: str) -> pb.Job:
-        """Creates a job. The same key with the same specification is the same job, with another one an error."""
+        """Create a job. The same key with the same specification is the same job, with another one an error."""
         request = pb.CreateJobRequest(spec=spec, idempotency_key=idempotency_key)
         return (await self._lookup(self._stub.CreateJob, request)).job
 
     async def get(self, job_id: str) -> pb.Job:
-        """The job as it is now."""
+        """Return the job as it is now."""
         return (await self._lookup(self._stub.GetJob, pb.GetJobRequest(id=job_id))).job
 
     async def list(self, states: Sequence[pb.JobState.ValueType] = ()) -> AsyncIterator[pb.Job]:
-        """The tenant's jobs, newest first; only those in one of `states`, if there are some."""
+        """Yield the tenant's jobs, newest first; only those in one of `states`, if given."""
         request = pb.ListJobsRequest(states=states)
         while True:
             page = await self._lookup(self._stub.ListJobs, request)
@@ -107,12 +107,12 @@ class AsyncJobs(AsyncCaller):
             request.page_token = page.next_page_token
 
     async def totals(self) -> dict[pb.JobState.ValueType, int]:
-        """How many jobs the tenant has in each state; a state without jobs is left out."""
+        """Return how many jobs the tenant has in each state; states without jobs are left out."""
         page = await self._lookup(self._stub.ListJobs, pb.ListJobsRequest(page_size=1))
         return {total.state: total.jobs for total in page.totals}
 
     async def watch(self, job_id: str, *, until_paused: bool = False) -> AsyncIterator[pb.Job]:
-        """The job now and whenever it changes, until it is over, with `until_paused` also until it is paused."""
+        """Yield the job now and whenever it changes, until it has ended, or with `until_paused` is paused."""
         request = pb.WatchJobRequest(id=job_id, until_paused=until_paused)
         retries = Retries(self._retry, None, monotonic())
         while True:
@@ -128,24 +128,24 @@ class AsyncJobs(AsyncCaller):
             await sleep(retries.wait_s_after(error, monotonic()))
 
     async def pause(self, job_id: str) -> pb.Job:
-        """Stops a job until it is resumed."""
+        """Pause a job until it is resumed."""
         return (await self._lookup(self._stub.PauseJob, pb.PauseJobRequest(id=job_id))).job
 
     async def resume(self, job_id: str, limits: pb.JobLimits | None = None) -> pb.Job:
-        """Continues a paused job; `limits` replace its own."""
+        """Resume a paused job; `limits` replace its own."""
         request = pb.ResumeJobRequest(id=job_id, limits=limits)
         return (await self._lookup(self._stub.ResumeJob, request)).job
 
     async def cancel(self, job_id: str) -> pb.Job:
-        """Ends a job for good; its results so far stay readable."""
+        """Cancel a job for good; its results so far stay readable."""
         return (await self._lookup(self._stub.CancelJob, pb.CancelJobRequest(id=job_id))).job
 
     async def delete(self, job_id: str) -> None:
-        """Deletes a job that is over, with its results."""
+        """Delete a job that has ended, with its results."""
         await self._lookup(self._stub.DeleteJob, pb.DeleteJobRequest(id=job_id))
 
     async def retry(self, job_id: str, reasons: Sequence[str] = ()) -> int:
-        """Runs the dead letters of a job that is over again, only those with one of `reasons` if given; how many."""
+        """Retry the dead letters of an ended job, only those with one of `reasons` if given; return how many."""
         request = pb.RetryDeadLettersRequest(id=job_id, reasons=reasons)
         return (await self._lookup(self._stub.RetryDeadLetters, request)).items
 
@@ -157,7 +157,7 @@ class AsyncJobs(AsyncCaller):
         follow: bool = False,
         stage: int | None = None,
     ) -> AsyncIterator[pb.JobResult]:
-        """The results from an item on, in the order of the input; with `follow` waits for those to come."""
+        """Yield the results from an item on, in the order of the input; with `follow` wait for later ones."""
         request = pb.GetResultsRequest(id=job_id, from_index=from_index, follow=follow, stage=stage)
         retries = Retries(self._retry, None, monotonic())
         while True:
@@ -175,7 +175,7 @@ class AsyncJobs(AsyncCaller):
             await sleep(retries.wait_s_after(error, monotonic()))
 
     async def dead_letters(self, job_id: str) -> AsyncIterator[pb.JobResult]:
-        """The items that failed for good, in the order of the input."""
+        """Yield the items that failed for good, in the order of the input."""
         call = self._stub.ListDeadLetters(
             pb.ListDeadLettersRequest(id=job_id), timeout=LISTING_S, metadata=self._metadata
         )

@@ -15,7 +15,7 @@ from sluice.v1 import jobs_pb2
 
 
 def output_line(job_id: str, result: jobs_pb2.JobResult) -> dict[str, Any]:
-    """The line of a result; ``job_id`` is part of its id."""
+    """Return the line of a result; `job_id` is part of its id."""
     line: dict[str, Any] = {
         "id": f"batch_req_{job_id}_{result.index}",
         "custom_id": result.custom_id,

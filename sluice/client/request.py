@@ -153,7 +153,7 @@ class GenerateOptions(SamplingOptions, total=False):
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions, n: int = 1) -> pb.GenerateRequest:
-    """The message for `generate`, or for ``n`` answers.
+    """Return the message for `generate`, or for `n` answers.
 
     Raises:
         InvalidRequest: a value does not fit its field: text that is not UTF-8, a number out of range.
@@ -187,21 +187,21 @@ _SWITCHES: Final = ("raw_prompt", "allow_degraded", "accept_replace", "parallel_
 
 
 def count_request(prompt: Prompt, model: str, raw_prompt: bool) -> pb.CountTokensRequest:
-    """The message for `count_tokens`; raises as `generate_request`."""
+    """Return the message for `count_tokens`; raise as `generate_request` does."""
     request = pb.CountTokensRequest()
     set_prompt(request, prompt)
     return set_fields(request, model=model, raw_prompt=raw_prompt)
 
 
 def check_request(text: str, labels: Mapping[str, str]) -> safety_pb2.CheckTextRequest:
-    """The message for `check_safety`; raises as `generate_request`."""
+    """Return the message for `check_safety`; raise as `generate_request` does."""
     request = set_fields(safety_pb2.CheckTextRequest(), text=text)
     _set_labels(request, labels)
     return request
 
 
 def set_options(request: Any, options: GenerateOptions | TextOptions, model: str) -> None:
-    """Sets priority, labels, and the model, which is ``model`` unless one is named; raises as `generate_request`."""
+    """Set priority, labels and the model, which is `model` unless one is named; raise as `generate_request` does."""
     priority = options.get("priority", "interactive")
     if priority not in PRIORITIES:
         raise InvalidRequest.of("priority", f"{priority!r} is none of {', '.join(PRIORITIES)}")
@@ -218,7 +218,7 @@ def _set_labels(request: Any, labels: Mapping[str, str]) -> None:
 def set_prompt(
     request: pb.GenerateRequest | pb.CountTokensRequest | pb.ScoreRequest, prompt: Prompt
 ) -> None:
-    """Sets the prompt or the conversation; raises InvalidRequest where it does not fit."""
+    """Set the prompt or the conversation; raise InvalidRequest if it does not fit."""
     if isinstance(prompt, str):
         set_fields(request, prompt=prompt)
         return
@@ -262,7 +262,7 @@ def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:
 
 
 def set_fields(message: M, path: str = "", /, **values: Any) -> M:
-    """Sets the fields that are not None.
+    """Set the fields that are not None.
 
     Raises:
         InvalidRequest: a value does not fit; it names the field, below ``path``.
@@ -282,7 +282,7 @@ def set_fields(message: M, path: str = "", /, **values: Any) -> M:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Names the field in the error when protobuf does not take a value."""
+    """Name the field in the error if protobuf rejects a value."""
     try:
         yield
     except UnicodeError as error:

@@ -42,11 +42,11 @@ class _HeldText:
         """Characters of it that the present call has sent or skipped; None before its first delta."""
 
     def call_begins(self) -> None:
-        """Another call sends what follows."""
+        """Begin another call, which sends what follows."""
         self._position = None
 
     def unseen(self, text: str, index: int) -> str:
-        """Of ``text`` of the delta at token ``index`` what the caller has not seen.
+        """Return the part of a delta's `text` at token `index` that the caller has not seen.
 
         Raises:
             InternalError: the delta begins inside one of the calls before.
@@ -60,7 +60,7 @@ class _HeldText:
         return text[skipped:]
 
     def keep(self, text: str, tokens: int) -> None:
-        """The caller gets ``text``, and has so many ``tokens`` with it."""
+        """Note that the caller gets `text`, and has `tokens` tokens with it."""
         self._length += len(text)
         self._length_at.setdefault(tokens, self._length)
 
@@ -84,7 +84,7 @@ class ResumableAnswer:
         self._call_started = False
 
     def next_request(self) -> pb.GenerateRequest:
-        """The message that opens the next call."""
+        """Return the message that opens the next call."""
         self._call_started = False
         self._text.call_begins()
         self._reasoning.call_begins()
@@ -99,7 +99,7 @@ class ResumableAnswer:
         return request
 
     def accept(self, response: pb.GenerateResponse) -> list[Event]:
-        """The events in `response` that the caller has not seen.
+        """Yield the events in `response` that the caller has not seen.
 
         Raises:
             InternalError: the message does not follow what came before it.
@@ -134,7 +134,7 @@ class ResumableAnswer:
         )
 
     def _accept_notice(self, notice: Notice) -> Notice:
-        """When another model takes over, what the caller has seen is void."""
+        """Discard what the caller has seen if another model takes over."""
         if notice.kind is NoticeKind.ESCALATED:
             self._model = notice.model
             self._token_ids.clear()
@@ -159,7 +159,7 @@ class ResumableAnswer:
         )
 
     def _known_tokens(self, delta: Delta) -> int:
-        """How many tokens of `delta` the caller has; they must be the same ones."""
+        """Return how many tokens of `delta` the caller has; they must be equal."""
         held = len(self._token_ids)
         if delta.index > held:
             raise InternalError(f"tokens {held} to {delta.index - 1} of the answer are missing")
@@ -190,13 +190,13 @@ class SeveralAnswers:
         return bool(self._parts) and all(answer.complete for answer, _ in self._parts)
 
     def next_request(self) -> pb.GenerateRequest:
-        """The message that opens the next call."""
+        """Return the message that opens the next call."""
         count = max(1, self._request.sampling.n)
         self._parts = [(ResumableAnswer(self._request), AnswerBuilder()) for _ in range(count)]
         return self._request
 
     def accept(self, response: pb.GenerateResponse) -> list[Event]:
-        """Takes the next message; callers see no events.
+        """Accept the next message; callers see no events.
 
         Raises:
             InternalError: it does not follow what came before it.
@@ -211,5 +211,5 @@ class SeveralAnswers:
         return []
 
     def build(self) -> tuple[Answer, ...]:
-        """The answers; only when `complete`."""
+        """Return the answers; valid only when `complete`."""
         return tuple(builder.build() for _, builder in self._parts)

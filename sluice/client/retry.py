@@ -37,7 +37,7 @@ class RetryPolicy:
     start_s: float | None = None
 
     def wait_s(self, failures: int, dice: float) -> float:
-        """Seconds to wait after so many failures in a row: half of it is fixed, half is random."""
+        """Return the seconds to wait after this many failures in a row: half is fixed, half is random."""
         step = min(self.wait_s_max, self.first_wait_s * 2.0 ** (failures - 1))
         return step * (0.5 + dice / 2)
 
@@ -61,18 +61,18 @@ class Retries:
         self._accepted = False
 
     def saw(self, event: Event) -> None:
-        """New tokens reset the count of failures; after `Started` more tries are allowed."""
+        """Reset the count of failures after new tokens; allow more tries after `Started`."""
         if isinstance(event, Started):
             self._tries, self._accepted = self._policy.resume_tries, True
         elif isinstance(event, Delta):
             self._failures = 0
 
     def progressed(self) -> None:
-        """A stream without tokens has brought something: it is accepted, and failures before do not count."""
+        """Reset the count of failures after progress of a stream without tokens: the call is accepted."""
         self._tries, self._failures, self._accepted = self._policy.resume_tries, 0, True
 
     def wait_s_after(self, error: SluiceError, now: float) -> float:
-        """Seconds to wait before the next call.
+        """Return the seconds to wait before the next call.
 
         Raises:
             SluiceError: `error`, when there is no next call: another try cannot help, there were enough, or the
@@ -94,7 +94,7 @@ class Retries:
         return self._start_until is not None and not self._accepted and now >= self._start_until
 
     def _is_refusal(self, error: SluiceError) -> bool:
-        """Whether the mesh had no room for a request that it has not accepted, and says when to try again."""
+        """Return whether the mesh refused a request for lack of capacity and said when to retry."""
         refused = isinstance(error, Overloaded) and error.retry_after_s is not None
         return refused and self._deadline is not None and not self._accepted
 
@@ -108,7 +108,7 @@ class Retries:
         return wait_s
 
     def timeout_s(self, now: float) -> float | None:
-        """What is left until the deadline, seconds; None without one.
+        """Return the time left until the deadline, in seconds; None without one.
 
         Raises:
             DeadlinePassed: nothing is left. (gRPC's asyncio calls take a timeout of 0 for none at all.)

@@ -44,7 +44,7 @@ class Embeddings:
 def embed_requests(
     texts: Sequence[str], options: TextOptions, **fields: Any
 ) -> list[pb.EmbedRequest]:
-    """The calls for ``texts``, in order, with these ``fields``.
+    """Return the calls for `texts`, in order, with these `fields`.
 
     Raises:
         InvalidRequest: a value does not fit its field.
@@ -56,13 +56,13 @@ def embed_requests(
 
 
 def text_request(request: M, options: TextOptions, **fields: Any) -> M:
-    """``request`` with these ``fields``; raises as `embed_requests`."""
+    """Return `request` with these `fields`; raise as `embed_requests` does."""
     set_options(request, options, "")
     return set_fields(request, **fields)
 
 
 def embeddings_of(responses: Sequence[pb.EmbedResponse]) -> Embeddings:
-    """What the calls of one list gave."""
+    """Return the embeddings of all calls for one list."""
     found = [one for response in responses for one in response.embeddings]
     return Embeddings(
         tuple(array("f", one.values) for one in found),

@@ -136,7 +136,8 @@ class Policy(Section):
     @property
     def batches_running_max(self) -> int | None:
         """Batches of which a worker still computes a sequence, those of all batchers; None: no limit. Interactive and
-        returned requests are exempt."""
+        returned requests are exempt.
+        """
         return BATCHES_RUNNING_MAX.get(self.name or "")
 
     @property
@@ -149,7 +150,7 @@ class Policy(Section):
         return self.classes[priority_class]  # type: ignore[index]  # one of ClassName
 
     def window_s(self, priority_class: str) -> float:
-        """Longest wait of a request of the class for others, seconds."""
+        """Return the longest wait of a request of the class for others, in seconds."""
         if self.is_continuous:
             return 0.0
         own = self.of_class(priority_class).wait_s

@@ -1,5 +1,6 @@
 """The section ``identity``: who may call, and as whom. Without it calls are not authenticated
-(docs/operate/security.md)."""
+(docs/operate/security.md).
+"""
 
 from typing import ClassVar, Literal, Self, get_args
 from urllib.parse import urlsplit

@@ -151,7 +151,8 @@ class BatcherSettings(ProcessSettings):
     @property
     def idle_stall_s(self) -> float:
         """How long one without rows may be silent: each report costs all processes of an idle mesh. As soon as a row
-        is sent to it that is `stall_s`."""
+        is sent to it that is `stall_s`.
+        """
         return 4 * self.stall_s
 
 
@@ -268,7 +269,8 @@ monitoring, JSON for its Prometheus exporter."""
 
 class TelemetrySettings(Section):
     """Where traces and metrics go; OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, switch them on. See
-    docs/operate/telemetry.md."""
+    docs/operate/telemetry.md.
+    """
 
     trace_ratio: float = Field(1.0, ge=0, le=1)
     """Part of the requests that are traced, whether their callers trace them or not. With OTEL_TRACES_SAMPLER the
@@ -288,7 +290,8 @@ class TelemetrySettings(Section):
 
 class TlsSettings(Section):
     """Encryption; docs/operate/security.md. A folder has the form of cert-manager's Secrets: `tls.crt`, `tls.key`,
-    `ca.crt`."""
+    `ca.crt`.
+    """
 
     embedded: bool = False
     """`sluice up` makes an authority in its state directory, and certificates for all that it starts."""
@@ -363,7 +366,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _default_is_there(self) -> Self:
-        """Without ``routing`` take the shipped rules if their models are there, else the first model that answers."""
+        """Use the shipped rules without `routing` if their models are there, else the first model that answers."""
         first = next((model.name for model in self.models if model.answers), None)
         if "routing" not in self.model_fields_set and first:
             routing = shipped_routing(self.models) or RoutingSettings(default=first)
@@ -443,12 +446,12 @@ class Settings(BaseSettings):
         return {name: tenant.weight for name, tenant in self.tenants.items()}
 
     def retention_s(self, tenant: str) -> float | None:
-        """How long what is written of ``tenant`` is kept, seconds; None: as long as of others."""
+        """Return how long records of `tenant` are kept, in seconds; None: as long as those of others."""
         own = self.tenants[tenant].retention_h if tenant in self.tenants else None
         return None if own is None else max(1.0, own * 3600)
 
     def limits_of(self, tenant: str) -> LimitSettings:
-        """The limits of ``tenant``: its own, or those of all."""
+        """Return the limits of `tenant`: its own, or those of all."""
         own = self.tenants[tenant].limits if tenant in self.tenants else None
         return self.limits if own is None else own
 
@@ -458,11 +461,11 @@ class Settings(BaseSettings):
         return (*self.models, *self.retiring)
 
     def model(self, name: str) -> ModelSettings | None:
-        """The model called ``name``."""
+        """Return the model called `name`."""
         return next((model for model in self.models if model.name == name), None)
 
     def to_yaml(self) -> str:
-        """The file that loads as these settings, but for the key of NATS's files: it must not lie beside them."""
+        """Return these settings as a file, without the key of NATS's files, which must not lie beside them."""
         values = self.model_dump(mode="json", exclude={"nats": {"encryption_key"}})
         return yaml.safe_dump(values, sort_keys=False)
 

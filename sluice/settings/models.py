@@ -155,11 +155,11 @@ class ModelSettings(Section):
         return f"{self.name}--{self.generation}" if self.generation else self.name
 
     def cost(self, prompt_tokens: float, answer_tokens: float) -> float:
-        """What a request costs."""
+        """Return the cost of a request."""
         return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
 
     def same_workers(self, other: "ModelSettings") -> bool:
-        """Whether the workers of one can serve the other."""
+        """Return whether the workers of one model can serve the other."""
         return self.model_dump(exclude={*LIVE_FIELDS}) == other.model_dump(exclude={*LIVE_FIELDS})
 
     @property
@@ -323,7 +323,7 @@ def _shipped_folder(path: str) -> Path:
 
 
 def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of the language model; models of several modalities nest it."""
+    """Return the part of the language model; models of several modalities nest it."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
 
@@ -358,7 +358,7 @@ def check_modality(where: object, config: Mapping[str, Any], engine: str = "tran
 
 
 def context_tokens_of(config: Mapping[str, Any]) -> int | None:
-    """Prompt and answer together, as a Hugging Face configuration says; None where it does not."""
+    """Return the context length of a Hugging Face configuration, prompt and answer together; None if it has none."""
     if config.get("is_encoder_decoder"):
         sides = side_limits(config, None)
         return None if sides is None else sides.context
@@ -370,7 +370,7 @@ def context_tokens_of(config: Mapping[str, Any]) -> int | None:
 
 
 def computed_context_of(config: Mapping[str, Any]) -> int | None:
-    """How much of `context_tokens_of` our own engine computes."""
+    """Return how much of `context_tokens_of` our own engine computes."""
     found, text = context_tokens_of(config), language_config(config)
     if found is None:
         return None
@@ -394,7 +394,7 @@ class SideLimits:
 
 
 def side_limits(config: Mapping[str, Any], context_tokens: int | None) -> SideLimits | None:
-    """The limits of an encoder-decoder, by its configuration and the setting; None where neither says any.
+    """Return the limits of an encoder-decoder, by its configuration and the setting; None if neither has any.
 
     Models that take audio have those of their decoder. Others with absolute positions have as many for each side; the
     rest take what ``context_tokens`` says.
@@ -413,23 +413,23 @@ def side_limits(config: Mapping[str, Any], context_tokens: int | None) -> SideLi
 
 
 def has_marian_pieces(folder: Path) -> bool:
-    """Whether the tokenizer of a folder is that of a Marian model as the hub has it, without a tokenizer.json."""
+    """Return whether a folder has the tokenizer of a Marian model in the hub's form, without a tokenizer.json."""
     names = ("source.spm", "vocab.json")
     return not (folder / "tokenizer.json").exists() and all((folder / n).is_file() for n in names)
 
 
 def hears(config: Mapping[str, Any]) -> bool:
-    """Whether a model takes audio, by its configuration."""
+    """Return whether a model takes audio, by its configuration."""
     return config.get("model_type") == "whisper"
 
 
 def chunk_s(config: Mapping[str, Any]) -> float:
-    """How much a model that takes audio hears at once, seconds: Whisper's encoder has 50 positions for each."""
+    """Return the audio that a model takes at once, in seconds: Whisper's encoder has 50 positions for each."""
     return int(config.get("max_source_positions") or 1500) / 50
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels of a Hugging Face configuration by number.
+    """Return the labels of a Hugging Face configuration by number.
 
     Raises:
         ValueError: there are fewer than two, or their numbers have gaps; the message says what to write.

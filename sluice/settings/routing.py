@@ -300,7 +300,7 @@ class RoutingSettings(RoutingPolicy):
         return self
 
     def all_models(self) -> list[tuple[str, str]]:
-        """Every model that is named anywhere, with its key."""
+        """Return every model that is named anywhere, with its key."""
         named = list(_named_models(self))
         for model, smaller in self.fallbacks.items():
             named += [(f"fallbacks.{model}", name) for name in (model, *smaller)]
@@ -312,7 +312,7 @@ _OF_MODELS: Final = frozenset({"default", "model", "weak", "strong", "first", "s
 
 
 def _named_models(section: Any) -> Iterator[tuple[str, str]]:
-    """Every model that is named in ``section``, or in a list or mapping of sections, with its key."""
+    """Yield every model that `section`, or a list or mapping of sections, names, with its key."""
     entries = enumerate(section) if isinstance(section, tuple) else dict(section).items()
     for key, value in entries:
         if key in _OF_MODELS and isinstance(value, str):

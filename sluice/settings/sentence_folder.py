@@ -59,7 +59,7 @@ class SentenceFolder:
 
 
 def read_sentence_folder(folder: Path) -> SentenceFolder:
-    """What ``folder`` says.
+    """Read what `folder` says of its model.
 
     Raises:
         SettingsError: a file of it is not JSON.
@@ -90,7 +90,7 @@ def _modules(folder: Path) -> tuple[Module, ...]:
 
 
 def _size(transformer: Path, modules: Sequence[Module]) -> int | None:
-    """By the last module that changes it."""
+    """Return the size of an embedding, by the last module that changes it."""
     size: int | None = read_json(transformer / "config.json").get("hidden_size")
     for module in modules:
         config = read_json(module.folder / "config.json")
@@ -119,7 +119,7 @@ def _positions(transformer: Path) -> int | None:
 
 
 def read_json(path: Path, kind: type = dict, *, required: bool = False) -> Any:
-    """The object or list in ``path``; an empty one when there is no such file, unless it is ``required``.
+    """Return the object or list in `path`; an empty one without the file, unless it is `required`.
 
     Raises:
         SettingsError: it cannot be read, or holds something else.

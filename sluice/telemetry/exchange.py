@@ -43,7 +43,7 @@ class MetricsExchange:
         self._client: Client | None = None
 
     async def start(self, client: Client) -> None:
-        """Answers from now on."""
+        """Start to answer queries."""
         self._client = client
         await client.subscribe(subjects.METRICS, cb=self._answer)
 
@@ -52,7 +52,7 @@ class MetricsExchange:
         names: Collection[str],
         enough: Callable[[list[ProcessMetrics]], bool] = lambda found: True,
     ) -> list[ProcessMetrics]:
-        """The metrics of these ``names`` (all without any) of every process that answers within `GATHER_S`.
+        """Return the metrics with these `names`, or all, of every process that answers within `GATHER_S`.
 
         Answers are waited for up to `LATE_S` longer while those that came are not ``enough``.
 

@@ -31,12 +31,12 @@ _about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
 
 
 def about_request(request_id: str, trace_id: str) -> None:
-    """What this task logs from now on is about that request."""
+    """Mark what this task logs from now on with the request."""
     _about.set((request_id, trace_id))
 
 
 def log_to_stderr(level: str, form: LogFormat = "text") -> None:
-    """Starts the log of a process."""
+    """Start the log of a process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(RepeatFilter())
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(_TEXT))
@@ -99,7 +99,7 @@ class _Cause:
 
 class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line, without a traceback."""
+        """Return the line, without a traceback."""
         request_id, trace_id = _about.get()
         ids = f" request_id={request_id} trace_id={trace_id}" if request_id else ""
         return super().formatMessage(record) + ids
@@ -107,7 +107,7 @@ class _TextFormatter(logging.Formatter):
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        """One object; a traceback is part of its message."""
+        """Return one JSON object; a traceback is part of its message."""
         request_id, trace_id = _about.get()
         message = record.getMessage()
         if record.exc_info:
@@ -142,11 +142,11 @@ class LogLine:
     trace_id: str = ""
 
     def with_line(self, line: str) -> "LogLine":
-        """A line that belongs to it, such as one of a traceback."""
+        """Return the event with a further line, such as one of a traceback."""
         return replace(self, message=f"{self.message}\n{line}")
 
     def is_about(self, request: str) -> bool:
-        """Whether it names the request, or the trace."""
+        """Return whether the event names the request or the trace."""
         return request in (self.request_id, self.trace_id) or request in self.message
 
 
@@ -179,7 +179,7 @@ _WORDS: Final = {
 
 
 def parse(line: str, process: str, year: int) -> LogLine | None:
-    """The event that ``line`` begins; None when it continues the one before.
+    """Return the event that `line` begins; None if it continues the one before.
 
     ``year``: Triton does not write it.
     """

@@ -239,19 +239,19 @@ def start_server_span(tracer: Tracer, name: str, headers: Mapping[str, str]) -> 
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:
-    """The remote context in ``headers`` (NATS headers, gRPC metadata); an empty one without a valid traceparent."""
+    """Return the remote context in `headers` (NATS headers, gRPC metadata); empty without a valid traceparent."""
     if not headers or TRACEPARENT not in headers:
         return Context()
     return _PROPAGATOR.extract(headers, Context())
 
 
 def is_unsampled(headers: Mapping[str, str]) -> bool:
-    """Whether the sender of ``headers`` has decided that nobody makes spans of what it sent."""
+    """Return whether the sender of `headers` decided against sampling."""
     return is_unsampled_parent(headers.get(TRACEPARENT, ""))
 
 
 def is_unsampled_parent(traceparent: str) -> bool:
-    """Whether a traceparent has the sampled flag, the last bit of its last digit, at 0."""
+    """Return whether a traceparent has the sampled flag, the last bit of its last digit, at 0."""
     return traceparent[-1:] in _EVEN
 
 
@@ -259,7 +259,7 @@ _EVEN: Final = frozenset("02468ace")
 
 
 def headers_of(span: Span) -> dict[str, str]:
-    """Headers that carry ``span`` as parent."""
+    """Return headers that carry `span` as parent."""
     parent = traceparent_of(span)
     headers = {TRACEPARENT: parent} if parent else {}
     if state := span.get_span_context().trace_state:
@@ -268,7 +268,7 @@ def headers_of(span: Span) -> dict[str, str]:
 
 
 def traceparent_of(span: Span) -> str:
-    """``span`` as a W3C traceparent; empty when it is not valid."""
+    """Return `span` as a W3C traceparent; empty if it is not valid."""
     context = span.get_span_context()
     if not context.is_valid:
         return ""
@@ -276,5 +276,5 @@ def traceparent_of(span: Span) -> str:
 
 
 def trace_id_of(span: Span) -> str:
-    """The trace id, 32 hex digits."""
+    """Return the trace id, 32 hex digits."""
     return trace.format_trace_id(span.get_span_context().trace_id)

@@ -26,14 +26,14 @@ class NewKey(NamedTuple):
 
 
 def new_key() -> NewKey:
-    """A key that no other one equals."""
+    """Return a new key."""
     key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_bytes(_SECRET_BYTES)
     encoded = base64.b32encode(secret + _checksum(key_id, secret)).decode().lower()
     return NewKey(key_id, f"{PREFIX}{key_id}_{encoded}")
 
 
 def id_of(text: str) -> str | None:
-    """The id of the key ``text``; None when it is no key, or was not copied whole."""
+    """Return the id of the key `text`; None if it is not a whole key."""
     found = _KEY.fullmatch(text)
     if found is None:
         return None
@@ -44,7 +44,7 @@ def id_of(text: str) -> str | None:
 
 
 def digest_of(text: str) -> bytes:
-    """What is kept of the key ``text``."""
+    """Return the digest that is stored of the key `text`."""
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -34,7 +34,7 @@ class Bucket:
     """One bucket. Every method raises TransportUnavailable when JetStream does not answer within `ANSWER_S`."""
 
     def __init__(self, config: StreamConfig, replicas: int = 1) -> None:
-        """``replicas``: servers of the NATS cluster that keep it."""
+        """Prepare a bucket that `replicas` servers of the NATS cluster keep."""
         assert config.name is not None, "buckets have names"
         self._replicas = replicas
         self._config = config
@@ -43,7 +43,7 @@ class Bucket:
         self._jetstream: JetStreamContext | None = None
 
     async def start(self, client: Client) -> None:
-        """Creates the bucket, or gives it the configured limits.
+        """Create the bucket, or update its limits.
 
         Raises:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
@@ -56,13 +56,13 @@ class Bucket:
         await jetstream.restore_stream(self._js, self._config, self._replicas)
 
     def open(self, client: Client) -> None:
-        """Uses a bucket that another process creates; it is empty until then, and cannot be written."""
+        """Use a bucket that another process creates; it is empty until then, and cannot be written."""
         self._jetstream = client.jetstream(timeout=ANSWER_S)
 
     async def write(
         self, key: str, message: Message, last: int | None = None, ttl_s: float | None = None
     ) -> int | None:
-        """Writes ``message``; returns its revision, or None when ``last`` is not the revision that ``key`` has.
+        """Write `message`; return its revision, or None if `last` is not the revision of `key`.
 
         Args:
             last: 0: the key must be absent; None: whatever it has.
@@ -85,7 +85,7 @@ class Bucket:
         return stored.seq
 
     async def read(self, key: str, kind: type[M]) -> tuple[M, int] | None:
-        """The message of ``key`` with its revision, or None when there is none."""
+        """Return the message of `key` with its revision, or None."""
         found = await self.read_payload(key)
         if found is None:
             return None
@@ -98,7 +98,7 @@ class Bucket:
             ) from error
 
     async def read_payload(self, key: str) -> tuple[bytes, int] | None:
-        """The message of ``key``, packed, with its revision, or None when there is none."""
+        """Return the packed message of `key` with its revision, or None."""
         with answering(_WHAT):
             try:
                 found = await self._js.get_last_msg(self._stream, self._prefix + key)
@@ -108,23 +108,23 @@ class Bucket:
         return found.data or b"", found.seq
 
     async def state(self) -> tuple[int, int]:
-        """Differs from an earlier one when something was written or removed since."""
+        """Return a state that changes whenever something is written or removed."""
         with answering(_WHAT):
             info = await self._js.stream_info(self._stream)
         return info.state.last_seq, info.state.messages
 
     async def remove(self, revision: int) -> None:
-        """Removes the message of that revision, unless another one has replaced it."""
+        """Remove the message of that revision, unless another one has replaced it."""
         with answering(_WHAT), suppress(APIError):  # it is gone
             await self._js.delete_msg(self._stream, revision)
 
     async def purge(self, key: str) -> None:
-        """Removes ``key``."""
+        """Remove `key`."""
         with answering(_WHAT):
             await self._js.purge_stream(self._stream, subject=self._prefix + key)
 
     async def read_all(self, kind: type[M]) -> AsyncIterator[tuple[str, M]]:
-        """All messages with their keys, but for those that are damaged."""
+        """Yield all messages with their keys, except damaged ones."""
         async for key, payload in self.read_payloads():
             try:
                 yield key, unpack(kind, payload)
@@ -132,7 +132,7 @@ class Bucket:
                 _log.error("%s: %s is damaged and left out: %s", self._stream, key, error)
 
     async def read_payloads(self) -> AsyncIterator[tuple[str, bytes]]:
-        """All messages, packed, with their keys."""
+        """Yield all packed messages with their keys."""
         found = jetstream.stored_messages(self._js, self._stream, f"{self._prefix}>", ANSWER_S)
         with answering(_WHAT):
             async with aclosing(found):
@@ -147,7 +147,7 @@ class Bucket:
 
 
 async def shared_secret(bucket: Bucket, name: str) -> str:
-    """The secret of that name, the same for all gateways: the first one makes it.
+    """Return the secret of that name, the same for all gateways: the first one makes it.
 
     Raises:
         TransportUnavailable: JetStream does not answer.
@@ -159,7 +159,7 @@ async def shared_secret(bucket: Bucket, name: str) -> str:
 
 
 async def mesh_key(settings: Settings, secrets_bucket: Bucket) -> str | None:
-    """What processes of the mesh show each other; None where calls are not authenticated. Raises as `shared_secret`."""
+    """Return the key that processes show each other; None if calls need none. Raise as `shared_secret` does."""
     if not settings.identity.enabled:
         return None
     return settings.identity.mesh_key or await shared_secret(secrets_bucket, "mesh_key")

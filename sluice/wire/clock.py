@@ -16,25 +16,26 @@ _LONGEST_MS = 1e14
 
 
 def unix_ms() -> int:
-    """Now, milliseconds since the Unix epoch."""
+    """Return the current time, in milliseconds since the Unix epoch."""
     return time.time_ns() // 1_000_000
 
 
 def timestamp(at_unix_ms: int) -> Timestamp:
-    """The message of a time."""
+    """Return the message of a time."""
     return Timestamp(seconds=at_unix_ms // 1000, nanos=at_unix_ms % 1000 * 1_000_000)
 
 
 def duration(ms: float) -> Duration:
-    """The message of a span of time, as of `set_duration`."""
+    """Return the message of a duration, as of `set_duration`."""
     message = Duration()
     set_duration(message, ms)
     return message
 
 
 def set_duration(message: Duration, ms: float) -> None:
-    """Makes ``message``, a new one, a span of time; 0 of one that is negative or cannot be, which another process may
-    have sent."""
+    """Set `message`, a new one, to a duration; 0 of one that is negative or cannot be, which another process may
+    have sent.
+    """
     if 0 <= ms < _SHORT_MS:
         message.nanos = round(ms * 1e6)
         return
@@ -43,5 +44,5 @@ def set_duration(message: Duration, ms: float) -> None:
 
 
 def ms_of(message: Duration | Timestamp) -> float:
-    """Milliseconds: of a span of time, or since the Unix epoch."""
+    """Return milliseconds: of a duration, or since the Unix epoch."""
     return message.seconds * 1e3 + message.nanos / 1e6

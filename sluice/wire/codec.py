@@ -1,5 +1,6 @@
 """Packs and unpacks every message that crosses NATS or Triton, where nothing else calls protobuf for them, and reads
-requests of callers."""
+requests of callers.
+"""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -36,7 +37,7 @@ class OversizedMessage(ValueError):
 
 
 def header_bytes(headers: Mapping[str, str]) -> int:
-    """What ``headers`` add to a message on NATS, bytes: the server counts them as part of its payload.
+    """Return the bytes that `headers` add to a NATS message: the server counts them as part of its payload.
 
     nats-py counts the payload alone. The server answers a message that is too large by closing the connection, and
     nats-py does not open it again.
@@ -46,7 +47,7 @@ def header_bytes(headers: Mapping[str, str]) -> int:
 
 
 def pack(message: Message, limit: int = MAX_MESSAGE_BYTES) -> bytes:
-    """Serializes ``message``.
+    """Serialize `message`.
 
     Raises:
         OversizedMessage: it takes more than ``limit`` bytes.
@@ -58,7 +59,7 @@ def pack(message: Message, limit: int = MAX_MESSAGE_BYTES) -> bytes:
 
 
 def unpack(kind: type[_M], payload: bytes) -> _M:
-    """Parses ``payload`` as a ``kind``.
+    """Parse `payload` as a `kind`.
 
     Raises:
         MalformedMessage: it is something else.
@@ -70,7 +71,7 @@ def unpack(kind: type[_M], payload: bytes) -> _M:
 
 
 def unpack_to_keep(kind: type[_M], payload: bytes) -> _M:
-    """As `unpack`, for what is kept for a while: parsed, a list of numbers takes 11 bytes each, in a copy 4."""
+    """Parse like `unpack`, in less memory: parsed, a list of numbers takes 11 bytes each, in a copy 4."""
     message = unpack(kind, payload)
     return deepcopy(message) if len(payload) > LONG_BYTES else message
 
@@ -78,8 +79,9 @@ def unpack_to_keep(kind: type[_M], payload: bytes) -> _M:
 def request_reader(
     parse: Callable[[bytes], Message],
 ) -> Callable[[bytes], Message | InvalidRequest]:
-    """``parse`` for a gRPC server, with an error in place of the request where bytes are none: gRPC would end the call
-    as INTERNAL. The method raises it."""
+    """Return `parse` for a gRPC server, with an error in place of a malformed request: gRPC would end the call
+    as INTERNAL. The method raises it.
+    """
 
     def read(payload: bytes) -> Message | InvalidRequest:
         try:
@@ -93,7 +95,7 @@ def request_reader(
 
 
 def read_report(subject: str, payload: bytes) -> BatcherReport:
-    """The report that came on ``subject``.
+    """Read the report that came on `subject`.
 
     Raises:
         MalformedMessage: it is none, or names another batcher than the one whose subject it came on.
@@ -119,7 +121,7 @@ def read_bundle(payload: bytes) -> FrameBundle:
 
 
 def read_control(payload: bytes) -> ControlMessage:
-    """What a gateway tells batchers; raises as `read_bundle`."""
+    """Read a control message of a gateway; raise as `read_bundle` does."""
     return _from_sender(unpack(ControlMessage, payload), "gateway")
 
 

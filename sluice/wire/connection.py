@@ -63,7 +63,7 @@ class MeshClient(Client):
         self._writes = False
 
     async def take(self, subject: str, take: Callable[[Msg], None]) -> None:
-        """``take`` gets what comes on ``subject`` as it is read, without the queue and the task of a subscription."""
+        """Call `take` with messages on `subject` as they are read, without the queue and the task of a subscription."""
 
         async def late(message: Msg) -> None:  # one that came before the next line
             take(message)
@@ -79,19 +79,19 @@ class MeshClient(Client):
         old_style: bool = False,
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """As nats-py's."""
+        """Do the same as nats-py's method, and never hide a cancel."""
         with _cancels_seen():
             return await super().request(subject, payload, timeout, old_style, headers)
 
     async def flush(self, timeout: int = 10) -> None:
-        """As nats-py's."""
+        """Do the same as nats-py's method, and never hide a cancel."""
         with _cancels_seen():
             await super().flush(timeout)
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        """Drops what JetStream sends to another subject than the inbox: nobody of the mesh has asked it to."""
+        """Drop what JetStream sends to another subject than the inbox: no process requested it."""
         if reply.startswith(_ACK) or (headers and _STREAM in headers):
             subscription = self._subs.get(sid)
             if subscription and not subscription.subject.startswith(self._inbox_prefix.decode()):
@@ -115,7 +115,7 @@ class MeshClient(Client):
         reply: str = "",
         headers: dict[str, str] | None = None,
     ) -> None:
-        """As nats-py's."""
+        """Do the same as nats-py's method, and never hide a cancel."""
         if not self.send(subject, payload, reply, headers):
             await super().publish(subject, payload, reply, headers)
 
@@ -126,7 +126,7 @@ class MeshClient(Client):
         reply: str = "",
         headers: dict[str, str] | None = None,
     ) -> bool:
-        """Publishes in one step, without a task, while the server takes what it gets; otherwise False, and `publish`
+        """Publish in one step, without a task, while the server takes what it gets; otherwise False, and `publish`
         has to wait, or says why it cannot.
 
         Subjects are those of `sluice.wire.subjects`, which has looked at what they are made of.
@@ -153,8 +153,9 @@ class MeshClient(Client):
         return True
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """Writes what a turn of the loop publishes in the next one; nats-py's task, which takes a future and a turn of
-        its own for each, writes while the server does not read."""
+        """Write what a turn of the loop publishes in the next one; nats-py's task, which takes a future and a turn of
+        its own for each, writes while the server does not read.
+        """
         if force_flush or not self._reads:
             return await super()._flush_pending(force_flush)
         self._write_soon()
@@ -181,13 +182,13 @@ class MeshClient(Client):
             self._pending, self._pending_data_size = [], 0
 
     async def _process_pong(self) -> None:
-        """nats-py ends its reading, without a word, at an answer that comes after its flush gave up."""
+        """Ignore a pong that comes after its flush gave up: nats-py would end its reading without a word."""
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """nats-py closes the old connection first, which waits until a peer that does not read has read everything."""
+        """Abort a stale connection: nats-py would wait until a peer that does not read has read everything."""
         writer = getattr(self._transport, "_io_writer", None)
         if isinstance(e, StaleConnectionError) and writer is not None:
             writer.transport.abort()
@@ -195,7 +196,7 @@ class MeshClient(Client):
 
 
 def _read_headers(data: bytes | None) -> dict[str, str] | None:
-    """Behind the line with the version: "name: value" a line."""
+    """Parse the lines "name: value" behind the line with the version."""
     if not data:
         return None
     pairs = (line.partition(":") for line in data.decode(errors="replace").split("\r\n")[1:])
@@ -219,7 +220,7 @@ async def connect(
     on_loss: Callable[[], None],
     tls: Path | None = None,
 ) -> MeshClient:
-    """A connection to ``settings.url``; with that of a gateway or the operator the streams of tasks exist.
+    """Connect to `settings.url`; create the streams if the process is a gateway or the operator.
 
     Args:
         kind: of the process, one of `permissions.KINDS`.
@@ -271,7 +272,7 @@ class _Connection:
         self._on_loss = on_loss
 
     async def open(self, kind: str, process: str) -> None:
-        """Connects; raises what nats-py raises, or NatsUnreachable when credentials are refused."""
+        """Connect; raise what nats-py raises, or NatsUnreachable if credentials are refused."""
         servers = self._url.split(",")
         await self.client.connect(
             # Each process has its own order, and tries a server that it has lost last.
@@ -318,24 +319,24 @@ class _Connection:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """nats-py answers the end of an encrypted stream as that of a plain one; asyncio warns each time."""
+    """Return whether a log record of asyncio matters: at the end of each encrypted stream it warns of nats-py."""
     return not str(record.msg).startswith("returning true from eof_received()")
 
 
 async def _abandon(client: Client) -> None:
-    """Closes a connection that failed; after a refused certificate nobody answers that it is closed."""
+    """Close a connection that failed; after a refused certificate nobody confirms it."""
     with contextlib.suppress(TimeoutError, NatsError, OSError, RuntimeError):
         async with asyncio.timeout(CLOSE_S):
             await client.close()
 
 
 def shown(url: str) -> str:
-    """``url`` for people: without the users and passwords in it."""
+    """Return `url` without the users and passwords in it."""
     return ",".join(re.sub("//[^/]*@", "//", one) for one in url.split(","))
 
 
 def refusal(url: str, tls: Path | None, error: Exception) -> NatsUnreachable | None:
-    """The error when one side does not accept the credentials of the other; None: it is something else."""
+    """Return the error if one side rejected the credentials of the other; else None."""
     where, refused = f"NATS at {shown(url)}", "authorization violation" in str(error).lower()
     if tls is None:
         help_ = "nats.url needs its user, nats://USER:PASSWORD@HOST:PORT, or tls.mesh a certificate"
@@ -350,7 +351,7 @@ def refusal(url: str, tls: Path | None, error: Exception) -> NatsUnreachable | N
 
 
 def check_encrypted(client: Client, url: str) -> None:
-    """nats-py asks for TLS only when the server demands it: then everything would go unencrypted."""
+    """Raise NatsUnreachable if the server offers no TLS: nats-py would go on unencrypted."""
     if not client._server_info.get("tls_required"):
         raise NatsUnreachable(f"NATS at {shown(url)} offers no TLS, and tls.mesh is set")
 
@@ -365,12 +366,12 @@ def _check_payload(client: Client, url: str) -> None:
 
 
 def secured(context: ClientContext | None) -> dict[str, Any]:
-    """Arguments of nats-py for a connection with certificates, or for one without."""
+    """Return the arguments of nats-py for a connection with or without certificates."""
     return {} if context is None else {"tls": context.context}
 
 
 async def disconnect(client: Client) -> None:
-    """Sends what waits to be sent if there is a server to take it, and closes the connection."""
+    """Send what is pending if there is a server to take it, and close the connection."""
     if client.is_connected:
         try:
             await settle(client, CLOSE_S)
@@ -382,7 +383,7 @@ async def disconnect(client: Client) -> None:
 
 
 async def settle(client: Client, timeout_s: float) -> None:
-    """Returns when the server has worked through everything sent so far.
+    """Wait until the server has processed everything sent so far.
 
     nats-py 2.16 writes the PING of ``flush`` straight to the socket, ahead of commands that wait for its flusher. So
     the first flush proves nothing about them. While it waits the flusher runs; the second PING is behind them.
@@ -399,7 +400,7 @@ async def settle(client: Client, timeout_s: float) -> None:
 
 
 async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
-    """A server takes connections a moment before its JetStream answers.
+    """Create the streams; a server accepts connections a moment before its JetStream answers.
 
     A cluster may have no leader for longer; only dead letters need the stream.
     """

@@ -14,13 +14,13 @@ UNKNOWN = "unknown"
 
 @lru_cache(1024)
 def word_of(enum: Any, value: int) -> str:
-    """The word of ``value`` of the generated ``enum``; `UNKNOWN` for a number that this release does not know."""
+    """Return the word of `value` of the generated `enum`; `UNKNOWN` for an unknown number."""
     named = enum.DESCRIPTOR.values_by_number.get(value)
     return UNKNOWN if named is None else named.name.removeprefix(_prefix(enum)).lower()
 
 
 def value_of(enum: "_EnumTypeWrapper[V]", word: str) -> V:
-    """The value that ``word`` names. Raises ValueError for another word."""
+    """Return the value that `word` names; raise ValueError for another word."""
     found: V = _value(enum, word)
     return found
 
@@ -31,6 +31,6 @@ def _value(enum: "_EnumTypeWrapper[V]", word: str) -> V:
 
 
 def _prefix(enum: Any) -> str:
-    """Protobuf's style guide: every value begins with the enum's name, and number 0 is unspecified."""
+    """Return the prefix of all values: by Protobuf's style guide the enum's name; number 0 is unspecified."""
     name: str = enum.DESCRIPTOR.values_by_number[0].name
     return name.removesuffix("UNSPECIFIED")

@@ -20,7 +20,7 @@ _M = TypeVar("_M", bound=_Group)
 
 
 def next_group(waiting: deque[_M]) -> _M:
-    """Takes the first of the messages that wait, with those that follow it in its field ``more``."""
+    """Take the first of the pending messages, with those that follow it in its field `more`."""
     first = waiting.popleft()
     left = GROUP_BYTES_MAX - first.ByteSize()
     while waiting and (left := left - waiting[0].ByteSize()) >= 0:

@@ -34,13 +34,13 @@ _OTHER_CONFIGURATION: Final = 10058
 
 
 def _bucket(name: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
-    """A key-value bucket: the last message of each subject."""
+    """Return the stream of a key-value bucket: the last message of each subject."""
     config = _kept(name, subjects.bucket_prefix(name).removesuffix("."), max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1)
 
 
 def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
-    """A stream of all below ``prefix`` that keeps what fits, the newest."""
+    """Return a stream of all below `prefix` that keeps the newest messages."""
     return StreamConfig(
         name=name,
         subjects=[f"{prefix}.>"],
@@ -75,30 +75,30 @@ JOBS: Final = _bucket(subjects.JOBS_BUCKET, 256 * _MIB).evolve(discard=DiscardPo
 
 
 def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """What is kept of requests: the last record and the last grade of each; the oldest are deleted first."""
+    """Return the stream of the last record and the last grade of each request; the oldest are deleted first."""
     config = _kept(subjects.RECORDS_STREAM, subjects.RECORDS, max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
 def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """Decisions of the safety layer: no message can be deleted by a client; a whole tenant can be forgotten."""
+    """Return the stream of safety decisions: clients can delete no message, but all of a tenant can be purged."""
     config = _kept(subjects.AUDIT_STREAM, subjects.AUDIT, max_bytes, max_age_s)
     return config.evolve(deny_delete=True, allow_direct=True, allow_msg_ttl=True)
 
 
 def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """Outcomes of requests, with their prompts: the last outcome and grade of each; the oldest are deleted first."""
+    """Return the stream of the last outcome and grade of each request, with prompts; the oldest are deleted first."""
     config = _kept(subjects.OUTCOMES_STREAM, subjects.OUTCOMES, max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
 def answers_bucket(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """Answers for requests that are equal; the oldest are deleted first."""
+    """Return the stream of cached answers; the oldest are deleted first."""
     return _bucket(subjects.ANSWERS_BUCKET, max_bytes, max_age_s)
 
 
 def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
-    """What `jobs` keep beside the bucket of their records, until their jobs are deleted.
+    """Return the streams of inputs and results, kept until their jobs are deleted.
 
     Inputs in chunks: when they are full no upload is taken. Results in segments: when they are full jobs are paused.
     """
@@ -109,7 +109,7 @@ def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
 
 
 async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:
-    """Creates a stream, or gives it the limits of ``config`` and the number of servers that keep it.
+    """Create a stream, or update its limits and the number of servers that keep it.
 
     Raises:
         nats.errors.Error: JetStream does not answer, or refuses the limits.
@@ -141,7 +141,7 @@ def explained(error: Exception) -> str:
 
 @contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Raises TransportUnavailable, which says ``what`` fails, where JetStream does not answer in the block."""
+    """Raise TransportUnavailable, which says `what` fails, if JetStream does not answer in the block."""
     try:
         yield
     except (TimeoutError, NatsError, OversizedMessage) as error:
@@ -154,7 +154,7 @@ def answering(what: str) -> Iterator[None]:
 async def stored_messages(
     js: JetStreamContext, stream: str, subject: str, timeout_s: float
 ) -> AsyncGenerator[Msg, None]:
-    """All messages of ``subject``, which may have wildcards, as they are now.
+    """Yield all current messages of `subject`, which may have wildcards.
 
     Raises:
         nats.errors.Error: JetStream does not answer, or there is no such stream.

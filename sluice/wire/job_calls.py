@@ -21,13 +21,13 @@ def page_key(create_unix_ms: int, name: str) -> str:
 
 
 def signed(metadata: Mapping[str, str], mesh_key: str | None) -> tuple[tuple[str, str], ...]:
-    """``metadata``, which names a tenant, with its signature; without a key as it is."""
+    """Return `metadata`, which names a tenant, with its signature; unchanged without a key."""
     entries = tuple(metadata.items())
     return entries if mesh_key is None else (*entries, (SIGNATURE, _signature(metadata, mesh_key)))
 
 
 def is_signed(metadata: Mapping[str, str | bytes], mesh_key: str) -> bool:
-    """Whether ``metadata`` has the signature that belongs to it."""
+    """Return whether `metadata` has the signature that belongs to it."""
     given = str(metadata.get(SIGNATURE, "")).encode()
     return hmac.compare_digest(given, _signature(metadata, mesh_key).encode())
 

@@ -15,7 +15,7 @@ async def patiently(
     bound_s: float,
     wait_s: float,
 ) -> T:
-    """What ``attempt`` returns, which is made again ``wait_s`` seconds after it raised one of ``passing``.
+    """Return the result of `attempt`; repeat it `wait_s` seconds after it raised one of `passing`.
 
     After ``bound_s`` seconds its error is raised; an attempt that is under way then may take its own time.
     """

@@ -79,7 +79,7 @@ class Crossing:
 
 
 def identity(process: str) -> str:
-    """The URI in a process's certificate, and its user name in NATS."""
+    """Return the URI in a process's certificate, which is its user name in NATS."""
     return f"spiffe://sluice/{process}"
 
 
@@ -89,25 +89,25 @@ def inbox(kind: str, process: str) -> str:
 
 
 def account(kind: str, process: str) -> str:
-    """The account that a process is in."""
+    """Return the account that a process is in."""
     if kind == BATCHER:
         return "batchers" if process == subjects.ANY else f"{BATCHER}-{process}"
     return JOBS if kind == JOBS else GATEWAYS
 
 
 def account_of(stream: str) -> str:
-    """The account that keeps a stream."""
+    """Return the account that keeps a stream."""
     of_jobs = (subjects.JOBS_BUCKET, subjects.JOB_INPUTS_STREAM, subjects.JOB_RESULTS_STREAM)
     return JOBS if stream in of_jobs else GATEWAYS
 
 
 def permissions(kind: str, process: str) -> Permissions | None:
-    """What the process of ``kind`` with the id ``process`` may do in its account; None: everything."""
+    """Return what the process of `kind` with the id `process` may do in its account; None: everything."""
     return _gateway(process) if kind == GATEWAY else None
 
 
 def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Crossing:
-    """What the process reaches of another account.
+    """Return what the process reaches of another account.
 
     ``input_streams``: the operator's own, whose messages `jobs` may read.
     """
@@ -123,7 +123,7 @@ def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Cros
 
 
 def accounts(users: Users, input_streams: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """The accounts of nats-server's configuration by name, without their users."""
+    """Return the accounts of nats-server's configuration by name, without their users."""
     streams = tuple(input_streams)
     crossings = {
         account(kind, process): crossing(kind, process, streams) for kind, process in users.values()
@@ -183,7 +183,7 @@ def may_speak_as(speaker: str, kind: str, process: str) -> bool:
 
 
 def _question(asking: dict[str, Any], subject: str) -> dict[str, Any]:
-    """The import of a service."""
+    """Return the import of a service."""
     imported = _imported("service", GATEWAYS, subject)
     if subject.startswith(f"{_API}.STREAM."):
         on_its_way = _MAPPED + subject.removeprefix(_API)
@@ -272,5 +272,5 @@ _READ: Final = (
 
 
 def _each(streams: Iterable[str], *rights: Iterable[str]) -> list[str]:
-    """The subjects of ``rights`` to each of ``streams``."""
+    """Yield the subjects of `rights` to each of `streams`."""
     return [f"{_API}.{one.format(name)}" for name in streams for right in rights for one in right]

@@ -39,7 +39,8 @@ _ANSWERS_MAX: Final = 16
 @asynccontextmanager
 async def reloading(path: Path, apply: Apply, client: Client) -> AsyncIterator[None]:
     """Load ``path`` at SIGHUP or a question, and hand it to ``apply``, on the running loop; afterwards SIGHUP does what
-    it did before."""
+    it did before.
+    """
     loop = asyncio.get_running_loop()
     reloads = _Reloads(path, apply, client)
     before = signal.getsignal(signal.SIGHUP)
@@ -58,7 +59,7 @@ async def reloading(path: Path, apply: Apply, client: Client) -> AsyncIterator[N
 async def ask_to_reload(
     client: Client, pid: int, path: Path, alive: Callable[[], bool], bound_s: float
 ) -> ReloadAnswer | None:
-    """Has the process ``pid`` read its file ``path``, absolute, again; None: it ended, or did not answer in time."""
+    """Make the process `pid` read its file `path`, absolute, again; return None if it did not reply in time."""
     question = ReloadQuestion(id=secrets.token_hex(8), pid=pid, path=str(path))
     answered: asyncio.Future[ReloadAnswer] = asyncio.get_running_loop().create_future()
 
@@ -112,7 +113,7 @@ class _Reloads:
             await self._answer(question.id, answer)
 
     def ask(self, question: str) -> None:
-        """Reloads; ``question`` is answered then, "" by nobody but the log."""
+        """Reload, then reply to `question`; "" is only logged."""
         self._reloads.spawn(self._run(question))
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class _Reloads:
             log.warning("the answer to a question to reload is not sent: %s", error)
 
     async def _reload(self) -> str | None:
-        """Returns why the configuration stays as it was; None: it is in force."""
+        """Reload; return why the configuration stays as it was, or None if the new one is in force."""
         try:
             applying = self._apply(load(self._path))
             if applying is not None:

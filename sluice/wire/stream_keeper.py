@@ -36,7 +36,7 @@ class StreamKeeper:
     def __init__(
         self, restore: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``restore`` makes those that are missing, and raises what JetStream raises."""
+        """Keep streams: `restore` makes those that are missing, and raises what JetStream raises."""
         self.problem = ""
         self._restore = restore
         self._clock = clock

@@ -113,7 +113,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def is_token(name: str) -> bool:
-    """Whether ``name`` may stand between two dots of a subject."""
+    """Return whether `name` may stand between two dots of a subject."""
     return _TOKEN.fullmatch(name) is not None
 
 
@@ -128,44 +128,44 @@ def _token_or_any(name: str) -> str:
 
 
 def dead_letters(model: str, priority_class: str) -> str:
-    """Subject of tasks that were given up."""
+    """Return the subject of tasks that were given up."""
     return f"{DEAD_LETTERS}.{_token(model)}.{_token(priority_class)}"
 
 
 @lru_cache(1024)
 def frames(gateway: str) -> str:
-    """Subject that one gateway gets its frames on."""
+    """Return the subject that one gateway gets its frames on."""
     return f"{FRAMES}.{_token(gateway)}"
 
 
 def report(batcher: str) -> str:
-    """Subject that one batcher reports on."""
+    """Return the subject that one batcher reports on."""
     return f"{REPORTS}.{_token(batcher)}"
 
 
 def metrics_to(process: str, question: str) -> str:
-    """Subject of the answers to one question for metrics. Not an inbox: there only JetStream and gateways answer."""
+    """Return the subject of the answers to one question for metrics."""
     return f"{METRICS}.{_token(process)}.{_token(question)}"
 
 
 def reloaded(question: str) -> str:
-    """Subject of the answer to one question to reload."""
+    """Return the subject of the answer to one question to reload."""
     return f"{RELOADED}.{_token(question)}"
 
 
 @lru_cache(1024)
 def task_to(batcher: str) -> str:
-    """Subject of tasks for one batcher."""
+    """Return the subject of tasks for one batcher."""
     return f"{BATCHERS}.{_token(batcher)}.task"
 
 
 def control_to(batcher: str) -> str:
-    """Subject of control messages for one batcher."""
+    """Return the subject of control messages for one batcher."""
     return f"{BATCHERS}.{_token(batcher)}.control"
 
 
 def all_to(batcher: str) -> str:
-    """Matches `task_to` and `control_to`: one subscription keeps their order."""
+    """Match `task_to` and `control_to`: one subscription keeps their order."""
     return f"{BATCHERS}.{_token(batcher)}.*"
 
 
@@ -179,12 +179,12 @@ def absent(sender: str, receiver: str) -> str:
 
 
 def gateway(name: str) -> str:
-    """Subject that one gateway answers ``GatewayQuery`` on."""
+    """Return the subject that one gateway answers ``GatewayQuery`` on."""
     return f"{GATEWAYS}.{_token(name)}"
 
 
 def bucket_prefix(stream: str) -> str:
-    """What the subjects of a bucket begin with; its stream is ``stream``."""
+    """Return what the subjects of a bucket begin with; its stream is `stream`."""
     return f"$KV.{stream.removeprefix('KV_')}."
 
 
@@ -195,37 +195,37 @@ def record(request: str, trace: str, tenant: str) -> str:
 
 
 def grade(request: str) -> str:
-    """Subject of the grades of one request."""
+    """Return the subject of the grades of one request."""
     return f"{RECORDS}.{_token(request)}.grade"
 
 
 def all_of_record(request: str) -> str:
-    """Matches every `record` and `grade` of one request."""
+    """Match every `record` and `grade` of one request."""
     return f"{RECORDS}.{_token(request)}.>"
 
 
 def audit(tenant: str, request: str) -> str:
-    """Subject of the safety decisions about one request; both may be `ANY`."""
+    """Return the subject of the safety decisions about one request; both may be `ANY`."""
     return f"{AUDIT}.{_token_or_any(tenant)}.{_token_or_any(request)}"
 
 
 def outcome(tenant: str, request: str) -> str:
-    """Subject of the outcome of one request; both may be `ANY`."""
+    """Return the subject of the outcome of one request; both may be `ANY`."""
     return f"{OUTCOMES}.{_token_or_any(tenant)}.{_token_or_any(request)}.outcome"
 
 
 def outcome_grade(tenant: str, request: str) -> str:
-    """Subject of the grade of a request whose outcome is kept; both may be `ANY`."""
+    """Return the subject of the grade of a request whose outcome is kept; both may be `ANY`."""
     return f"{OUTCOMES}.{_token_or_any(tenant)}.{_token_or_any(request)}.grade"
 
 
 def all_outcomes_of(tenant: str) -> str:
-    """Matches every `outcome` and `outcome_grade` of a tenant."""
+    """Match every `outcome` and `outcome_grade` of a tenant."""
     return f"{OUTCOMES}.{_token(tenant)}.*.*"
 
 
 def is_pattern(subject: str) -> bool:
-    """Whether one may subscribe to ``subject``: tokens with dots between them, of which some may be wildcards."""
+    """Return whether `subject` is valid to subscribe to: tokens separated by dots, some of them wildcards."""
     *before, last = tokens = subject.split(".")
     plain = all(
         token and token.isprintable() and not set(token) & set(" *>")
@@ -236,7 +236,7 @@ def is_pattern(subject: str) -> bool:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether ``pattern`` matches all that ``subject`` does; both may have wildcards."""
+    """Return whether `pattern` matches all that `subject` does; both may have wildcards."""
     tokens = subject.split(".")
     wanted = pattern.split(".")
     for place, token in enumerate(wanted):
@@ -248,10 +248,10 @@ def covers(pattern: str, subject: str) -> bool:
 
 
 def job_input(upload: str, chunk: int) -> str:
-    """Subject of one chunk of an upload."""
+    """Return the subject of one chunk of an upload."""
     return f"{JOB_INPUTS}.{_token(upload)}.{chunk}"
 
 
 def job_results(job: str, stage: int, round_: int) -> str:
-    """Subject of the log of one pass of a job."""
+    """Return the subject of the log of one pass of a job."""
     return f"{JOB_RESULTS}.{_token(job)}.{stage}.{round_}"

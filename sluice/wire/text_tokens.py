@@ -52,7 +52,7 @@ _SAMPLES: Final = (
 
 
 def without_marks(text: str) -> str:
-    """``text`` that a server sent; of what reasoning is marked with U+FFFD is left."""
+    """Return the `text` of a server; of the marks of reasoning U+FFFD is left."""
     if REASONING not in text and REASONING_END not in text:
         return text
     return text.translate(_NO_TEXT)
@@ -68,7 +68,7 @@ class TextTokens:
     """
 
     def __init__(self, serialized: str) -> None:
-        """``serialized``: a tokenizer that loses nothing.
+        """Load a tokenizer that loses nothing.
 
         Raises:
             SettingsError: it loses something.
@@ -81,12 +81,12 @@ class TextTokens:
         self.tokenizer.add_special_tokens([CONVERSATION, END])
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of ``text``; half a surrogate pair becomes U+FFFD."""
+        """Return the tokens of `text`; half a surrogate pair becomes U+FFFD."""
         whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return list(self._text.encode(whole, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids``; the added tokens have none."""
+        """Return the text of `token_ids`; the added tokens have none."""
         return str(self._text.decode([one for one in token_ids if one < self.conversation]))
 
     def _check(self) -> None:
@@ -101,7 +101,7 @@ class TextTokens:
 
 
 def load_text_tokens(file: Path) -> TextTokens:
-    """The vocabulary of ``file``, a tokenizer.json.
+    """Return the vocabulary of `file`, a tokenizer.json.
 
     Raises:
         SettingsError: it is no tokenizer that gives every text back.

@@ -11,7 +11,7 @@ VisibleToken = int | None
 
 
 def put_tokens(message: Delta | Resume, token_ids: Sequence[VisibleToken], start: int = 0) -> None:
-    """Adds ``token_ids``, the first of which has index ``start`` in the answer."""
+    """Add `token_ids`, the first of which has index `start` in the answer."""
     message.token_ids.extend([token or 0 for token in token_ids])
     if None in token_ids:
         hidden = (start + at for at, token in enumerate(token_ids) if token is None)
@@ -19,7 +19,7 @@ def put_tokens(message: Delta | Resume, token_ids: Sequence[VisibleToken], start
 
 
 def tokens_of(message: Delta | Resume, start: int = 0) -> tuple[VisibleToken, ...]:
-    """The tokens of ``message``, the first of which has index ``start`` in the answer."""
+    """Return the tokens of `message`, the first of which has index `start` in the answer."""
     if not message.hidden_indexes:
         return tuple(message.token_ids)
     hidden = set(message.hidden_indexes)
