@@ -119,7 +119,7 @@ class Gateway:
         self._settings = settings
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, instruments)
         self._loads = loads = ModelLoadTable()
-        coalescer = Coalescer()
+        self._coalescer = coalescer = Coalescer()
         dispatch = Dispatch(gateway_id, loads, limits.stall_s, coalescer.notify)
         self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
         self.in_force = in_force = InForce(policies, self.registry)
@@ -301,7 +301,9 @@ class Gateway:
                 logger.exception("check of deadlines and stalled runs failed")
             busy = len(self.registry) or not self._health.serving
             wait_s = TICK_S if busy else min(IDLE_TICK_S, self._settings.gateway.stall_s / 1.5)
+            due_at = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
+            self._coalescer.note_lag(time.monotonic() - due_at)
 
     async def drain(self) -> None:
         """Report NOT_SERVING and refuse new calls; running calls get `drain_s` seconds to finish."""

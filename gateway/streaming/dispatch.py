@@ -30,7 +30,7 @@ from gateway.streaming.model_run import ModelRun, RunClass
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import Cancel, ControlMessage, TaskProgress, TaskQuery
-from sluice.wire.subjects import BULK_CLASS, URGENT_CLASS
+from sluice.wire.subjects import URGENT_CLASS
 
 _T = TypeVar("_T")
 
@@ -42,8 +42,6 @@ RETRY_S: Final = 0.1
 """Interval at which a run whose batcher may come back is tried with another one, seconds."""
 AVOID_S: Final = 1.0
 """How long a batcher that returned a run gets no other, seconds: about the interval of its reports."""
-UNREAD_MS: Final = 1000
-"""Nobody reads parts of an answer whose tokens are gathered for longer than this, milliseconds."""
 WAITING_FACTOR: Final = 4
 """A run that waits in a batcher is queried this many times less often than one with tokens."""
 QUERIES_MAX: Final = 4
@@ -99,7 +97,7 @@ class Dispatch:
         gateway: str,
         loads: ModelLoadTable,
         stall_s: float,
-        notify: Callable[[bool], None],
+        notify: Callable[[ModelRun | None], None],
     ) -> None:
         """Start without runs.
 
@@ -107,7 +105,7 @@ class Dispatch:
             gateway: id of this gateway.
             loads: says which batchers there are.
             stall_s: longest silence of a run, seconds.
-            notify: called when `drain` has something to send; True: it may wait for other messages.
+            notify: called when `drain` has something to send: the task of a run, or else a message that does not wait.
         """
         self.resent: Counter[tuple[str, str, str]] = Counter()
         self.given_up: Counter[RunClass] = Counter()
@@ -158,7 +156,7 @@ class Dispatch:
         """Request the missing frames of a run."""
         if run.batcher and run.run_id in self._runs:
             self._queries[run.run_id] = run
-            self._notify(False)
+            self._notify(None)
 
     # What batchers send.
 
@@ -359,7 +357,7 @@ class Dispatch:
         letter = DeadLetter(run.run_class, run.task.SerializeToString(), run.headers, reason)
         self._outgoing.dead.append(letter)
         self.given_up[run.run_class] += 1
-        self._notify(False)
+        self._notify(None)
         self._fail(run, EngineFailed(reason))
 
     def _place(self, run: ModelRun, now: float) -> bool:
@@ -387,8 +385,7 @@ class Dispatch:
         run.task.timeout_ms = min(max(math.ceil((run.deadline - now) * 1000), 1), MS_MAX)
         run.task.age_ms = min(int((now - run.sent_at) * 1000), MS_MAX)
         self._outgoing.tasks.append((batcher, run))
-        is_bulk = run.run_class.priority_class == BULK_CLASS
-        self._notify(is_bulk and run.task.coalesce_ms > UNREAD_MS)
+        self._notify(run)
         return True
 
     def _take_back(self, run: ModelRun, lost: str) -> None:
@@ -447,7 +444,7 @@ class Dispatch:
     def _free(self, run: ModelRun) -> None:
         if self._used.free(run) and (queue := self._queues.get(run.run_class)) is not None:
             queue.may_have_capacity = True
-            self._notify(False)
+            self._notify(None)
 
     # The end of a run.
 
@@ -483,7 +480,7 @@ class Dispatch:
         if len(run_id) > RUN_ID_CHARS_MAX or len(cancels) >= CANCELS_MAX:
             return  # it sends a message about the run again, and is answered then
         cancels[run_id] = max(attempt, cancels.get(run_id, 0))
-        self._notify(False)
+        self._notify(None)
 
     def _add_control(self, outgoing: Outgoing, batcher: str, **fields: Any) -> None:
         outgoing.control.append((batcher, ControlMessage(gateway=self._gateway, **fields)))

@@ -16,7 +16,7 @@ from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.registry import Registry
-from gateway.upstream.coalescer import Coalescer
+from gateway.upstream.coalescer import BUSY_S, LAG_S, Coalescer
 from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1.task_pb2 import Sampling
@@ -149,7 +149,7 @@ class GatewayProcess:
         self.connection = Connection(server, self.process)
         self._stall_s = settings.gateway.stall_s
         self.loads = ModelLoadTable()
-        coalescer = Coalescer()
+        self._coalescer = coalescer = Coalescer()
         self.dispatch = Dispatch(name, self.loads, self._stall_s, coalescer.notify)
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
         self._transport = NatsTransport(name, self.registry, self.loads, coalescer)
@@ -179,6 +179,8 @@ class GatewayProcess:
             now = time.monotonic()
             self.registry.tick(now, is_connected=self._transport.is_connected)
             self.loads.expire(now)
+            # It is busy for 3 of 4 seconds: frequent tasks leave together.
+            self._coalescer.note_lag(2 * LAG_S * (now // (2 * BUSY_S) % 2))
             await asyncio.sleep(TICK_S)
 
     async def _answer(self, request: Request) -> None:

@@ -49,7 +49,7 @@ class Desk:
     def __init__(self, *batchers: str, priority_class: str = "interactive") -> None:
         self.now = 100.0
         self.batchers = Batchers(*(batchers or ("b1", "b2")))
-        self.notified: list[bool] = []
+        self.notified: list[ModelRun | None] = []
         self.dispatch = Dispatch("g", self.batchers, STALL_S, self.notified.append)
         self._failed: list[SluiceError] = []
         self.run = self.send("r", priority_class=priority_class)
@@ -290,22 +290,11 @@ def test_run_lost_often_without_a_token_is_a_dead_letter() -> None:
     assert desk.dispatch.given_up == {("m", "interactive"): 1}
 
 
-@pytest.mark.parametrize(
-    ("priority_class", "coalesce_ms", "may_wait"),
-    [
-        ("bulk", 3_600_000, True),
-        ("bulk", 250, False),
-        ("standard", 3_600_000, False),
-        ("interactive", 3_600_000, False),
-    ],
-)
-def test_only_unread_bulk_runs_wait_for_others(
-    priority_class: str, coalesce_ms: int, may_wait: bool
-) -> None:
+def test_notify_names_the_run_of_a_task() -> None:
     desk = Desk()
-    desk.notified.clear()
-    desk.send("s", priority_class=priority_class, coalesce_ms=coalesce_ms)
-    assert desk.notified == [may_wait]
+    assert desk.notified == [desk.run]
+    desk.dispatch.release(desk.run)
+    assert desk.notified == [desk.run, None]
 
 
 def test_run_of_a_lost_worker_goes_on_with_its_tokens() -> None:
