@@ -79,9 +79,9 @@ class ConstraintCompiler:
         """
         key = (sampling.json_schema, sampling.regex, sampling.grammar)
         with self._lock:
-            known = self._compiled.pop(key, None)
-            compiled = self._compiled[key] = known or Future()
-        if known is None:
+            cached = self._compiled.pop(key, None)
+            compiled = self._compiled[key] = cached or Future()
+        if cached is None:
             try:
                 compiled.set_result(self._compile(sampling))
             except BaseException as error:
@@ -207,12 +207,12 @@ class TokenMatcher:
         Raises:
             MatcherError: What follows exceeds the limits; the matcher is unusable.
         """
-        taken = 0
+        accepted = 0
         for token_id in token_ids:
             if self._ended or not self._take(token_id):
                 break
-            taken += 1
-        return taken
+            accepted += 1
+        return accepted
 
     def give_back(self, count: int) -> None:
         """Remove the last `count` tokens."""
@@ -229,13 +229,13 @@ class TokenMatcher:
             return self._ended
         if token_id >= self._end:
             return False
-        taken = self._matcher.try_consume_tokens([token_id])
+        accepted = self._matcher.try_consume_tokens([token_id])
         if self._restarted():
-            taken = self._matcher.try_consume_tokens([token_id])
+            accepted = self._matcher.try_consume_tokens([token_id])
             if self._matcher.is_error():
                 self._fail()
-        self._taken += [token_id] * taken
-        return taken == 1
+        self._taken += [token_id] * accepted
+        return accepted == 1
 
     def _restarted(self) -> bool:
         """Restart the matcher after an error, with the same tokens; return whether there was one.

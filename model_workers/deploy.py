@@ -135,12 +135,12 @@ def _devices(worker: ModelSettings) -> Sequence[str]:
 def _taken(workers: Sequence[ModelSettings], device: str) -> float:
     """Return the sum of the set shares."""
     here = [worker for worker in workers if device in _devices(worker)]
-    taken = sum(worker.memory_share or 0.0 for worker in here)
+    total = sum(worker.memory_share or 0.0 for worker in here)
     some_unset = any(worker.memory_share is None for worker in here)
-    if taken > 1 + 1e-9 or (some_unset and taken >= 1 - 1e-9):
+    if total > 1 + 1e-9 or (some_unset and total >= 1 - 1e-9):
         names = ", ".join(sorted({worker.name for worker in here}))
         raise SettingsError(
-            f"models: {names}: memory_share: the workers on {device} take {taken:.3g} of it"
+            f"models: {names}: memory_share: the workers on {device} take {total:.3g} of it"
             f"{', and others nothing' if some_unset else ''}: lower one, or use other devices"
         )
-    return taken
+    return total

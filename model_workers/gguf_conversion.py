@@ -210,10 +210,10 @@ def drop_unknown_tokens(folder: Path, size: int) -> None:
     """Drop special tokens after the `size` tokens of the file: transformers adds those of the family."""
     file = folder / TOKENIZER
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    unknown = {one["content"] for one in tokenizer["added_tokens"] if one["id"] >= size}
+    unknown = {token["content"] for token in tokenizer["added_tokens"] if token["id"] >= size}
     if not unknown:
         return
-    tokenizer["added_tokens"] = [one for one in tokenizer["added_tokens"] if one["id"] < size]
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] < size]
     file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     named = folder / "tokenizer_config.json"
     values = json.loads(named.read_text(encoding="utf-8"))

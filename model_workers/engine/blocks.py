@@ -95,8 +95,8 @@ class BlockManager:
     def missing(self, table: BlockTable, tokens: Sequence[int]) -> bytes | None:
         """Return the hash of the first full unit of `tokens` that is not cached; None: all are."""
         self._hash(table, tokens, len(tokens))
-        found = self._found(table)
-        return table.hashes[found] if found < len(table.hashes) else None
+        cached_units = self._found(table)
+        return table.hashes[cached_units] if cached_units < len(table.hashes) else None
 
     def open(
         self, table: BlockTable, tokens: Sequence[int], reserve: int = 0
@@ -114,20 +114,20 @@ class BlockManager:
         assert not table.blocks
         self._hash(table, tokens, len(tokens))
         # A sequence that was here before has hashes of tokens behind these.
-        found = min(self._found(table), len(tokens) // self.share_tokens)
+        cached_units = min(self._found(table), len(tokens) // self.share_tokens)
         wanted = self.blocks_for(len(tokens))
-        shared, begun = divmod(found, self._units)
+        shared, begun = divmod(cached_units, self._units)
         whole = not begun and shared * self.block_tokens == len(tokens)
         if whole and not self._affords(table, shared, wanted + 1 - shared, reserve):
-            found, whole = found - 1, False
-            shared, begun = divmod(found, self._units)
+            cached_units, whole = cached_units - 1, False
+            shared, begun = divmod(cached_units, self._units)
         if not self._affords(table, shared, wanted + whole - shared, reserve):
             return None
         # The block may be reused for this very sequence: copies are made before anything is written.
-        source = self._block_of[table.hashes[found - 1]] if begun else None
+        source = self._block_of[table.hashes[cached_units - 1]] if begun else None
         for digest in table.block_hashes[:shared]:
             table.blocks.append(self._held(self._block_of[digest]))
-        table.known = found
+        table.known = cached_units
         copies = [self._own_last(table)] if whole else []
         self.grow(table, len(tokens))
         if source is not None and source != table.blocks[shared]:

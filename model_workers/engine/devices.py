@@ -62,13 +62,17 @@ def describe_dtype(
         return f"{dtype} on {device}"
     if capabilities is None:  # torch 2.11 does not tell them
         capabilities = getattr(torch.cpu, "get_capabilities", dict)()
-    found = next((name for key, name in BFLOAT16.items() if capabilities.get(key)), None)
+    instructions = next((name for key, name in BFLOAT16.items() if capabilities.get(key)), None)
     if named == "auto":
         why = "auto: exact in every batch; "
-        larger = f"from 30 M parameters on bfloat16 by {found} is faster for many sequences"
-        why += larger if found else "bfloat16 is slow here"
+        larger = f"from 30 M parameters on bfloat16 by {instructions} is faster for many sequences"
+        why += larger if instructions else "bfloat16 is slow here"
     elif dtype is torch.bfloat16:
-        why = f"by {found}" if found else "slow: this processor has no instructions for it"
+        why = (
+            f"by {instructions}"
+            if instructions
+            else "slow: this processor has no instructions for it"
+        )
     else:
         why = "as set"
     return f"{dtype} on {device} ({why})"

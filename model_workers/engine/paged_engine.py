@@ -266,8 +266,8 @@ class PagedEngine(ScheduledEngine):
                 sequence.scored[first : first + len(logits)], device=logits.device
             )
             logprobs = logits.log_softmax(-1)
-            found = logprobs.gather(1, tokens[:, None])[:, 0]
-            sequence.scores[first : first + len(logits)] = found.tolist()
+            chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+            sequence.scores[first : first + len(logits)] = chosen.tolist()
             if count := sequence.alternatives:
                 best = logprobs.topk(count)
                 places = slice(count * first, count * (first + len(logits)))

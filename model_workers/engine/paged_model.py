@@ -155,8 +155,8 @@ def _halves(chunk: SequenceChunk) -> tuple[SequenceChunk, SequenceChunk] | None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or "memory" in str(error) or str(error) == NO_PRIMITIVE
+    is_typed = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_typed or "memory" in str(error) or str(error) == NO_PRIMITIVE
 
 
 def _fault(error: Exception, others_computed: bool) -> Fault:

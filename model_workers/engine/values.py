@@ -84,8 +84,8 @@ class ValuesEngine(WholeTextEngine):
         super().add(sequence, now)
 
     def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:
-        found = self._compute([sequence.spec for sequence in sequences])
-        return [_end(sequence, values) for sequence, values in zip(sequences, found, strict=True)]
+        results = self._compute([sequence.spec for sequence in sequences])
+        return [_end(sequence, values) for sequence, values in zip(sequences, results, strict=True)]
 
 
 class ClassifierEngine(WholeTextEngine):
@@ -96,10 +96,10 @@ class ClassifierEngine(WholeTextEngine):
         self._classify = classify
 
     def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:
-        found = self._classify([sequence.spec.prompt for sequence in sequences])
+        results = self._classify([sequence.spec.prompt for sequence in sequences])
         return [
             self._answer(sequence, values)
-            for sequence, values in zip(sequences, found, strict=True)
+            for sequence, values in zip(sequences, results, strict=True)
         ]
 
     def _answer(self, sequence: Sequence, values: abc.Sequence[float]) -> SequenceStep:
@@ -126,10 +126,10 @@ class Embedder:
     def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
         """Return the embedding of each sequence."""
         hidden = self._hidden([Text(sequence.prompt) for sequence in sequences])
-        found: Values = self._pipeline(hidden).cpu().numpy()
+        results: Values = self._pipeline(hidden).cpu().numpy()
         return [
             self._shaped(values, sequence.values or ValuesSpec())
-            for values, sequence in zip(found, sequences, strict=True)
+            for values, sequence in zip(results, sequences, strict=True)
         ]
 
     def _shaped(self, values: Values, wanted: ValuesSpec) -> Values:
@@ -165,8 +165,8 @@ class TokenClassifier:
 
     def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
         """Return the number of each token's label and its probability; see `Compute`."""
-        found = self._logits([Text(sequence.prompt) for sequence in sequences])
-        return [_labelled(logits) for logits in found]
+        results = self._logits([Text(sequence.prompt) for sequence in sequences])
+        return [_labelled(logits) for logits in results]
 
 
 class SequenceClassifier:
@@ -197,8 +197,8 @@ def _activation(config: Any) -> Any:
     named = named or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
     kind = named.rpartition(".")[2]
     if kind not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise SettingsError(f"the activation {named} is not served, only {known}")
+        supported = ", ".join(_ACTIVATIONS)
+        raise SettingsError(f"the activation {named} is not served, only {supported}")
     return _ACTIVATIONS[kind]
 
 
@@ -216,8 +216,8 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
     context = _context(folder, settings.context_tokens)
     engine = ValuesEngine(compute, SequenceLimits.of(settings, context), int(config.vocab_size))
     warm_up(engine, values=ValuesSpec())
-    told = describe_dtype(settings.dtype, device)
-    logger.info("%s: %s, context of %d tokens", settings.name, told, context)
+    description = describe_dtype(settings.dtype, device)
+    logger.info("%s: %s, context of %d tokens", settings.name, description, context)
     return engine
 
 

@@ -77,5 +77,5 @@ def tokenizer_of(path: str) -> Path | None:
     # Imported here: folders, the shipped ones among them, load without transformers.
     from transformers.utils.hub import cached_file
 
-    found = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)
+    cached = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
+    return None if cached is None else Path(cached)

@@ -303,14 +303,14 @@ def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
     """Return tokens of a chat as the server counts them; a refusal has none."""
     return tuple(
         ServerToken(
-            _bytes_of(one),
-            float(one["logprob"]),
+            _bytes_of(entry),
+            float(entry["logprob"]),
             tuple(
                 (str(top["token"])[:TOKEN_CHARS_MAX], float(top["logprob"]))
-                for top in (one.get("top_logprobs") or ())[:ALTERNATIVES_MAX]
+                for top in (entry.get("top_logprobs") or ())[:ALTERNATIVES_MAX]
             ),
         )
-        for one in (said or {}).get("content") or ()
+        for entry in (said or {}).get("content") or ()
     )
 
 

@@ -32,12 +32,12 @@ def messages_for(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message_for(message: Mapping[str, Any]) -> dict[str, Any]:
-    kept = dict(message)
-    if kept["role"] == "tool":
-        kept.pop("name", None)
-    if "tool_calls" in kept:
-        kept["tool_calls"] = [_call_for(call) for call in kept["tool_calls"]]
-    return kept
+    result = dict(message)
+    if result["role"] == "tool":
+        result.pop("name", None)
+    if "tool_calls" in result:
+        result["tool_calls"] = [_call_for(call) for call in result["tool_calls"]]
+    return result
 
 
 def _call_for(call: Mapping[str, Any]) -> dict[str, Any]:

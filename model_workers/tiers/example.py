@@ -61,10 +61,10 @@ def grade(example: Example, text: str) -> bool:
 def _states_in_order(text: str, facts: tuple[str, ...]) -> bool:
     start = 0
     for fact in facts:
-        found = text.find(fact, start)
-        if found < 0:
+        position = text.find(fact, start)
+        if position < 0:
             return False
-        start = found + len(fact)
+        start = position + len(fact)
     return start == len(text)  # the last fact is the signature: nothing may follow it
 
 

@@ -116,15 +116,15 @@ class GenerateEngine(Engine):
     def _advance(self, run: BatchRun) -> list[SequenceStep]:
         """Compute a token of each sequence of the batch."""
         try:
-            taken = run.advance()
+            results = run.advance()
         except Exception as error:
             self._run = None
             return self._split_up(list(run.live.values()), error)
         self._has_computed = True
-        for sequence, step in taken:
+        for sequence, step in results:
             if step.end is not None:
                 self._leave(sequence)
-        return [step for _, step in taken]
+        return [step for _, step in results]
 
     def _split_up(self, sequences: list[Sequence], error: Exception) -> list[SequenceStep]:
         """Divide a failed batch in halves, so that only the faulty sequence fails; return its end.

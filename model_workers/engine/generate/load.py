@@ -88,21 +88,21 @@ def _class_of(path: str, config: Any) -> Any:
         SettingsError: It has no `generate()` that reads a text.
     """
     named = (config.architectures or [""])[0]
-    found: Any = getattr(transformers, named, None)
-    if not (isinstance(found, type) and issubclass(found, GenerationMixin)):
+    model_class: Any = getattr(transformers, named, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, GenerationMixin)):
         mappings = _SEQ2SEQ if config.is_encoder_decoder else _DECODERS
-        found = next((each[type(config)] for each in mappings if type(config) in each), None)
-    if found is None:
+        model_class = next((each[type(config)] for each in mappings if type(config) in each), None)
+    if model_class is None:
         raise SettingsError(
             f"{path}: {named or config.model_type} has no generate() in transformers; "
             "take a model that answers prompts, or another engine"
         )
-    if found.main_input_name != "input_ids":
+    if model_class.main_input_name != "input_ids":
         raise SettingsError(
-            f"{path}: the generate() of {found.__name__} takes {found.main_input_name}, and this engine gives it "
-            "texts alone; take a model that answers texts, or another engine"
+            f"{path}: the generate() of {model_class.__name__} takes {model_class.main_input_name}, "
+            "and this engine gives it texts alone; take a model that answers texts, or another engine"
         )
-    return found
+    return model_class
 
 
 def _check_memory(

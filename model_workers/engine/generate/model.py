@@ -127,9 +127,13 @@ class GenerateModel:
         if not self.reads_first:
             return self._padded(sequences, left=True)
         texts = [sequence[: len(sequence) - answered] for sequence in sequences]
-        said = [[*self.prefix, *sequence[len(sequence) - answered :]] for sequence in sequences]
+        decoder_tokens = [
+            [*self.prefix, *sequence[len(sequence) - answered :]] for sequence in sequences
+        ]
         inputs = self._padded(texts, left=False)
-        return inputs | {"decoder_input_ids": torch.tensor(said, device=self._model.device)}
+        return inputs | {
+            "decoder_input_ids": torch.tensor(decoder_tokens, device=self._model.device)
+        }
 
     def _padded(
         self, sequences: abc.Sequence[abc.Sequence[int]], *, left: bool

@@ -111,10 +111,10 @@ class Sampler:
             raise InvalidRequest("this worker has no tokenizer, which a constraint needs")
         matcher = self._constraints.open(sequence.sampling)
         try:
-            taken = matcher.take(sequence.produced)
+            accepted = matcher.take(sequence.produced)
         except MatcherError as error:
             raise InvalidRequest.of(sequence.sampling.constraint_field, str(error)) from error
-        if taken < len(sequence.produced):
+        if accepted < len(sequence.produced):
             raise InvalidRequest("the tokens produced so far do not match the constraint")
         return matcher
 

@@ -156,8 +156,8 @@ class SamplingState:
         if self._token_counts is not None:
             self._token_counts.add(token_ids)
         if self._matcher is not None:
-            taken = self._matcher.take(token_ids)
-            assert taken == len(token_ids), "only what the mask allows is drawn"
+            accepted = self._matcher.take(token_ids)
+            assert accepted == len(token_ids), "only what the mask allows is drawn"
 
     def _plain(self, offset: int) -> SamplingPosition:
         index = self._index + offset
@@ -168,13 +168,13 @@ class SamplingState:
         if self._matcher is None:
             yield from ((None, "") for _ in range(len(drafted) + 1))
             return
-        taken, error = 0, ""
+        accepted, error = 0, ""
         for i in range(len(drafted) + 1):
             mask = None
             try:
-                mask = self._matcher.mask() if taken == i and not error else None
-                taken += self._matcher.take(drafted[i : i + 1]) if mask is not None else 0
+                mask = self._matcher.mask() if accepted == i and not error else None
+                accepted += self._matcher.take(drafted[i : i + 1]) if mask is not None else 0
             except MatcherError as reason:
                 error = str(reason)
             yield mask, error if mask is None else ""
-        self._matcher.give_back(taken)
+        self._matcher.give_back(accepted)
