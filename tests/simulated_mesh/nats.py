@@ -24,6 +24,8 @@ MAX_PAYLOAD: Final = 1 << 20
 ANSWER_S: Final = 5.0
 """How long nats-py waits for an answer of JetStream by default."""
 FRAMES: Final = "sluice.frames."
+AFTER: Final = 100
+"""Attempts by which a forged frame is ahead."""
 LOSSY: Final = "sluice."
 """Beginning of the subjects whose messages may be lost or doubled."""
 
@@ -132,10 +134,13 @@ class NatsServer:
                 subscription.connection.down(subscription, message)
 
     def _forged(self, message: Msg) -> Msg:
-        """A bundle as an owner before or after would send it: whoever takes it gets wrong tokens."""
+        """A bundle as an owner before or after would send it: whoever takes it gets wrong tokens.
+
+        It may be so late that the next attempt has begun meanwhile, so "after" is an attempt that none reaches.
+        """
         bundle = read_bundle(message.data)
         for frame in bundle.frames:
-            frame.attempt += 1 if frame.attempt == 0 else self.chance.choice([-1, 1])
+            frame.attempt += AFTER if frame.attempt == 0 else self.chance.choice([-1, AFTER])
             frame.token_ids[:] = [token + 1 for token in frame.token_ids]
         return Msg(None, message.subject, "", pack(bundle), message.headers)  # type: ignore[arg-type]
 
