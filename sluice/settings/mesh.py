@@ -289,8 +289,8 @@ class TelemetrySettings(Section):
 
 
 class TlsSettings(Section):
-    """Encryption; docs/operate/security.md. A folder has the form of cert-manager's Secrets: `tls.crt`, `tls.key`,
-    `ca.crt`.
+    """Encryption; see docs/operate/security.md. A folder has the files of a Secret of cert-manager: tls.crt, tls.key
+    and ca.crt.
     """
 
     embedded: bool = False
