@@ -214,8 +214,8 @@ class SequenceStep:
 
 
 @dataclass(slots=True)
-class ClassLoad:
-    """Load of one class; the fields are those of the wire's `ClassLoad`."""
+class RankLoad:
+    """Load of one rank; the fields are those of the wire's `ClassLoad`."""
 
     running: int = 0
     waiting: int = 0
@@ -237,7 +237,7 @@ class EngineLoad:
     free_blocks: int = 0
     running_tokens: int = 0
     waiting_tokens: int = 0
-    classes: tuple[ClassLoad, ...] = ()
+    classes: tuple[RankLoad, ...] = ()
     max_tasks: int = 0
     preemptions: int = 0
     drafted_tokens: int = 0

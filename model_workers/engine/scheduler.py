@@ -36,9 +36,9 @@ from typing_extensions import override
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BULK_RANK
 from model_workers.engine.protocol import (
-    ClassLoad,
     Engine,
     EngineLoad,
+    RankLoad,
     SequenceEnd,
     SequenceSpec,
 )
@@ -179,7 +179,7 @@ class Scheduler:
             free_blocks=self.blocks.free_blocks,
             running_tokens=sum(context),
             waiting_tokens=sum(pending),
-            classes=tuple(map(ClassLoad, running, waiting, context, pending)),
+            classes=tuple(map(RankLoad, running, waiting, context, pending)),
             max_tasks=self.limits.slots + self.limits.max_waiting,
             preemptions=self.preemptions,
         )

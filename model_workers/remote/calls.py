@@ -44,7 +44,7 @@ class CallPiece:
 
 
 @dataclass(eq=False, slots=True)
-class ToolCall:
+class StreamedCall:
     """One call, while its pieces arrive."""
 
     first: CallPiece
@@ -75,8 +75,8 @@ class CallText:
     """The calls of one answer as text."""
 
     def __init__(self) -> None:
-        self._calls: list[ToolCall] = []
-        self._unwritten: deque[ToolCall] = deque()
+        self._calls: list[StreamedCall] = []
+        self._unwritten: deque[StreamedCall] = deque()
         self._chars = 0
 
     def push(self, pieces: Sequence[Mapping[str, Any]]) -> str:
@@ -111,7 +111,7 @@ class CallText:
         call.is_written = True
         return call.text
 
-    def _call_of(self, piece: CallPiece) -> ToolCall | None:
+    def _call_of(self, piece: CallPiece) -> StreamedCall | None:
         """Return the call that `piece` belongs to; None: it begins one."""
         latest, index = self._calls[::-1], piece.index
         same_id = [call for call in latest if piece.id and call.first.id == piece.id]
@@ -123,17 +123,17 @@ class CallText:
             return call
         return None if _begins(piece, call, is_known=bool(same_id)) else call
 
-    def _begin(self, piece: CallPiece) -> ToolCall:
+    def _begin(self, piece: CallPiece) -> StreamedCall:
         if not piece.name:
             raise ServerFault("the server sent a tool call without a name")
         if len(self._calls) == CALLS_MAX:
             raise ServerFault(f"the server sent over {CALLS_MAX} tool calls")
-        call = ToolCall(piece)
+        call = StreamedCall(piece)
         self._calls.append(call)
         self._unwritten.append(call)
         return call
 
-    def _add(self, call: ToolCall, arguments: str) -> None:
+    def _add(self, call: StreamedCall, arguments: str) -> None:
         self._chars += len(arguments)
         if self._chars > CALLS_CHARS_MAX:
             raise ServerFault("the server sent tool calls without an end")
@@ -143,7 +143,7 @@ class CallText:
             raise ServerFault("the server went on with a tool call that was complete")
 
 
-def _begins(piece: CallPiece, call: ToolCall, *, is_known: bool) -> bool:
+def _begins(piece: CallPiece, call: StreamedCall, *, is_known: bool) -> bool:
     """Return whether a piece with a name begins another call than `call`, whose id it has if `is_known`."""
     first = call.first
     if piece.name != first.name:

@@ -133,7 +133,7 @@ class StreamSender:
         return response
 
 
-class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+class WorkerService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Serves one model."""
 
     def __init__(self, worker: Worker) -> None:
@@ -173,7 +173,7 @@ async def start_server(worker: Worker, address: str, tls: Path | None = None) ->
         RuntimeError: The address is not available.
     """
     server = grpc.aio.server(options=OPTIONS)
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(worker), server)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(WorkerService(worker), server)
     if tls is None:
         server.add_insecure_port(address)
     else:

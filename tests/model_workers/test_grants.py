@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.engine.protocol import ClassLoad, EngineLoad
+from model_workers.engine.protocol import EngineLoad, RankLoad
 from model_workers.grants import Grants, class_capacities
 from sluice.internal.v1 import worker_pb2
 
@@ -26,7 +26,7 @@ def load_of(
         max_tasks=places,
         block_tokens=10 if free_blocks else 0,
         free_blocks=free_blocks,
-        classes=tuple(ClassLoad(running=n, running_tokens=n * tokens) for n in rows),
+        classes=tuple(RankLoad(running=n, running_tokens=n * tokens) for n in rows),
     )
 
 

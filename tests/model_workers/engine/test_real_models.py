@@ -103,7 +103,7 @@ def test_greedy_answers_equal_generate_under_preemption(folder: Path) -> None:
 def _block_bytes(folder: Path) -> int:
     from model_workers.engine.forward import load_model
 
-    return load_model(str(folder), device="cpu").bytes_per_block(16)
+    return load_model(str(folder), device="cpu").bytes_per_block(32)
 
 
 @settings(max_examples=15)

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BULK_RANK
 from model_workers.engine.protocol import (
-    ClassLoad,
+    RankLoad,
     Sampling,
     SequenceEnd,
     SequenceSpec,
@@ -358,7 +358,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert load.waiting_tokens == sum(waiting) + sum(prompts)
         assert list(load.classes) == [self.rank_load(rank) for rank in range(3)]
 
-    def rank_load(self, rank: int) -> ClassLoad:
+    def rank_load(self, rank: int) -> RankLoad:
         sequences = [sequence for sequence in self.sequences() if sequence.spec.rank == rank]
         running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
         to_compute = [
@@ -366,7 +366,7 @@ class AnyOrder(RuleBasedStateMachine):
             for sequence in sequences
             if sequence.pending > 1 or sequence.state is not SequenceState.RUNNING
         ]
-        return ClassLoad(
+        return RankLoad(
             running=len(running),
             waiting=len(sequences) - len(running),
             running_tokens=sum(len(sequence.tokens) for sequence in running),
