@@ -55,28 +55,43 @@ class Scored:
             "f1": [best(f1, *pair) for pair in pairs],
             "rouge_l": [rouge.score_multi(found, one)["rougeL"].fmeasure for one, found in pairs],
         }
-        # sacrebleu wants as many references for each item; None stands for one that is not there.
-        most = max(map(len, references))
-        streams: Any = [
-            [refs[k] if k < len(refs) else None for refs in references] for k in range(most)
+        # Corpus BLEU is computed from sums of n-gram counts. Count each item once, so that a
+        # resample only adds counts. The effective order does not change counts; sacrebleu asks
+        # for it with single sentences.
+        sentence_bleu = BLEU(effective_order=True)
+        self._bleu_counts = [
+            sentence_bleu.sentence_score(answer, item_references)
+            for answer, item_references in pairs
         ]
-        self._bleu: Any = BLEU()
-        # The statistics of each item, by which sacrebleu itself resamples.
-        self._ngrams = self._bleu._extract_corpus_statistics(list(answers), streams)
         self.count = len(pairs)
 
     def score(self, metric: str, at: Sequence[int] | None = None) -> float:
-        """Of the items ``at`` these places, or of all."""
+        """Return the score of the items `at` these places, by default of all."""
+        places = range(self.count) if at is None else at
         if metric == "bleu":
-            kept = self._ngrams if at is None else [self._ngrams[one] for one in at]
-            return float(self._bleu._aggregate_and_compute(kept).score) / 100
+            return _corpus_bleu([self._bleu_counts[place] for place in places])
         values = self._items[metric]
-        kept_values = values if at is None else [values[one] for one in at]
-        return sum(kept_values) / len(kept_values)
+        return sum(values[place] for place in places) / len(places)
 
     def interval(self, metric: str) -> dict[str, float]:
         """Return the score with its interval as text."""
         return _interval(self.score(metric), (self.score(metric, at) for at in _resamples(self)))
+
+
+def _corpus_bleu(items: Sequence[Any]) -> float:
+    """Return the BLEU, 0 to 1, of items that sacrebleu counted one by one."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    correct = [sum(counts) for counts in zip(*(item.counts for item in items), strict=True)]
+    total = [sum(counts) for counts in zip(*(item.totals for item in items), strict=True)]
+    score = BLEU.compute_bleu(
+        correct=correct,
+        total=total,
+        sys_len=sum(item.sys_len for item in items),
+        ref_len=sum(item.ref_len for item in items),
+        smooth_method="exp",
+    )
+    return score.score / 100
 
 
 def difference(first: Scored, second: Scored, metric: str) -> dict[str, float]:
@@ -124,7 +139,7 @@ def f1(answer: str, reference: str) -> float:
 
 
 def words(text: str) -> list[str]:
-    """As SQuAD compares them."""
+    """Return the words of `text` as SQuAD compares them."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
@@ -136,7 +151,7 @@ def evaluate_golden(
     concurrency: int,
     chosen: GenerateOptions,
 ) -> None:
-    """Scores each of ``systems``, a model's name or a file of `sluice batch`; two of them are compared.
+    """Score each of `systems` (a model name, or a file of `sluice batch`); compare them when there are two.
 
     Raises:
         CommandFailed: something cannot be read or was not answered, or a score is under its floor.
@@ -173,7 +188,7 @@ def evaluate_golden(
 
 
 def _require_scores() -> None:
-    """Before anything is asked."""
+    """Raise `CommandFailed` unless the packages that compute scores are installed."""
     if not (find_spec("sacrebleu") and find_spec("rouge_score")):
         message = "needs `pip install 'sacrebleu>=2.4,<3' 'rouge-score>=0.1.2'`"
         raise CommandFailed("NOT_INSTALLED", message)
@@ -233,7 +248,7 @@ def _line(item: Question) -> dict[str, Any]:
 
 
 def _answers_of(path: Path, golden: Sequence[Question]) -> list[str]:
-    """Of a file that `sluice batch` wrote, by the ids."""
+    """Return the answers in a file that `sluice batch` wrote, in the order of `golden`."""
     texts: dict[str, str] = {}
     for _, _, line in rows_of(path):
         if (line.get("response") or {}).get("status_code") == 200:
