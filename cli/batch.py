@@ -48,7 +48,7 @@ class InputOptions:
     )
 
     def fill(self, where: pb.JobInput, source: str) -> Path | None:
-        """Says in ``where`` what the input is; returns the path of a file that is to be uploaded."""
+        """Describe the input in `where`; return the path of the file to upload, if it is one."""
         word = "unspecified" if self.format == "auto" else self.format
         where.format = value_of(pb.JobInputFormat, word)
         where.template, where.id_field = self.template, self.id_field
@@ -91,7 +91,7 @@ class StageOptions:
     )
 
     def stages(self) -> list[pb.JobStage]:
-        """Of a job that splits documents; else none."""
+        """Return the stages of a job that splits documents, else an empty list."""
         if not self.reduce:
             if self.split or self.overlap or self.map:
                 message = "says how the answers to the parts are put together: it is needed"
@@ -114,8 +114,8 @@ class LimitOptions:
         None, "Deadline of the job: it expires after this time.", metavar="SECONDS"
     )
     max_cost: float = option(0.0, "Pause the job at this cost.", min=0)
-    requests_per_minute: int = option(0, "", min=0)
-    tokens_per_minute: int = option(0, "", min=0)
+    requests_per_minute: int = option(0, "Maximum number of requests per minute.", min=0)
+    tokens_per_minute: int = option(0, "Maximum number of tokens per minute.", min=0)
     concurrency: int = option(0, "Maximum number of items in flight.", min=0)
     max_bad_lines: float | None = option(
         None, "Pause the job above this share of invalid lines.  [default: 0.1]", min=0, max=1
@@ -123,7 +123,7 @@ class LimitOptions:
     max_retries: int | None = option(None, "Retries of an item.  [default: 3]", min=0)
 
     def limits(self, item_timeout_s: float | None) -> pb.JobLimits:
-        """Options that were given; others keep their defaults."""
+        """Return the limits that were given; the others keep their defaults."""
         end_ms = None if self.deadline is None else unix_ms() + round(self.deadline * 1e3)
         return pb.JobLimits(
             item_timeout=None if item_timeout_s is None else duration(item_timeout_s * 1e3),
@@ -136,7 +136,7 @@ class LimitOptions:
         )
 
     def retries(self) -> pb.JobRetries | None:
-        """None: as many as by default."""
+        """Return the retries that were given; None selects the default of the mesh."""
         return None if self.max_retries is None else pb.JobRetries(max_retries=self.max_retries)
 
 
@@ -152,9 +152,7 @@ Out = Annotated[
 JobId = Annotated[str, Argument(metavar="JOB", show_default=False)]
 MaxDead = Annotated[
     int,
-    Option(
-        help="With more dead letters than this a completed job is a failure (exit code 1).", min=0
-    ),
+    Option(help="Exit with 1 if a completed job has more dead letters than this.", min=0),
 ]
 _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 
@@ -177,7 +175,7 @@ def submit(
     reuse: list[str] | None = option(
         None, "Reuse this job's answers to identical prompts; may be repeated.", metavar="JOB"
     ),
-    name: str = option("", "Name of the key, for people."),
+    name: str = option("", "Name of the job, shown in lists."),
     key: str = option("", "Idempotency key: the same key and specification are the same job."),
     bounds: LimitOptions,
     webhook: str = option(
@@ -320,7 +318,7 @@ def retry(
     *,
     job: JobId,
     reason: list[str] | None = option(
-        None, "Use only this one; may be repeated.", metavar="REASON"
+        None, "Only dead letters with this reason; may be repeated.", metavar="REASON"
     ),
     client: options.TenantClient,
 ) -> None:

@@ -16,7 +16,9 @@ certs = Commands("Make, list and renew certificates.")
 
 
 def _authority(
-    folder: Path | None = option(None, "Where they are; default: tls in the state directory."),
+    folder: Path | None = option(
+        None, "Directory of the certificates; default: tls in the state directory."
+    ),
     state_dir: options.StateDir = None,
 ) -> "Authority":
     from supervisor.certificates import Authority
@@ -27,7 +29,10 @@ def _authority(
 
 OfMesh = Annotated["Authority", Group(_authority)]
 Processes = Annotated[
-    list[str] | None, Argument(help="Such as gateway or batcher.", metavar="[PROCESS]...")
+    list[str] | None,
+    Argument(
+        help="Processes, for example gateway or batcher.  [default: all]", metavar="[PROCESS]..."
+    ),
 ]
 
 

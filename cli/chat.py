@@ -33,7 +33,7 @@ def chat(
     as well: then every line is a turn, and the first error ends the command. With --json prints one object per turn,
     as `sluice generate --json` does.
     """
-    conversation = Conversation(client, chosen, system)
+    conversation = ChatSession(client, chosen, system)
     if sys.stdin.isatty():
         _talk(conversation)
     else:
@@ -41,7 +41,7 @@ def chat(
             conversation.say(line)
 
 
-class Conversation:
+class ChatSession:
     """The turns so far. A turn without an answer is dropped; the part of a cancelled answer that was printed stays."""
 
     def __init__(self, client: Client, chosen: GenerateOptions, system: str | None) -> None:
@@ -90,7 +90,7 @@ class Conversation:
                 self._turns = [*asked, Message("assistant", builder.text)]
 
 
-def _talk(conversation: Conversation) -> None:
+def _talk(conversation: ChatSession) -> None:
     """Take turns from a terminal: an error or Ctrl-C ends a turn, not the conversation."""
     import readline  # noqa: F401  line editing and history for input()
 
@@ -130,7 +130,7 @@ def _next_line() -> str | None:
         return None if line.strip() in _LEAVE else line
 
 
-def _take(conversation: Conversation, line: str) -> None:
+def _take(conversation: ChatSession, line: str) -> None:
     """Run a command, or send a turn."""
     name, _, rest = line.partition(" ")
     if not line:

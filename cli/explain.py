@@ -22,7 +22,7 @@ from sluice.wire.enums import word_of
 
 RequestId = Annotated[
     str,
-    Argument(help="The id of a request, or of its trace, as answers name them.", metavar="ID"),
+    Argument(help="Id of a request, or of its trace, as the answer shows it.", metavar="ID"),
 ]
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}", re.IGNORECASE)
 

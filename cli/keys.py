@@ -33,7 +33,9 @@ NAME_CHARS_MAX: Final = 64
 
 keys = Commands("Make, list, replace and revoke API keys.")
 
-KeyId = Annotated[str, Argument(help="Of `sluice keys list`.", metavar="ID")]
+KeyId = Annotated[
+    str, Argument(help="Id of the key, as `sluice keys list` shows it.", metavar="ID")
+]
 
 
 class Keys:

@@ -83,12 +83,18 @@ def score_of(model: str, kind: str, level: str, results: Sequence[Result]) -> Sc
         tokens[leg.model] += leg.usage.completion_tokens + leg.usage.prompt_tokens
     answered = [one for one in results if not one.error]
     return Score(
-        *(model, kind, level, len(results), fmean(one.right for one in results)),
-        *(dict(tokens), dict(answer_tokens), dict(Counter(one.model for one in answered))),
-        fmean(len(one.legs) > 1 for one in results),
-        _times_ms(one.ttft_s for one in answered),
-        _times_ms(one.latency_s for one in answered),
-        len(results) - len(answered),
+        model=model,
+        kind=kind,
+        level=level,
+        n=len(results),
+        right_share=fmean(result.right for result in results),
+        tokens=dict(tokens),
+        answer_tokens=dict(answer_tokens),
+        answers=dict(Counter(result.model for result in answered)),
+        escalated_share=fmean(len(result.legs) > 1 for result in results),
+        ttft_ms=_times_ms(result.ttft_s for result in answered),
+        latency_ms=_times_ms(result.latency_s for result in answered),
+        errors=len(results) - len(answered),
     )
 
 

@@ -50,7 +50,7 @@ def record(
     state = StateDir.of(state_dir)
     url, certificate = nats_url or _url_of(state), operator_certificate(state)
     with out.open("w", encoding="utf-8") as file:
-        recorder = Recorder(lambda line: print(line, file=file, flush=True))
+        recorder = TrafficRecorder(lambda line: print(line, file=file, flush=True))
         try:
             asyncio.run(recorder.run(url, seconds, settle, certificate))
         except KeyboardInterrupt:
@@ -64,7 +64,7 @@ def record(
     output.show(done, text)
 
 
-class Recorder:
+class TrafficRecorder:
     """Listens, and writes each request when it has ended.
 
     Attributes:

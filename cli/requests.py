@@ -17,7 +17,7 @@ from sluice.wire.enums import word_of
 _POLL_S: Final = 0.5
 ROWS_OF_WORKER: Final = ("sluice.worker.running", "sluice.worker.waiting")
 
-OfTenant = Annotated[str, Option(help="Of this tenant.", metavar="NAME")]
+OfTenant = Annotated[str, Option(help="Only requests of this tenant.", metavar="NAME")]
 
 
 def requests(

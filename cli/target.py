@@ -26,7 +26,7 @@ _REFUSED: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class Target:
+class GatewayTarget:
     """A gateway, or several.
 
     Attributes:
@@ -74,10 +74,10 @@ class Target:
         )
 
 
-_last: ContextVar[Target | None] = ContextVar("target", default=None)
+_last: ContextVar[GatewayTarget | None] = ContextVar("target", default=None)
 
 
-def target_of(address: str | None) -> Target:
+def target_of(address: str | None) -> GatewayTarget:
     """Return the gateway at ``address``, else that of the running mesh, else the default one."""
     try:
         state_dir: Path | None = state_root()
@@ -85,11 +85,11 @@ def target_of(address: str | None) -> Target:
         state_dir = None
     mesh = None if state_dir is None else running_mesh(state_dir)
     found = address or (DEFAULT_ADDRESS if mesh is None else mesh.address)
-    target = Target(found, bool(address), mesh, state_dir)
+    target = GatewayTarget(found, bool(address), mesh, state_dir)
     _last.set(target)
     return target
 
 
-def last_target() -> Target | None:
+def last_target() -> GatewayTarget | None:
     """Return the gateway that this command called, for error messages."""
     return _last.get()

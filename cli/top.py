@@ -28,25 +28,38 @@ from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
 _RATE_S: Final = 10.0
-"""Rates are means over this time, seconds."""
+"""Time over which rates are averaged, in seconds."""
 _QUANTILE_S: Final = 60.0
-"""Percentiles are of this time, seconds."""
+"""Time that percentiles cover, in seconds."""
 _ONCE_S: Final = 1.0
 _NAME_CHARS: Final = 21
 _NAME_CHARS_MIN: Final = 8
 _UNITS: Final = {"oldest_s": "s", "ttft50": "ms", "ttft95": "ms", "itl50": "ms", "step": "ms"}
-"""Of columns whose names do not say it."""
+"""Units of the columns whose names do not contain them."""
 _COUNTS: Final = frozenset({"run", "queue", "rows", "slots", "wait", "tokens"})
-"""Columns of whole numbers."""
+"""Columns that show whole numbers."""
 
 WANTED: Final = (
-    *(catalog.REQUESTS, catalog.TOKENS, catalog.FIRST_TOKEN, catalog.TOKEN_TIME),
-    *(catalog.QUEUED, catalog.ROOM_WAITING, catalog.OLDEST),
-    *(catalog.WORKER_LIVE, catalog.WORKER_DRAINED, catalog.WORKER_SLOTS, catalog.WORKER_RUNNING),
-    *(catalog.WORKER_WAITING, catalog.WORKER_CACHE, catalog.WORKER_TOKENS, catalog.PREFIX_HITS),
-    *(catalog.STEP_TIME, catalog.JOBS_RUNNING, catalog.JOB_ITEMS),
+    catalog.REQUESTS,
+    catalog.TOKENS,
+    catalog.FIRST_TOKEN,
+    catalog.TOKEN_TIME,
+    catalog.QUEUED,
+    catalog.ROOM_WAITING,
+    catalog.OLDEST,
+    catalog.WORKER_LIVE,
+    catalog.WORKER_DRAINED,
+    catalog.WORKER_SLOTS,
+    catalog.WORKER_RUNNING,
+    catalog.WORKER_WAITING,
+    catalog.WORKER_CACHE,
+    catalog.WORKER_TOKENS,
+    catalog.PREFIX_HITS,
+    catalog.STEP_TIME,
+    catalog.JOBS_RUNNING,
+    catalog.JOB_ITEMS,
 )
-"""The metrics that it reads."""
+"""Metrics that `sluice top` reads from the gateway."""
 Sort = Literal["name", "running", "queue", "speed"]
 _SORTS: Final[Mapping[Sort, tuple[str, ...]]] = {
     "name": (),

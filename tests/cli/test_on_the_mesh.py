@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from cli.record import Recorder
+from cli.record import TrafficRecorder
 from tests.cli.commands import Cli
 from tests.support.mesh import RunningMesh
 
@@ -156,7 +156,7 @@ async def test_prompt_that_cannot_be_taken(
 
 async def test_record_and_simulate(cli: Cli, mesh: RunningMesh, tmp_path: Path) -> None:
     lines: list[str] = []
-    recorder = Recorder(lines.append)
+    recorder = TrafficRecorder(lines.append)
     nats_url = mesh.settings.nats.url
     assert nats_url is not None
     recording = asyncio.create_task(recorder.run(nats_url, 1.0, 10.0))
