@@ -35,6 +35,8 @@ class Coalescer:
     def __init__(self) -> None:
         self._is_due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+        """When the timer signals, on the loop's clock."""
         self._busy_until = -inf
         self._recent = deque([-inf], FREQUENT)
         """When the last interactive tasks came while the gateway was busy."""
@@ -54,19 +56,21 @@ class Coalescer:
         if self._is_due.is_set():
             return
         loop = asyncio.get_running_loop()
-        if self._timer is not None:
-            if self._timer.when() <= loop.time() + delay_s:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_later(delay_s, self._is_due.set)
+        due_at = loop.time() + delay_s
+        if due_at < self._timer_at:
+            self._stop_timer()
+            self._timer, self._timer_at = loop.call_later(delay_s, self._is_due.set), due_at
 
     async def wait(self) -> None:
         """Return when messages are due."""
         await self._is_due.wait()
         self._is_due.clear()
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer, self._timer_at = None, inf
 
     def _delay_s(self, run: ModelRun) -> float:
         priority_class = run.run_class.priority_class
