@@ -39,7 +39,7 @@ def certificate() -> Path | None:
 
 
 async def check_grpc(address: str) -> None:
-    """Returns when the server at ``address`` says SERVING.
+    """Wait until the server at `address` says SERVING.
 
     Raises:
         NotWellError: it says something else, or nothing.
@@ -56,7 +56,7 @@ async def check_grpc(address: str) -> None:
 
 
 async def check_batcher(nats_url: str, batcher: str) -> None:
-    """Returns when a report of ``batcher`` arrives.
+    """Wait for a report of `batcher`.
 
     Raises:
         NotWellError: none came in time, or it says that the batcher is leaving.
@@ -85,7 +85,7 @@ async def _await_report(subscription: Subscription, batcher: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one check."""
+    """Run one check."""
     match arguments:
         case ["grpc", address]:
             check = check_grpc(address)

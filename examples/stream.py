@@ -7,7 +7,7 @@ from sluice.errors import SluiceError
 
 
 def main(prompt: str) -> None:
-    """Prints the answer as it comes."""
+    """Print the answer as it comes."""
     with Client() as client, client.generate(prompt, max_tokens=64, timeout_s=30) as stream:
         for event in stream:
             match event:

@@ -12,7 +12,7 @@ PROMPTS = (
 
 
 async def answer(client: AsyncClient, prompt: str) -> str:
-    """The text of one answer, put together from its pieces."""
+    """Return the text of one answer, put together from its pieces."""
     text = ""
     async with client.generate(prompt, max_tokens=64, timeout_s=30) as stream:
         async for event in stream:

@@ -8,7 +8,7 @@ from sluice.errors import SluiceError
 
 
 def main(file: str) -> None:
-    """Prints the text as it comes. The gateway chooses the only model that takes audio."""
+    """Print the text as it comes. The gateway chooses the only model that takes audio."""
     with Client() as client, client.generate(Audio(Path(file).read_bytes())) as stream:
         for event in stream:
             if isinstance(event, Delta):

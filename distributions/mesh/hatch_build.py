@@ -13,7 +13,7 @@ class Packages(BuildHookInterface):
     """All packages of the tree but those of the other distribution."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Adds them to a wheel of the kind ``version``."""
+        """Add them to a wheel of the kind `version`."""
         if version == "editable":
             return
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

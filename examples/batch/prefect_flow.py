@@ -13,7 +13,7 @@ from sluice.v1 import jobs_pb2 as pb
 
 @task(retries=3, retry_delay_seconds=60)
 def answer(source: str, key: str) -> int:
-    """Runs the prompts at a URL that the operator of the mesh lists; the number of answers."""
+    """Run the prompts at a URL that the operator lists; return the number of answers."""
     with Client() as client:
         spec = pb.JobSpec(name=key, model="small", input=pb.JobInput(url=source))
         job = client.jobs.create(spec, key)
