@@ -23,6 +23,7 @@ from model_workers.runners import LoopRunner
 from model_workers.worker import Worker
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import ModelSettings
+from sluice.settings.remote import ServerSettings
 from sluice.startup import free_port
 from tests.support.openai_server import (
     WAIT_S,
@@ -33,6 +34,7 @@ from tests.support.openai_server import (
     openai_server,
 )
 from tests.support.sequences import batch, cancel_tasks, open_channel, wire_row
+from tests.support.settings import tuned
 
 PROMPT = [5, 6, 7]
 SLOTS = 2
@@ -103,7 +105,12 @@ class Channel:
 def model(server: OpenAIServer, api: str, **settings: Any) -> ModelSettings:
     values = {"url": server.url, "model": server.model, "api": api, **settings}
     return ModelSettings.model_validate(
-        {"name": "gpt", "path": "builtin:small", "engine": "openai", "server": values}
+        {
+            "name": "gpt",
+            "path": "builtin:small",
+            "engine": "openai",
+            "server": tuned(ServerSettings, **values),
+        }
     )
 
 
