@@ -94,7 +94,7 @@ class StageOptions:
         """Return the stages of a job that splits documents, else an empty list."""
         if not self.reduce:
             if self.split or self.overlap or self.map:
-                message = "says how the answers to the parts are put together: it is needed"
+                message = "required with --split, --overlap and --map; give the prompt that merges the answers"
                 raise BadParameter(message, param_hint="--reduce")
             return []
         first = pb.JobStage(
@@ -370,7 +370,9 @@ def _state_of(word: str) -> pb.JobState.ValueType:
         return value_of(pb.JobState, word)
     except ValueError as error:
         known = ", ".join(word_of(pb.JobState, state) for state in pb.JobState.values()[1:])
-        raise BadParameter(f"{word!r} is none of {known}", param_hint="--state") from error
+        raise BadParameter(
+            f"unknown state {word!r}; use one of {known}", param_hint="--state"
+        ) from error
 
 
 def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_dead: int) -> None:
@@ -380,7 +382,11 @@ def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_
     try:
         job = _wait(client, job, shown)
     except KeyboardInterrupt:
-        print(f"the job goes on: sluice batch watch {job.id}", file=sys.stderr, flush=True)
+        print(
+            f"the job continues; follow it with: sluice batch watch {job.id}",
+            file=sys.stderr,
+            flush=True,
+        )
         raise
     described, state = batch_view.job_object(job), batch_view.state_of(job)
     if job.state == pb.JOB_STATE_PAUSED:

@@ -24,12 +24,12 @@ _LISTED: Final = ("job", "name", "state", "created", "finished", "done", "failed
 
 
 def totals_of(totals: Mapping["pb.JobState.ValueType", int]) -> dict[str, int]:
-    """How many jobs are in each state, by the word of the state."""
+    """Return the number of jobs in each state, by the name of the state."""
     return {word_of(pb.JobState, state): count for state, count in sorted(totals.items())}
 
 
 def state_of(job: pb.Job) -> str:
-    """Its state in a word: "running"."""
+    """Return the state of a job as a word, for example "running"."""
     return word_of(pb.JobState, job.state)
 
 
@@ -102,7 +102,7 @@ def _shares(report: pb.JobReport) -> Iterator[str]:
 
 
 def write_table(jobs: list[pb.Job]) -> None:
-    """Jobs, one a row."""
+    """Write a table with one job a row."""
     output.write_table(_HEADERS, [_row(job) for job in jobs])
 
 
@@ -180,7 +180,7 @@ def _row(job: pb.Job) -> tuple[object, ...]:
 
 
 def _speed(job: pb.Job) -> pb.JobProgress | pb.JobReport:
-    """Of the last minute; of the whole time where that is over."""
+    """Return the speed over the last minute, or over the whole run of a job that has ended."""
     return job.report if job.HasField("report") else job.progress
 
 

@@ -48,7 +48,7 @@ _JSON: Final = inspect.Parameter(
 
 
 def wants_json() -> bool:
-    """Whether the command that runs was given ``--json``."""
+    """Return whether the running command was given `--json`."""
     return _as_json.get()
 
 
@@ -76,7 +76,7 @@ class Group:
 
 
 def expanded(command: Command, *, with_json: bool = True) -> Command:
-    """``command`` as Typer takes it: each group replaced by its options, and ``--json`` behind them.
+    """Return `command` as Typer accepts it: option groups expanded, `--json` appended.
 
     ``with_json`` False: it has no such option.
     """
@@ -138,7 +138,7 @@ class Commands(typer.Typer):
         )
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        """As Typer's."""
+        """Register a command, as `Typer.command` does."""
         register = super().command(*args, **kwargs)
 
         def add(function: Command) -> Command:

@@ -49,7 +49,7 @@ def _settings(
     truncate: bool = option(False, "Cut texts that are too long, instead of failing."),
     priority: options.Priority = "standard",
 ) -> dict[str, Any]:
-    """As `Client.embed` takes them."""
+    """Return the settings as arguments of `Client.embed`."""
     return locals()
 
 
@@ -76,7 +76,7 @@ def embed(
     empty_lines.
     """
     if wants_json() and out is None:
-        raise BadParameter("say where the embeddings go", param_hint="--output")
+        raise BadParameter("required; name the file for the embeddings", param_hint="--output")
     began, count, tokens, served_by = monotonic(), 0, 0, ""
     with _opened(file) as lines, _writer(out) as write:
         read = _Lines(lines, field)
@@ -163,7 +163,7 @@ class _JsonLines:
         self._file.flush()
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: every line was written when it came."""
 
 
 class _Npy:

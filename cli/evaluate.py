@@ -49,13 +49,13 @@ class QuestionOptions:
     )
 
     def load(self, side: Split) -> list[Question]:
-        """Those of the file, or support tasks of ``side``."""
+        """Load the questions of the file, or generate support tasks of `side`."""
         if self.questions is not None:
             return of_file(self.questions)
         return support_questions(side, self.n, self.seed)
 
     def described(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the object that `--json` prints."""
         if self.questions is not None:
             return {"questions": str(self.questions)}
         return {"n": self.n, "seed": self.seed}
@@ -193,7 +193,7 @@ async def _ask(
     given: GenerateOptions,
     wanted: Sequence[str],
 ) -> list[Result]:
-    """All questions to one model after the other, so that none slows another one down."""
+    """Ask one model after the other, so that models do not slow each other down."""
     results: list[Result] = []
     async with AsyncClient(**target_of(address).options(tenant)) as client:
         models = wanted or [*(m.name for m in await client.list_models()), AUTO]

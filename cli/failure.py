@@ -42,7 +42,7 @@ def report(error: Exception, as_json: bool) -> int:
 
 
 def describe(error: Exception) -> dict[str, Any]:
-    """`reason` and `message`, with what else is known: code, metadata, violations, retry_after_s."""
+    """Return `reason` and `message`, and code, metadata, violations and retry_after_s where present."""
     # Imported when something failed, so that a command that works does not wait for them.
     from sluice.errors import SettingsError, SetupError, SluiceError
 

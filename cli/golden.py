@@ -107,7 +107,7 @@ def difference(first: Scored, second: Scored, metric: str) -> dict[str, float]:
 
 
 def _resamples(scored: Scored) -> list[list[int]]:
-    """Places of items, drawn with replacement; always the same ones."""
+    """Draw places of items with replacement, from a fixed seed."""
     dice, count = random.Random(0), scored.count
     return [dice.choices(range(count), k=count) for _ in range(RESAMPLES)]
 
@@ -125,7 +125,7 @@ def best(score: Callable[[str, str], float], answer: str, references: Sequence[s
 
 
 def exact(answer: str, reference: str) -> float:
-    """1 when they are the same words, else 0."""
+    """Return 1 if answer and reference have the same words, else 0."""
     return float(words(answer) == words(reference))
 
 

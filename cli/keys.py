@@ -57,7 +57,7 @@ class Keys:
         self._refresh = refresh
 
     def all(self) -> list[tuple[str, ApiKeyRecord]]:
-        """Every key by its id, the oldest first."""
+        """Return all keys by id, the oldest first."""
 
         async def read() -> list[tuple[str, ApiKeyRecord]]:
             return [one async for one in self._bucket.read_all(ApiKeyRecord)]

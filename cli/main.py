@@ -157,7 +157,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point of the `sluice` script."""
+    """Run the `sluice` script."""
     _open_closed_streams()
     bypass_loopback()
     for stream in (sys.stdout, sys.stderr):

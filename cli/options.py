@@ -69,7 +69,7 @@ def check_timeout(timeout: float | None) -> None:
         BadParameter: it is not above 0.
     """
     if timeout is not None and not timeout > 0:
-        raise BadParameter(f"{timeout:g} is over at once; use more than 0", param_hint="--timeout")
+        raise BadParameter(f"{timeout:g} must be greater than 0", param_hint="--timeout")
 
 
 def labels_of(pairs: list[str] | None) -> dict[str, str]:
@@ -84,7 +84,7 @@ def labels_of(pairs: list[str] | None) -> dict[str, str]:
 
 
 def text_of(given: bytes, field: str) -> str:
-    """``given`` as UTF-8.
+    """Return `given` decoded as UTF-8.
 
     Raises:
         InvalidRequest: it is something else; ``field`` is what it was given for.
@@ -116,7 +116,7 @@ def _tools_in(given: str) -> list[Tool]:
 
 
 def _json_text(given: str, option: str) -> str:
-    """``given`` where it is JSON, else what is in the file of that name."""
+    """Return `given` if it is JSON, else the content of the file of that name."""
     if given.lstrip().startswith(("{", "[")):
         return given
     try:
@@ -171,7 +171,7 @@ def _sampling(
         "--allow-degraded/--no-allow-degraded",
     ),
 ) -> GenerateOptions:
-    """Those of the options that were set (are not None), as the client takes them."""
+    """Return the options that were set (are not None), as the client accepts them."""
     check_timeout(timeout)
     given = {**locals(), "stop": stop or None, "labels": labels_of(label), "timeout_s": timeout}
     del given["label"], given["timeout"]

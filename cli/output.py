@@ -70,7 +70,7 @@ def show(
 
 
 def write_text(text: str, stream: TextIO | None = None) -> None:
-    """Text of a model, at once. On a terminal without control characters: an answer must not steer the terminal."""
+    """Write text of a model at once; on a terminal, escape control characters so that an answer cannot steer it."""
     stream = stream or sys.stdout
     stream.write(text.translate(_CONTROL) if stream.isatty() else text)
     stream.flush()
@@ -289,7 +289,7 @@ def _field_value(message: Any, field: FieldDescriptor) -> Any:
 
 
 def summary(answer: Answer) -> str:
-    """Model, tokens and times of an answer, in one line for people."""
+    """Return one line for people with model, tokens and times of an answer."""
     timings = answer.timings
     why = f" ({', '.join(answer.rules)})" if answer.rules else ""
     why += " (kept)" if answer.usage.cached else ""

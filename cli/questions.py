@@ -117,7 +117,7 @@ class Trade:
 
 
 def trade(score: Score, alone: Score) -> Trade:
-    """``score`` compared with ``alone``, the strong model on the same questions."""
+    """Compare `score` with `alone`, the strong model on the same questions."""
     strong = alone.model
     return Trade(
         score.model,
@@ -129,7 +129,7 @@ def trade(score: Score, alone: Score) -> Trade:
 
 
 def trades(table: Sequence[Score], strong: str) -> list[Trade]:
-    """Every model as a whole compared with ``strong``; empty when that was not asked."""
+    """Compare every model with `strong`; return an empty list if that was not asked."""
     whole = [score for score in table if score.kind == ALL]
     alone = next((score for score in whole if score.model == strong), None)
     if alone is None:
@@ -154,7 +154,7 @@ def _in_order(items: Iterable[_T]) -> list[_T]:
 
 
 def _times_ms(seconds: Iterable[float]) -> dict[str, float | None]:
-    """Percentiles by nearest rank, milliseconds; None without a value."""
+    """Return percentiles by nearest rank, in milliseconds; None without a value."""
     ordered = sorted(1000 * one for one in seconds)
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
     return {
@@ -222,10 +222,12 @@ def of_file(path: Path) -> list[Question]:
     for place, number, row in rows_of(path):
         question = _question(place, number, row)
         if question.prompt_id in found:
-            raise _bad(f"{place}: id {question.prompt_id!r} comes twice")
+            raise _bad(
+                f"{place}: id {question.prompt_id!r} is not unique; give each question its own id"
+            )
         found[question.prompt_id] = question
     if not found:
-        raise _bad(f"{path.name}: has no questions")
+        raise _bad(f"{path.name}: no questions; the file needs at least one")
     return [*found.values()]
 
 
@@ -247,7 +249,7 @@ def rows_of(path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
                 if line.strip():
                     row = json.loads(line)
                     if not isinstance(row, dict):
-                        raise _bad(f"{path.name} line {number}: is no object")
+                        raise _bad(f"{path.name} line {number}: not a JSON object")
                     yield f"{path.name} line {number}", number, row
     except ValueError as error:
         raise _bad(f"{path} is not JSONL: {error}") from error

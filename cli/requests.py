@@ -119,7 +119,7 @@ def _rows_left(client: Client, model: str, worker: str, wait_s: float) -> int:
 
 
 def rows_in(found: admin_pb2.ReadMetricsResponse, model: str, worker: str) -> int:
-    """Rows that a worker computes or holds; each batcher says the same of it, as it last heard."""
+    """Return the tasks that a worker computes or holds, as the batchers last heard from it."""
     counts = [
         sum(
             int(point.value)

@@ -192,7 +192,7 @@ class Objectives:
     )
 
     def slos(self) -> "dict[str, Slo]":
-        """By class."""
+        """Return the latency objectives by class."""
         from simulator.results import parse_slos
 
         return checked(lambda: parse_slos(self.slo or ()), "--slo")

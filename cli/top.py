@@ -125,7 +125,7 @@ def _sample(client: Client) -> "Sample":
 
 
 def _view_of(samples: "deque[Sample]") -> "View":
-    """Of the latest one; what is too old is dropped."""
+    """Return a view of the latest sample, and drop samples that are too old."""
     last = samples[-1]
     while last.at - samples[0].at > _QUANTILE_S:
         samples.popleft()
@@ -147,7 +147,7 @@ class Sample:
 
     @classmethod
     def of(cls, at: float, read: ReadMetricsResponse, running: ListRequestsResponse) -> "Sample":
-        """From the two answers of a gateway."""
+        """Build a sample from two replies of a gateway."""
         values: dict[str, dict[tuple[str, Labels], Value]] = {}
         for process in read.processes:
             for series in process.metrics:
@@ -219,7 +219,7 @@ class View:
         }
 
     def processes(self) -> str:
-        """How many of each kind there are."""
+        """Return the number of processes of each kind."""
         kinds = [service.removeprefix("sluice-") for service, _ in self._sample.processes]
         return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
 
@@ -399,7 +399,7 @@ def _ms(metric: Metric, value: Value | None, share: float) -> float | None:
 
 
 def _is_error(labels: Labels) -> bool:
-    """Whether the outcome is the reason of an error: finish reasons are in lower case."""
+    """Return whether the outcome is an error: its reason is in upper case, a finish reason is not."""
     return labels[-1].isupper()
 
 

@@ -104,7 +104,7 @@ def is_root(span: TraceSpan) -> bool:
 
 
 def is_model(span: TraceSpan) -> bool:
-    """Whether it is the span of a model's work."""
+    """Return whether the span covers a model's work."""
     return span.attributes.get(names.MESSAGING_OPERATION) == names.SEND
 
 
@@ -147,7 +147,7 @@ def _clock_faults(spans: Sequence[TraceSpan]) -> Iterator[str]:
 
 
 def _goes_on(span: TraceSpan) -> bool:
-    """Whether it may go on after its parent."""
+    """Return whether the span may end after its parent."""
     return span.name == names.SPAN_SHADOW or _is_triton(span)
 
 

@@ -97,7 +97,7 @@ class Authority:
         return folder / CERTIFICATE
 
     def issued(self) -> list[Issued]:
-        """All certificates, the authority's first.
+        """Return all certificates, the authority's first.
 
         Raises:
             SetupError: there are none, or one cannot be read.

@@ -79,7 +79,7 @@ def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -
 
 
 def _end_supervisor(state: StateDir, seen: MeshState, on_wait: OnWait) -> bool:
-    """SIGTERM, then SIGKILL, which its processes do not survive; returns whether it took the second."""
+    """Send SIGTERM, then SIGKILL, which takes its processes down; return whether SIGKILL was needed."""
     try:
         descriptor = os.pidfd_open(seen.pid)
     except ProcessLookupError:
@@ -115,7 +115,7 @@ def _ends(descriptor: int, bound_s: float, state: StateDir, on_wait: OnWait) -> 
 
 
 def _kill_leftovers(last: MeshState) -> int:
-    """Kills recorded processes that still live, with their groups; waits for their end."""
+    """Kill recorded processes that are still alive, with their groups, and wait for their end."""
     killed = 0
     for process in last.processes:
         if process.pid is None or not process.alive:
@@ -132,7 +132,7 @@ def _kill_leftovers(last: MeshState) -> int:
 
 
 def _ended(descriptor: int, bound_s: float) -> bool:
-    """Whether the process ended within the bound."""
+    """Return whether the process ended in time."""
     return bool(select.select([descriptor], [], [], bound_s)[0])
 
 

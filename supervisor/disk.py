@@ -72,8 +72,11 @@ def check_room(settings: Settings, store: Path) -> None:
         largest = sorted(sizes, key=lambda key: -sizes[key])[:_KEYS_NAMED]
         keys = ", ".join(f"{key} ({_size(sizes[key])})" for key in largest)
         logger.warning(
-            "streams can fill the disk: they may grow by %s, and %s are free in %s; make room, or lower %s",
-            *(_size(needed), _size(free), store, keys),
+            "disk may fill up: streams may grow by %s, %s free in %s; free space or lower %s",
+            _size(needed),
+            _size(free),
+            store,
+            keys,
         )
 
 
@@ -125,7 +128,9 @@ def nats_watcher(store: Path, log: Path) -> Watcher:
             has_failed, position = _read_on(log, position)
             failed = failed or has_failed
         if not child.ending:
-            logger.warning("restarting nats: its disk was full and has room again (%s)", store)
+            logger.warning(
+                "restarting nats: its disk was full and has free space again (%s)", store
+            )
             child.send(signal.SIGTERM)
 
     return watcher

@@ -108,7 +108,7 @@ class Mesh:
         return self.settings.tls.mesh
 
     def worker_address(self, model: str) -> str:
-        """Host and port of the first worker of ``model``."""
+        """Return host and port of the first worker of `model`."""
         served = self.settings.model(model)
         assert served is not None, f"no model {model}"
         return served.triton_urls[0]
@@ -169,8 +169,9 @@ class Mesh:
             serving = wait_until_serving(address, models, bound_s, self._tls, elsewhere, on_ready)
             for model in await self._during_start(serving, loading, gateway.name):
                 logger.warning(
-                    "model %s is not ready: its server does not answer (the log of remote-%s says why)",
-                    *(model, model),
+                    "model %s is not ready: its server does not respond (see the log of remote-%s)",
+                    model,
+                    model,
                 )
         for one in self._plan.jobs:
             answering = wait_until_reachable(one.name, one.address, bound_s, self._tls)
@@ -289,7 +290,9 @@ async def running_worker(
     check_models(here)
     port = Ports().take("triton.port", host, port)
     if not is_loopback(host) and here.tls.mesh is None:
-        logger.warning("%s:%d is open without credentials: keep it in a closed network", host, port)
+        logger.warning(
+            "%s:%d accepts calls without credentials: keep it in a closed network", host, port
+        )
     with tempfile.TemporaryDirectory(prefix="sluice-worker-") as root:
         models = tuple(worker for model in here.models for worker in model.triton_models)
         config = plan_triton(here, Path(root), TRITON, models, host, port, tritonserver)

@@ -159,7 +159,7 @@ def triton_watcher(config: TritonConfig, start_s: float, log: Path | None = None
             await until_lost(child, config, start_s)
             if not child.ending:
                 logger.warning(
-                    "restarting %s: its model's process has ended, or it is suspended", config.name
+                    "restarting %s: its model process ended or is suspended", config.name
                 )
                 child.send(signal.SIGKILL)
             await asyncio.shield(child.exited)

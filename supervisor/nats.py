@@ -74,7 +74,7 @@ class NatsConfig:
         return f"{'nats' if self.tls is None else 'tls'}://{LOOPBACK}:{self.port}"
 
     def url_of(self, process: str) -> str:
-        """Where a process connects, with its password if it has one."""
+        """Return the URL at which a process connects, with its password if it has one."""
         if process not in self.passwords:
             return self.url
         return f"nats://{process}:{self.passwords[process]}@{LOOPBACK}:{self.port}"

@@ -38,7 +38,7 @@ class OrphanReaper:
         self._process = _spawn()
 
     def watch(self, groups: Collection[int]) -> None:
-        """From now on ``groups``, and no others, are killed when this process ends."""
+        """Set the process groups that are killed when this process ends, in place of the previous ones."""
         line = " ".join(map(str, groups)).encode() + b"\n"
         try:
             self._write(line)
@@ -72,7 +72,7 @@ def _spawn() -> "subprocess.Popen[bytes]":
 
 
 def _exec(arguments: list[str]) -> int:
-    """Becomes the program; returns only when it cannot."""
+    """Replace this process by the program; return only if that fails."""
     import ctypes
 
     parent, argv = int(arguments[0]), arguments[1:]

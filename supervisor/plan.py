@@ -166,7 +166,7 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
 def worker_addresses(
     tritons: Sequence[TritonConfig], remotes: Sequence[RemoteConfig]
 ) -> list[tuple[str, str]]:
-    """Each model's name with the address of one of its workers."""
+    """Return the address of one worker of each model, by the name of the model."""
     found = [(one, config.address) for config in tritons for one in config.models]
     return found + [(config.model, f"{LOOPBACK}:{config.port}") for config in remotes]
 
@@ -232,7 +232,7 @@ def _with_passwords(plan: MeshPlan, nats_config: NatsConfig) -> MeshPlan:
 
 
 def _secured(plan: MeshPlan) -> MeshPlan:
-    """``plan`` with a certificate for each process."""
+    """Return `plan` with a certificate for each process."""
     if plan.nats is None:
         raise SetupError(
             "tls.embedded: nats.url names a server of its own; name its certificates in tls.mesh instead"
@@ -302,17 +302,17 @@ def shm_prefix(root: Path) -> str:
 
 
 def is_gateway(process: str) -> bool:
-    """Whether a process of this name is a gateway."""
+    """Return whether a process of this name is a gateway."""
     return process.partition(".")[0] == GATEWAY
 
 
 def is_jobs(process: str) -> bool:
-    """Whether a process of this name runs jobs."""
+    """Return whether a process of this name runs jobs."""
     return process.partition(".")[0] == JOBS
 
 
 def is_worker(process: str) -> bool:
-    """Whether a process of this name is a Triton with a worker in it, or a worker without one."""
+    """Return whether a process of this name is a worker, with Triton or without."""
     return process.startswith((TRITON, REMOTE))
 
 
@@ -456,11 +456,11 @@ def _resolve(
 
 
 def _served_by(model: ModelSettings, workers: Sequence[tuple[str, str]]) -> ModelSettings:
-    """``model`` with the addresses of its workers, when the mesh serves it."""
+    """Return `model` with the addresses of its workers if the mesh serves it."""
     addresses = tuple(address for name, address in workers if name == model.name)
     return at_addresses(model, addresses) if addresses else model
 
 
 def at_addresses(model: ModelSettings, addresses: tuple[str, ...]) -> ModelSettings:
-    """``model`` with one worker at each of ``addresses``."""
+    """Return `model` with one worker at each of `addresses`."""
     return model.model_copy(update={"triton_url": addresses, "replicas": 1})

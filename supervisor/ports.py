@@ -11,7 +11,7 @@ class Ports:
         self._taken: set[int] = set()
 
     def take(self, key: str, host: str, port: int) -> int:
-        """``port``, or a free one for 0."""
+        """Return `port`, or a free port for 0."""
         if port == 0:
             port = free_port(host, self._taken)
         elif problem := listen_problem(host, port):
@@ -24,14 +24,14 @@ class Ports:
         return port
 
     def addresses(self, key: str, address: str, count: int) -> list[str]:
-        """Addresses of ``count`` servers: from the port of ``address`` on, or free ones where it is 0."""
+        """Return addresses of `count` servers: consecutive ports from that of `address`, or free ones where it is 0."""
         host, first = split_address(address, key)
         shown = f"[{host}]" if ":" in host else host
         ports = (self.take(key, host, first and first + number) for number in range(count))
         return [f"{shown}:{port}" for port in ports]
 
     def own(self, key: str, address: str, count: int) -> list[str]:
-        """As `addresses`, of servers without credentials: on this machine alone."""
+        """Return addresses on loopback, as `addresses` does, for servers without credentials."""
         host, _ = split_address(address, key)
         if not is_loopback(host):
             raise SetupError(

@@ -124,7 +124,7 @@ class Reload:
         except SetupError as error:
             return {"error": str(error)}
         except Exception as error:  # who asked would wait
-            logger.exception("a reload failed")
+            logger.exception("reload failed")
             return {"error": f"internal error: {type(error).__name__}; see: sluice logs"}
 
     async def reload(self, asked: Settings | None) -> Reloaded:
@@ -214,7 +214,7 @@ class Reload:
             try:
                 await self._end_unused()
             except (SetupError, SettingsError) as error:
-                logger.warning("workers of replaced models are kept: %s", error)
+                logger.warning("kept workers of replaced models: %s", error)
 
     async def _end_unused(self) -> None:
         async with self._busy:
@@ -228,10 +228,10 @@ class Reload:
             self._retiring = left
             await self._end_all(unused)
         for one in unused:
-            logger.info("%s is not used any more: its workers have ended", one.settings.task_name)
+            logger.info("stopped the workers of %s: no gateway uses it", one.settings.task_name)
 
     async def _is_unused(self, version: Version) -> bool:
-        """Whether every gateway says so."""
+        """Return whether every gateway reports the model as unused."""
         service = f"tasks.{version.settings.task_name}"
         tls = self.settings.tls.mesh
         for gateway in self._plan.gateways:
@@ -311,7 +311,7 @@ def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProc
 
 
 def _first_versions(plan: MeshPlan) -> tuple[Version, ...]:
-    """Those that the mesh starts with."""
+    """Return the model versions that the mesh starts with."""
     processes = {
         model.name: (
             *(one.name for one in plan.tritons if model.name in one.models),
@@ -359,7 +359,7 @@ def _write_files(plan: MeshPlan, asked: Settings) -> None:
 def _settings_of(
     asked: Settings, served: Iterable[Version], retiring: Iterable[Version]
 ) -> Settings:
-    """``asked`` with the addresses of its models."""
+    """Return `asked` with the addresses of its models."""
     update = {
         "models": tuple(one.settings for one in served),
         "retiring": tuple(one.settings for one in retiring),

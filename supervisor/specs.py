@@ -47,7 +47,7 @@ wait for the items that it sends: with nice 19 it waited for a core while they h
 
 
 def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
-    """nats-server; writes its configuration file."""
+    """Return the spec of nats-server, and write its configuration file."""
     return ChildSpec(
         name=NATS,
         argv=nats_command(config, state.root / "nats.conf"),

@@ -126,7 +126,7 @@ class MeshState:
     origin: Origin = DEFAULTS
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Return the record as a JSON object."""
         return json.dumps({"version": _VERSION, **asdict(self)}, indent=2)
 
     def targets_json(self) -> str:
@@ -289,7 +289,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def is_same_process(pid: int, started_unix_ms: int | None) -> bool:
-    """Whether ``pid`` lives and began at about ``started_unix_ms`` (None: whenever)."""
+    """Return whether `pid` is alive and started at about `started_unix_ms` (None: at any time)."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -103,7 +103,7 @@ class _Gateway:
 
 
 def operator_certificate(directory: StateDir) -> Path | None:
-    """Folder of the operator's certificate."""
+    """Return the folder of the operator's certificate."""
     try:
         return load(directory.config).tls.mesh
     except SettingsError:

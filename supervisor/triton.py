@@ -196,7 +196,7 @@ def prepare_runtime(folder: Path) -> None:
 
 
 def triton_command(config: TritonConfig) -> tuple[str, ...]:
-    """Program and arguments of a server.
+    """Return program and arguments of a server.
 
     The configuration of the models must be complete: completing it would start every stub twice.
 
@@ -232,7 +232,7 @@ def _program(config: TritonConfig) -> tuple[str, ...]:
 
 
 def tls_arguments(folder: Path | None) -> tuple[str, ...]:
-    """Triton's options that encrypt its port and ask callers for a certificate."""
+    """Return the options that encrypt Triton's port and require a client certificate."""
     if folder is None:
         return ()
     return (
@@ -334,7 +334,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _import_folders() -> list[str]:
-    """Where this interpreter finds packages beyond its standard library."""
+    """Return the folders where this interpreter finds packages beyond the standard library."""
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     standard |= {f"{folder}/lib-dynload" for folder in standard}
     return [entry for entry in sys.path if entry not in standard and _is_folder(Path(entry))]

@@ -33,7 +33,7 @@ class Version:
     processes: tuple[str, ...] = ()
 
     def serves(self, asked: ModelSettings, files: str) -> bool:
-        """Whether its workers can serve what a configuration asks for, with their addresses or without."""
+        """Return whether the workers can serve what a configuration asks for, whether or not it names addresses."""
         same = self.asked.same_workers(asked) or self.settings.same_workers(asked)
         return same and self.files == files
 

@@ -245,7 +245,7 @@ async def test_the_other_commands(cli: Cli) -> None:
         assert json.loads(await ask("delete", "job-1", "--json"))["deleted"]
         ran = await cli("batch", "list", "--state", "lost", "--address", jobs.address)
     assert ran.code == 2
-    assert "'lost' is none of queued, running" in ran.err
+    assert "unknown state 'lost'; use one of queued, running" in ran.err
 
 
 async def test_status_shows_what_a_job_took_of_workers(cli: Cli) -> None:

@@ -196,10 +196,13 @@ async def test_conversations_are_questions_too_and_no_outcomes(cli: Cli, tmp_pat
     ("text", "message"),
     [
         ("prompt\na\n", "own.csv row 2: answer, reference or references is no text"),
-        ("prompt,answer\n", "own.csv: has no questions"),
+        ("prompt,answer\n", "own.csv: no questions; the file needs at least one"),
         ("prompt,answer\na,b\n ,b\n", "own.csv row 3: has no prompt and no messages"),
         ("prompt,answer\na\n", "own.csv row 2: answer, reference or references is no text"),
-        ("prompt,answer,prompt_id\na,b,1\na,b,1\n", "own.csv row 3: id '1' comes twice"),
+        (
+            "prompt,answer,prompt_id\na,b,1\na,b,1\n",
+            "own.csv row 3: id '1' is not unique; give each question its own id",
+        ),
         ("prompt,answer,max_tokens\na,b,-1\n", "own.csv row 2: max_tokens is '-1', not a number"),
     ],
 )

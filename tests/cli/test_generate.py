@@ -201,7 +201,7 @@ async def test_nobody_there_says_what_to_do(cli: Cli) -> None:
 async def test_a_deadline_that_cannot_be_is_named(cli: Cli, seconds: str) -> None:
     ran = await cli("generate", "p", "--timeout", seconds)
     assert ran.code == 2
-    assert f"Invalid value for --timeout: {seconds} is over at once; use more than 0" in ran.err
+    assert f"Invalid value for --timeout: {seconds} must be greater than 0" in ran.err
 
 
 async def test_several_answers(cli: Cli) -> None:

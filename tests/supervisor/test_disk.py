@@ -112,7 +112,7 @@ async def test_jetstream_goes_on_after_a_full_disk(
         first = supervisor.pids["nats"]
         filler.unlink()
         await supervisor.wait_for(lambda: supervisor.pids.get("nats", first) != first, BOUND_S)
-        assert "has room again" in caplog.text
+        assert "has free space again" in caplog.text
         await wait_for_nats(config.url, BOUND_S)
         assert (await context.get_msg("S", 1)).data == b"before"
         await context.publish("s.a", b"after")
