@@ -7,9 +7,9 @@ from pathlib import Path
 import nats
 import pytest
 
-from cli import record
 from simulator.trace import Recording, parse_trace
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
+from sluice.settings import NatsSettings
 from sluice.wire import subjects
 from sluice.wire.codec import pack
 from tests.cli.commands import BOUND_S, Cli
@@ -122,7 +122,7 @@ async def test_a_recording_of_nothing_is_a_failure(cli: Cli, nats_url: str, tmp_
 async def test_without_a_mesh_that_is_said(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "CONNECT_S", 0.3)
+    monkeypatch.setattr(NatsSettings, "connect_s", 0.3)
     out = str(tmp_path / "trace.jsonl")
     ran = await cli("record", "--out", out, "--state-dir", str(tmp_path / "state"))
     assert (ran.code, "NOT_READY" in ran.err) == (1, True)

@@ -307,7 +307,7 @@ def reload_policies(shell: Shell, address: str) -> None:
         before = shell.state.config.read_text()
         for text, says in (
             (
-                CONFIG.replace("drain_s: 2}\nh", "max_concurrent_requests: 9}\nh"),
+                CONFIG.replace("drain_s: 2}\nh", "drain_s: 2, max_concurrent_requests: 9}\nh"),
                 r"gateway\.max_concurrent_requests: cannot be",
             ),
             (CONFIG + "safety: {default: nope}\n", r"safety\.default: no policy 'nope'"),

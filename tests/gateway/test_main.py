@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.__main__ import main
 from sluice.client import AsyncClient
+from sluice.settings import NatsSettings
 from sluice.startup import free_port
 from supervisor.certificates import Authority
 from tests.gateway.kit.batcher import wire_batcher
@@ -69,7 +70,7 @@ def test_without_nats_it_says_so(
 ) -> None:
     path = config(tmp_path, model_folder, None, "127.0.0.1:0")
     assert "nats.url" in fails(capsys, path)
-    monkeypatch.setenv("SLUICE_NATS__CONNECT_S", "0.2")
+    monkeypatch.setattr(NatsSettings, "connect_s", 0.2)
     monkeypatch.setenv("SLUICE_NATS__URL", f"nats://127.0.0.1:{free_port()}")
     assert "does not answer within 0.2 s" in fails(capsys, path)
 
@@ -83,7 +84,7 @@ def test_an_address_for_other_machines_needs_a_word(
     path = config(tmp_path, model_folder, "nats://127.0.0.1:1", "0.0.0.0:0")
     assert "set gateway.allow_remote" in fails(capsys, path)
     monkeypatch.setenv("SLUICE_GATEWAY__ALLOW_REMOTE", "true")
-    monkeypatch.setenv("SLUICE_NATS__CONNECT_S", "0.2")
+    monkeypatch.setattr(NatsSettings, "connect_s", 0.2)
     assert "does not answer" in fails(capsys, path)
 
 
@@ -96,7 +97,7 @@ def test_an_address_for_other_machines_is_served_encrypted_to_callers_who_say_wh
     path = config(tmp_path, model_folder, "nats://127.0.0.1:1", "0.0.0.0:0")
     authority = Authority(tmp_path / "tls")
     authority.ensure(["gateway", "other"])
-    monkeypatch.setenv("SLUICE_NATS__CONNECT_S", "0.2")
+    monkeypatch.setattr(NatsSettings, "connect_s", 0.2)
     monkeypatch.setenv("SLUICE_TLS__CALLERS", str(authority.of("gateway")))
     assert "callers do not say who they are (section identity)" in fails(capsys, path)
     monkeypatch.setenv("SLUICE_IDENTITY__API_KEYS", "true")
