@@ -16,7 +16,7 @@ Which limit refused a request is in the metadata of the error; docs/operate/limi
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Final
@@ -151,7 +151,7 @@ class Admission:
             context.use(self.in_force.policies)
             inspection = await self._inspector.find(context)
             context.conversation = passed(context.conversation, inspection)
-            policies, features = context.policies, self._features(context)
+            policies, features = context.policies, await self._features(context)
             model = policies.catalog[policies.router.plan(features).model]
             threads = self.preparation.threads
             tokens = await encode(context.conversation, model, threads, context.tenant)
@@ -230,7 +230,7 @@ class Admission:
     async def _plan(self, context: RequestContext, contexts: ContextFit | None) -> Plan:
         """Return where a request is routed; raise as `admit`."""
         request, policies = context.request, context.policies
-        features = self._features(context)
+        features = await self._features(context)
         now, outlooks = time.monotonic(), dict[str, Outlook]()
 
         def outlook(model: str) -> Outlook:
@@ -256,17 +256,23 @@ class Admission:
             plan.cascade = None
         return plan
 
-    def _features(self, context: RequestContext) -> Features:
+    async def _features(self, context: RequestContext) -> Features:
         """Return what the router looks at."""
-        request = context.request
+        request, policies = context.request, context.policies
         conversation, verdict = context.conversation, context.inspection.verdict
         # A resumed answer continues on the model that its tokens came from.
         resumed = request.resume_model if request.resume else ""
         model = resumed or request.model
+        tokens: Sequence[int] = ()
+        is_routed = model is None and verdict.governed is None
+        if is_routed and policies.router.needs_prompt_tokens and conversation.turns:
+            default = policies.catalog[policies.catalog.default]
+            tokens = await encode(conversation, default, self.preparation.threads, request.tenant)
         return Features(
             model=model,
             text=conversation.user_text,
             last_turn=conversation.last_user_text,
+            prompt_tokens=len(tokens),
             answer_tokens=request.sampling.max_tokens,
             labels=request.labels,
             tenant=request.tenant,

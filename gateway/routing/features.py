@@ -51,6 +51,8 @@ class Features:
     """Text of the caller's turns."""
     last_turn: str | None = None
     """Last of the caller's turns; None if `text` is a single one."""
+    prompt_tokens: int = 0
+    """Length of the prompt in tokens of the default model; 0 if no rule needs it."""
     answer_tokens: int = 0
     """Longest answer that the caller accepts; 0 if unknown."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -78,6 +78,10 @@ class Router:
         models: settings by name.
         heads: learned heads that the policies name.
         version: hash of the section.
+
+    Attributes:
+        needs_prompt_tokens: whether a rule reads `Features.prompt_tokens`, which take time to
+            count.
     """
 
     def __init__(
@@ -92,6 +96,9 @@ class Router:
         self._heads = {(head.by.policy, head.by.head): head for head in heads}
         self._version = version
         self._spares = _spares(settings, models)
+        policies = (settings, *settings.policies.values())
+        rules = [rule for policy in policies for rule in policy.rules]
+        self.needs_prompt_tokens = any(rule.min_prompt_tokens is not None for rule in rules)
 
     @property
     def versions(self) -> list[str]:
@@ -121,7 +128,7 @@ class Router:
             self._try_canary(plan, policy, features.key, state)
             self._add_second(plan, policy, policy_key(name), state)
         # The tokenizer depends on the model, so the length is an estimate until one is chosen.
-        prompt_tokens = len(features.text) / CHARS_PER_TOKEN
+        prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for candidate in route.candidates:
             settings = self._models[candidate.model]
             candidate.cost = settings.cost(prompt_tokens, features.answer_tokens)

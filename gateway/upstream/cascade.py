@@ -10,6 +10,7 @@ ones are not counted: escalated requests run longer, so a quarter of all request
 """
 
 import json
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -262,6 +263,8 @@ class Cascade(AnswerMonitor):
             return self._prepared, 0, ""
         try:
             hint = add_hint(self._context, self._prepared, first, self.route.hint)
+            if self._cost(hint.prepared) > (self.route.max_cost or math.inf):
+                raise HintDropped(f"with it the request would cost more than {self.route.max_cost}")
         except HintDropped as dropped:
             return self._prepared, 0, str(dropped)
         return hint.prepared, hint.tokens, ""
@@ -271,6 +274,8 @@ class Cascade(AnswerMonitor):
         route, tenant = self.route, self._context.request.tenant
         if not self._request.may_escalate(route.max_share):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
+        if self._cost(self._prepared) > (route.max_cost or math.inf):
+            return f"{route.second} would cost more than is left of {route.max_cost:g}"
         outlook = self._upstream.overload.outlook(route.second, self._context.scheduling, now)
         return "" if outlook.problem is None else outlook.problem.message
 

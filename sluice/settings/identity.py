@@ -2,7 +2,7 @@
 (docs/operate/security.md).
 """
 
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -27,8 +27,8 @@ class JwtSettings(Section):
     """What the claim ``aud`` must name: this mesh."""
     jwks: str = Field(min_length=1)
     """The issuer's keys (RFC 7517): a file, or an https URL. Read again every 5 minutes, and for a key it lacks."""
-    algorithms: ClassVar[tuple[Algorithm, ...]] = get_args(Algorithm)
-    """Signatures that are accepted: all that a public key can check."""
+    algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256", "EdDSA"), min_length=1)
+    """Signature algorithms that are accepted; set those that the issuer uses."""
     tenant_claim: str = "tenant"
     """The claim that names the tenant."""
     roles_claim: str = "roles"

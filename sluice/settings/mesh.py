@@ -253,6 +253,8 @@ class JobsSettings(ProcessSettings):
     """Of prefixes and streams listed above, those that only some tenants may use ({"s3://bucket/payroll": [hr]})."""
     private_hosts: list[str] = Field(default_factory=list)
     """Names and networks at private or loopback addresses that webhooks and inputs may reach, over http too."""
+    drain_s: NotNegative = 5.0
+    """How long a process that stops lets running items end, in seconds."""
 
     @model_validator(mode="after")
     def _tenants_of_what_is_listed(self) -> Self:

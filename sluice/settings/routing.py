@@ -40,7 +40,12 @@ class RouteRule(RequestMatch, ModelChoice):
         (), max_length=100
     )
     """Regular expressions (RE2), of which one is found in the caller's last turn."""
+    min_prompt_tokens: Count | None = None
+    """At least this many tokens of the default model in the prompt."""
+    min_prompt_chars: Count | None = None
+    """At least this many characters in the caller's turns."""
     max_prompt_chars: Count | None = None
+    """At most this many characters in the caller's turns."""
     languages: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}$")], ...] = ()
     """Any of them, ISO 639-1; of a text whose language is uncertain the rule does not hold."""
     code: bool | None = None
@@ -115,6 +120,9 @@ class CascadeRoute(TrainedRoute):
     """Mean log-probability of the tokens so far below which the answer is in doubt."""
     checks: tuple[Name, ...] = ("finished", "json", "sums")
     """Checks of an answer that ends before the commit point, in this order; docs/concepts/routing.md lists them."""
+    max_cost: Positive | None = None
+    """Limit for both models together, with the longest second answer, in the currency of the prices; above it the first
+    answer stays."""
     max_share: ClassVar[float] = 0.5
     """Share of a tenant's latest 100 requests that may escalate; above it the first answer stays."""
     hint: str | None = Field(None, max_length=2000)

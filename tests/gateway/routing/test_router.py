@@ -155,6 +155,8 @@ def test_plan_names_model_strategy_policy_and_reason(
 @pytest.mark.parametrize(
     ("condition", "fits", "fails"),
     [
+        ({"min_prompt_tokens": 10}, auto(prompt_tokens=10), auto(prompt_tokens=9)),
+        ({"min_prompt_chars": 3}, auto("abc"), auto("ab")),
         ({"max_prompt_chars": 3}, auto("abc"), auto("abcd")),
         ({"labels": {"team": "a"}}, auto(labels={"team": "a"}), auto(labels={"team": "b"})),
         ({"tenants": ["acme"]}, auto(tenant="acme"), auto()),
@@ -186,6 +188,13 @@ def test_a_pattern_that_re2_refuses_is_named(pattern: str, policy: str) -> None:
     key = rf"^routing\.{'policies.legal.' if policy else ''}rules\.0\.contains\.1: .*RE2$"
     with pytest.raises(SettingsError, match=key):
         check_patterns(RoutingSettings.model_validate(settings))
+
+
+def test_tokens_are_counted_only_where_a_rule_asks() -> None:
+    rule = {"model": "large", "min_prompt_tokens": 1, "reason": "r"}
+    deep = RoutingSettings.model_validate({"policies": {"p": {"rules": [rule]}}})
+    assert Router(deep, MODELS).needs_prompt_tokens
+    assert not Router(RoutingSettings(), MODELS).needs_prompt_tokens
 
 
 def test_the_learned_router_ranks_both_models_and_is_named() -> None:

@@ -90,7 +90,6 @@ def test_the_version_follows_all_that_decides() -> None:
         ("tenant: acme, ", "", "safety.choose.0: needs tenant or labels"),
         ("dry_run: strict", "dry_run: no", "safety.dry_run"),
         ("deny.txt", "gone.txt", r"safety.policies.standard.deny.0: gone.txt: cannot be read"),
-        ("restore: true", "limits: {max_word_chars: 9}", r".*limits.max_word_chars: is gone: .* leave"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_their_key(old: str, new: str, message: str) -> None:

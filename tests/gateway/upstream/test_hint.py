@@ -167,3 +167,12 @@ async def test_hint_of_a_long_prompt_is_dropped(nats_url: str, model_folder: Pat
     async with hinting(nats_url, model_folder) as wire:
         _, _, attempt = await escalate(wire, request=request)
     assert "too long" in attempt.hint_dropped
+
+
+async def test_hint_above_the_cost_limit_is_dropped(nats_url: str, model_folder: Path) -> None:
+    async with hinting(
+        nats_url, model_folder, cascade={"max_cost": 12.0}, prices={"large": (1e6, 0.0)}
+    ) as wire:
+        _, second, attempt = await escalate(wire)
+    assert len(second.prompt_token_ids) < 12
+    assert "would cost more than 12" in attempt.hint_dropped
