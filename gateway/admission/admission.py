@@ -242,6 +242,7 @@ class Admission:
         state = RoutingState(
             wait_s=lambda model: outlook(model).wait_s,
             spent=lambda tenant: self._usage.spending.spent(tenant, now),
+            soft_limit=partial(self._usage.limits.soft_limit, policies.settings),
             fits=fits,
         )
         plan = policies.router.plan(features, state)

@@ -201,6 +201,16 @@ class TenantLimits:
         if most_bulk is not None and bulk_everywhere >= most_bulk:
             raise _reached(f"tenant {tenant}", "concurrent_bulk", most_bulk, RUNNING_RETRY_S)
 
+    def soft_limit(self, settings: Settings, tenant: str) -> tuple[str, str] | None:
+        """Return the model that answers `tenant` now instead of others, and why; None if no limit is near."""
+        soft = settings.limits_of(tenant).soft
+        if soft is None:
+            return None
+        for use in self.uses(settings, tenant):
+            if use.used >= soft.share * use.limit:
+                return soft.model, f"{tenant} has used {use.used:g} of its {use.limit:g} {use.name}"
+        return None
+
     def uses(self, settings: Settings, tenant: str) -> list[LimitUse]:
         """Return the use of each limited rate and cost; of a rate: what is missing in its bucket."""
         limits, now = settings.limits_of(tenant), self._clock()

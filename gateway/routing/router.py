@@ -58,12 +58,14 @@ class RoutingState(NamedTuple):
     Attributes:
         wait_s: expected wait for a worker of a model, in seconds.
         spent: cost of a tenant in the last hour, in the currency of the prices.
+        soft_limit: replacement model of a tenant that is near a limit, and why; None if it is not.
         fits: whether the context of a model may have room for the request. If no model has, the
             plan is made as if all had.
     """
 
     wait_s: Callable[[str], float] = lambda _: 0.0
     spent: Callable[[str], float] = lambda _: 0.0
+    soft_limit: Callable[[str], tuple[str, str] | None] = lambda _: None
     fits: Callable[[str], bool] = lambda _: True
 
 
@@ -169,10 +171,15 @@ class Router:
     def _limit_cost(
         self, plan: Plan, policy: RoutingPolicy, tenant: str, state: RoutingState
     ) -> None:
-        """Find a model with room, then let a cheaper one answer if the tenant is over its budget."""
+        """Find a model with room, then let a cheaper one answer if the tenant is near or over a limit."""
+        soft = None
         if plan.route.strategy != ROUTE_STRATEGY_PINNED:
             self._make_room(plan, state.fits)
-        self._keep_budget(plan, policy, tenant, state)
+            soft = state.soft_limit(tenant)
+        if soft is not None and state.fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
+            self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
+        else:
+            self._keep_budget(plan, policy, tenant, state)
 
     def _avoid_wait(self, plan: Plan, policy: RoutingPolicy, state: RoutingState) -> None:
         """Let another model answer if the wait for the chosen one is too long."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from sluice.settings.base import Count, Name, NotNegative, Positive, Section
+from sluice.settings.routing import ModelChoice
 
 
 class RateLimits(Section):
@@ -13,6 +14,13 @@ class RateLimits(Section):
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
     """Of prompts and answers. A request reserves its longest answer, and what it did not use is returned at its end."""
+
+
+class SoftLimit(ModelChoice):
+    """Gives routed requests to `model` before a limit is reached; a model that a request names stays."""
+
+    share: float = Field(0.8, gt=0, lt=1)
+    """Share of any rate or cost from which `model` answers."""
 
 
 class LimitSettings(RateLimits):
@@ -29,3 +37,5 @@ class LimitSettings(RateLimits):
     cost_per_day: NotNegative | None = None
     """In ``currency``; days and months are those of UTC."""
     cost_per_month: NotNegative | None = None
+    soft: SoftLimit | None = None
+    """Cheaper answers before a limit is reached; unset: none."""

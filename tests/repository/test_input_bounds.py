@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 import sluice.internal.v1
 from sluice import settings
-from sluice.settings.limits import LimitSettings, RateLimits
+from sluice.settings.limits import LimitSettings, RateLimits, SoftLimit
 from sluice.settings.mesh import JobsSettings, TenantSettings
 from sluice.v1 import admin_pb2, inference_pb2, jobs_pb2, safety_pb2
 from sluice.wire import subjects
@@ -39,6 +39,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "jobs": JobsSettings,
     "limits": LimitSettings,
     "limits.models.NAME": RateLimits,
+    "limits.soft": SoftLimit,
     "tenants.NAME": TenantSettings,
 }
 """Those that say how much of something a caller gets."""

@@ -431,3 +431,14 @@ def test_settle_takes_back_what_asks_for_another_try(refusal: SluiceError | None
     else:
         with pytest.raises(LimitReached):
             world.core.reserve(world.given, ACME, "small", 10)
+
+
+def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:
+    world = World({"requests_per_minute": 60, "soft": {"share": 0.8, "model": "small"}})
+    for number in range(10):
+        assert (world.core.soft_limit(world.given, "acme") is not None) is (number >= 8)
+        world.core.enter(world.given, ACME)
+    found = world.core.soft_limit(world.given, "acme")
+    assert found is not None
+    assert found[0] == "small"
+    assert "requests_per_minute" in found[1]

@@ -340,3 +340,17 @@ async def test_requests_refused_by_another_limit_do_not_count(
             with pytest.raises(AioRpcError, match="model small"):
                 await wire.stub.GenerateText(prompt(), metadata=ACME)
         assert (await listed(wire))["requests_per_minute"] <= used
+
+
+async def test_soft_limit_degrades_routed_requests_only(nats_url: str, model_folder: Path) -> None:
+    soft = {"share": 0.4, "model": "small"}
+    limits = tuned(LimitSettings, requests_per_minute=2, burst_s=60, soft=soft)
+    async with open_wire(
+        nats_url,
+        model_folder,
+        tenants={"acme": {"limits": limits}},
+        routing={"default": "large"},
+        prices={"small": (1, 1), "large": (2, 2)},
+    ) as wire:
+        assert await answered(wire, prompt(model="large")) == "large"
+        assert await answered(wire, prompt(model="auto")) == "small"
