@@ -55,16 +55,18 @@ IDENTITY: Final = Group(
 )
 LIMITS: Final = Group(
     {
-        "gateway/admission/calls.py": (),
+        "gateway/admission/arrivals.py": (),
+        "gateway/admission/class_limiter.py": (),
+        "gateway/admission/count_limit.py": (),
         "gateway/admission/tenant_limits.py": (),
         "gateway/admission/token_bucket.py": (),
     },
     (
-        "tests/gateway/admission/test_arriving.py",
+        "tests/gateway/admission/test_arrivals.py",
         "tests/gateway/admission/test_class_limiter.py",
         "tests/gateway/admission/test_tenant_limits.py",
         "tests/gateway/admission/test_token_bucket.py",
-        "tests/gateway/admission/test_turns.py",
+        "tests/gateway/admission/test_call_turns.py",
     ),
 )
 SAFETY: Final = Group(

@@ -262,8 +262,8 @@ class FuzzedGateway:
     def _frame(self, draw: Mutator) -> frame_pb2.Frame:
         """One that its row may be waiting for."""
         task = self._live[draw.random.choice(tuple(self._live))]
-        found = self.gateway.registry._rows.get(task.request_id)
-        known = 0 if found is None else found.attempts[-1].next_index
+        collector = self.gateway.registry._live.get(task.request_id)
+        known = 0 if collector is None else collector.current.next_index
         tokens = [draw.random.randrange(50_000 if draw.chance(0.1) else 500) for _ in range(3)]
         frame = frame_pb2.Frame(
             request_id=task.request_id,
@@ -309,7 +309,7 @@ class FuzzedGateway:
         await asyncio.sleep(0)
         done = {call for call in self._calls if call.done()}
         self._calls -= done
-        for name in [one for one in self._live if one not in self.gateway.registry._rows]:
+        for name in [one for one in self._live if one not in self.gateway.registry._live]:
             del self._live[name]
         ends = sorted(call.result() for call in done)
         return " ".join(ends) or "taken"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.admission.prompts import embed_rows, rerank_rows
+from gateway.admission.prompts import embed_prompts, rerank_prompts
 from gateway.config.models import ModelFolder
 from gateway.models.catalog import ServedModel
 from gateway.validation.conversation import Conversation
@@ -33,11 +33,11 @@ def computed(settings: ModelSettings, request: Any, said: list[str]) -> Any:
     folder = ModelFolder(settings)
     model = ServedModel(settings, folder.tokenizer, "", folder.sentence)
     if isinstance(request, EmbedRequest):
-        rows = embed_rows(request, Conversation((), True, documents=tuple(said)), model)
+        rows = embed_prompts(request, Conversation((), True, documents=tuple(said)), model)
     else:
         query, *documents = said
         texts = Conversation((), True, query=query, documents=tuple(documents))
-        rows = rerank_rows(request, texts, model)
+        rows = rerank_prompts(request, texts, model)
     engine, found = load_values(settings), {}
     for number, row in enumerate(rows):
         assert row.values is not None

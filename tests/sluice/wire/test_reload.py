@@ -36,12 +36,12 @@ async def nats_client(nats_url: str) -> AsyncIterator[Client]:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "sluice.yaml"
-    path.write_text("batcher: {stall_s: 8}\n")
+    path.write_text("batcher: {drain_s: 8}\n")
     return path
 
 
 class Applied:
-    """Takes settings; refuses a ``stall_s`` of 13."""
+    """Takes settings; refuses a ``drain_s`` of 13."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[float] = asyncio.Queue()
@@ -51,12 +51,12 @@ class Applied:
     async def __call__(self, settings: Settings) -> None:
         self.running += 1
         assert self.running == 1, "one at a time"
-        self.begun.put_nowait(settings.batcher.stall_s)
+        self.begun.put_nowait(settings.batcher.drain_s)
         await self.go_on.acquire()
         self.running -= 1
-        if settings.batcher.stall_s == 13:
-            raise SettingsError("batcher.stall_s: cannot be changed while running")
-        assert settings.batcher.stall_s != 14, "a fault of ours"
+        if settings.batcher.drain_s == 13:
+            raise SettingsError("batcher.drain_s: cannot be changed while running")
+        assert settings.batcher.drain_s != 14, "a fault of ours"
 
 
 async def ask(client: Client, config: Path) -> ReloadAnswer | None:
@@ -66,7 +66,7 @@ async def ask(client: Client, config: Path) -> ReloadAnswer | None:
 async def test_a_hangup_applies_the_file_as_it_is_now(config: Path, nats_client: Client) -> None:
     applied = Applied()
     async with reloading(config, applied, nats_client):
-        hang_up_with(config, "batcher: {stall_s: 9}\n")
+        hang_up_with(config, "batcher: {drain_s: 9}\n")
         async with asyncio.timeout(LIMIT_S):
             assert await applied.begun.get() == 9
 
@@ -74,7 +74,7 @@ async def test_a_hangup_applies_the_file_as_it_is_now(config: Path, nats_client:
 async def test_who_asks_hears_that_it_is_in_force(config: Path, nats_client: Client) -> None:
     applied = Applied()
     async with reloading(config, applied, nats_client):
-        write(config, "batcher: {stall_s: 9}\n")
+        write(config, "batcher: {drain_s: 9}\n")
         answer = await ask(nats_client, config)
 
     assert answer == ReloadAnswer(taken=True)
@@ -83,18 +83,18 @@ async def test_who_asks_hears_that_it_is_in_force(config: Path, nats_client: Cli
 
 
 @pytest.mark.parametrize(
-    ("stall_s", "problem"),
+    ("drain_s", "problem"),
     [
-        ("none", "batcher.stall_s"),
-        ("13", "batcher.stall_s: cannot be changed while running"),
+        ("none", "batcher.drain_s"),
+        ("13", "batcher.drain_s: cannot be changed while running"),
         ("14", "internal error: AssertionError"),
     ],
 )
 async def test_who_asks_hears_why_not(
-    config: Path, nats_client: Client, stall_s: str, problem: str, caplog: pytest.LogCaptureFixture
+    config: Path, nats_client: Client, drain_s: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with reloading(config, Applied(), nats_client):
-        write(config, f"batcher: {{stall_s: {stall_s}}}\n")
+        write(config, f"batcher: {{drain_s: {drain_s}}}\n")
         answer = await ask(nats_client, config)
 
     assert answer is not None
@@ -116,10 +116,10 @@ async def test_reloads_are_made_one_at_a_time(config: Path, nats_client: Client)
     applied = Applied()
     applied.go_on = asyncio.Semaphore(0)
     async with reloading(config, applied, nats_client), asyncio.timeout(LIMIT_S):
-        hang_up_with(config, "batcher: {stall_s: 9}\n")
+        hang_up_with(config, "batcher: {drain_s: 9}\n")
         assert await applied.begun.get() == 9
-        for stall_s in (10, 11):
-            hang_up_with(config, f"batcher: {{stall_s: {stall_s}}}\n")
+        for drain_s in (10, 11):
+            hang_up_with(config, f"batcher: {{drain_s: {drain_s}}}\n")
         applied.go_on.release()
         assert await applied.begun.get() == 11
         applied.go_on.release()
