@@ -134,7 +134,7 @@ async def test_two_releases_are_compared_by_their_files(
         ('{"answer": "a"}', "no prompt"),
         (
             '{"id": 1, "prompt": "a", "answer": "a"}\n{"id": 1, "prompt": "a", "answer": "a"}',
-            "twice",
+            "not unique",
         ),
         ("", "no questions"),
     ],
