@@ -12,14 +12,14 @@ from sluice.v1.admin_pb2 import ProcessMetrics
 from sluice.wire import subjects
 
 
-async def read(nats_url: str, *answers: bytes) -> list[ProcessMetrics]:
-    """What a process reads when another one gives ``answers``, beside its own."""
+async def read(nats_url: str, *answers: bytes, count: int) -> list[ProcessMetrics]:
+    """Return what a process reads when another one gives `answers`, beside its own; wait until `count` have come."""
     client, other = await nats.connect(nats_url), await nats.connect(nats_url)
     try:
         await _answer_with(other, answers)
         metrics = MetricsExchange("gateway", "g1", Instruments())
         await metrics.start(client)
-        return await metrics.read_all([])
+        return await metrics.read_all([], lambda found: len(found) >= count)
     finally:
         await client.close()
         await other.close()
@@ -39,7 +39,7 @@ async def test_answers_are_bounded_by_their_bytes(
 ) -> None:
     monkeypatch.setattr(exchange, "ANSWERS_BYTES", 100_000)
     large = ProcessMetrics(service="batcher", instance="x" * 60_000).SerializeToString()
-    found = await read(nats_url, large, large, large)
+    found = await read(nats_url, large, large, large, count=2)
     assert sum(len(one.instance) for one in found) <= 100_000
 
 
@@ -47,9 +47,9 @@ async def test_answers_are_bounded_by_their_number(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "ANSWERS_MAX", 3)
-    assert len(await read(nats_url, *[b""] * 10)) == 3
+    assert len(await read(nats_url, *[b""] * 10, count=3)) == 3
 
 
 async def test_broken_answers_are_passed_over(nats_url: str) -> None:
-    found = await read(nats_url, b"\xff", b"\x0a\x01b")
+    found = await read(nats_url, b"\xff", b"\x0a\x01b", count=2)
     assert sorted(one.service for one in found) == ["b", "gateway"]
