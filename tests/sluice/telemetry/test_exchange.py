@@ -14,7 +14,7 @@ from sluice.v1.admin_pb2 import ProcessMetrics
 from sluice.wire import subjects
 
 TRIES: Final = 5
-"""Queries at most. One in about thirty does not reach a connection that has just subscribed, although that was flushed."""
+"""Queries at most: one in about thirty does not reach a connection that has just subscribed and flushed."""
 
 
 async def read(nats_url: str, *answers: bytes, count: int) -> list[ProcessMetrics]:
