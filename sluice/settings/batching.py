@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
-from sluice.settings.base import Positive, PositiveOrInfinite, Section
+from sluice.settings.base import Count, Positive, PositiveOrInfinite, Section
 from sluice.settings.schedule import ScheduleEntry
 
 PolicyName = Literal["fixed", "window", "adaptive", "priority", "length", "continuous"]
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "fixed": {"max_rows": 8, "wait_s": 0.1},
+    "fixed": {"max_rows": 8, "wait_s": 0.1, "batches_running_max": 1},
     "window": {"wait_s": 0.05},
     "adaptive": {"wait_s": 0.05, "latency_target_s": 1.0},
     "priority": {
@@ -33,6 +33,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "padding_max": 0.05,
         "batch_tokens_max": 16384,
         "wait_s": 0.1,
+        "batches_running_max": 2,
     },
     "continuous": {},
 }
@@ -43,14 +44,13 @@ STATIC_ONLY: Final = (
     "padding_max",
     "latency_target_s",
     "wait_s",
+    "batches_running_max",
 )
 """Settings that "continuous" does not read."""
 
 
 WAITING_TOKENS_MAX: Final = 4096
 """Prompt tokens that may wait inside a worker under the policy "continuous": eight steps of prefill."""
-BATCHES_RUNNING_MAX: Final[Mapping[str, int]] = {"fixed": 1, "length": 2}
-"""Batches that a worker has at the same time, by preset: "fixed" ends one before the next, "length" has one ready."""
 COALESCE_S: Final[Mapping[str, float]] = {"interactive": 0.0, "standard": 0.05, "bulk": 0.25}
 """How long a worker coalesces the tokens of a class, in seconds, where the request does not say."""
 SPARE_SLOTS: Final[Mapping[str, int]] = {"interactive": 0, "standard": 0, "bulk": 8}
@@ -114,6 +114,9 @@ class Policy(Section):
     """Longest wait for more requests, of classes without a ``wait_s`` of their own."""
 
     # Where it goes.
+    batches_running_max: Count | None = None
+    """Batches of which a worker still computes a sequence, those of all batchers; unset: no limit. Interactive and
+    returned requests are exempt. "fixed" ends one batch before the next, "length" has one ready."""
 
     schedule: tuple[ScheduleEntry, ...] = ()
     """Overrides at times of the day; of several in force the last one wins."""
@@ -132,13 +135,6 @@ class Policy(Section):
     def sends_to_idle(self) -> bool:
         """Whether a batch goes at once while a worker would idle."""
         return self.name in (None, "continuous", "length")
-
-    @property
-    def batches_running_max(self) -> int | None:
-        """Batches of which a worker still computes a sequence, those of all batchers; None: no limit. Interactive and
-        returned requests are exempt.
-        """
-        return BATCHES_RUNNING_MAX.get(self.name or "")
 
     @property
     def waiting_tokens_max(self) -> float:
