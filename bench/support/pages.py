@@ -18,6 +18,8 @@ from typing import Any, Final
 
 FIELDS: Final = ("ours", "peer", "ratio")
 LOAD_MAX: Final = 0.5
+USUAL: Final = "AMD EPYC (family 25 model 1), 2 cores"
+"""The processor of most figures, which the page names once."""
 UNITS: Final = ("ms", "us", "tokens/s", "requests/s", "ms of CPU", "us of CPU", "documents/s", "s")
 """Written behind a number."""
 MARKED: Final = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)([^\d<|]*)<!-- (\w+)\.(\w+) -->")
@@ -106,11 +108,12 @@ def shown(value: float) -> str:
 
 
 def measured(line: Line) -> str:
-    """Where and when; other programs that wanted the cores are a limit."""
+    """Where, unless on the usual processor, and when; other programs that wanted the cores are a limit."""
     load = line.get("load", 0.0)
     busy = f"load {load:.1f}" if load > LOAD_MAX else ""
     limits = [line.get("label"), line.get("limits"), busy]
-    return ", ".join([processor(line), line["commit"], *(limit for limit in limits if limit)])
+    where = [] if processor(line) == USUAL else [processor(line)]
+    return ", ".join([*where, line["commit"], *(limit for limit in limits if limit)])
 
 
 def _is_header(cells: list[str]) -> bool:
