@@ -41,7 +41,7 @@ class ServedModel:
     @cached_property
     def max_answer_tokens(self) -> int:
         """Largest max_tokens of a request."""
-        return self.context_tokens
+        return min(self.settings.max_answer_tokens or self.context_tokens, self.context_tokens)
 
 
 class Catalog:

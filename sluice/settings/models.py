@@ -63,7 +63,9 @@ DEFAULT_POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
 """Batching policies by engine, where it is not "continuous". A step of many sequences costs "generate" hardly more than
 one of few: padding is cheaper than small batches (docs/internals/decisions/0013-padding-of-generate.md)."""
 
-LIVE_FIELDS: Final = frozenset({"tier", "prompt_price", "answer_price", "tool_format"})
+LIVE_FIELDS: Final = frozenset(
+    {"tier", "prompt_price", "answer_price", "max_answer_tokens", "tool_format"}
+)
 """Settings of a model that gateways alone read: its workers go on when they change."""
 
 
@@ -108,6 +110,8 @@ class ModelSettings(Section):
     """Requests that may wait inside the worker for a slot; more are refused back to the batcher."""
     context_tokens: int | None = Field(None, ge=8)
     """Prompt and answer together; unset: the limit in the model's configuration."""
+    max_answer_tokens: Count | None = None
+    """Largest max_tokens of a request, in tokens; unset: the context. Limits what one answer can cost."""
     threads: int = Field(1, ge=1, le=256)
     """Torch threads of the worker."""
     device: str = "auto"

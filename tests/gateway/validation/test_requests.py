@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from gateway.admission.prompts import fit
+from gateway.config.models import load_catalog
 from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
@@ -22,6 +24,7 @@ from gateway.validation.conversation import (
 )
 from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
 from sluice.errors import InvalidRequest, PromptTooLong, UnknownModel
+from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import (
     ChatInput,
     ChatMessage,
@@ -31,7 +34,7 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.v1.inference_pb2 import ToolCall as PbToolCall
 from tests.gateway.kit.tokenizer import CONTEXT
-from tests.gateway.kit.wire import RESUME_KEY, resumed
+from tests.gateway.kit.wire import RESUME_KEY, resumed, settings_for
 
 
 def check(catalog: Catalog, request: GenerateRequest, timeout_s: float = 300.0) -> Any:
@@ -262,6 +265,15 @@ def test_what_cannot_be_resumed(
 ) -> None:
     fields = {"resume": Resume(**resume), "sampling": SamplingParams(**sampling)}
     assert violations(catalog, model="small", **fields) == expected
+
+
+def test_answers_are_limited_by_the_setting_of_a_model(model_folder: Path) -> None:
+    small = ModelSettings(name="short", path=str(model_folder), max_answer_tokens=9)
+    catalog = load_catalog(settings_for(model_folder, more_models=[small]))
+    assert violations(catalog, model="short", sampling=SamplingParams(max_tokens=10)) == [
+        "sampling.max_tokens"
+    ]
+    assert fit(valid(catalog, model="short"), catalog["short"], 1).max_tokens == 9
 
 
 def test_an_answer_may_be_as_long_as_the_model_says(catalog: Catalog) -> None:
