@@ -11,6 +11,8 @@ sample: at least 1,000 a side for a p99. Every other round runs backwards.
              under way, measured first). ours: through the mesh; peer: the same arrivals as tokens straight into the
              same worker in Triton, at most 64 rows under way, rows that wait together in one batch, no queue delay:
              first token. `also` has the peer with a queue delay of 5 ms and the ratio to it, with its interval.
+`isolated`   `isolated_ttft_L_pQQ`: the same at other loads, with the model's process on a core of its own and all
+             others, callers included, on the other cores, on both sides; `also` has what the mesh adds, ms.
 `bulk`       `interactive_beside_bulk_N_pQQ`: interactive one-token calls, `RATE` a second, beside N callers of class
              bulk with answers of 16 to 112 tokens, one after the other; peer: the same calls alone.
              `bulk_beside_interactive_N`: tokens/s of bulk with the interactive calls; peer: without, within one flood
@@ -21,13 +23,15 @@ sample: at least 1,000 a side for a p99. Every other round runs backwards.
 import argparse
 import asyncio
 import json
+import os
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -43,7 +47,10 @@ SETTLE_S: Final = 1.5
 BULK_S: Final = 6.0
 BULK_CALLERS: Final = (32, 64)
 LOADS: Final = (10, 60, 90)
+ISOLATED_LOADS: Final = (10, 30, 60)
 QUEUE_S: Final = 0.005
+ENGINE: Final = "triton_python"
+"""Start of the name of the process that runs an engine: Triton's stub for Python models."""
 
 
 class Client:
@@ -143,24 +150,7 @@ async def _beside(
 
 async def open_loop(given: argparse.Namespace) -> list[Figure]:
     """See the module."""
-    names = ("ours", "peer", "queued")
-    found: dict[int, dict[str, list[list[float]]]] = {
-        load: {name: [] for name in names} for load in LOADS
-    }
-    async with mesh_of(small_tier()) as mesh, client(mesh.address) as caller:
-        worker = mesh.worker_address(MODEL)
-        for _ in range(2):  # the first one warms up
-            (saturation,) = await caller.do(do="saturate", model=MODEL, worker=worker)
-        wheres: dict[str, dict[str, Any]] = {
-            "ours": {}, "peer": {"worker": worker}, "queued": {"worker": worker, "queue_s": QUEUE_S}
-        }  # fmt: skip
-        for round_ in range(1, given.runs + 1):
-            for load in LOADS:
-                common = {"do": "open", "model": MODEL, "rate": saturation * load / 100}
-                for name in names if round_ % 2 else reversed(names):
-                    times = await caller.do(**common, seed=round_, **wheres[name])
-                    found[load][name].append(times)
-    settings = {"openloop_saturation": saturation, "queue_s": QUEUE_S}
+    found, settings = await _open(given, LOADS, ("ours", "peer", "queued"))
     return [
         figure
         for load in LOADS
@@ -168,17 +158,86 @@ async def open_loop(given: argparse.Namespace) -> list[Figure]:
     ]  # fmt: skip
 
 
+async def isolated(given: argparse.Namespace) -> list[Figure]:
+    """See the module."""
+    found, settings = await _open(given, ISOLATED_LOADS, ("ours", "peer"), place=place_engine)
+    return [
+        _with_added(figure)
+        for load in ISOLATED_LOADS
+        for figure in _percentiles(f"isolated_ttft_{load}", load, found[load], "peer", settings)
+    ]
+
+
+Samples = Mapping[int, Mapping[str, list[list[float]]]]
+"""Milliseconds to first tokens by load, side and round."""
+
+
+async def _open(
+    given: argparse.Namespace,
+    loads: Sequence[int],
+    names: Sequence[str],
+    place: Callable[[], None] = lambda: None,
+) -> tuple[Samples, dict[str, Any]]:
+    """What each side gave at each load, in rounds of alternating order, and the settings of the figures."""
+    found: dict[int, dict[str, list[list[float]]]] = {
+        load: {name: [] for name in names} for load in loads
+    }
+    async with mesh_of(small_tier()) as mesh, client(mesh.address) as caller:
+        place()
+        worker = mesh.worker_address(MODEL)
+        for _ in range(2):  # the first one warms up
+            (saturation,) = await caller.do(do="saturate", model=MODEL, worker=worker)
+        wheres: dict[str, dict[str, Any]] = {
+            "ours": {}, "peer": {"worker": worker}, "queued": {"worker": worker, "queue_s": QUEUE_S}
+        }  # fmt: skip
+        for round_ in range(1, given.runs + 1):
+            for load in loads:
+                common = {"do": "open", "model": MODEL, "rate": saturation * load / 100}
+                for name in names if round_ % 2 else reversed(names):
+                    times = await caller.do(**common, seed=round_, **wheres[name])
+                    found[load][name].append(times)
+    return found, {"openloop_saturation": saturation, "queue_s": QUEUE_S}
+
+
+def place_engine() -> None:
+    """Give the model's process the last core, and all other processes of this mesh and its callers the others."""
+    *others, last = sorted(os.sched_getaffinity(0))
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        cores = {last} if process.name().startswith(ENGINE) else set(others)
+        for thread in process.threads():
+            with suppress(ProcessLookupError):  # threads end at any time
+                os.sched_setaffinity(thread.id, cores)
+
+
 def _beside_both(
     load: int, found: Mapping[str, list[list[float]]], settings: Mapping[str, Any]
 ) -> list[Figure]:
     """Percentiles at one load."""
-    saturation = settings["openloop_saturation"]
-    note = f"{saturation * load / 100:.0f} of {saturation:.0f} calls/s"
-    name = f"openloop_ttft_{load}"
     plain, queued = (
-        percentiles(name, found["ours"], found[side], note, settings) for side in ("peer", "queued")
+        _percentiles(f"openloop_ttft_{load}", load, found, side, settings)
+        for side in ("peer", "queued")
     )
     return [_with_queued(*pair) for pair in zip(plain, queued, strict=True)]
+
+
+def _percentiles(
+    name: str,
+    load: int,
+    found: Mapping[str, list[list[float]]],
+    side: str,
+    settings: Mapping[str, Any],
+) -> list[Figure]:
+    saturation = settings["openloop_saturation"]
+    note = f"{saturation * load / 100:.0f} of {saturation:.0f} calls/s"
+    return percentiles(name, found["ours"], found[side], note, settings)
+
+
+def _with_added(one: Figure) -> Figure:
+    """The figure with the milliseconds that the mesh adds."""
+    if one.ours is None or one.peer is None:
+        return one
+    return replace(one, also={"added_ms": one.ours - one.peer})
 
 
 def _with_queued(one: Figure, other: Figure) -> Figure:
@@ -192,7 +251,7 @@ def _with_queued(one: Figure, other: Figure) -> Figure:
     return replace(one, also=also, samples=samples)
 
 
-PARTS: Final[Mapping[str, Part]] = {"open_loop": open_loop, "bulk": bulk}
+PARTS: Final[Mapping[str, Part]] = {"open_loop": open_loop, "isolated": isolated, "bulk": bulk}
 
 
 def main() -> None:
