@@ -21,7 +21,7 @@ from simulator.engines import ENGINES, EngineKind, EngineLimits, SimulatedSequen
 from simulator.results import Ending, History, RequestOutcome
 from simulator.trace import Arrival
 from simulator.worker import SimulatedWorker
-from sluice.settings.batching import COALESCE_S, Policy
+from sluice.settings.batching import Policy, coalesce_s
 from sluice.wire.subjects import RANKS
 
 
@@ -221,7 +221,7 @@ class Simulation:
             RANKS[arrival.priority_class],
             arrival.prompt_tokens,
             arrival.answer_tokens,
-            COALESCE_S[arrival.priority_class],
+            coalesce_s(arrival.priority_class, 1),
         )
 
     def _leave_queue(self, request_id: str) -> None:
@@ -289,7 +289,8 @@ class Simulation:
             self._events.at(sent_at + links.send_s, partial(self._report, worker, first, names))
 
     def _gather_s(self, outcome: RequestOutcome) -> float:
-        return COALESCE_S[outcome.arrival.priority_class]
+        # Of interactive answers first tokens and ends count, which are never delayed.
+        return coalesce_s(outcome.arrival.priority_class, 1)
 
     def _report(self, worker: SimulatedWorker, first: Sequence[str], ended: Sequence[str]) -> None:
         """Report first tokens and ends to the batcher."""

@@ -27,7 +27,7 @@ from batcher.core.scheduler.queue import Queue
 from batcher.core.workers import WorkerState, WorkerTable
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
-from sluice.settings.batching import COALESCE_S, Policy
+from sluice.settings.batching import Policy, coalesce_s
 
 ENDED_S: Final = 3.0
 """How long ended requests are kept, in seconds."""
@@ -309,8 +309,10 @@ class RequestTable:
         for request in batch.entries:
             request.worker, request.state = batch.worker, RequestState.SENT
             if not request.task.HasField("coalesce_ms"):
-                coalesce_s = COALESCE_S[request.priority_class]
-                request.task.coalesce_ms = round(1000 * coalesce_s)
+                delay_s = coalesce_s(
+                    request.priority_class, worker.load.running + len(batch.entries)
+                )
+                request.task.coalesce_ms = round(1000 * delay_s)
         worker.add_batch(batch.batch_id, batch.entries)
         self._actions.batches.append(batch)
 

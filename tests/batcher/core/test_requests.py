@@ -9,7 +9,7 @@ from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, Actions, Req
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.workers import BREAK_S, BREAK_S_MAX, FAILURES_MAX, ChannelBroken, WorkerTable
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
-from sluice.settings.batching import Policy
+from sluice.settings.batching import Policy, coalesce_s
 from tests.batcher.core.room import grant
 
 WORKER = "w"
@@ -288,6 +288,23 @@ def test_coalescing_delay_is_of_the_request_or_its_class(
     (batch,) = desk.advance(room=1).batches
     (row,) = batch_message(batch, "b", [""], desk.now).tasks
     assert row.task.coalesce_ms == sent
+
+
+@pytest.mark.parametrize(
+    ("running", "coalesce_ms"), [(0, 0), (1, 0), (2, 12), (3, 24), (4, 24), (5, 48), (64, 48)]
+)
+def test_interactive_tokens_share_messages_under_load(running: int, coalesce_ms: int) -> None:
+    assert coalesce_s("interactive", running) == pytest.approx(coalesce_ms / 1000)
+    assert coalesce_s("standard", running) == 0.05
+
+
+def test_coalescing_counts_the_running_sequences(desk: Desk) -> None:
+    for name in "abc":
+        desk.add(name, priority_class="interactive")
+    (batch,) = desk.advance(room=3).batches
+
+    delays = {task.task.coalesce_ms for task in batch_message(batch, "b", [""] * 3, desk.now).tasks}
+    assert delays == {24}
 
 
 def test_urgent_frames_of_a_step_leave_first(desk: Desk) -> None:
