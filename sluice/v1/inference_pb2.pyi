@@ -392,7 +392,7 @@ class GenerateRequest(_message.Message):
         """How long tokens may be gathered before they are sent: fewer messages, for callers that do not watch the answer grow.
         The end of the answer never waits for it, so a duration above that of any answer (an hour, say) brings the whole
         answer at once, a long one in pieces of 256 tokens. 0: each token at once. Unset: as the operator has set for the
-        class, by default 0 for PRIORITY_INTERACTIVE. At most an hour.
+        class: none for an interactive answer that runs alone, up to 48 ms when more run. At most an hour.
         """
 
     @_builtins.property

@@ -1,4 +1,4 @@
-"""docs/operate/security.md names a test for every attack and every wrong input, and each of them is there."""
+"""docs/operate/security.md names a test for every attack, and each of them is there."""
 
 import re
 from collections.abc import Iterator
@@ -25,9 +25,8 @@ def rows() -> Iterator[tuple[str, str]]:
 ROWS = dict(rows())
 
 
-def test_the_page_has_both_tables() -> None:
+def test_the_page_has_the_table_of_attacks() -> None:
     assert any(what.startswith("who left") for what in ROWS)
-    assert any(what.startswith("a JWKS that cannot be read") for what in ROWS)
 
 
 @pytest.mark.parametrize("what", ROWS)

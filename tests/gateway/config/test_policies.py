@@ -30,7 +30,7 @@ def test_without_a_section_everything_is_flagged() -> None:
 
 
 def test_the_example_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    *_, example = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "codenames.txt").write_text("blue heron\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     policies = read_policies(load(tmp_path, example))
