@@ -13,12 +13,12 @@ from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
 from gateway.admission.admission import Admission
-from gateway.admission.arrivals import Arrivals, ErrorCounts
+from gateway.admission.arrivals import Arrivals
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.overload import OverloadControl
 from gateway.admission.policies import InForce, Policies
-from gateway.admission.preparation import Preparation
-from gateway.admission.text_work import LOOP_COST, LoopTurns, TextThreads
+from gateway.admission.prompts import Preparation
+from gateway.admission.turns import LoopTurns, TextThreads
 from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator
@@ -162,7 +162,7 @@ class Gateway:
         self._admin = AdminService(
             settings, self.shared, self.registry, self.store, self._drift, self._exchange
         )
-        turns = LoopTurns(LOOP_COST)
+        turns = LoopTurns()
         self._upstream = Upstream(
             preparation=Preparation(self._overload, TextThreads("encoding", turns)),
             overload=self._overload,
@@ -192,7 +192,8 @@ class Gateway:
             self.authenticator,
             self.limiter,
             limits.max_message_bytes + self._audio_max_bytes,
-            ErrorCounts(self.generator.metrics.refused, self._admission.count_refused),
+            self.generator.metrics.refused,
+            self._admission.count_refused,
         )
         self._grpc = self._make_grpc()
         http = settings.http.address
@@ -393,12 +394,12 @@ class Gateway:
         grpc_server = GrpcServer(settings, interceptor)
         server = grpc_server.server
         inference = InferenceService(self.generator, self._loads)
-        add_InferenceServiceServicer_to_server(inference, server)
-        add_AdminServiceServicer_to_server(self._admin, server)
-        add_SafetyServiceServicer_to_server(self._safety, server)
-        add_ItemsServiceServicer_to_server(
-            ItemsService(self.generator, self.authenticator.of_item), server
-        )
+        items = ItemsService(self.generator, self.authenticator.of_item)
+        # The interceptor gives methods a `GrpcCall` in place of the context that the stubs name.
+        add_InferenceServiceServicer_to_server(inference, server)  # type: ignore[arg-type]
+        add_AdminServiceServicer_to_server(self._admin, server)  # type: ignore[arg-type]
+        add_SafetyServiceServicer_to_server(self._safety, server)  # type: ignore[arg-type]
+        add_ItemsServiceServicer_to_server(items, server)  # type: ignore[arg-type]
         server.add_generic_rpc_handlers((self._jobs,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         services = (SERVICE, JOB_SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)

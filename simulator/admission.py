@@ -56,7 +56,7 @@ class SimulatedAdmission:
         Returns:
             Its expected duration in seconds; None if that is unknown.
         """
-        expected = self._overload.expect(MODEL, _scheduling(arrival), now)
+        expected = self._overload.outlook(MODEL, _scheduling(arrival), now)
         tokens = arrival.prompt_tokens + arrival.max_tokens
         self._overload.sent(MODEL, MODEL, arrival.priority_class, tokens, now, arrival.tenant)
         return expected.total_s if expected.is_total else None

@@ -4,20 +4,20 @@
 second, for valid requests to models, in this order:
 
 1. A slot of its class for preparing it (`ClassLimiter.preparing`).
-2. Its tenant's rates, tokens and costs; its reservation begins (`UsageAccounting.reserve`).
+2. Its tenant's rates, tokens and costs; its reservation begins (`TenantLimits.enter`).
 3. Overload: no model that may answer could do so in time (`OverloadControl.refuse_hopeless`). Before any work is done,
    because a refusal must be quick when most requests are refused.
-4. Inspection by the safety policy (`PromptInspector`).
+4. Inspection by the safety policy.
 5. Routing, and the reservation of what the longest answer costs.
 6. Prompts (`Preparation`), and the reservation of their tokens. If the chosen model has no room, again from 5.
 
 Which limit refused a request is in the metadata of the error; docs/operate/limits.md lists them.
 """
 
-import json
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
 
@@ -25,22 +25,32 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.admission.overload import Outlook, OverloadControl
 from gateway.admission.policies import InForce
-from gateway.admission.preparation import ContextFit, Preparation, contexts_of, is_replaceable
-from gateway.admission.prompt_inspection import EntityReader, PromptInspector, passed
-from gateway.admission.prompts import check_length, decode_now, encode
+from gateway.admission.prompts import (
+    ContextFit,
+    Preparation,
+    check_length,
+    encode,
+    is_replaceable,
+    prompt_too_long,
+)
 from gateway.admission.request_context import RequestContext
-from gateway.admission.text_work import LOOP_COST, LoopTurns, TextThreads
+from gateway.admission.text_prompts import decode
+from gateway.admission.turns import LoopTurns, TextThreads
 from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
 from gateway.models.catalog import ServedModel
-from gateway.models.tools import HERMES, arguments_of, grammar_of
 from gateway.routing.features import Features
 from gateway.routing.plan import Plan
 from gateway.routing.router import RoutingState
-from gateway.safety.inspector import RequestInspection
+from gateway.safety.actions import Action
+from gateway.safety.dry_run import move_labels
+from gateway.safety.findings import Finding
+from gateway.safety.guards.checks import Check, Decided, EntityGuard
+from gateway.safety.guards.families import GuardFailure
+from gateway.safety.inspector import NO_ENTITIES, TOO_LONG, EntityResults, RequestInspection
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
-from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked, UnknownModel
+from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_BUDGET, ROUTE_STRATEGY_SAFETY
 
@@ -48,6 +58,14 @@ BUDGET_RETRY_S: Final = 60.0
 """When to come back after a budget is spent, in seconds: its window moves by the minute."""
 INSPECTING_MAX: Final = 8
 """Tenants whose long texts are inspected at the same time; others wait for one of them."""
+
+EntityReader = Callable[
+    [RequestContext, Check, Sequence[str]],
+    Awaitable[tuple[Sequence[Sequence[Finding]] | GuardFailure, Decided]],
+]
+"""Returns the findings of the token classifier of a check in each text, and its decision for the
+record; `GuardFailure` instead of findings if it gives no answer in time.
+"""
 
 
 class Admission:
@@ -86,7 +104,7 @@ class Admission:
         self._usage = usage
         # One thread a tenant: inspection holds the interpreter, which the threads share with the event loop.
         self._inspecting = TextThreads("inspection", turns, INSPECTING_MAX, own=1)
-        self._inspector = PromptInspector(read_entities, self._inspecting, preparation.threads)
+        self._read_entities = read_entities
         self._constraints = ConstraintChecks()
 
     def close(self) -> None:
@@ -100,19 +118,6 @@ class Admission:
     def counted_check(self, payer: Caller) -> AbstractContextManager[object]:
         """Count a call that no model answers, such as one to count tokens; see `TenantLimits.counted`."""
         return self._usage.limits.counted(self.in_force.policies.settings, payer)
-
-    @contextmanager
-    def refusals_counted(self, payer: Caller) -> Iterator[None]:
-        """Count a request whose validation, in the block, refuses it for its content.
-
-        Raises:
-            LimitReached: No request is left of its limits.
-        """
-        try:
-            yield
-        except (InvalidRequest, UnknownModel):
-            self.count_refused(payer)
-            raise
 
     def count_refused(self, payer: Caller) -> None:
         """Count a request of `payer` that is refused for its content; raise LimitReached if none is left."""
@@ -138,18 +143,18 @@ class Admission:
         """
         request = context.request
         async with self._limiter.preparing(request.priority_class, request.tenant):
-            context.use(self.in_force.policies)
-            settings = context.policies.settings
-            reservation = self._usage.reserve(settings, request.caller)
-            context.reservation = reservation
-            with reservation:
+            self._take_policies(context)
+            take_back = self._usage.limits.enter(context.policies.settings, request.caller)
+            context.reservation = self._usage.spending.reserve(request.tenant, 0.0)
+            context.reservation.take_back = take_back
+            with context.reservation:
                 await self._decide(context)
 
     async def count(self, context: RequestContext) -> tuple[int, ServedModel]:
         """Return the tokens of a prompt, and the model whose tokenizer counted them: the named or the router's."""
         async with self._limiter.preparing(context.priority_class, context.tenant):
-            context.use(self.in_force.policies)
-            inspection = await self._inspector.find(context)
+            self._take_policies(context)
+            inspection = await self._find(context)
             context.conversation = passed(context.conversation, inspection)
             policies, features = context.policies, await self._features(context)
             model = policies.catalog[policies.router.plan(features).model]
@@ -160,25 +165,33 @@ class Admission:
     async def check(self, context: RequestContext) -> RequestInspection:
         """Return what the policy finds in the texts of a request that is not admitted."""
         async with self._limiter.preparing(context.priority_class, context.tenant):
-            context.use(self.in_force.policies)
-            return await self._inspector.find(context)
+            self._take_policies(context)
+            return await self._find(context)
+
+    def _take_policies(self, context: RequestContext) -> None:
+        """Decide about a request by the policies in force, from now on to its end."""
+        context.policies = self.in_force.policies
+        context.rules = context.policies.overload
 
     async def _decide(self, context: RequestContext) -> None:
         """Decide about a request that its limits let in; raise as `admit`."""
         request, catalog, log = context.request, context.policies.catalog, context.log
         models = catalog.reading if request.model is None else (request.model,)
-        self._overload.refuse_hopeless(models, context.scheduling, time.monotonic())
+        self._overload.refuse_hopeless(models, context, time.monotonic())
         if request.conversation.vocabulary:
-            context.conversation = request.conversation = await self._decode(context)
+            vocabulary = catalog[request.conversation.vocabulary]
+            context.conversation = request.conversation = await decode(
+                request.conversation, vocabulary, self.preparation.threads, request.tenant
+            )
         if context.to_prompts is None:
             check_length(request.conversation.texts, [catalog[model] for model in models])
         is_constrained = request.tools is not None or request.sampling.WhichOneof("constraint")
         # Servers that get messages compile the constraints themselves, and know other keywords.
         if is_constrained and not all(catalog[name].settings.takes_messages for name in models):
-            await self._check_constraints(request)
-        await self._inspector.inspect(context, log.step(names.SPAN_SAFETY))
+            await self._constraints.check(request)
+        await self._inspect(context)
         is_prompt = context.to_prompts is None and request.audio is None
-        contexts = contexts_of(context) if is_prompt else None
+        contexts = ContextFit(context) if is_prompt else None
         is_prepared = False
         while not is_prepared:  # until a model has room for the prompt
             await self._route(context, contexts)
@@ -188,35 +201,102 @@ class Admission:
             tokens = sum(len(prompt.prompt_token_ids) for prompt in context.prompts)
             span.set_attribute(names.INPUT_TOKENS, tokens)
         log.step("")
-        self._usage.hold(
-            context.reservation,
-            context.policies.settings,
-            request.caller,
-            [*context.prompts, *([context.second] if context.second else [])],
+        self._reserve_longest(context)
+
+    def _reserve_longest(self, context: RequestContext) -> None:
+        """Reserve tokens and cost of the longest answers to the prompts of a request; raise LimitReached."""
+        cost, total = 0.0, 0
+        prompts = [*context.prompts, *([context.second] if context.second else [])]
+        for prompt in prompts:
+            tokens, answer_tokens = len(prompt.prompt_token_ids), prompt.sampling.max_tokens
+            cost += prompt.model.settings.cost(tokens, answer_tokens)
+            total += tokens + answer_tokens
+        context.reservation.cost = cost
+        settings, model = context.policies.settings, prompts[0].model.name
+        context.reservation.settle = self._usage.limits.reserve(
+            settings, context.request.caller, model, total
         )
 
-    async def _decode(self, context: RequestContext) -> Conversation:
-        """Return the conversation with the texts of the tokens that the caller sent; raise as `decode_now`."""
-        conversation, catalog = context.conversation, context.policies.catalog
-        work = partial(decode_now, conversation, catalog[conversation.vocabulary])
-        if conversation.sent_tokens > LOOP_COST:
-            return await self.preparation.threads.run(context.tenant, work)
-        return work()
+    # Inspection.
 
-    async def _check_constraints(self, request: ValidRequest) -> None:
-        """Raise InvalidRequest for a constraint that no worker could enforce."""
-        for field, kind, text in _constraints_of(request):
-            problem = await self._constraints.problem(kind, text, request.tenant)
-            if problem is not None:
-                raise InvalidRequest.of(field, problem)
+    async def _inspect(self, context: RequestContext) -> None:
+        """Set the inspection of a request, and its conversation as a model may see it.
+
+        Raises:
+            SafetyBlocked: The policy does not let the prompt through.
+            PromptTooLong: No model has room for the prompt.
+            InvalidRequest: Nothing is left of a turn.
+        """
+        span = context.log.step(names.SPAN_SAFETY)
+        inspection = await self._find(context)
+        context.log.inspected(inspection)
+        inspector = context.policies.inspector
+        if inspector.dry_run is not None:
+            rehearse = partial(inspector.rehearse, inspection)
+            tried = await self._inspecting.work_on(inspection.texts, context.tenant, rehearse)
+            if moves := inspector.count(inspection.inspected, tried):
+                span.set_attribute(names.DRY_RUN, move_labels(moves))
+        if inspection.verdict.blocked == (TOO_LONG,):
+            await self._refuse_too_long(context)
+        context.conversation = passed(context.conversation, inspection)
+
+    async def _find(self, context: RequestContext) -> RequestInspection:
+        """Return what the policy finds in the texts of a request, and set its inspection."""
+        texts, tenant = context.request.conversation.texts, context.tenant
+        begin = partial(_begin, context)
+        inspection = await self._inspecting.work_on(texts, tenant, begin)
+        context.inspection = inspection
+        if guards := inspection.entity_guards:
+            entities, inspection.checks = await self._find_entities(context, guards)
+            decide = partial(inspection.decide, entities)
+            await self._inspecting.work_on(texts, tenant, decide)
+        return inspection
+
+    async def _find_entities(
+        self, context: RequestContext, guards: Sequence[EntityGuard]
+    ) -> tuple[EntityResults, tuple[Decided, ...]]:
+        """Return what the classifiers `guards` find in the prompt, and what is recorded of each."""
+        texts = context.inspection.normalized
+        checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
+        readings = await asyncio.gather(
+            *(self._read_entities(context, check, texts) for check in checks)
+        )
+        by_text: list[list[Finding]] = [[] for _ in texts]
+        failed: list[tuple[str, Action]] = []
+        for outcome, decided in readings:
+            if isinstance(outcome, GuardFailure):
+                failed += decided.taken
+                continue
+            for findings, added in zip(by_text, outcome, strict=True):
+                findings += added
+        return EntityResults(by_text, failed), tuple(decided for _, decided in readings)
+
+    async def _refuse_too_long(self, context: RequestContext) -> None:
+        """Raise PromptTooLong if no model has room for the texts, of which one is too long to be inspected.
+
+        That helps the caller more than the limit of the policy.
+        """
+        request, catalog = context.request, context.policies.catalog
+        conversation = request.conversation
+        roomiest = max(catalog.reading, key=lambda name: catalog[name].context_tokens)
+        model = catalog[request.model or roomiest]
+        if context.to_prompts is not None:
+            work = partial(context.to_prompts, conversation, model)
+            await self.preparation.threads.work_on(conversation.texts, request.tenant, work)
+        elif request.audio is None:
+            tokens = len(
+                await encode(conversation, model, self.preparation.threads, request.tenant)
+            )
+            if tokens >= model.context_tokens:
+                raise prompt_too_long(model, f"{tokens}", tokens)
+
+    # Routing.
 
     async def _route(self, context: RequestContext, contexts: ContextFit | None) -> None:
         """Set the plan of a request, and what the longest answer may cost in its reservation."""
         request, policies, log = context.request, context.policies, context.log
         log.step(names.SPAN_ROUTE)
-        context.reservation.cost = (
-            0.0  # its own estimate must not spend the budget that is asked for
-        )
+        context.reservation.cost = 0.0  # its own estimate must not spend the budget it asks for
         plan = context.plan = await self._plan(context, contexts)
         log.routed(plan)
         cost = plan.route.candidates[0].cost
@@ -224,8 +304,13 @@ class Admission:
             model = policies.catalog[plan.model]
             cost += model.settings.cost(0, model.max_answer_tokens)
         context.reservation.cost = cost
-        if contexts is None:
-            _check_governed(plan, request.model)
+        if contexts is None:  # the policy may want another model than the one that can do the work
+            governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY and plan.model != request.model
+            if governed and request.model is not None:
+                raise SafetyBlocked(
+                    f"{plan.route.reason}, to {plan.model}, which cannot do the work of {request.model}",
+                    metadata={"rules": plan.route.reason, "policy": ""},
+                )
 
     async def _plan(self, context: RequestContext, contexts: ContextFit | None) -> Plan:
         """Return where a request is routed; raise as `admit`."""
@@ -235,10 +320,10 @@ class Admission:
 
         def outlook(model: str) -> Outlook:
             if model not in outlooks:
-                outlooks[model] = self._overload.outlook(model, context.scheduling, now)
+                outlooks[model] = self._overload.outlook(model, context, now)
             return outlooks[model]
 
-        fits = _any_fits if contexts is None else contexts.fits
+        fits = contexts.fits if contexts is not None else lambda _: True
         state = RoutingState(
             wait_s=lambda model: outlook(model).wait_s,
             spent=lambda tenant: self._usage.spending.spent(tenant, now),
@@ -252,7 +337,9 @@ class Admission:
         if contexts is not None and is_replaceable(plan) and not fits(plan.model):
             contexts.relax()
             plan = policies.router.plan(features, state)
-        self._overload.check(plan, context.scheduling, outlook, fits)
+        problem = outlook(plan.model).problem
+        if problem is not None and not self._overload.degrade(plan, context, outlook, fits):
+            raise problem
         if request.resume:
             plan.cascade = None
         return plan
@@ -284,10 +371,6 @@ class Admission:
         )
 
 
-def _any_fits(_: str) -> bool:
-    return True
-
-
 def _check_budget(request: ValidRequest, plan: Plan, fits: Callable[[str], bool]) -> None:
     """Raise BudgetSpent if the model of the budget may not, or cannot, replace the one that the caller names."""
     if not fits(plan.model):
@@ -302,26 +385,38 @@ def _check_budget(request: ValidRequest, plan: Plan, fits: Callable[[str], bool]
     )
 
 
-def _check_governed(plan: Plan, model: str | None) -> None:
-    """Raise SafetyBlocked if the policy wants another model than the one that can do the work."""
-    route = plan.route
-    if model is not None and route.strategy == ROUTE_STRATEGY_SAFETY and plan.model != model:
-        raise SafetyBlocked(
-            f"{route.reason}, to {plan.model}, which cannot do the work of {model}",
-            metadata={"rules": route.reason, "policy": ""},
-        )
+def _begin(context: RequestContext) -> RequestInspection:
+    """Return the inspection of a request; decided, unless token classifiers must read its texts first."""
+    request = context.request
+    inspection = context.policies.inspector.begin(
+        request.tenant, request.labels, request.conversation.texts
+    )
+    if not inspection.entity_guards:
+        inspection.decide(NO_ENTITIES)
+    return inspection
 
 
-def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
-    """Yield what the answer is constrained to: the field that says it, the kind, and the text."""
-    sampling, tools = request.sampling, request.tools
-    kind = sampling.WhichOneof("constraint")
-    if kind is not None:
-        yield f"sampling.{kind}", kind, getattr(sampling, kind)
-    if tools is not None and tools.constrained:
-        for i, tool in enumerate(tools.tools):
-            if tool in tools.callable and (tools.forced or tool.strict):
-                schema = json.dumps(arguments_of(tool))
-                yield f"tools[{i}].parameters", "json_schema", schema
-        # All formats have the same schemas; their sum has a limit of its own.
-        yield "tools", "grammar", grammar_of(HERMES, tools)
+def blocked(rules: Sequence[str], version: str) -> SafetyBlocked:
+    """Return the error of a prompt that `rules` of a policy block."""
+    return SafetyBlocked(
+        f"the safety policy {version} blocks the prompt: {', '.join(rules)}",
+        metadata={"rules": ",".join(rules), "policy": version},
+    )
+
+
+def passed(conversation: Conversation, inspection: RequestInspection) -> Conversation:
+    """Return the conversation as a model may see it.
+
+    Raises:
+        SafetyBlocked: The policy blocks it.
+        InvalidRequest: Nothing is left of a turn.
+    """
+    rules, version = inspection.verdict.blocked, inspection.policy.version
+    if rules:
+        raise blocked(rules, version)
+    before, texts = conversation.texts, [result.text for result in inspection.inspected]
+    if texts == before:
+        return conversation
+    if any(was.strip() and not text.strip() for was, text in zip(before, texts, strict=True)):
+        raise InvalidRequest.of("input", "empty after redaction; send text that the policy allows")
+    return conversation.with_texts(texts)

@@ -4,7 +4,7 @@ A call is known by its metadata. Its message comes later, and may be large, slow
 make a gateway keep is bounded before it is read, whatever its calls are for, and tenants do not wait for each other.
 Each transport does the same:
 
-1. `Arrivals.arrive` authenticates the caller, checks its role, and waits for the turn of its tenant.
+1. `Arrivals.arrive` authenticates the caller, checks its role, and waits for the turn of its tenant (`CallTurns`).
 2. The message is read: by `Arrivals.receive` in one of the tenant's slots and within a time, and counted in
    `Arrivals.bytes` until the call ends.
 3. `Arrivals.parse` makes a request of it.
@@ -14,17 +14,17 @@ What follows for a request of a model is `gateway.admission.admission`.
 """
 
 import asyncio
-from collections import defaultdict
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
-from gateway.admission.call import Call
-from gateway.admission.call_turns import CallTurns
-from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.count_limit import CountLimit
-from gateway.admission.tenant_threads import TenantSlots, TenantThreads
+from typing_extensions import override
+
+from gateway.admission.class_limiter import ClassLimiter, CountLimit, overloaded
+from gateway.admission.request_context import Call
+from gateway.admission.turns import TenantThreads, TurnQueue
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import MESH, Caller
 from sluice.errors import DeadlinePassed, SluiceError
@@ -53,20 +53,105 @@ UPLOADS_MAX: Final = 4
 WATCHERS_MAX: Final = 1024
 """Concurrent health watchers of an address, which need no credentials."""
 
+BURST: Final = 4
+"""Calls of a tenant that begin in a round: together they take the event loop for a few milliseconds."""
+ALONE_BURST: Final = 16
+"""Calls that the only tenant begins in a round, so that rounds do not limit its throughput."""
+ALONE_S: Final = 1.0
+"""How long a tenant must have been the only one, in seconds."""
+MOMENT_S: Final = 0.001
+"""How long no call must come before a round begins, in seconds."""
+PASSES: Final = 4
+"""Passes of the loop without a call before a round begins; gRPC hands over a call in two."""
+ARRIVALS: Final = 32
+"""Calls after which a round begins although calls keep arriving."""
+CALLS_WAITING_MAX: Final = 4096
+"""Calls of a tenant that may wait."""
+
 _Message = TypeVar("_Message")
+_Payload = TypeVar("_Payload")
 
 
-@dataclass(frozen=True)
-class ErrorCounts:
-    """Counts calls that fail before a request of a model exists.
+class CallTurns(TurnQueue):
+    """Lets calls begin, in turns by tenant, as soon as their callers are known.
 
-    Attributes:
-        failed: Counts the error of a call.
-        rejected: Counts a call against the limits of its caller that is rejected for its content.
+    gRPC hands calls over in order of arrival, one in a pass of the event loop. If each was worked on at once, a call
+    would wait for all that came before it, whoever sent them. So calls are taken over first, which is little work, and
+    only a few calls of a tenant begin at a time.
+
+    1. A tenant begins `BURST` calls. Later ones wait for the next round.
+    2. A round begins when no call has come for `MOMENT_S` and `PASSES` passes of the loop: then none waits to be taken
+       over, however long a pass takes. If calls never stop arriving, it begins after `ARRIVALS` of them.
+    3. In a round every tenant begins `BURST` calls.
+    4. A tenant that has been the only one for `ALONE_S` begins `ALONE_BURST` calls instead, unless calls never stop
+       arriving: waiting for a calm loop costs time, and there is nobody to gain it.
+    5. While fewer than `BURST` calls have come in a round, none can wait, and no timer looks for the end of the round.
     """
 
-    failed: Callable[[SluiceError], None] = lambda _: None
-    rejected: Callable[[Caller], None] = lambda _: None
+    def __init__(self, waiting_max: int = CALLS_WAITING_MAX, moment_s: float = MOMENT_S) -> None:
+        """Let up to `waiting_max` calls of a tenant wait; see `MOMENT_S`."""
+        super().__init__()
+        self._waiting_max = waiting_max
+        self._moment_s = moment_s
+        self._arrivals = self._seen = 0
+        """Calls since the last round, and those of them before the last look."""
+        self._passes = 0
+        """Passes of the loop in which no call has come."""
+        self._waits_since = 0.0
+        self._next_look: asyncio.Handle | None = None
+        self._latest = ""
+        self._shared_until = 0.0
+
+    async def take(self, tenant: str) -> None:
+        """Wait until the next call of `tenant` may begin.
+
+        Raises:
+            Overloaded: Too many calls of the tenant wait.
+        """
+        self._arrivals += 1
+        if self._next_look is None and self._arrivals >= BURST:
+            self._seen = self._arrivals
+            self._wait_a_moment()
+        if tenant != self._latest:
+            self._latest, before = tenant, self._latest
+            self._shared_until = time.monotonic() + ALONE_S if before else 0.0
+        begun, waiting = self._begun.get(tenant, 0), self._waiting.get(tenant, ())
+        if not waiting and (begun < BURST or begun < self._burst()):
+            self._begun[tenant] = begun + 1
+            return
+        if len(waiting) >= self._waiting_max:
+            message = f"{self._waiting_max} calls of your tenant wait to begin"
+            raise overloaded("tenant_waiting", message)
+        await self._wait(tenant)
+
+    @override
+    def close(self) -> None:
+        """Begin nothing more."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        super().close()
+
+    def _wait_a_moment(self) -> None:
+        self._passes, self._waits_since = 0, time.monotonic()
+        self._next_look = asyncio.get_running_loop().call_later(self._moment_s, self._look)
+
+    def _look(self) -> None:
+        is_calm, self._seen = self._seen == self._arrivals, self._arrivals
+        is_idle = not self._waiting and time.monotonic() - self._waits_since < 2 * self._moment_s
+        if is_calm and self._passes < PASSES and not is_idle:
+            self._passes += 1
+            self._next_look = asyncio.get_running_loop().call_soon(self._look)
+            return
+        if is_calm or self._arrivals >= ARRIVALS:
+            self._arrivals = self._seen = 0
+            self._release(self._burst() if is_calm else BURST)
+        if self._begun or self._waiting:
+            self._wait_a_moment()
+        else:
+            self._next_look = None
+
+    def _burst(self) -> int:
+        return BURST if time.monotonic() < self._shared_until else ALONE_BURST
 
 
 class Arrivals:
@@ -75,7 +160,8 @@ class Arrivals:
     Attributes:
         authenticator: Identifies callers.
         limiter: The calls that run.
-        counts: Counts calls that fail early.
+        on_error: Counts the error of a call that fails before a request of a model exists.
+        on_rejected: Counts a call against the limits of its caller that is rejected for its content.
         receiving_max: Messages of a tenant that may be arriving at the same time; more wait unread.
         receive_s: How long a message may take, in seconds.
         health_s: How long a call about health may take, in seconds; watching is not limited.
@@ -84,7 +170,7 @@ class Arrivals:
         uploads: Those of them whose client may send many messages.
         watching: Watchers of health, by address: nobody knows their callers.
         turns: Turns of tenants to begin calls.
-        arriving: Messages that are arriving or wait for that, by tenant.
+        arriving: Number of messages that are arriving or wait for that, and their slots, by tenant.
         without_credentials: Calls about health by address, the oldest first.
         parsing: Threads for messages above `LOOP_BYTES`, one for each tenant.
     """
@@ -94,7 +180,8 @@ class Arrivals:
         authenticator: Authenticator,
         limiter: ClassLimiter,
         max_message_bytes: int,
-        counts: ErrorCounts = ErrorCounts(),
+        on_error: Callable[[SluiceError], object] = lambda _: None,
+        on_rejected: Callable[[Caller], object] = lambda _: None,
         *,
         turns: CallTurns | None = None,
         receive_s: float = RECEIVE_S,
@@ -103,7 +190,8 @@ class Arrivals:
         """Set the limits for messages of up to `max_message_bytes`; see the class for the others."""
         self.authenticator = authenticator
         self.limiter = limiter
-        self.counts = counts
+        self.on_error = on_error
+        self.on_rejected = on_rejected
         self.receive_s = receive_s
         self.health_s = health_s
         fitting = RECEIVING_BYTES // max_message_bytes
@@ -125,8 +213,7 @@ class Arrivals:
         self.parsing = TenantThreads("parsing", own=1)
         self.turns = turns or CallTurns()
         self.without_credentials: dict[str, dict[asyncio.Timeout, None]] = {}
-        self._receiving: dict[str, TenantSlots] = {}
-        self.arriving = defaultdict[str, int](int)
+        self.arriving: dict[str, tuple[int, asyncio.Semaphore]] = {}
 
     async def arrive(self, call: Call, roles: frozenset[str], method: str) -> None:
         """Authenticate the caller of `call`, check that it may call `method`, and wait for its tenant's turn.
@@ -136,10 +223,11 @@ class Arrivals:
             PermissionDenied: It has none of `roles`.
             Overloaded: Too many calls of its tenant wait.
         """
-        self.limiter.pacer.on_arrival()
+        self.limiter.pacer.arrived_at = time.monotonic()
         names = call.certificate_names if self.authenticator.takes_certificates else ()
         call.identify(await self.authenticator.caller_of(call.metadata, names))
-        call.caller.require(roles, method)
+        if call.caller.roles.isdisjoint(roles):
+            raise call.caller.refusal(roles, method)
         if roles != MESH_ONLY:
             await self.turns.take(call.caller.tenant)
 
@@ -149,15 +237,11 @@ class Arrivals:
         Raises:
             DeadlinePassed: It did not arrive in time.
         """
-        slots = self._receiving.setdefault(tenant, TenantSlots(self.receiving_max))
-        self.arriving[tenant] += 1
+        count, slots = self.arriving.get(tenant) or (0, asyncio.Semaphore(self.receiving_max))
+        self.arriving[tenant] = count + 1, slots
         try:
-            await slots.take(tenant)
-            try:
-                async with asyncio.timeout(self.receive_s) as limit:
-                    return await read()
-            finally:
-                slots.give(tenant)
+            async with slots, asyncio.timeout(self.receive_s) as limit:
+                return await read()
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -165,9 +249,9 @@ class Arrivals:
                 f"the message of the call did not arrive within {self.receive_s:g} s"
             ) from None
         finally:
-            self.arriving[tenant] -= 1
-            if not self.arriving[tenant]:
-                del self.arriving[tenant], self._receiving[tenant]
+            count = self.arriving.pop(tenant)[0] - 1
+            if count:
+                self.arriving[tenant] = count, slots
 
     async def pieces(
         self, messages: AsyncIterator[_Message], late: Callable[[], SluiceError]
@@ -183,11 +267,13 @@ class Arrivals:
                 return
             yield message
 
-    async def parse(self, tenant: str, size: int, work: Callable[[], _Message]) -> _Message:
-        """Return what `work` makes of a message of `size` bytes; large ones are parsed in a thread."""
+    async def parse(
+        self, tenant: str, size: int, work: Callable[[_Payload], _Message], payload: _Payload
+    ) -> _Message:
+        """Return what `work` makes of `payload`, a message of `size` bytes; large ones are parsed in a thread."""
         if size <= LOOP_BYTES:
-            return work()
-        return await self.parsing.run(tenant, work)
+            return work(payload)
+        return await self.parsing.run(tenant, partial(work, payload))
 
     @asynccontextmanager
     async def brief(self, address: str) -> AsyncIterator[None]:

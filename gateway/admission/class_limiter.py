@@ -1,22 +1,25 @@
-"""How many calls of each class run, and are prepared, at the same time.
+"""How many calls of each class run, and are prepared, at the same time; and when the next bulk call begins.
 
 - Running: less urgent classes may hold only a share of all calls. Most of their callers wait, and must not hold what an
   interactive caller needs. A tenant may hold only a share of what its class may, so a newcomer finds room.
 - Preparing, which is inspecting and tokenizing: this takes the gateway's processor. Limits of less urgent classes keep
   a burst of bulk requests from delaying an interactive request that arrives after it; inside a class tenants take
   turns.
+- Beginning: gRPC hands calls over in order of arrival, one in each pass of the event loop, whatever their class. Work
+  for a bulk call makes every pass longer, and so the wait of an interactive call behind thousands of them. So a bulk
+  call is only taken over at first, and begins when `BulkPacer` lets it.
 """
 
 import asyncio
 import math
+import time
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
-from gateway.admission.bulk_pacer import BulkPacer
-from gateway.admission.count_limit import CountLimit, overloaded
-from gateway.admission.tenant_threads import TenantSlots
-from sluice.errors import RETRY_AFTER_S, ShuttingDown
+from gateway.admission.turns import TenantSlots
+from sluice.errors import RETRY_AFTER_S, Overloaded, ShuttingDown
 from sluice.settings import CallShares
 from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS, URGENT_CLASS
 
@@ -24,6 +27,125 @@ TEXTS_MAX: Final = 8000
 """Texts of one tenant, in calls such as Embed, that are computed at the same time; each is a task."""
 PREPARING_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
 """Requests that are prepared at the same time, by class; interactive ones are not limited."""
+CALM_S: Final = 0.001
+"""How long the loop is watched before a bulk call begins, in seconds: shorter than most work for one call."""
+BUSY_S: Final = 0.005
+"""CPU time of the loop in a moment from which on the moment was busy, in seconds: more than one call takes."""
+BUSY_MOMENTS_MAX: Final = 4
+"""Busy moments in succession after which a bulk call begins anyway: about 20 ms of a loop that only computes."""
+BULK_WAITING_MAX: Final = 16_384
+"""Bulk calls of a gateway that may wait; a call that waits holds its message in memory."""
+
+
+def overloaded(limit: str, message: str) -> Overloaded:
+    """Return the refusal of a call by the gateway's own limit named `limit`; see docs/operate/limits.md."""
+    return Overloaded(message, metadata={"limit": limit}, retry_after_s=RETRY_AFTER_S)
+
+
+class CountLimit:
+    """Counts what each tenant has, up to a maximum.
+
+    Attributes:
+        maximum: The most that one tenant may have.
+        counts: What each tenant has; a tenant that has nothing has no entry.
+    """
+
+    def __init__(self, maximum: int, name: str, what: str) -> None:
+        """Limit each tenant to `maximum`.
+
+        Args:
+            maximum: The most that one tenant may have.
+            name: The limit in errors, for programs.
+            what: Continues "the limit of N ..." in errors, for people.
+        """
+        self.maximum, self._name, self._what = maximum, name, what
+        self.counts = defaultdict[str, int](int)
+
+    def take(self, tenant: str, count: int = 1) -> None:
+        """Count `count` more for `tenant`, until `give`.
+
+        Raises:
+            Overloaded: It would exceed the maximum; nothing was counted.
+        """
+        if self.counts.get(tenant, 0) + count > self.maximum:
+            raise overloaded(self._name, f"{self.maximum} {self._what}")
+        self.counts[tenant] += count
+
+    def give(self, tenant: str, count: int = 1) -> None:
+        """Count `count` less for `tenant`."""
+        self.counts[tenant] -= count
+        if not self.counts[tenant]:
+            del self.counts[tenant]
+
+    @contextmanager
+    def held(self, tenant: str, count: int = 1) -> Iterator[Callable[[int], None]]:
+        """Count `count` in the block, and what the yielded function is called with in addition."""
+
+        def take(more: int) -> None:
+            nonlocal count
+            self.take(tenant, more)
+            count += more
+
+        self.take(tenant, count)
+        try:
+            yield take
+        finally:
+            self.give(tenant, count)
+
+
+class BulkPacer:
+    """Lets bulk calls begin, in order of arrival: one at a time, while the event loop has nothing more urgent to do.
+
+    One begins after a calm moment: no call came, and the loop computed little. After `busy_moments_max` busy moments
+    one begins all the same, so bulk work never stands still.
+
+    Attributes:
+        arrived_at: When the last call of any class came, in monotonic seconds.
+        waiting: Calls that wait.
+    """
+
+    def __init__(
+        self, waiting_max: float = BULK_WAITING_MAX, busy_moments_max: int = BUSY_MOMENTS_MAX
+    ) -> None:
+        """Let up to `waiting_max` calls wait; see `BUSY_MOMENTS_MAX`."""
+        self.arrived_at = -math.inf
+        self._waiting_max = waiting_max
+        self._busy_moments_max = busy_moments_max
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        self._pacing: asyncio.Task[None] | None = None
+
+    async def wait(self, *, is_bounded: bool = True) -> None:
+        """Wait until the next bulk call may begin.
+
+        Args:
+            is_bounded: Whether too many waiting calls refuse this one; entries of a call wait without bound, because
+                their call is read no faster than they begin.
+
+        Raises:
+            Overloaded: Too many calls wait.
+        """
+        if is_bounded and len(self.waiting) >= self._waiting_max:
+            raise overloaded("bulk_waiting", f"{self._waiting_max} bulk calls wait to begin")
+        turn = asyncio.Future[None]()
+        self.waiting.append(turn)
+        if self._pacing is None or self._pacing.done():
+            self._pacing = asyncio.create_task(self._pace())
+        await turn
+
+    async def _pace(self) -> None:
+        busy_moments = 0
+        while self.waiting:
+            begun_at, used_s = time.monotonic(), time.thread_time()
+            await asyncio.sleep(CALM_S)
+            # CPU time, not the time that has passed: a process that waits for a core gains nothing by waiting longer.
+            is_calm = self.arrived_at < begun_at and time.thread_time() - used_s < BUSY_S
+            busy_moments = 0 if is_calm else busy_moments + 1
+            if is_calm or busy_moments >= self._busy_moments_max:
+                busy_moments = 0
+                while self.waiting and (turn := self.waiting.popleft()).done():
+                    pass  # its caller has gone
+                if not turn.done():
+                    turn.set_result(None)
 
 
 class ClassLimiter:
@@ -93,8 +215,15 @@ class ClassLimiter:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
         rank = RANKS[priority_class]
         own = self._running_by_tenant.get(tenant) or [0] * len(CLASSES)
-        _check_ranks(rank, self._limits, self._running, "calls", "")
-        _check_ranks(rank, self.tenant_limits, own, "tenant_calls", " of your tenant")
+        # A call counts against the limit of its class, and against those of more urgent ones, which include it.
+        for running, limits, name, whose in (
+            (self._running, self._limits, "calls", ""),
+            (own, self.tenant_limits, "tenant_calls", " of your tenant"),
+        ):
+            for upto, limit in enumerate(limits[: rank + 1]):
+                if sum(running[upto:]) >= limit:
+                    kind = f"{CLASSES[upto]} and less urgent " if upto else ""
+                    raise overloaded(name, f"{limit} {kind}calls{whose} are being answered")
         if self._check_tenant is not None:
             bulk = own[rank] if priority_class == BULK_CLASS else None
             self._check_tenant(tenant, sum(own), bulk)
@@ -139,16 +268,8 @@ class ClassLimiter:
     @property
     def pending(self) -> Mapping[str, int]:
         """Calls of which nothing was sent to a batcher yet, by class; bulk calls that wait to begin included."""
-        bulk = self._preparing[BULK_CLASS] + self.pacer.waiting
+        bulk = self._preparing[BULK_CLASS] + len(self.pacer.waiting)
         return {**self._preparing, BULK_CLASS: bulk}
-
-
-def _check_ranks(rank: int, limits: list[int], running: list[int], name: str, whose: str) -> None:
-    """Raise Overloaded if another call of the class with `rank` exceeds the limit of a class that includes it."""
-    for upto, limit in enumerate(limits[: rank + 1]):
-        if sum(running[upto:]) >= limit:
-            kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
-            raise overloaded(name, f"{limit} {kind}calls{whose} are being answered")
 
 
 def slots_of(limit: int, share: float) -> int:

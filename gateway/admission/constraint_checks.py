@@ -12,16 +12,19 @@ import select
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from gateway.admission.class_limiter import CountLimit
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
-from gateway.admission.count_limit import CountLimit
-from gateway.admission.tenant_threads import TenantThreads
+from gateway.admission.turns import TenantThreads
+from gateway.models.tools import HERMES, arguments_of, grammar_of
+from gateway.validation.requests import ValidRequest
 from sluice.constraint_reasons import SIMPLER
 from sluice.constraints import problem_before
-from sluice.errors import Overloaded
+from sluice.errors import InvalidRequest, Overloaded
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,13 @@ class ConstraintChecks:
         self.threads = TenantThreads("constraints", CHILDREN, own=None)
         self.busy: set[_Child] = set()
         self.idle: list[_Child] = []
+
+    async def check(self, request: ValidRequest) -> None:
+        """Raise InvalidRequest for a constraint of `request` that no worker could enforce, or as `problem`."""
+        for field, kind, text in _constraints_of(request):
+            problem = await self.problem(kind, text, request.tenant)
+            if problem is not None:
+                raise InvalidRequest.of(field, problem)
 
     async def problem(self, kind: str, text: str, tenant: str) -> str | None:
         """Return why answers cannot be constrained to `text`, a "json_schema", "regex" or "grammar"; None if they can.
@@ -179,3 +189,18 @@ class _Child:
         if not in_time:
             raise TimeoutError
         return None
+
+
+def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
+    """Yield what the answer is constrained to: the field that says it, the kind, and the text."""
+    sampling, tools = request.sampling, request.tools
+    kind = sampling.WhichOneof("constraint")
+    if kind is not None:
+        yield f"sampling.{kind}", kind, getattr(sampling, kind)
+    if tools is not None and tools.constrained:
+        for i, tool in enumerate(tools.tools):
+            if tool in tools.callable and (tools.forced or tool.strict):
+                schema = json.dumps(arguments_of(tool))
+                yield f"tools[{i}].parameters", "json_schema", schema
+        # All formats have the same schemas; their sum has a limit of its own.
+        yield "tools", "grammar", grammar_of(HERMES, tools)

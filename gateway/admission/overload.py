@@ -1,17 +1,23 @@
 """Overload control: a request that would miss its deadline is degraded to a smaller model or refused.
 
-`OverloadControl.outlook` says when a model would answer a request, and why it cannot in time. Between two reports of
-the batchers (`gateway.streaming.load_table`) the expected wait grows by the tasks that this gateway has sent since and
-that go before the request, and shrinks as time passes. While a slot is free nothing is refused: without answers a wrong
-prediction would never be corrected. `gateway.admission.prediction` has the rest.
+`OverloadControl.outlook` says when a model would answer a request, and why it cannot in time. An answer takes
+
+    wait for a worker + time to the first token + time for the other tokens
+
+1. Waits and speeds come from the batchers' reports (`gateway.streaming.load_table`). Between two reports the wait grows
+   by the tasks that this gateway has sent since and that go before the request, and shrinks as time passes.
+2. While a slot is free nothing is refused: without answers a wrong prediction would never be corrected.
+3. The length of an answer is the smaller of `max_tokens` and the median of earlier answers of the same model, tenant
+   and workload; it is at least `min_tokens`. While it is unknown only the first token is predicted: long answers of
+   others say nothing about a short one.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from statistics import median_low
+from typing import Final, NamedTuple
 
-from gateway.admission.prediction import AnswerKind, AnswerLengths, ExpectedTime, SentTokens
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import Plan
 from gateway.streaming.load_table import ModelLoad, ModelLoadTable
@@ -19,7 +25,7 @@ from sluice.errors import ExpectedLate, ModelUnavailable, SluiceError
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerRules
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
-from sluice.wire.subjects import RANKS
+from sluice.wire.subjects import CLASSES, RANKS
 
 SURE_SHARE: Final = 0.8
 """Share of the expected time that must be past the deadline for a refusal: half of the predictions are off by up to a
@@ -30,6 +36,12 @@ RETRY_MAX_S: Final = 60.0
 """Longest time after which a refused caller is told to come back, in seconds: loads change within it."""
 UNAVAILABLE_RETRY_S: Final = 1.0
 """When to come back if no worker serves the model, in seconds: a worker may be starting."""
+ANSWERS_MIN: Final = 8
+"""Answers of a kind that must have ended before their length is predicted."""
+ANSWERS_MAX: Final = 64
+"""Answers of a kind that are kept; the oldest is dropped first."""
+KINDS_MAX: Final = 4096
+"""Models, tenants and workloads that are kept; the oldest is dropped first."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +51,15 @@ class OverloadRules:
     Attributes:
         breaker: When a circuit breaker opens.
         fallbacks: Smaller models by model, in the order in which they are tried.
-        models: Models by name, for their tiers and the names that tasks have for them.
+        models: Models by name, for their tiers.
+        tasks: Names of models in tasks, where they differ.
         weights: Weights of tenants that differ from 1.
     """
 
     breaker: BreakerRules = field(default_factory=BreakerRules)
     fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -82,15 +96,143 @@ class SchedulingParams:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """When a model would answer a request.
+    """When a model would answer a request, as far as that is known.
 
     Attributes:
         wait_s: Expected wait for a worker, in seconds.
+        total_s: Expected time until the last token that is predicted, in seconds.
+        is_total: Whether that is the whole answer: its length and the speed of the workers are known.
         problem: Why the model cannot answer in time; None if it can.
     """
 
     wait_s: float
+    total_s: float
+    is_total: bool
     problem: SluiceError | None
+
+
+class AnswerKind(NamedTuple):
+    """Answers of similar lengths."""
+
+    model: str
+    tenant: str
+    workload: str
+
+
+class AnswerLength(NamedTuple):
+    """The expected length of an answer.
+
+    Attributes:
+        tokens: Its length.
+        is_known: Whether that is the length; else it is the least.
+    """
+
+    tokens: int
+    is_known: bool
+
+
+@dataclass
+class _Answers:
+    """Lengths of one kind of answers, each with whether the answer was cut there.
+
+    Attributes:
+        lengths: The latest lengths.
+        median: Their median; None while they are too few.
+    """
+
+    lengths: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=ANSWERS_MAX))
+    median: tuple[int, bool] | None = None
+
+    def add(self, tokens: int, *, is_cut: bool) -> None:
+        # An answer that was cut below the median might have become longer than that, or not.
+        if is_cut and self.lengths and tokens < median_low(self.lengths)[0]:
+            return
+        self.lengths.append((tokens, is_cut))
+        if len(self.lengths) >= ANSWERS_MIN:
+            self.median = median_low(self.lengths)
+
+
+class AnswerLengths:
+    """Lengths of earlier answers by kind."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[AnswerKind, _Answers] = {}
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def observe(self, kind: AnswerKind, tokens: int, *, is_cut: bool) -> None:
+        """Add the length of an answer; `is_cut` says that it ended because it reached its `max_tokens`."""
+        answers = self._kinds.get(kind)
+        if answers is None:
+            if len(self._kinds) >= KINDS_MAX:
+                del self._kinds[next(iter(self._kinds))]
+            answers = self._kinds[kind] = _Answers()
+        answers.add(tokens, is_cut=is_cut)
+
+    def expect(self, kind: AnswerKind, min_tokens: int, max_tokens: int) -> AnswerLength:
+        """Return the expected length of an answer; `max_tokens` is 0 if it has no limit of its own."""
+        least = max(1, min_tokens)
+        if max_tokens and max_tokens <= least:
+            return AnswerLength(least, is_known=True)
+        answers = self._kinds.get(kind)
+        if answers is None or answers.median is None:
+            return AnswerLength(least, is_known=False)
+        tokens, is_cut = answers.median
+        if max_tokens and max_tokens <= tokens:
+            return AnswerLength(max_tokens, is_known=True)
+        return AnswerLength(max(least, tokens), is_known=not is_cut or tokens < least)
+
+
+class SentTokens:
+    """Tasks that this gateway has sent to a model since the batchers' reports.
+
+    Attributes:
+        tasks: Their number by rank of their class.
+    """
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[float, int, str, float]] = deque()
+        self.tasks = [0] * len(CLASSES)
+        self._tokens = [0.0] * len(CLASSES)
+        self._tenants: list[dict[str, float]] = [{} for _ in CLASSES]
+        """Tokens of each tenant, by rank."""
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def add(self, rank: int, tenant: str, tokens: float, now: float, since: float) -> None:
+        """Add a task of the class with `rank`; drop tasks that were sent until `since`."""
+        self.forget(since)
+        self._sent.append((now, rank, tenant, tokens))
+        self.tasks[rank] += 1
+        self._tokens[rank] += tokens
+        tenants = self._tenants[rank]
+        tenants[tenant] = tenants.get(tenant, 0.0) + tokens
+
+    def forget(self, since: float) -> None:
+        """Drop the tasks that were sent until `since`."""
+        while self._sent and self._sent[0][0] <= since:
+            _, rank, tenant, tokens = self._sent.popleft()
+            self.tasks[rank] -= 1
+            if not self.tasks[rank]:
+                self._tokens[rank] = 0.0
+                self._tenants[rank].clear()
+                continue
+            self._tokens[rank] -= tokens
+            self._tenants[rank][tenant] -= tokens
+
+    def tokens_before(self, rank: int, tenant: str, weights: Mapping[str, float]) -> float:
+        """Return the tokens that go before a new task of the class with `rank` and the tenant.
+
+        These are the tokens of more urgent classes, and of its class the tenant's own with the fair share of others.
+        """
+        of_class, tenants = self._tokens[rank], self._tenants[rank]
+        own, weight = tenants.get(tenant, 0.0), weights.get(tenant, 1.0)
+        if own and own < of_class:
+            all_weights = sum(weights.get(name, 1.0) for name, sent in tenants.items() if sent > 0)
+            own *= all_weights / weight
+        return sum(self._tokens[:rank]) + min(of_class, own)
 
 
 class OverloadControl:
@@ -111,17 +253,47 @@ class OverloadControl:
 
     def outlook(self, model: str, scheduling: SchedulingParams, now: float) -> Outlook:
         """Return when `model` would answer a request that is sent now."""
-        task = _task_name(model, scheduling.rules)
-        load = self.loads.load(task, now)
-        wait_s = _wait_s(scheduling, load, self.sent_tokens[task], now)
-        return Outlook(wait_s, self._problem(model, scheduling, load, wait_s, now))
+        load = self.loads.load(scheduling.rules.tasks.get(model, model), now)
+        state = load.of_class(scheduling.priority_class)
+        wait_s = self._wait_s(model, scheduling, load, now)
+        kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
+        length = self.lengths.expect(kind, scheduling.min_tokens, scheduling.max_tokens)
+        first_token_s = state.first_token_s + scheduling.prompt_tokens * state.prompt_token_s
+        total_s = wait_s + first_token_s + (length.tokens - 1) * state.token_s
+        is_total = length.is_known and state.first_token_s + state.prompt_token_s > 0
+        left_s = scheduling.deadline - now
+        late_s = total_s - left_s / SURE_SHARE
+        problem: SluiceError | None = None
+        if not load.workers:
+            message = f"no worker serves {model} now"
+            problem = ModelUnavailable(message, retry_after_s=UNAVAILABLE_RETRY_S)
+        elif (retry_s := self._breakers.retry_after_s(model, now)) > 0:
+            problem = ModelUnavailable(
+                f"{model} failed repeatedly: its circuit breaker is open",
+                retry_after_s=max(RETRY_MIN_S, retry_s),
+            )
+        elif wait_s > 0 and late_s > 0:  # a request that does not wait stands before nobody
+            tokens_before = (wait_s * load.tokens_per_s, load.tokens_per_s)
+            problem = _late(model, left_s, total_s, tokens_before, min(late_s, wait_s))
+        return Outlook(wait_s, total_s, is_total, problem)
 
-    def expect(self, model: str, scheduling: SchedulingParams, now: float) -> ExpectedTime:
-        """Return how long an answer of `model` would take from now on, as far as that is known."""
-        task = _task_name(model, scheduling.rules)
-        load = self.loads.load(task, now)
-        wait_s = _wait_s(scheduling, load, self.sent_tokens[task], now)
-        return self._expect(model, scheduling, load, wait_s)
+    def _wait_s(
+        self, model: str, scheduling: SchedulingParams, load: ModelLoad, now: float
+    ) -> float:
+        """Return the expected wait for a worker of a task that is sent now, in seconds."""
+        rank, state = RANKS[scheduling.priority_class], load.of_class(scheduling.priority_class)
+        sent = self.sent_tokens[scheduling.rules.tasks.get(model, model)]
+        sent.forget(load.reported_at)
+        tasks = sum(sent.tasks[: rank + 1])
+        if tasks < state.free_tasks:
+            return 0.0
+        wait_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
+        if tasks and load.tokens_per_s:
+            # Tasks that found a free slot stand before nobody.
+            share = 1 - state.free_tasks / tasks
+            tokens = sent.tokens_before(rank, scheduling.tenant, scheduling.rules.weights)
+            wait_s += share * tokens / load.tokens_per_s
+        return max(0.0, wait_s - (now - load.reported_at))
 
     def refuse_hopeless(
         self, models: Sequence[str], scheduling: SchedulingParams, now: float
@@ -129,7 +301,8 @@ class OverloadControl:
         """Refuse a request early if none of `models`, which may answer it, could do so in time.
 
         Raises:
-            ModelUnavailable, ExpectedLate: As `check`.
+            ModelUnavailable: No worker serves the models, or they failed repeatedly.
+            ExpectedLate: The answer would be late; with the time to retry.
         """
         candidates = list(models)
         if scheduling.allow_degraded:
@@ -143,39 +316,35 @@ class OverloadControl:
             problems.append(problem)
         raise min(problems, key=lambda problem: problem.retry_after_s or 0.0)
 
-    def check(
+    def degrade(
         self,
         plan: Plan,
         scheduling: SchedulingParams,
         outlook: Callable[[str], Outlook],
         fits: Callable[[str], bool] = lambda _: True,
-    ) -> None:
-        """Put a smaller model into `plan` if its own cannot answer in time.
+    ) -> bool:
+        """Put a smaller model into `plan`, whose own cannot answer in time; return whether there is one.
 
         Args:
             plan: Where the request is routed.
             scheduling: The request.
             outlook: Returns when a model would answer it.
             fits: Returns whether the context of a model has room for it.
-
-        Raises:
-            ModelUnavailable: No worker serves the model now.
-            ExpectedLate: The answer would be late; with the time to retry.
         """
         problem = outlook(plan.model).problem
-        if problem is None:
-            return
         # The safety policy's choice of a model is never replaced.
-        if scheduling.allow_degraded and plan.route.strategy != ROUTE_STRATEGY_SAFETY:
-            for model in scheduling.rules.fallbacks.get(plan.model, ()):
-                if fits(model) and outlook(model).problem is None:
-                    cause, _, _ = problem.message.partition(";")  # what follows is for the caller
-                    reason = f"degraded: {cause}"
-                    plan.move(model, scheduling.rules.models[model].tier, reason)
-                    plan.route.reason = f"{plan.route.reason}; {reason}"
-                    plan.route.degraded, plan.cascade = True, None
-                    return
-        raise problem
+        is_governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY
+        if problem is None or is_governed or not scheduling.allow_degraded:
+            return False
+        for model in scheduling.rules.fallbacks.get(plan.model, ()):
+            if fits(model) and outlook(model).problem is None:
+                cause, _, _ = problem.message.partition(";")  # what follows is for the caller
+                reason = f"degraded: {cause}"
+                plan.move(model, scheduling.rules.models[model].tier, reason)
+                plan.route.reason = f"{plan.route.reason}; {reason}"
+                plan.route.degraded, plan.cascade = True, None
+                return True
+        return False
 
     def is_ready(self, model: str, task: str, now: float) -> bool:
         """Return whether `model`, which tasks call `task`, has a worker and does not fail repeatedly."""
@@ -205,80 +374,21 @@ class OverloadControl:
         kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
         self.lengths.observe(kind, tokens, is_cut=is_cut)
 
-    def _expect(
-        self,
-        model: str,
-        scheduling: SchedulingParams,
-        load: ModelLoad,
-        wait_s: float,
-    ) -> ExpectedTime:
-        state = load.of_class(scheduling.priority_class)
-        kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
-        length = self.lengths.expect(kind, scheduling.min_tokens, scheduling.max_tokens)
-        return ExpectedTime(
-            wait_s,
-            state.first_token_s + scheduling.prompt_tokens * state.prompt_token_s,
-            (length.tokens - 1) * state.token_s,
-            is_total=length.is_known and state.first_token_s + state.prompt_token_s > 0,
-            tokens_per_s=load.tokens_per_s,
-        )
 
-    def _problem(
-        self,
-        model: str,
-        scheduling: SchedulingParams,
-        load: ModelLoad,
-        wait_s: float,
-        now: float,
-    ) -> SluiceError | None:
-        """Return why `model` cannot answer in time; None if it can."""
-        if not load.workers:
-            return ModelUnavailable(
-                f"no worker serves {model} now", retry_after_s=UNAVAILABLE_RETRY_S
-            )
-        if (retry_s := self._breakers.retry_after_s(model, now)) > 0:
-            return ModelUnavailable(
-                f"{model} failed repeatedly: its circuit breaker is open",
-                retry_after_s=max(RETRY_MIN_S, retry_s),
-            )
-        if wait_s <= 0:
-            return None  # a request that does not wait is never refused: it stands before nobody
-        expected, left_s = self._expect(model, scheduling, load, wait_s), scheduling.deadline - now
-        late_s = expected.total_s - left_s / SURE_SHARE
-        return None if late_s <= 0 else _late(model, expected, left_s, min(late_s, wait_s))
+def _late(
+    model: str, left_s: float, total_s: float, before: tuple[float, float], retry_s: float
+) -> ExpectedLate:
+    """Return the refusal of a request that has `left_s`; after `retry_s` the model would take it.
 
-
-def _task_name(model: str, rules: OverloadRules) -> str:
-    """Return what tasks call `model`."""
-    settings = rules.models.get(model)
-    return model if settings is None else settings.task_name
-
-
-def _wait_s(scheduling: SchedulingParams, load: ModelLoad, sent: SentTokens, now: float) -> float:
-    """Return the expected wait for a worker of a task that is sent now, in seconds."""
-    rank = RANKS[scheduling.priority_class]
-    state = load.of_class(scheduling.priority_class)
-    sent.forget(load.reported_at)
-    tasks = sent.tasks(rank)
-    if tasks < state.free_tasks:
-        return 0.0
-    wait_s = state.tenant_waits_s.get(scheduling.tenant, state.wait_s)
-    if tasks and load.tokens_per_s:
-        # Tasks that found a free slot stand before nobody.
-        share = 1 - state.free_tasks / tasks
-        tokens = sent.tokens_before(rank, scheduling.tenant, scheduling.rules.weights)
-        wait_s += share * tokens / load.tokens_per_s
-    return max(0.0, wait_s - (now - load.reported_at))
-
-
-def _late(model: str, expected: ExpectedTime, left_s: float, retry_s: float) -> ExpectedLate:
-    """Return the refusal of a request that has `left_s`; after `retry_s` the model would take it."""
-    before = ""
-    if expected.tokens_per_s:
-        before = f" ({expected.tokens_before:,.0f} tokens before it at {expected.tokens_per_s:,.0f} tokens/s)"
+    `before` has the tokens that are computed before the request, and the rate of the workers; 0 if that is unknown.
+    """
+    tokens, tokens_per_s = before
+    queue = (
+        f" ({tokens:,.0f} tokens before it at {tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
+    )
     retry_s = min(max(retry_s, RETRY_MIN_S), RETRY_MAX_S)
     return ExpectedLate(
-        f"deadline: {max(0.0, left_s):.1f} s left, about {expected.total_s:.1f} s expected of {model}{before};"
+        f"deadline: {max(0.0, left_s):.1f} s left, about {total_s:.1f} s expected of {model}{queue};"
         f" retry in {retry_s:.1f} s or raise the timeout",
         retry_after_s=retry_s,
     )

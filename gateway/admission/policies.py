@@ -40,7 +40,9 @@ class Policies:
         """The rules by which models are refused or replaced."""
         routing, catalog = self.settings.routing, self.catalog
         weights = self.settings.weights
-        return OverloadRules(routing.breaker, routing.fallbacks, catalog.settings, weights)
+        return OverloadRules(
+            routing.breaker, routing.fallbacks, catalog.settings, catalog.tasks, weights
+        )
 
     @property
     def versions(self) -> list[str]:

@@ -1,69 +1,39 @@
-"""Makes the prompts of a request for a model: tokens, and sampling parameters that fit the model.
+"""Makes the prompts of a request: tokens and sampling parameters for the model that it is routed to.
 
-A request for an answer has one prompt. A request about texts has one for each text, pair or answer.
+Prompt and answer together must fit into a model's context. How many tokens a prompt has is known only once a model's
+tokenizer has encoded it. Until then its characters give a lower bound (`ContextFit`), so a model that may fit is tried,
+and the request is routed again if it does not. `gateway.admission.text_prompts` makes the prompts of Embed, Rerank and
+Score.
 """
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from gateway.admission.text_work import TextThreads
+from gateway.admission.overload import OverloadControl
+from gateway.admission.request_context import PreparedPrompt, RequestContext
+from gateway.admission.turns import TextThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
-from gateway.models.tokenizer import ControlToken, TemplateRefused
-from gateway.models.tools import ToolUse, grammar_of
+from gateway.models.tokenizer import TemplateRefused
+from gateway.models.tools import grammar_of
+from gateway.routing.plan import Plan
 from gateway.safety.output.filter import OutputFilter
 from gateway.validation.conversation import Conversation, ValidAudio, function_of, messages_of
-from gateway.validation.options import NO_EFFORT
+from gateway.validation.options import NO_EFFORT, check_server
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
-from sluice.internal.v1.task_pb2 import Audio, Sampling, ServerOptions, Values
-from sluice.settings.remote import ServerSettings
-from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, ScoreRequest
+from sluice.internal.v1.task_pb2 import Audio, Sampling, ServerOptions
+from sluice.v1.inference_pb2 import ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY
 
-SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n", "response_format"})
-"""Sampling parameters that the gateway itself applies."""
+MIN_ANSWER_TOKENS: Final = 16
+"""Room for an answer whose length the caller does not limit, in tokens: fewer are rarely an answer."""
 TOP_P_MIN: Final = 1e-6
 """Replaces a top_p of 0, which servers refuse: the most probable token is drawn."""
-NEUTRAL: Final[Mapping[str, float]] = {"top_p": 1.0, "repetition_penalty": 1.0}
-"""Values of parameters that change nothing, where that is not 0."""
-ASKING: Final = frozenset({"seed", "logprobs"})
-"""Parameters that change something whatever their value."""
-
-SCORED_VALUES_MAX: Final = 131_072
-"""Numbers that a run may answer with: four bytes each, in one message."""
-UNDRAWN: Final = Sampling(max_tokens=1, top_p=1.0, repetition_penalty=1.0)
-"""The parameters of tasks that draw no token: every task has some."""
-
-
-@dataclass
-class PreparedPrompt:
-    """A prompt for one model.
-
-    Attributes:
-        model: The model.
-        prompt_token_ids: Tokens of the prompt; with audio, what its decoder begins with.
-        sampling: Sampling parameters.
-        inspect: Returns a filter for an answer; None if answers are not filtered.
-        values: The numbers that are wanted instead of an answer.
-        truncated: Whether the text was cut to fit the context.
-        audio: What the model hears.
-        answer_token_ids: Tokens of an answer that is scored.
-        chunks: The prompts whose answers together are the answer; the tokens are those of all. Empty for one prompt.
-    """
-
-    model: ServedModel
-    prompt_token_ids: Sequence[int]
-    sampling: Sampling
-    inspect: Callable[[], OutputFilter | None] | None
-    values: Values | None = None
-    truncated: bool = False
-    audio: Audio | None = None
-    answer_token_ids: Sequence[int] = ()
-    chunks: tuple["PreparedPrompt", ...] = ()
 
 
 def check_length(texts: Sequence[str], models: Sequence[ServedModel]) -> None:
@@ -146,82 +116,35 @@ async def encode(
     return await threads.work_on(conversation.texts, tenant, work)
 
 
-def decode_now(conversation: Conversation, model: ServedModel) -> Conversation:
-    """Return the conversation with the texts of the tokens in it, which are those of `model`.
-
-    Raises:
-        InvalidRequest: They are no tokens of text, or the model takes text alone.
-        PromptTooLong: They are more than the context has room for.
-    """
-    turns, answers = conversation.turns, conversation.answers
-    if token_ids := conversation.token_ids:
-        if len(token_ids) >= model.context_tokens:
-            raise prompt_too_long(model, f"{len(token_ids)}", len(token_ids))
-        turns = (replace(turns[0], content=_text_of(model, token_ids, "tokens.token_ids")),)
-    if sent := conversation.answer_token_ids:
-        for place, ids in enumerate(sent):
-            _cut(model, f"token_answers[{place}].token_ids", len(ids), model.context_tokens, False)
-        answers = tuple(
-            _text_of(model, ids, f"token_answers[{place}].token_ids")
-            for place, ids in enumerate(sent)
-        )
-    return replace(conversation, turns=turns, answers=answers)
-
-
-def _text_of(model: ServedModel, token_ids: Sequence[int], field: str) -> str:
-    tokenizer = model.tokenizer
-    if model.settings.takes_messages or tokenizer.pieces is not None:
-        raise InvalidRequest.of(field, f"{model.name} takes text alone; send the text")
-    if not in_vocabulary(token_ids, tokenizer.tokenizer.get_vocab_size()):
-        size = tokenizer.tokenizer.get_vocab_size()
-        raise InvalidRequest.of(field, f"must be below {size}, the vocabulary of {model.name}")
-    try:
-        return tokenizer.decode(token_ids)
-    except ControlToken as error:
-        text, token_id = error.args
-        raise InvalidRequest.of(
-            field, f"has the special token {token_id} ({text}); send tokens of text alone"
-        ) from None
-
-
 def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
     """Return as `encode` does, in this thread."""
     if conversation.token_ids and conversation.vocabulary == model.name:
         return list(conversation.token_ids)
-    tokenizer, alone = model.tokenizer, len(conversation.turns) == 1 and not conversation.tools
+    tokenizer, turns, tools = model.tokenizer, conversation.turns, conversation.tools
+    alone = len(turns) == 1 and not tools
     if conversation.raw or (tokenizer.template is None and alone):
-        return tokenizer.encode_text(conversation.turns[0].content)
+        return tokenizer.encode_text(turns[0].content)
     if tokenizer.template is None:
         raise InvalidRequest.of("chat", f"{model.name} has no chat template; send one prompt")
-    form = tokenizer.tool_format
-    if conversation.tools and form is None:
+    form, says_strict = tokenizer.tool_format, model.settings.takes_messages
+    if tools and form is None:
         raise InvalidRequest.of(
             "tools", f"the chat template of {model.name} takes no tools that we know"
         )
-    says_strict = model.settings.takes_messages
-    tools = [function_of(tool, says_strict=says_strict) for tool in conversation.tools]
-    try:
-        return _encode_chat(conversation, model, tools)
-    except TemplateRefused as refused:
-        raise InvalidRequest.of(
-            "chat.messages", f"the chat template of {model.name} refuses them: {refused}"
-        ) from refused
-
-
-def _encode_chat(
-    conversation: Conversation, model: ServedModel, tools: Sequence[Mapping[str, Any]]
-) -> list[int]:
-    """Return the tokens of a conversation in the chat template of `model`; raise as `ModelTokenizer.encode_chat`."""
-    tokenizer, turns, variables = model.tokenizer, conversation.turns, conversation.variables
-    try:
-        return tokenizer.encode_chat(messages_of(turns, tokenizer.tool_format), variables, tools)
-    except TemplateRefused:
-        arguments = [call.arguments for turn in turns for call in turn.calls]
-        if not any(isinstance(argument, str) for argument in arguments):
-            raise
-    # Some templates name each argument, so they fail on a text.
-    wrapped = messages_of(turns, tokenizer.tool_format, wrapped=True)
-    return tokenizer.encode_chat(wrapped, variables, tools)
+    functions = [function_of(tool, says_strict=says_strict) for tool in tools]
+    arguments = [call.arguments for turn in turns for call in turn.calls]
+    wrapped = False
+    while True:
+        messages = messages_of(turns, form, wrapped=wrapped)
+        try:
+            return tokenizer.encode_chat(messages, conversation.variables, functions)
+        except TemplateRefused as refused:
+            # Some templates name each argument, so they fail on a text: try once more with texts in an object.
+            if wrapped or not any(isinstance(argument, str) for argument in arguments):
+                raise InvalidRequest.of(
+                    "chat.messages", f"the chat template of {model.name} refuses them: {refused}"
+                ) from refused
+            wrapped = True
 
 
 def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampling:
@@ -241,14 +164,19 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     sampling, constraint = request.sampling, request.sampling.WhichOneof("constraint")
     limit = min(model.max_answer_tokens, context - prompt_tokens)
     max_tokens = min(sampling.max_tokens or limit, limit)
-    # A request that is repeated at another gateway gets the same answer, whatever became of the first one.
-    seed = sampling.seed if sampling.HasField("seed") else request.seed_of_key
+    if sampling.HasField("seed"):
+        seed = sampling.seed
+    elif request.key:
+        # A request that is repeated at another gateway gets the same answer, whatever became of the first one.
+        seed = request.seed_of_key
+    else:
+        seed = secrets.randbits(63)
     fitted = Sampling(
         max_tokens=max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p or TOP_P_MIN,
         top_k=sampling.top_k,
-        seed=secrets.randbits(63) if seed is None else seed,
+        seed=seed,
         repetition_penalty=sampling.repetition_penalty,
         logprobs=sampling.HasField("logprobs"),
         top_logprobs=sampling.logprobs,
@@ -289,22 +217,13 @@ def prompt_too_long(model: ServedModel, size: str, tokens: int) -> PromptTooLong
         f"the prompt has {size} tokens, the context of {model.name} has {model.context_tokens}, answer included; "
         "shorten it"
     )
-    return _too_long(model, tokens, message, FieldViolation("input", message))
+    return too_long(model, tokens, message, FieldViolation("input", message))
 
 
-def _text_too_long(model: ServedModel, field: str, tokens: int, room: int) -> PromptTooLong:
-    """Return the error for one text of several that does not fit."""
-    context = model.context_tokens
-    problem = (
-        f"has {tokens} tokens, {model.name} has room for {max(room, 0)} beside {context - room} others in its "
-        f"context of {context}; shorten it, or set truncate"
-    )
-    return _too_long(model, tokens, f"{field}: {problem}", FieldViolation(field, problem))
-
-
-def _too_long(
+def too_long(
     model: ServedModel, tokens: int, message: str, violation: FieldViolation
 ) -> PromptTooLong:
+    """Return the error for `tokens` that `model` has no room for, as `message` and `violation` say."""
     limits = {"prompt_tokens": str(tokens), "context_tokens": str(model.context_tokens)}
     return PromptTooLong(message, metadata=limits, violations=[violation])
 
@@ -326,7 +245,7 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
             f"has token ids of one model: name it in model; {model.name} would answer now",
         )
     if model.settings.server is not None:
-        _check_server(request, model.name, model.settings.server)
+        check_server(sampling, request.tools, model.name, model.settings.server)
     elif sampling.reasoning_effort not in ("", NO_EFFORT):
         problem = f'{model.name} takes "{NO_EFFORT}" alone; leave it out'
         raise InvalidRequest.of("sampling.reasoning_effort", problem)
@@ -338,127 +257,149 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
         raise InvalidRequest.of(field, f"{model.name} has no token that ends an answer")
 
 
-def _check_server(request: ValidRequest, name: str, server: ServerSettings) -> None:
-    """Raise InvalidRequest if the server of a model of `engine: openai` does not take all parameters."""
-    served = SERVED_HERE if server.api == "chat" else SERVED_HERE | {"chat_template_kwargs"}
-    for field, value in request.sampling.ListFields():
-        asks = field.name in ASKING or value != NEUTRAL.get(field.name, 0)
-        if asks and field.name not in served and field.name not in server.names:
-            raise _not_taken(f"sampling.{field.name}", name, "leave it out")
-    if request.tools is not None:
-        _check_server_tools(request.tools, name, server)
+class ContextFit:
+    """What is known of the room that each model has for one request.
 
-
-def _check_server_tools(tools: ToolUse, name: str, server: ServerSettings) -> None:
-    """Raise InvalidRequest if the server does not take tools as the request has them."""
-    chats, names = server.api == "chat", server.names
-    if tools.forced and ("tool_choice" if chats else "grammar") not in names:
-        raise _not_taken("tool_choice", name, "let the model choose")
-    strict = next((at for at, tool in enumerate(tools.tools) if tool.strict), None)
-    if strict is not None and ("strict" if chats else "grammar") not in names:
-        raise _not_taken(f"tools[{strict}].strict", name, "leave it out")
-    if not chats and tools.schema and "grammar" not in names:
-        raise _not_taken("sampling.json_schema", name, "leave it or the tools out")
-
-
-def _not_taken(field: str, name: str, remedy: str) -> InvalidRequest:
-    return InvalidRequest.of(field, f"the server of {name} does not take it; {remedy}")
-
-
-def embed_prompts(
-    request: EmbedRequest, conversation: Conversation, model: ServedModel
-) -> list[PreparedPrompt]:
-    """Return a prompt for each text.
-
-    Raises:
-        PromptTooLong: A text does not fit, and must not be cut.
+    Attributes:
+        tokens: Length of the prompt in tokens, by the models that have encoded it.
     """
-    sentence, tokenizer = model.sentence, model.tokenizer
-    assert sentence is not None, "it is an embedding model"
-    prompt = sentence.prompts.get(request.prompt_name or sentence.default_prompt, "")
-    values = Values(
-        dimensions=request.dimensions,
-        normalize=request.normalize if request.HasField("normalize") else None,
-    )
-    room = model.context_tokens - tokenizer.added(1)
-    prompts = []
-    for place, text in enumerate(conversation.documents):
-        token_ids = _tokens(model, prompt + text)
-        cut = _cut(model, f"texts[{place}]", len(token_ids), room, request.truncate)
-        framed, _ = tokenizer.framed(token_ids[:room])
-        prompts.append(PreparedPrompt(model, framed, UNDRAWN, None, values, cut))
-    return prompts
+
+    def __init__(self, context: RequestContext) -> None:
+        """Know nothing but the size of the texts. Guard models answer only if a request names them."""
+        compiled, routing = context.inspection.compiled, context.policies.settings.routing
+        guards = {guard.settings.model for guard in compiled.guards}
+        guards -= {name for _, name in routing.all_models()} if guards else set()
+        self._catalog, self._excluded = context.policies.catalog, guards
+        self._chars = sum(map(len, context.conversation.texts))
+        self._max_tokens = context.max_tokens
+        self.tokens: dict[str, int] = {}
+        self._roomiest = ""
+        """The model that answers although it has less room than wanted, because no other has more."""
+
+    def fits(self, model: str) -> bool:
+        """Return whether `model` may have room for the prompt and the answer that is wanted."""
+        if model not in self._catalog.reading or model in self._excluded:
+            return False
+        wanted = min(self._max_tokens or MIN_ANSWER_TOKENS, self._catalog[model].max_answer_tokens)
+        return self._room(model) >= (1 if model == self._roomiest else wanted)
+
+    def relax(self) -> None:
+        """Accept a shorter answer, of the model with the most room, when no model has room for the one wanted.
+
+        Raises:
+            PromptTooLong: No model has room for a single token of an answer; names the largest context.
+        """
+        candidates = [name for name in self._catalog.reading if name not in self._excluded]
+        self._roomiest = max(candidates, key=self._room)
+        if self._room(self._roomiest) < 1:
+            name = max(candidates, key=lambda name: self._catalog[name].context_tokens)
+            tokens = self._catalog[name].context_tokens - self._room(name)
+            size = f"{tokens}" if name in self.tokens else f"at least {tokens}"
+            raise prompt_too_long(self._catalog[name], size, tokens)
+
+    def _room(self, name: str) -> int:
+        """Return the most tokens that an answer of a model may have."""
+        model, tokens = self._catalog[name], self.tokens.get(name)
+        if tokens is None:
+            tokens = math.ceil(self._chars / model.tokenizer.token_chars_max)
+        return model.context_tokens - tokens
 
 
-def rerank_prompts(
-    request: RerankRequest, conversation: Conversation, model: ServedModel
-) -> list[PreparedPrompt]:
-    """Return a prompt for each document, with the query before it; raise as `embed_prompts`."""
-    tokenizer = model.tokenizer
-    query_ids = _tokens(model, conversation.query)
-    room = model.context_tokens - tokenizer.added(2) - len(query_ids)
-    if room < 1:
-        raise _text_too_long(model, "query", len(query_ids), room + len(query_ids))
-    prompts = []
-    for place, document in enumerate(conversation.documents):
-        token_ids = _tokens(model, document)
-        cut = _cut(model, f"documents[{place}]", len(token_ids), room, request.truncate)
-        framed, second = tokenizer.framed(query_ids, token_ids[:room])
-        prompts.append(
-            PreparedPrompt(model, framed, UNDRAWN, None, Values(second_text=second), cut)
-        )
-    return prompts
+class Preparation:
+    """Prepares prompts.
+
+    Attributes:
+        threads: Threads in which long texts become tokens.
+    """
+
+    def __init__(self, overload: OverloadControl, threads: TextThreads) -> None:
+        """Ask `overload` whether the version of a model is served."""
+        self._overload = overload
+        self.threads = threads
+
+    async def prepare_all(self, context: RequestContext, contexts: ContextFit | None) -> bool:
+        """Set the prompts of a routed request, and that of a cascade's second model, so that no escalation waits.
+
+        Args:
+            context: The request.
+            contexts: What is known of the room in the contexts of models; None for texts and audio.
+
+        Returns:
+            False if the model that the gateway has chosen has no room for the request.
+        """
+        plan = context.plan
+        if context.to_prompts is not None:
+            model, texts = context.policies.catalog[plan.model], context.conversation.texts
+            work = partial(context.to_prompts, context.conversation, model)
+            context.prompts = await self.threads.work_on(texts, context.tenant, work)
+            return True
+        first = await self._prepare(context, plan.model, contexts if is_replaceable(plan) else None)
+        if first is None:
+            return False
+        context.prompts = (first,)
+        if plan.cascade is not None and contexts is not None:
+            context.second = await self._prepare(context, plan.cascade.second, contexts)
+            if context.second is None:
+                return False
+            context.second.sampling.seed = first.sampling.seed
+            # The first answer is judged by its log-probabilities, whether the caller wants them or not.
+            first.sampling.logprobs = True
+        return True
+
+    async def prepare_fallback(self, context: RequestContext, model: str) -> PreparedPrompt | None:
+        """Return the prompt of an admitted request for the fallback `model`; None if that cannot take it."""
+        try:
+            return await self._prepare(context, model, ContextFit(context))
+        except InvalidRequest:  # such as tools that its chat template does not know
+            return None
+
+    async def prepare_governed(self, context: RequestContext, model: str) -> PreparedPrompt:
+        """Return the prompt of an admitted request for the model that a guard's policy names.
+
+        Raises:
+            ModelUnavailable, ExpectedLate: The model cannot answer in time.
+            InvalidRequest, PromptTooLong: The model cannot take the prompt.
+        """
+        outlook = self._overload.outlook(model, context, time.monotonic())
+        if outlook.problem is not None:
+            raise outlook.problem
+        prepared = await self._prepare(context, model)
+        assert prepared is not None, "no room is asked for"
+        return prepared
+
+    async def _prepare(
+        self, context: RequestContext, model: str, contexts: ContextFit | None = None
+    ) -> PreparedPrompt | None:
+        """Return the prompt for `model`, of the version that the caller's tokens came from if it resumes.
+
+        Returns None, and notes the length in `contexts`, if prompt and answer have no room there.
+        """
+        request, conversation, policies = context.request, context.conversation, context.policies
+        version = policies.catalog.version(model, request.resume_version)
+        if (
+            version is not policies.catalog[model]
+            and not self._overload.loads.load(version.settings.task_name, time.monotonic()).ready
+        ):
+            raise InvalidRequest.of(
+                "resume.resume_token",
+                "is of a version of the model that was replaced: ask again without resume",
+            )
+        inspect = partial(policies.inspector.answer, context.inspection, conversation.system_text)
+        try:
+            prepared = await prepare(request, conversation, version, inspect, self.threads)
+        except PromptTooLong as error:
+            if contexts is None:
+                raise
+            contexts.tokens[model] = int(error.metadata["prompt_tokens"])
+            return None
+        if contexts is not None:
+            contexts.tokens[model] = len(prepared.prompt_token_ids)
+            if not contexts.fits(model):
+                return None
+        return prepared
 
 
-def score_prompts(
-    request: ScoreRequest, conversation: Conversation, model: ServedModel
-) -> list[PreparedPrompt]:
-    """Return a prompt for each answer, with the prompt before it; raise as `embed_prompts`, and InvalidRequest."""
-    if model.settings.engine != "transformers":
-        raise InvalidRequest.of("model", f"{model.name} gives no log-probabilities; name another")
-    own = conversation.vocabulary == model.name and conversation.answer_token_ids
-    prompt = encode_now(conversation, model) if conversation.turns else None
-    prompts = []
-    for place, answer in enumerate(conversation.answers):
-        sent = own[place] if own else ()
-        # A caller that sends tokens decides what they begin with.
-        before = prompt if prompt is not None else [] if sent else model.tokenizer.lead
-        token_ids = sent or model.tokenizer.bare(answer)
-        prompts.append(_score_prompt(model, before, token_ids, place, request.alternatives))
-    return prompts
-
-
-def _score_prompt(
-    model: ServedModel,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    place: int,
-    alternatives: int,
-) -> PreparedPrompt:
-    token_ids = [*prompt, *answer]
-    # The first token has no probability without one before it.
-    scored = token_ids[max(1, len(prompt)) :]
-    if not scored:
-        raise InvalidRequest.of(f"answers[{place}]", "is one token, and there is none before it")
-    _cut(model, f"answers[{place}]", len(token_ids), model.context_tokens, False)
-    if len(scored) * (1 + 2 * alternatives) > SCORED_VALUES_MAX:
-        raise InvalidRequest.of(
-            "alternatives",
-            f"are too many for {len(scored)} tokens; ask for fewer, or send shorter texts",
-        )
-    values = Values(scored_token_ids=scored, scored_alternatives=alternatives)
-    return PreparedPrompt(
-        model, token_ids[:-1], UNDRAWN, None, values, answer_token_ids=tuple(answer)
-    )
-
-
-def _tokens(model: ServedModel, text: str) -> list[int]:
-    lower = model.sentence is not None and model.sentence.lower_case
-    return model.tokenizer.bare(text.lower() if lower else text)
-
-
-def _cut(model: ServedModel, field: str, tokens: int, room: int, truncate: bool) -> bool:
-    """Return whether a text must be cut to fit; raise PromptTooLong if that is not allowed."""
-    if tokens > room and not truncate:
-        raise _text_too_long(model, field, tokens, room)
-    return tokens > room
+def is_replaceable(plan: Plan) -> bool:
+    """Return whether the gateway chose the model: not the caller, the tokens it resumes with, or the safety policy."""
+    named = plan.route.strategy in (ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY)
+    return plan.route.degraded or not named

@@ -1,5 +1,8 @@
 """What the gateway knows of one request, from its first byte to the last.
 
+`Call` carries it: one RPC, one HTTP request, or one item of a job or batch. The transports implement it:
+`gateway.api.methods.GrpcCall`, `gateway.http.call.HttpCall`, and `ItemCall` for one request among many in a call.
+
 `RequestContext` is made when the message has been read and validated. `gateway.admission.admission` fills in what it
 decides, and every later step takes the context. An answer's messages come from `gateway.streaming`.
 """
@@ -7,34 +10,158 @@ decides, and every later step takes the context. An answer's messages come from 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import grpc
+from typing_extensions import override
 
-from gateway.admission.call import internal_error
 from gateway.admission.overload import SchedulingParams
 from gateway.admission.policies import Policies
-from gateway.admission.prompts import PreparedPrompt
+from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
 from gateway.routing.budget import Reservation
 from gateway.routing.plan import Plan
 from gateway.routing.router import CHARS_PER_TOKEN
 from gateway.safety.inspector import RequestInspection
+from gateway.safety.output.filter import OutputFilter
 from gateway.telemetry.request_log import CALLER_GONE, RequestLog
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
-from sluice.errors import Cancelled, DeadlinePassed, SluiceError
+from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
+from sluice.internal.v1.task_pb2 import Audio, Sampling, Values
 from sluice.v1.inference_pb2 import Route, Started
 
 logger = logging.getLogger(__name__)
 
 _ROUNDING: Final = 0.98
 """Share of a timeout after which a caller that goes is late: gRPC rounds deadlines by 1 %."""
+_PASSED_ON: Final = (grpc.aio.AbortError, grpc.aio.UsageError)
+"""How grpc itself ends a call: it must see them."""
 _T = TypeVar("_T")
+
+
+class Call(ABC):
+    """One call of one transport.
+
+    Attributes:
+        caller: Who calls; set when it has been authenticated.
+        metadata: Headers of the call; the trace context is among them.
+        route: The path of an HTTP call; empty for others.
+    """
+
+    caller: Caller
+    metadata: Mapping[str, str]
+    route: str = ""
+
+    @property
+    @abstractmethod
+    def remaining_s(self) -> float | None:
+        """Time until the deadline of the call, in seconds; None without a deadline."""
+
+    @property
+    def certificate_names(self) -> Sequence[str]:
+        """Subject alternative names of the client's verified certificate."""
+        return ()
+
+    def identify(self, caller: Caller) -> None:
+        """Set the caller, once it has been authenticated."""
+        self.caller = caller
+
+    @abstractmethod
+    async def fail(self, error: SluiceError) -> None:
+        """End the call with `error`."""
+
+
+@dataclass
+class ItemCall(Call):
+    """One request of a call that carries many.
+
+    Attributes:
+        timeout_s: Time that is left for it, in seconds; None without a deadline.
+        error: What it ended with.
+    """
+
+    caller: Caller
+    metadata: Mapping[str, str]
+    timeout_s: float | None
+    error: SluiceError | None = None
+
+    @property
+    @override
+    def remaining_s(self) -> float | None:
+        return self.timeout_s
+
+    @override
+    async def fail(self, error: SluiceError) -> None:
+        self.error = error
+
+
+async def fail_with(
+    work: Awaitable[_T], fail: Callable[[SluiceError], Awaitable[None]], name: object
+) -> _T | None:
+    """Return the result of `work`; pass the error that it raises to `fail`.
+
+    Args:
+        work: What is awaited.
+        fail: Sends the error to whoever waits. An exception of our own code is logged and becomes `InternalError`.
+        name: Its text names the work in the log.
+    """
+    try:
+        return await work
+    except SluiceError as raised:
+        # Without its frames, which hold the request: a client that does not read would keep it in memory.
+        error = raised.with_traceback(None)
+    except _PASSED_ON:
+        raise
+    except Exception:  # the text of an exception is not for the caller
+        logger.exception("call failed: %s", name)
+        error = internal_error()
+    try:
+        await fail(error)
+    except _PASSED_ON:
+        raise
+    except Exception:
+        logger.exception("sending %s to a caller failed: %s", error.reason, name)
+        await fail(internal_error())
+    return None
+
+
+def internal_error() -> InternalError:
+    """Return the error of a call that met a fault of the gateway."""
+    return InternalError("the gateway failed; its log has the reason")
+
+
+@dataclass
+class PreparedPrompt:
+    """A prompt for one model.
+
+    Attributes:
+        model: The model.
+        prompt_token_ids: Tokens of the prompt; with audio, what its decoder begins with.
+        sampling: Sampling parameters.
+        inspect: Returns a filter for an answer; None if answers are not filtered.
+        values: The numbers that are wanted instead of an answer.
+        truncated: Whether the text was cut to fit the context.
+        audio: What the model hears.
+        answer_token_ids: Tokens of an answer that is scored.
+        chunks: The prompts whose answers together are the answer; the tokens are those of all. Empty for one prompt.
+    """
+
+    model: ServedModel
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+    inspect: Callable[[], OutputFilter | None] | None
+    values: Values | None = None
+    truncated: bool = False
+    audio: Audio | None = None
+    answer_token_ids: Sequence[int] = ()
+    chunks: tuple["PreparedPrompt", ...] = ()
+
 
 TextsToPrompts = Callable[[Conversation, ServedModel], Sequence[PreparedPrompt]]
 """Returns the prompts of a request about texts, of the texts as the model may see them."""
@@ -55,8 +182,10 @@ class RequestKind:
     late: str
 
 
-class RequestContext:
+class RequestContext(SchedulingParams):
     """A valid request, how long it may take, and all that is decided about it.
+
+    What the expected time of its answer depends on stands in `SchedulingParams`.
 
     Attributes:
         kind: The method that was called.
@@ -66,16 +195,12 @@ class RequestContext:
         answer_id: The id of the request whose answer it reads: an earlier one, where an idempotency key names that.
         key: Its idempotency key; empty without one.
         fingerprint: Equal for equal requests.
-        tenant: Who pays.
-        priority_class: Its class.
         arrived_at: When it came, in monotonic seconds.
-        deadline: When it fails, in monotonic seconds.
         with_logprobs: Whether the caller wants log-probabilities.
         timings: Returns the timings of its answer.
         conversation: Its texts as a model may see them.
         to_prompts: Makes the prompts of a request about texts; None for a request that one answer is for.
         policies: What decides about it; taken once, when it is admitted.
-        scheduling: What the expected time of its answer depends on.
         inspection: What was found in its texts, by the policy in force.
         plan: Where it is routed.
         prompts: One prompt, or one for each text, pair or answer of a request about texts, in order.
@@ -84,7 +209,6 @@ class RequestContext:
     """
 
     policies: Policies
-    scheduling: SchedulingParams
     inspection: RequestInspection
     plan: Plan
     prompts: Sequence[PreparedPrompt]
@@ -99,41 +223,33 @@ class RequestContext:
         to_prompts: TextsToPrompts | None = None,
     ) -> None:
         """Begin with a valid request; `resume_key` signs the tokens that callers resume its answer with."""
+        conversation, sampling = request.conversation, request.sampling
+        chars = sum(map(len, conversation.texts))
+        super().__init__(
+            request.priority_class,
+            log.arrived_at + request.timeout_s,
+            tenant=request.tenant,
+            allow_degraded=request.allow_degraded,
+            workload=request.workload,
+            prompt_tokens=chars // CHARS_PER_TOKEN + conversation.sent_tokens,
+            min_tokens=sampling.min_tokens,
+            max_tokens=sampling.max_tokens,
+        )
         self.kind = kind
         self.request = request
         self.log = log
         self.request_id = self.answer_id = log.request_id
         self.key = request.key
         self.fingerprint = request.fingerprint
-        self.tenant = request.tenant
-        self.priority_class = request.priority_class
         self.arrived_at = log.arrived_at
-        self.deadline = log.arrived_at + request.timeout_s
-        self.with_logprobs = request.sampling.HasField("logprobs")
+        self.with_logprobs = sampling.HasField("logprobs")
         self.timings = log.timings
-        self.conversation = request.conversation
+        self.conversation = conversation
         self.to_prompts = to_prompts
         self.second: PreparedPrompt | None = None
         self._resume_key = resume_key
         self._timeout: asyncio.Timeout | None = None
         self._stopped_by: SluiceError | None = None
-
-    def use(self, policies: Policies) -> None:
-        """Decide by `policies` from now on."""
-        request, conversation = self.request, self.request.conversation
-        chars = sum(map(len, conversation.texts))
-        self.policies = policies
-        self.scheduling = SchedulingParams(
-            self.priority_class,
-            self.deadline,
-            tenant=self.tenant,
-            rules=policies.overload,
-            allow_degraded=request.allow_degraded,
-            workload=request.workload,
-            prompt_tokens=chars // CHARS_PER_TOKEN + conversation.sent_tokens,
-            min_tokens=request.sampling.min_tokens,
-            max_tokens=request.sampling.max_tokens,
-        )
 
     @property
     def first(self) -> PreparedPrompt:

@@ -4,21 +4,18 @@ The end of a request counts for its tenant's spending, for the circuit breakers 
 answers that are expected next.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final
 
 from gateway.admission.overload import OverloadControl, SchedulingParams
-from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.tenant_limits import TenantLimits
-from gateway.identity.caller import Caller
 from gateway.routing.breaker import Breakers
-from gateway.routing.budget import DAY_S, MONTH_PERIODS, Reservation, Spending
+from gateway.routing.budget import DAY_S, MONTH_PERIODS, Spending
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.result_collector import ResultCollector
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
-from sluice.settings import Settings
 
 HUNG_S: Final = 10.0
 """How long a model may give no token to any task, while one waits for it, until it counts as hung, in seconds."""
@@ -63,34 +60,6 @@ class UsageAccounting:
         self.hung_s = HUNG_S
         self._last_token_at: dict[str, float] = {}
         """When runs that have ended got their last token, by model."""
-
-    def reserve(self, settings: Settings, payer: Caller) -> Reservation:
-        """Count a request of `payer`, and begin the reservation of what it may use.
-
-        Raises:
-            LimitReached: No request, token or cost is left of its limits.
-        """
-        take_back = self.limits.enter(settings, payer)
-        reservation = self.spending.reserve(payer.tenant, 0.0)
-        reservation.take_back = take_back
-        return reservation
-
-    def hold(
-        self,
-        reservation: Reservation,
-        settings: Settings,
-        payer: Caller,
-        prompts: Sequence[PreparedPrompt],
-    ) -> None:
-        """Reserve tokens and cost of the longest answers to `prompts`; raise LimitReached."""
-        cost, tokens = 0.0, 0
-        for prompt in prompts:
-            lengths = len(prompt.prompt_token_ids), prompt.sampling.max_tokens
-            cost += prompt.model.settings.cost(*lengths)
-            tokens += sum(lengths)
-        reservation.cost = cost
-        model = prompts[0].model.name
-        reservation.settle = self.limits.reserve(settings, payer, model, tokens)
 
     def record_stream(self, request: SchedulingParams, stream: ResultCollector, now: float) -> int:
         """Add the cost of a stream that has ended, and judge its models.

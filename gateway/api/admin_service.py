@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from gateway.api.grpc_call import is_local
+from gateway.api.methods import GrpcCall, is_local
 from gateway.records.store import RecordStore
 from gateway.shared.peers import QueryHandler
 from gateway.shared.state import SharedState
@@ -39,7 +39,6 @@ from sluice.settings import Settings
 from sluice.telemetry import catalog
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.v1 import admin_pb2 as pb
-from sluice.v1.admin_pb2_grpc import AdminServiceServicer
 from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import duration, ms_of, timestamp, unix_ms
 from sluice.wire.enums import value_of
@@ -61,7 +60,7 @@ ADMIN_SERVICE: Final = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
 @dataclass(frozen=True, eq=False)
-class AdminService(AdminServiceServicer):
+class AdminService:
     """Answers operators and auditors, and tenants about themselves.
 
     Attributes:
@@ -91,7 +90,7 @@ class AdminService(AdminServiceServicer):
         }
 
     async def ListRequests(
-        self, request: pb.ListRequestsRequest, context: Any
+        self, request: pb.ListRequestsRequest, context: GrpcCall
     ) -> pb.ListRequestsResponse:
         """See the proto."""
         if request.limit > LIST_MAX:
@@ -123,7 +122,7 @@ class AdminService(AdminServiceServicer):
         return GatewayReply(running=listed)
 
     async def ListTenants(
-        self, request: pb.ListTenantsRequest, context: Any
+        self, request: pb.ListTenantsRequest, context: GrpcCall
     ) -> pb.ListTenantsResponse:
         """See the proto."""
         _check(request)
@@ -131,7 +130,7 @@ class AdminService(AdminServiceServicer):
         return self.shared.usage.listed(tenant, self.settings.currency)
 
     async def ForgetTenant(
-        self, request: pb.ForgetTenantRequest, context: Any
+        self, request: pb.ForgetTenantRequest, context: GrpcCall
     ) -> pb.ForgetTenantResponse:
         """See the proto."""
         _check(request, "tenant")
@@ -158,7 +157,7 @@ class AdminService(AdminServiceServicer):
         return GatewayReply()
 
     async def CancelRequests(
-        self, request: pb.CancelRequestsRequest, context: Any
+        self, request: pb.CancelRequestsRequest, context: GrpcCall
     ) -> pb.CancelRequestsResponse:
         """See the proto."""
         if bool(request.request_ids) == bool(request.tenant):
@@ -191,7 +190,7 @@ class AdminService(AdminServiceServicer):
         return GatewayReply(cancelled=pb.CancelRequestsResponse(request_ids=request_ids))
 
     async def DrainWorker(
-        self, request: pb.DrainWorkerRequest, context: Any
+        self, request: pb.DrainWorkerRequest, context: GrpcCall
     ) -> pb.DrainWorkerResponse:
         """See the proto."""
         _check(request)
@@ -221,7 +220,7 @@ class AdminService(AdminServiceServicer):
         )
 
     async def ReadMetrics(
-        self, request: pb.ReadMetricsRequest, context: Any
+        self, request: pb.ReadMetricsRequest, context: GrpcCall
     ) -> pb.ReadMetricsResponse:
         """See the proto."""
         if len(request.names) > len(catalog.METRICS):
@@ -232,7 +231,7 @@ class AdminService(AdminServiceServicer):
         return pb.ReadMetricsResponse(processes=await self.metrics.read_all(request.names))
 
     async def GetRequestRecord(
-        self, request: pb.GetRequestRecordRequest, context: Any
+        self, request: pb.GetRequestRecordRequest, context: GrpcCall
     ) -> pb.GetRequestRecordResponse:
         """See the proto."""
         if request.trace_id:
@@ -242,7 +241,7 @@ class AdminService(AdminServiceServicer):
         return await self.store.explain(request.request_id, context.caller.reads)
 
     async def GetAuditEntry(
-        self, request: pb.GetAuditEntryRequest, context: Any
+        self, request: pb.GetAuditEntryRequest, context: GrpcCall
     ) -> pb.GetAuditEntryResponse:
         """See the proto."""
         _check(request, "request_id")
@@ -250,7 +249,7 @@ class AdminService(AdminServiceServicer):
         return audit_response(entry)
 
     async def SubmitFeedback(
-        self, request: pb.SubmitFeedbackRequest, context: Any
+        self, request: pb.SubmitFeedbackRequest, context: GrpcCall
     ) -> pb.SubmitFeedbackResponse:
         """See the proto."""
         _check(request, "request_id")
@@ -262,9 +261,7 @@ class AdminService(AdminServiceServicer):
         return pb.SubmitFeedbackResponse()
 
     # A coroutine that writes: see InferenceService.Generate.
-    async def StreamOutcomes(  # type: ignore[override]
-        self, request: pb.StreamOutcomesRequest, context: Any
-    ) -> None:
+    async def StreamOutcomes(self, request: pb.StreamOutcomesRequest, context: GrpcCall) -> None:
         """See the proto."""
         _check(request)
         if not 0 <= request.since_time.seconds <= unix_ms() // 1000 + DAY_S:
@@ -276,7 +273,7 @@ class AdminService(AdminServiceServicer):
                 await context.write(response)
 
     async def GetRouterHealth(
-        self, request: pb.GetRouterHealthRequest, context: Any
+        self, request: pb.GetRouterHealthRequest, context: GrpcCall
     ) -> pb.GetRouterHealthResponse:
         """See the proto."""
         question = GatewayQuery(router_health=RouterHealthQuery())
@@ -287,13 +284,13 @@ class AdminService(AdminServiceServicer):
         return GatewayReply(router_health=self.drift.health())
 
     async def ClearAnswers(
-        self, request: pb.ClearAnswersRequest, context: Any
+        self, request: pb.ClearAnswersRequest, context: GrpcCall
     ) -> pb.ClearAnswersResponse:
         """See the proto."""
         _check(request)
         return pb.ClearAnswersResponse(unreached_gateways=await self.shared.answers.clear(request))
 
-    def _readable(self, tenants: list[str], context: Any) -> list[str]:
+    def _readable(self, tenants: list[str], context: GrpcCall) -> list[str]:
         """Return the tenants whose outcomes the caller may read, empty for all; raise PermissionDenied."""
         caller = context.caller
         if not is_local(context.peer):

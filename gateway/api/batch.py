@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.admission.call import Call, ItemCall
+from gateway.admission.request_context import Call, ItemCall, fail_with
 from gateway.api.generate import Generator
 from gateway.api.whole import cost_of, whole_answer
 from gateway.identity.caller import Caller
@@ -123,7 +123,7 @@ class _Batch:
         left_s = max(0.0, self._deadline - time.monotonic())
         call = ItemCall(self._caller, self._metadata, left_s)
         try:
-            await call.run(self._answer(request, result, call))
+            await fail_with(self._answer(request, result, call), call.fail, call)
         finally:
             self._slots.release()
         if call.error is not None:

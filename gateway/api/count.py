@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from gateway.admission.call import Call
-from gateway.admission.request_context import RequestContext, RequestKind
+from gateway.admission.request_context import Call, RequestContext, RequestKind
 from gateway.api.generate import Generator
 from gateway.telemetry.request_log import untraced
 from gateway.validation.requests import validate_count

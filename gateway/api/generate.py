@@ -22,9 +22,8 @@ from typing import Final
 from opentelemetry.trace import Tracer
 
 from gateway.admission.admission import Admission
-from gateway.admission.call import Call
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.request_context import RequestContext, RequestKind
+from gateway.admission.request_context import Call, RequestContext, RequestKind
 from gateway.models.catalog import Catalog
 from gateway.models.tool_events import PartEvents
 from gateway.shared.state import SharedState
@@ -41,7 +40,13 @@ from gateway.upstream.guards import GuardRunner
 from gateway.upstream.runs import SideTasks, Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
-from sluice.errors import RETRY_AFTER_S, DeadlinePassed, TransportUnavailable
+from sluice.errors import (
+    RETRY_AFTER_S,
+    DeadlinePassed,
+    InvalidRequest,
+    TransportUnavailable,
+    UnknownModel,
+)
 from sluice.internal.v1.frame_pb2 import TaskTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
@@ -124,18 +129,17 @@ class Generator:
             self.tracer, GENERATE.span, call.metadata, request_id=request_id, route=call.route
         ) as log:
             log.received(request, call.caller.tenant)
-            with self.admission.refusals_counted(call.caller):
-                valid = validate(
-                    request,
-                    self.catalog,
-                    self.timeout_s(call),
-                    call.caller,
-                    self.state.resume_key,
-                    self.settings.audio_max_s,
-                )
+            catalog, timeout_s = self.admission.in_force.policies.catalog, self.timeout_s(call)
+            key, audio_max_s = self.state.resume_key, self.settings.audio_max_s
+            try:
+                valid = validate(request, catalog, timeout_s, call.caller, key, audio_max_s)
+            except (InvalidRequest, UnknownModel):
+                self.admission.count_refused(call.caller)
+                raise
             log.validated(valid)
             if valid.sampling.n <= 1:
-                await self._answer_one(valid, log, write)
+                context = RequestContext(GENERATE, valid, log, key)
+                await context.run(self._run(context, write))
             else:
                 await self._answer_several(request, valid, write, log)
             return log
@@ -173,7 +177,8 @@ class Generator:
             with part_log, running:
                 part_log.received(wire, part.tenant)
                 part_log.validated(part)
-                await self._answer_one(part, part_log, write_part)
+                context = RequestContext(GENERATE, part, part_log, self.state.resume_key)
+                await context.run(self._run(context, write_part))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -184,12 +189,8 @@ class Generator:
         ended = [reasons[index] for index in sorted(reasons)]
         log.describe({names.GEN_AI_FINISH_REASONS: ended})
 
-    async def _answer_one(self, request: ValidRequest, log: RequestLog, write: Write) -> None:
-        """Pass the messages of one answer to `write`; raise as `RequestContext.run`."""
-        context = RequestContext(GENERATE, request, log, self.state.resume_key)
-        await context.run(self._run(context, write))
-
     async def _run(self, context: RequestContext, write: Write) -> None:
+        """Pass the messages of one answer to `write`."""
         request = context.request
         try:
             if request.key:
@@ -201,7 +202,7 @@ class Generator:
             self.refused(context, error)
             raise
         context.answer_id = answer.request_id
-        await self._deliver(context, answer, self._parts_of(context, answer), write)
+        await self._deliver(context, answer, write)
 
     def _find(self, request: ValidRequest) -> AnswerStream | Replay | None:
         """Return the live or complete answer that the key of the request names; None if there is none."""
@@ -270,7 +271,7 @@ class Generator:
         if policy.guards or policy.answer_readers:
             guards = GuardRunner(upstream, context)
             steering.checks, steering.check_answer = guards.checks, guards.check_answer
-        if context.scheduling.allow_degraded and not request.resume:
+        if context.allow_degraded and not request.resume:
             fallbacks = Fallbacks(upstream, context)
             steering.fall_back = fallbacks.begin
         first = upstream.new_run(
@@ -310,7 +311,7 @@ class Generator:
             tasks.close()
         now, log = time.monotonic(), context.log
         log.ended(answer, now)
-        used = self.upstream.usage.record_stream(context.scheduling, answer, now)
+        used = self.upstream.usage.record_stream(context, answer, now)
         is_refused = answer.error is not None and not answer.was_accepted
         context.reservation.release(used, answer.error if is_refused else None)
         self.state.keys.on_end(context.key, answer)
@@ -333,31 +334,21 @@ class Generator:
         context.log.error = context.error_of(error).reason
         self.ended(context.log)
 
-    def _parts_of(
-        self, context: RequestContext, answer: AnswerStream | Replay
-    ) -> PartEvents | None:
-        """Return what finds tool calls and reasoning in the answer; None if it can have neither."""
-        request, policies = context.request, self.admission.in_force.policies
-        catalog, inspector = policies.catalog, policies.inspector
-        if request.tools is None and not catalog.marks_reasoning:
-            return None
-        return PartEvents(
-            request.tools,
-            lambda model: catalog[model].tokenizer,
-            answer.text_before,
-            len(request.resume),
-            partial(inspector.assembled, request.tenant, request.labels),
-        )
-
     async def _deliver(
-        self,
-        context: RequestContext,
-        answer: AnswerStream | Replay,
-        parts: PartEvents | None,
-        write: Write,
+        self, context: RequestContext, answer: AnswerStream | Replay, write: Write
     ) -> None:
         """Write the events of an answer as they come; those that are there together in one message."""
         request, has_events = context.request, asyncio.Event()
+        policies, parts = self.admission.in_force.policies, None
+        catalog, inspector = policies.catalog, policies.inspector
+        if request.tools is not None or catalog.marks_reasoning:
+            parts = PartEvents(
+                request.tools,
+                lambda model: catalog[model].tokenizer,
+                answer.text_before,
+                len(request.resume),
+                partial(inspector.assembled, request.tenant, request.labels),
+            )
 
         async def put(response: GenerateResponse) -> None:
             if response.HasField("finished"):

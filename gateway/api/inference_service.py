@@ -3,22 +3,20 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.api.batch import answer_batch
 from gateway.api.count import count_tokens
 from gateway.api.generate import Generator
-from gateway.api.grpc_call import GrpcCall
+from gateway.api.methods import GrpcCall
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.api.whole import whole_answer
 from gateway.streaming.load_table import ModelLoadTable
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 
 
 @dataclass(frozen=True, eq=False)
-class InferenceService(InferenceServiceServicer):
+class InferenceService:
     """Answers requests to models.
 
     Attributes:
@@ -30,58 +28,59 @@ class InferenceService(InferenceServiceServicer):
     loads: ModelLoadTable
 
     # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
-    async def Generate(  # type: ignore[override]
+    async def Generate(
         self, request: pb.GenerateRequest, context: GrpcCall
-    ) -> None:
-        """See the proto."""
-        unfinished = max(1, request.sampling.n)
+    ) -> pb.GenerateResponse | None:
+        """See the proto. The last message is returned, so that it leaves together with the status."""
+        unfinished, last = max(1, request.sampling.n), None
 
         async def write(response: pb.GenerateResponse) -> None:
-            nonlocal unfinished
+            nonlocal unfinished, last
             unfinished -= response.HasField("finished")
             if unfinished:
                 await context.write(response)
             else:
-                context.finish(response)
+                last = response
 
         await self.generator.answer(request, context, write)
+        return last
 
     async def GenerateText(
-        self, request: pb.GenerateRequest, context: Any
+        self, request: pb.GenerateRequest, context: GrpcCall
     ) -> pb.GenerateTextResponse:
         """See the proto."""
         answer, _ = await whole_answer(self.generator, request, context)
         return answer
 
     async def GenerateBatch(
-        self, request: pb.GenerateBatchRequest, context: Any
+        self, request: pb.GenerateBatchRequest, context: GrpcCall
     ) -> pb.GenerateBatchResponse:
         """See the proto."""
         return await answer_batch(self.generator, request, context)
 
-    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
+    async def Embed(self, request: pb.EmbedRequest, context: GrpcCall) -> pb.EmbedResponse:
         """See the proto."""
         response, _ = await answer_texts(self.generator, EMBED, request, context)
         return response
 
-    async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
+    async def Rerank(self, request: pb.RerankRequest, context: GrpcCall) -> pb.RerankResponse:
         """See the proto."""
         response, _ = await answer_texts(self.generator, RERANK, request, context)
         return response
 
-    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
+    async def Score(self, request: pb.ScoreRequest, context: GrpcCall) -> pb.ScoreResponse:
         """See the proto."""
         response, _ = await answer_texts(self.generator, SCORE, request, context)
         return response
 
     async def CountTokens(
-        self, request: pb.CountTokensRequest, context: Any
+        self, request: pb.CountTokensRequest, context: GrpcCall
     ) -> pb.CountTokensResponse:
         """See the proto."""
         return await count_tokens(self.generator, request, context)
 
     async def ListModels(
-        self, request: pb.ListModelsRequest, context: Any
+        self, request: pb.ListModelsRequest, context: GrpcCall
     ) -> pb.ListModelsResponse:
         """See the proto."""
         now = time.monotonic()

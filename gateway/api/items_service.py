@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from gateway.admission.call import Call, ItemCall
+from gateway.admission.request_context import Call, ItemCall, fail_with
 from gateway.api.generate import Generator
-from gateway.api.grpc_call import GrpcCall
+from gateway.api.methods import GrpcCall
 from gateway.api.texts import EMBED, answer_texts
 from gateway.api.whole import cost_of, whole_answer
 from gateway.identity.caller import Caller
@@ -23,7 +23,6 @@ from sluice.internal.v1.items_pb2 import (
     RunRequest,
     RunResponse,
 )
-from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
 from sluice.v1.inference_pb2 import EmbedRequest, ModelUsage
 from sluice.wire.clock import ms_of
 from sluice.wire.groups import GroupWriter
@@ -37,7 +36,7 @@ QUIET_S: Final = 0.5
 """How long no other call must have come until the gateway counts as quiet, in seconds."""
 
 
-class ItemsService(ItemsServiceServicer):
+class ItemsService:
     """Answers items. Items above the limit for one tenant's bulk calls are not read, and wait at the sender."""
 
     def __init__(self, generator: Generator, caller_of: Callable[[Caller], Caller]) -> None:
@@ -53,7 +52,7 @@ class ItemsService(ItemsServiceServicer):
         self._slots = asyncio.Semaphore(generator.limiter.tenant_limits[-1])
 
     # A coroutine that writes: see InferenceService.Generate.
-    async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+    async def Run(self, requests: Any, context: GrpcCall) -> None:
         """See the proto."""
         writer, pacer = GroupWriter[RunResponse](context.write), self._generator.limiter.pacer
         async with asyncio.TaskGroup() as group:
@@ -68,7 +67,7 @@ class ItemsService(ItemsServiceServicer):
                         await pacer.wait(is_bounded=False)
 
     async def FindTokenEnds(
-        self, request: FindTokenEndsRequest, context: Any
+        self, request: FindTokenEndsRequest, context: GrpcCall
     ) -> FindTokenEndsResponse:
         """See the proto."""
         catalog = self._generator.catalog
@@ -89,7 +88,7 @@ class ItemsService(ItemsServiceServicer):
         timeout_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None
         item = ItemCall(call.caller, call.metadata, timeout_s)
         try:
-            response = await item.run(self._answer(request, item))
+            response = await fail_with(self._answer(request, item), item.fail, item)
         finally:
             self._slots.release()
         if item.error is not None:  # one bad item must not end the call of others

@@ -11,8 +11,8 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import Message
 
-from gateway.admission.call import Call
-from gateway.api.grpc_call import GrpcCall
+from gateway.admission.request_context import Call
+from gateway.api.methods import GrpcCall
 from gateway.identity.caller import JOB_READS, MESH
 from sluice.client.channel import (
     RECONNECT_IN_MESH_MS_MAX,

@@ -8,25 +8,27 @@ method:
 - `StreamMethod`: many requests, which the method parses and counts itself: items, jobs, reflection.
 - `HealthMethod`: one request of anybody, without credentials.
 
-The last message of an answer leaves together with the status of the call (`GrpcCall.finish`), where a method knows
-which one that is: gRPC then sends and wakes once less.
+Methods of our services get a `GrpcCall` in place of grpc's context. What they return leaves together with the status of
+the call: the only message of an answer, or the last one of Generate.
 """
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor_pool import Default as default_pool
-from google.protobuf.message import Message
 from typing_extensions import override
 
 from gateway.admission.arrivals import MESH_ONLY, Arrivals
-from gateway.api.grpc_call import GrpcCall, host_of
+from gateway.admission.request_context import Call, fail_with
 from gateway.identity.caller import ASKS, methods_of, roles_for
 from gateway.validation.requests import class_of
 from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.startup import is_loopback
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
 
@@ -44,6 +46,89 @@ METHODS_MAX: Final = 256
 """Methods whose handlers are kept: callers choose names, and reflection answers any."""
 HEALTH_BYTES_MAX: Final = 1024
 """Largest request about health, in bytes: the name of a service."""
+ABORT_S: Final = 5.0
+"""How long gRPC may take to send the status of a call whose client does not read, in seconds."""
+
+
+class GrpcCall(Call):
+    """A call over gRPC.
+
+    Attributes:
+        read: Returns the next message, or `grpc.aio.EOF`.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        method: str,
+        on_error: Callable[[SluiceError], object],
+        serialize: Callable[[Any], bytes] | None,
+        abort_s: float = ABORT_S,
+    ) -> None:
+        """Take over a call.
+
+        Args:
+            context: The call of grpc.
+            method: The name of its method.
+            on_error: Counts the error that it ends with.
+            serialize: Serializes its messages; None if they are bytes.
+            abort_s: See `ABORT_S`.
+        """
+        self._serialize = serialize
+        self._context = context
+        self._method = method
+        self._on_error = on_error
+        self._abort_s = abort_s
+        self.metadata: Mapping[str, str] = {
+            key: value for key, value in context.invocation_metadata() if isinstance(value, str)
+        }
+        self.read: Callable[[], Awaitable[Any]] = context.read
+
+    def __str__(self) -> str:
+        """Return the name of its method."""
+        return self._method
+
+    @property
+    @override
+    def remaining_s(self) -> float | None:
+        remaining_s: float | None = self._context.time_remaining()
+        return remaining_s
+
+    @property
+    @override
+    def certificate_names(self) -> Sequence[str]:
+        names = (self._context.auth_context() or {}).get("x509_subject_alternative_name", ())
+        return [name.decode(errors="replace") for name in names]
+
+    @property
+    def peer(self) -> str:
+        """The address of the client as gRPC names it, such as "ipv4:HOST:PORT"."""
+        return str(self._context.peer())
+
+    async def write(self, message: Any) -> None:
+        """Send a message; block while the client does not read."""
+        payload = message if self._serialize is None else self._serialize(message)
+        await self._context.write(payload)
+
+    async def abort(self, code: grpc.StatusCode, details: str, metadata: Sequence[Any]) -> None:
+        """End the call with the status of another server; always raises."""
+        await self._context.abort(code, details, metadata)
+
+    @override
+    async def fail(self, error: SluiceError) -> None:
+        """End the call with `error`; always raises.
+
+        For a client that does not read, gRPC keeps the status: after `ABORT_S` the rest of the call is released.
+        """
+        self._on_error(error)
+        status = error.as_abort()
+        try:
+            async with asyncio.timeout(self._abort_s):
+                await self._context.abort(*status)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:  # the client does not read, or has left at its own deadline
+            raise asyncio.CancelledError from None
 
 
 class Method(ABC):
@@ -67,27 +152,23 @@ class Method(ABC):
             make = grpc.stream_unary_rpc_method_handler
             self.handler = make(self._handle, read, self._serialize)
         else:
-            # Messages are serialized by `GrpcCall.write`, as those before the last one of others are.
+            # Messages are serialized by `GrpcCall.write`, as those before the last one of Generate are.
             self.handler = grpc.stream_stream_rpc_method_handler(self._handle, read, None)
 
     async def _handle(self, requests: Any, context: Any) -> Any:
-        call = GrpcCall(context, self._name, self._arrivals.counts.failed, self._serialize)
-        await call.run(self._answer(requests, call))
-        return call.last
+        call = GrpcCall(context, self._name, self._arrivals.on_error, self._serialize)
+        return await fail_with(self._answer(requests, call), call.fail, call)
 
     @abstractmethod
-    async def _answer(self, requests: Any, call: GrpcCall) -> None:
-        """Answer `call`; `requests` are its messages, parsed if the method has many."""
+    async def _answer(self, requests: Any, call: GrpcCall) -> Any:
+        """Answer `call` and return the last message; `requests` are its messages, parsed if the method has many."""
 
-    async def _call_behaviour(self, request: Message, call: GrpcCall) -> None:
-        """Let the service answer: a streaming method writes by itself."""
-        response = await self._behaviour(request, call)
-        if not self._is_streaming:
-            call.finish(response)
-
-    def _parsed(self, payload: Any) -> Message:
+    def _parse(self, payload: Any, max_bytes: int = HEALTH_BYTES_MAX) -> Any:
+        """Return the message in `payload`; raise InvalidRequest or MessageTooLarge."""
         if payload is grpc.aio.EOF:
             raise InvalidRequest("the call ended without a message")
+        if len(payload) > max_bytes:
+            raise _too_large(len(payload), max_bytes)
         message = self._reader(payload)
         if isinstance(message, SluiceError):
             raise message
@@ -111,7 +192,7 @@ class UnaryMethod(Method):
         self._max_bytes = max_message_bytes + audio_max_bytes
 
     @override
-    async def _answer(self, requests: Any, call: GrpcCall) -> None:
+    async def _answer(self, requests: Any, call: GrpcCall) -> Any:
         arrivals = self._arrivals
         await arrivals.arrive(call, self._roles, self._name.removeprefix("/"))
         tenant = call.caller.tenant
@@ -119,33 +200,29 @@ class UnaryMethod(Method):
         size = 0 if payload is grpc.aio.EOF else len(payload)
         arrivals.bytes.take(tenant, size)
         try:
-            parse = partial(self._parse, payload, size)
             try:
-                request = await arrivals.parse(tenant, size, parse)
+                request = await arrivals.parse(tenant, size, self._parse, payload)
             except (InvalidRequest, MessageTooLarge):
                 if self._roles == ASKS:
-                    arrivals.counts.rejected(call.caller)
+                    arrivals.on_rejected(call.caller)
                 raise
-            del payload, parse  # they may be large
+            del payload  # it may be large
             if self._name in UNLIMITED:
-                await self._call_behaviour(request, call)
-                return
+                return await self._behaviour(request, call)
             priority_class = class_of(request)
             await arrivals.limiter.begin(priority_class)
             with arrivals.limiter.running(priority_class, tenant):
-                await self._call_behaviour(request, call)
+                return await self._behaviour(request, call)
         finally:
             arrivals.bytes.give(tenant, size)
 
-    def _parse(self, payload: Any, size: int) -> Message:
-        """Return the request; raise InvalidRequest or MessageTooLarge."""
-        if size > self._max_bytes:
-            raise _too_large(size, self._max_bytes)
-        message, limit = self._parsed(payload), self._max_message_bytes
-        if size > limit:
+    @override
+    def _parse(self, payload: Any, max_bytes: int = HEALTH_BYTES_MAX) -> Any:
+        message, limit = super()._parse(payload, self._max_bytes), self._max_message_bytes
+        if len(payload) > limit:
             audio = len(message.audio.data) if isinstance(message, GenerateRequest) else 0
-            if size - audio > limit:
-                raise _too_large(size, limit)
+            if len(payload) - audio > limit:
+                raise _too_large(len(payload), limit)
         return message
 
 
@@ -157,23 +234,21 @@ class StreamMethod(Method):
         self._is_upload = _is_client_streaming(name)
 
     @override
-    async def _answer(self, requests: Any, call: GrpcCall) -> None:
+    async def _answer(self, requests: Any, call: GrpcCall) -> Any:
         arrivals = self._arrivals
         await arrivals.arrive(call, self._roles, self._name.removeprefix("/"))
         tenant = call.caller.tenant
         if not self._is_upload:
             requests = self._only_request(requests, tenant)
         if self._roles == MESH_ONLY:  # its tenants are those of the items that it sends
-            await self._behaviour(requests, call)
-            return
+            return await self._behaviour(requests, call)
         with arrivals.streams.held(tenant):
             if not self._is_upload:
-                await self._behaviour(requests, call)
-                return
+                return await self._behaviour(requests, call)
             with arrivals.uploads.held(tenant):
                 if self._name.startswith(OURS):
                     requests = arrivals.pieces(aiter(requests), self._late)
-                await self._behaviour(requests, call)
+                return await self._behaviour(requests, call)
 
     async def _only_request(self, requests: Any, tenant: str) -> AsyncIterator[Any]:
         """Yield the only message of a call; whatever follows is not read."""
@@ -192,18 +267,14 @@ class HealthMethod(Method):
     """A method of health, which anybody may call: limits by tenant are limits by address here."""
 
     @override
-    async def _answer(self, requests: Any, call: GrpcCall) -> None:
+    async def _answer(self, requests: Any, call: GrpcCall) -> Any:
         address = host_of(call.peer)
         async with self._arrivals.brief(address):
-            payload = await call.read()
-            if payload is not grpc.aio.EOF and len(payload) > HEALTH_BYTES_MAX:
-                raise _too_large(len(payload), HEALTH_BYTES_MAX)
-            request = self._parsed(payload)
+            request = self._parse(await call.read())
             if not self._is_streaming:
-                await self._call_behaviour(request, call)
-                return
+                return await self._behaviour(request, call)
         with self._arrivals.watching.held(address):
-            await self._behaviour(request, call)
+            return await self._behaviour(request, call)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -263,3 +334,15 @@ def _too_large(size: int, limit: int) -> MessageTooLarge:
         f"the request has {size} bytes, the limit is {limit}",
         metadata={"bytes": str(size), "limit_bytes": str(limit)},
     )
+
+
+def host_of(peer: str) -> str:
+    """Return the host of `peer`, an address as gRPC names it; "unix" for a Unix socket."""
+    kind, _, address = unquote(peer).partition(":")
+    return kind if kind == "unix" else address.rpartition(":")[0].strip("[]")
+
+
+def is_local(peer: str) -> bool:
+    """Return whether the client at `peer`, an address as gRPC names it, runs on this machine."""
+    host = host_of(peer)
+    return host == "unix" or is_loopback(host)

@@ -4,11 +4,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gateway.admission.admission import Admission
 from gateway.admission.request_context import RequestContext
 from gateway.api.count import CHECK, guards_timeout_s
+from gateway.api.methods import GrpcCall
 from gateway.safety.actions import Action, TakenAction
 from gateway.safety.inspector import RequestInspection
 from gateway.shared.peers import Peers
@@ -18,7 +19,6 @@ from gateway.validation.requests import ValidRequest, check_labels
 from sluice.errors import NoDryRun
 from sluice.internal.v1.gateway_pb2 import DryRunQuery, GatewayQuery, GatewayReply
 from sluice.v1 import safety_pb2 as pb
-from sluice.v1.safety_pb2_grpc import SafetyServiceServicer
 from sluice.wire.enums import value_of
 
 ASIDE_FINDINGS: Final = 256
@@ -27,7 +27,7 @@ SAFETY_SERVICE: Final = pb.DESCRIPTOR.services_by_name["SafetyService"].full_nam
 
 
 @dataclass(frozen=True, eq=False)
-class SafetyService(SafetyServiceServicer):
+class SafetyService:
     """Answers from the policies in force.
 
     Attributes:
@@ -38,13 +38,15 @@ class SafetyService(SafetyServiceServicer):
     admission: Admission
     peers: Peers
 
-    async def CheckText(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
+    async def CheckText(
+        self, request: pb.CheckTextRequest, context: GrpcCall
+    ) -> pb.CheckTextResponse:
         """See the proto."""
         with self.admission.counted_check(context.caller):
             check_labels(request.labels)
             return await self._check(request, context)
 
-    async def _check(self, request: pb.CheckTextRequest, context: Any) -> pb.CheckTextResponse:
+    async def _check(self, request: pb.CheckTextRequest, context: GrpcCall) -> pb.CheckTextResponse:
         text = Conversation((Turn(USER, request.text),), raw=True)
         labels, timeout_s = dict(request.labels), guards_timeout_s(context)
         valid = ValidRequest(text, context.caller, labels, timeout_s)
@@ -53,7 +55,9 @@ class SafetyService(SafetyServiceServicer):
             return await asyncio.to_thread(_checked, safety)
         return _checked(safety)
 
-    async def GetDryRun(self, request: pb.GetDryRunRequest, context: Any) -> pb.GetDryRunResponse:
+    async def GetDryRun(
+        self, request: pb.GetDryRunRequest, context: GrpcCall
+    ) -> pb.GetDryRunResponse:
         """See the proto."""
         if self.admission.in_force.policies.inspector.dry_run is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")

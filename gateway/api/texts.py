@@ -13,9 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from opentelemetry.trace import SpanKind
 
-from gateway.admission.call import Call
-from gateway.admission.prompts import PreparedPrompt, embed_prompts, rerank_prompts, score_prompts
-from gateway.admission.request_context import RequestContext, RequestKind
+from gateway.admission.request_context import Call, PreparedPrompt, RequestContext, RequestKind
+from gateway.admission.text_prompts import embed_prompts, rerank_prompts, score_prompts
 from gateway.api.generate import Generator
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog, ServedModel
@@ -31,7 +30,7 @@ from gateway.validation.requests import (
     validate_rerank,
     validate_score,
 )
-from sluice.errors import SluiceError
+from sluice.errors import InvalidRequest, SluiceError, UnknownModel
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
@@ -134,8 +133,11 @@ async def answer_texts(
     ) as log:
         log.received(wire, call.caller.tenant)
         catalog, timeout_s = generator.catalog, generator.timeout_s(call)
-        with generator.admission.refusals_counted(call.caller):
+        try:
             request = kind.validate(wire, catalog, timeout_s, call.caller)
+        except (InvalidRequest, UnknownModel):
+            generator.admission.count_refused(call.caller)
+            raise
         log.validated(request)
         texts = len(request.conversation.documents) + len(request.conversation.answers)
         log.describe({names.TEXTS: texts})
@@ -220,7 +222,7 @@ def _end(
     """Record a request whose runs have ended, or of which one has failed it with `error`; return its usage."""
     now, runs = time.monotonic(), [result.current for result in results]
     record_stream = generator.upstream.usage.record_stream
-    used = sum(record_stream(context.scheduling, result, now) for result in results)
+    used = sum(record_stream(context, result, now) for result in results)
     was_accepted = any(run.was_accepted for run in runs)
     context.reservation.release(used, None if was_accepted else error)
     usage = pb.Usage(

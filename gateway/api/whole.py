@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.admission.call import Call
+from gateway.admission.request_context import Call
 from gateway.api.generate import Generator
 from gateway.models.catalog import Catalog
 from gateway.telemetry.request_log import RequestLog

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission.arrivals import Arrivals
-from gateway.admission.call import internal_error
+from gateway.admission.request_context import internal_error
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
 from gateway.http.anthropic import COUNT_TOKENS, MESSAGES

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gateway.admission.arrivals import Arrivals
-from gateway.admission.tenant_threads import TenantSlots
+from gateway.admission.turns import TenantSlots
 from gateway.api.job_forwarder import JobForwarder, errors_of_jobs
 from gateway.http.call import HttpCall
 from gateway.http.multipart import FileForm

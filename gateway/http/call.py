@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.admission.arrivals import RECEIVE_S, Arrivals
-from gateway.admission.call import Call
+from gateway.admission.request_context import Call, fail_with
 from gateway.http.answers import encode
 from gateway.http.api import api_of
 from gateway.http.encodings import encoding_of, encoding_unsupported, gunzip
@@ -158,10 +158,10 @@ class HttpCall(Call, Request):
             raise _too_slow() from None
         tenant, sent = self.caller.tenant, bytes(body)
         if encoding:
-            decode = partial(gunzip, sent, self._max_body_bytes)
-            sent = await self._arrivals.parse(tenant, self._max_body_bytes, decode)
+            gunzipped = partial(gunzip, limit=self._max_body_bytes)
+            sent = await self._arrivals.parse(tenant, self._max_body_bytes, gunzipped, sent)
             self.keep(len(sent))
-        return await self._arrivals.parse(tenant, len(sent), partial(parse_json, sent))
+        return await self._arrivals.parse(tenant, len(sent), parse_json, sent)
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Return a body of any length as an iterator of pieces.
@@ -206,7 +206,7 @@ class HttpCall(Call, Request):
     @override
     async def fail(self, error: SluiceError) -> None:
         """End the answer with `error`: as its status, as an event of its stream, or by closing the connection."""
-        self._arrivals.counts.failed(error)
+        self._arrivals.on_error(error)
         status, headers, body = self.api.error(error, self.named, self.request_id)
         if self.sent is None:
             await self.write(encode(body), headers, status)
@@ -313,7 +313,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call."""
         call = HttpCall(scope, receive, send, self.max_body_bytes, self.arrivals)
-        await call.run(self._answer(call))
+        await fail_with(self._answer(call), call.fail, call)
 
     async def _answer(self, call: HttpCall) -> None:
         self._check_headers(call.metadata)
@@ -336,7 +336,7 @@ class Endpoint:
             return await self.behaviour(call)
         except (BadField, InvalidRequest, MessageTooLarge, UnknownModel) as error:
             if self.asks and not call.is_read:
-                self.arrivals.counts.rejected(call.caller)
+                self.arrivals.on_rejected(call.caller)
             if not isinstance(error, BadField):
                 raise
             field, _, description = str(error).partition(": ")

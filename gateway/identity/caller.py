@@ -45,14 +45,13 @@ class Caller:
         """The only tenant whose data it may change; None for all tenants."""
         return None if OPERATOR in self.roles else self.tenant
 
-    def require(self, roles: Collection[str], what: str) -> None:
-        """Raise PermissionDenied unless the caller has one of `roles`; `what` names the call."""
-        if self.roles.isdisjoint(roles):
-            required = " or ".join(role for role in ROLES if role in roles) or "of the mesh itself"
-            present = ", ".join(sorted(self.roles)) or "none"
-            raise PermissionDenied(
-                f"{what} requires the role {required}; this identity of tenant {self.tenant} has: {present}"
-            )
+    def refusal(self, roles: Collection[str], what: str) -> PermissionDenied:
+        """Return the error of a caller that has none of `roles`; `what` names the call."""
+        required = " or ".join(role for role in ROLES if role in roles) or "of the mesh itself"
+        present = ", ".join(sorted(self.roles)) or "none"
+        return PermissionDenied(
+            f"{what} requires the role {required}; this identity of tenant {self.tenant} has: {present}"
+        )
 
 
 def roles_for(method: str) -> frozenset[str]:

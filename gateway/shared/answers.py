@@ -18,8 +18,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.request_context import RequestContext
+from gateway.admission.request_context import PreparedPrompt, RequestContext
 from gateway.shared.keys import Leader, SingleFlight
 from gateway.shared.peers import Peers
 from gateway.streaming.answer_stream import AnswerStream

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.request_context import RequestContext
+from gateway.admission.request_context import PreparedPrompt, RequestContext
 from gateway.routing.learned.arithmetic import Sum, sums
 from gateway.routing.prediction import LearnedHead
 from gateway.streaming.answer_stream import AnswerStream
@@ -276,7 +275,7 @@ class Cascade(AnswerMonitor):
             return f"{tenant} has escalated {route.max_share:.0%} of its latest requests"
         if self._cost(self._prepared) > (route.max_cost or math.inf):
             return f"{route.second} would cost more than is left of {route.max_cost:g}"
-        outlook = self._upstream.overload.outlook(route.second, self._context.scheduling, now)
+        outlook = self._upstream.overload.outlook(route.second, self._context, now)
         return "" if outlook.problem is None else outlook.problem.message
 
     def _cost(self, second: PreparedPrompt) -> float:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.request_context import RequestContext
+from gateway.admission.request_context import PreparedPrompt, RequestContext
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
 from gateway.upstream.runs import SideTasks, Upstream
@@ -40,12 +39,12 @@ class Fallbacks(SideTasks):
         """
         context, run = self._context, stream.current
         is_governed = context.plan.route.strategy == ROUTE_STRATEGY_SAFETY
-        if not context.scheduling.allow_degraded or is_governed or not isinstance(error, FAILURES):
+        if not context.allow_degraded or is_governed or not isinstance(error, FAILURES):
             return False
         if next(self._candidates(stream), None) is None:
             return False
         # At once, and not with the end of the answer: others should not meet the failure meanwhile.
-        self._upstream.usage.record_result(context.scheduling, run, error, time.monotonic())
+        self._upstream.usage.record_result(context, run, error, time.monotonic())
         run.error = error
         self.spawn(stream, partial(self._replace, stream, run, error))
         return True
@@ -53,9 +52,9 @@ class Fallbacks(SideTasks):
     def _candidates(self, stream: AnswerStream) -> Iterator[str]:
         """Yield the fallbacks of the current model that have not failed, and could answer in time."""
         failed = {run.model for run in stream.runs}
-        overload, scheduling = self._upstream.overload, self._context.scheduling
-        for model in scheduling.rules.fallbacks.get(stream.current.model, ()):
-            outlook = overload.outlook(model, scheduling, time.monotonic())
+        overload, context = self._upstream.overload, self._context
+        for model in context.rules.fallbacks.get(stream.current.model, ()):
+            outlook = overload.outlook(model, context, time.monotonic())
             if model not in failed and outlook.problem is None:
                 yield model
 

@@ -18,9 +18,9 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
-from gateway.admission.prompt_inspection import blocked
-from gateway.admission.prompts import UNDRAWN, PreparedPrompt
-from gateway.admission.request_context import RequestContext
+from gateway.admission.admission import blocked
+from gateway.admission.request_context import PreparedPrompt, RequestContext
+from gateway.admission.text_prompts import UNDRAWN
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action
@@ -109,7 +109,7 @@ async def run_guard(
 async def find_entities(
     upstream: Upstream, context: RequestContext, check: Check, texts: Sequence[str]
 ) -> tuple[list[list[Finding]] | GuardFailure, Decided]:
-    """Return what a token classifier finds in `texts`: see `gateway.admission.prompt_inspection.EntityReader`."""
+    """Return what a token classifier finds in `texts`: see `gateway.admission.admission.EntityReader`."""
     with _check_span(context, check) as span:
         runs = _CheckRuns(upstream, context, check, headers_of(span))
         outcome, cost = await runs.within_budget(runs.entities(texts))
@@ -178,7 +178,7 @@ class _CheckRuns:
 
     def _model(self) -> ServedModel:
         model = self._context.policies.catalog[self._check.guard.settings.model]
-        scheduling = self._context.scheduling
+        scheduling = self._context
         outlook = self._upstream.overload.outlook(model.name, scheduling, time.monotonic())
         if outlook.problem is not None:
             raise outlook.problem
@@ -205,9 +205,7 @@ class _CheckRuns:
             run.headers = self._headers
         await upstream.compute(
             self._runs,
-            lambda result: upstream.usage.record_stream(
-                context.scheduling, result, time.monotonic()
-            ),
+            lambda result: upstream.usage.record_stream(context, result, time.monotonic()),
         )
         return self._runs
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.admission.prompts import PreparedPrompt, encode_now, fit
-from gateway.admission.request_context import RequestContext
-from gateway.admission.text_work import TURN_COST
+from gateway.admission.prompts import encode_now, fit
+from gateway.admission.request_context import PreparedPrompt, RequestContext
+from gateway.admission.turns import TURN_COST
 from gateway.safety.inspector import NO_ENTITIES
 from gateway.streaming.model_run import ModelRun
 from gateway.validation.conversation import USER, Conversation

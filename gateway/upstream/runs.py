@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gateway.admission.call import fail_with
 from gateway.admission.overload import OverloadControl, SchedulingParams
-from gateway.admission.preparation import Preparation
-from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.request_context import RequestContext
+from gateway.admission.prompts import Preparation
+from gateway.admission.request_context import PreparedPrompt, RequestContext, fail_with
 from gateway.admission.usage import UsageAccounting
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
@@ -103,7 +101,7 @@ class Upstream:
     def send(self, context: RequestContext, run: ModelRun, prepared: PreparedPrompt) -> None:
         """Send a run for a caller's request; return at once."""
         now, task = time.monotonic(), run.task
-        expected = self.overload.expect(run.model, _scheduling_of(context, prepared), now)
+        expected = self.overload.outlook(run.model, _scheduling_of(context, prepared), now)
         run.expected_s = expected.total_s if expected.is_total else 0.0
         is_watched = context.request.sampling.stop or context.second is not None
         if is_watched and task.coalesce_ms > WATCHED_GATHER_MS:
@@ -184,8 +182,8 @@ def _scheduling_of(context: RequestContext, prepared: PreparedPrompt) -> Schedul
         context.priority_class,
         context.deadline,
         tenant=context.tenant,
-        rules=context.scheduling.rules,
-        workload=context.scheduling.workload,
+        rules=context.rules,
+        workload=context.workload,
         prompt_tokens=len(prepared.prompt_token_ids),
         min_tokens=sampling.min_tokens,
         max_tokens=sampling.max_tokens,

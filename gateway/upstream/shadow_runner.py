@@ -8,10 +8,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.admission.call import fail_with
 from gateway.admission.overload import SchedulingParams
 from gateway.admission.prompts import prepare
-from gateway.admission.request_context import RequestContext
+from gateway.admission.request_context import RequestContext, fail_with
 from gateway.records.agreement import agreement
 from gateway.routing.learned.features import ends
 from gateway.routing.rules import SHADOW, drawn
@@ -107,9 +106,7 @@ class ShadowRunner:
     async def _answer(self, shadow: _Shadow) -> None:
         """Compute the shadow's answer and compare it with that of the caller."""
         record, began_at = shadow.record, time.monotonic()
-        scheduling = SchedulingParams(
-            CLASS, began_at + LIMIT_S, rules=shadow.context.scheduling.rules
-        )
+        scheduling = SchedulingParams(CLASS, began_at + LIMIT_S, rules=shadow.context.rules)
         outlook = self._upstream.overload.outlook(record.model, scheduling, began_at)
         if outlook.problem is not None:
             raise outlook.problem
@@ -117,7 +114,7 @@ class ShadowRunner:
         def on_end(result: ResultCollector) -> None:
             now, run = time.monotonic(), result.current
             # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
-            self._upstream.usage.record_result(shadow.context.scheduling, run, result.error, now)
+            self._upstream.usage.record_result(shadow.context, run, result.error, now)
             record.prompt_tokens = run.prompt_tokens
             record.completion_tokens = run.completion_tokens
             record.cost = run.cost

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.models.tools import ToolUse
 from gateway.validation.conversation import FieldViolations
 from sluice.constraints import JSON_SCHEMA_MAX_BYTES
+from sluice.errors import InvalidRequest
 from sluice.openai.fields import BadField, BadJson, load_json
 from sluice.openai.requests import schema_of
+from sluice.settings.remote import ServerSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.subjects import is_token
 
@@ -21,6 +24,12 @@ _RESERVED: Final = frozenset(
 NO_EFFORT: Final = "none"
 """A reasoning_effort that every model supports: it sets `_NO_THINKING` in the template."""
 _NO_THINKING: Final[Mapping[str, Any]] = {"enable_thinking": False}
+SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n", "response_format"})
+"""Sampling parameters that the gateway itself applies."""
+NEUTRAL: Final[Mapping[str, float]] = {"top_p": 1.0, "repetition_penalty": 1.0}
+"""Values of parameters that change nothing, where that is not 0."""
+ASKING: Final = frozenset({"seed", "logprobs"})
+"""Parameters that change something whatever their value."""
 _WORD: Final = "a word of up to 64 letters, digits, '-' and '_'"
 
 
@@ -82,3 +91,28 @@ def _object(text: str) -> dict[str, Any] | None:
     except BadJson:
         return None
     return value if isinstance(value, dict) else None
+
+
+def check_server(
+    sampling: pb.SamplingParams, tools: ToolUse | None, name: str, server: ServerSettings
+) -> None:
+    """Raise InvalidRequest if the server of a model of `engine: openai` does not take all parameters."""
+    served = SERVED_HERE if server.api == "chat" else SERVED_HERE | {"chat_template_kwargs"}
+    for field, value in sampling.ListFields():
+        asks = field.name in ASKING or value != NEUTRAL.get(field.name, 0)
+        if asks and field.name not in served and field.name not in server.names:
+            raise _not_taken(f"sampling.{field.name}", name, "leave it out")
+    if tools is None:
+        return
+    chats, names = server.api == "chat", server.names
+    if tools.forced and ("tool_choice" if chats else "grammar") not in names:
+        raise _not_taken("tool_choice", name, "let the model choose")
+    strict = next((at for at, tool in enumerate(tools.tools) if tool.strict), None)
+    if strict is not None and ("strict" if chats else "grammar") not in names:
+        raise _not_taken(f"tools[{strict}].strict", name, "leave it out")
+    if not chats and tools.schema and "grammar" not in names:
+        raise _not_taken("sampling.json_schema", name, "leave it or the tools out")
+
+
+def _not_taken(field: str, name: str, remedy: str) -> InvalidRequest:
+    return InvalidRequest.of(field, f"the server of {name} does not take it; {remedy}")

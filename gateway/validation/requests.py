@@ -130,10 +130,8 @@ class ValidRequest:
     route_key: str = ""
 
     @property
-    def seed_of_key(self) -> int | None:
-        """Seed for a request that names none, equal at every gateway; None without an idempotency key."""
-        if not self.key:
-            return None
+    def seed_of_key(self) -> int:
+        """Seed for a request with an idempotency key that names none, equal at every gateway."""
         digest = hashlib.sha256(self.key.encode() + self.fingerprint).digest()
         return int.from_bytes(digest[:8]) >> 1
 

@@ -57,7 +57,6 @@ LIMITS: Final = Group(
     {
         "gateway/admission/arrivals.py": (),
         "gateway/admission/class_limiter.py": (),
-        "gateway/admission/count_limit.py": (),
         "gateway/admission/tenant_limits.py": (),
         "gateway/admission/token_bucket.py": (),
     },

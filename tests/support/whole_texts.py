@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.admission.prompts import embed_prompts, rerank_prompts
+from gateway.admission.text_prompts import embed_prompts, rerank_prompts
 from gateway.config.models import ModelFolder
 from gateway.models.catalog import ServedModel
 from gateway.validation.conversation import Conversation

@@ -1,12 +1,13 @@
 """When bulk calls begin."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.admission.bulk_pacer import BulkPacer
+from gateway.admission.class_limiter import BulkPacer
 from sluice.errors import Overloaded
 
 BOUND_S = 60.0
@@ -18,7 +19,7 @@ async def arrivals(pacer: BulkPacer) -> AsyncIterator[None]:
 
     async def arrive() -> None:
         while True:
-            pacer.on_arrival()
+            pacer.arrived_at = time.monotonic()
             await asyncio.sleep(0)
 
     task = asyncio.create_task(arrive())

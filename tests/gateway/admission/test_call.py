@@ -5,7 +5,7 @@ import logging
 import grpc
 import pytest
 
-from gateway.admission.call import fail_with
+from gateway.admission.request_context import fail_with
 from sluice.errors import InternalError, InvalidRequest, SluiceError
 
 

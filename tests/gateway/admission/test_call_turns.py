@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway.admission.call_turns import ALONE_BURST, ARRIVALS, BURST, CallTurns
+from gateway.admission.arrivals import ALONE_BURST, ARRIVALS, BURST, CallTurns
 from sluice.errors import Overloaded
 
 NEVER_S = 3600.0

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.overload import (
+    ANSWERS_MIN,
     RETRY_MAX_S,
     RETRY_MIN_S,
     SURE_SHARE,
@@ -12,7 +13,6 @@ from gateway.admission.overload import (
     OverloadRules,
     SchedulingParams,
 )
-from gateway.admission.prediction import ANSWERS_MIN
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import Plan
 from gateway.streaming.load_table import ModelLoadTable
@@ -85,9 +85,11 @@ class Scene:
         scheduling = SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
         asked = RouteCandidate(model="large", tier="l", reason="asked for")
         plan = Plan(RouteRecord(strategy=strategy, reason="asked for", candidates=[asked]))
-        self.overload.check(
+        problem = self.overload.outlook("large", scheduling, now).problem
+        if problem is not None and not self.overload.degrade(
             plan, scheduling, lambda model: self.overload.outlook(model, scheduling, now)
-        )
+        ):
+            raise problem
         return plan
 
 
@@ -310,7 +312,7 @@ def test_the_length_of_an_answer_is_its_own(
 ) -> None:
     answer(scene, *[50] * ANSWERS_MIN, tenant="known")
     scene.report(large=1.0)
-    expected = scene.overload.expect("large", asked(scene, 9.0, **values), scene.now)
+    expected = scene.overload.outlook("large", asked(scene, 9.0, **values), scene.now)
     assert (expected.total_s, expected.is_total) == (pytest.approx(total_s), is_total)
 
 
@@ -321,15 +323,15 @@ def test_prompts_take_time(scene: Scene) -> None:
     model = ModelReport(model="large", workers=1, classes=[state])
     scene.loads.update(BatcherReport(batcher="b1", models=[model]), scene.now)
     request = asked(scene, 9.0, prompt_tokens=200)
-    assert scene.overload.expect("large", request, scene.now).total_s == pytest.approx(3.1)
+    assert scene.overload.outlook("large", request, scene.now).total_s == pytest.approx(3.1)
 
 
 def test_a_batcher_that_measured_nothing_leaves_speeds_to_others(scene: Scene) -> None:
     scene.report("b1", large=2.0)
     silent = ModelReport(model="large", workers=1, classes=[ClassReport(priority_class="standard")])
     scene.loads.update(BatcherReport(batcher="b2", models=[silent]), scene.now)
-    expected = scene.overload.expect("large", asked(scene, 9.0, max_tokens=1), scene.now)
-    assert (expected.wait_s, expected.first_token_s) == (1.0, SERVICE_S)
+    expected = scene.overload.outlook("large", asked(scene, 9.0, max_tokens=1), scene.now)
+    assert (expected.wait_s, expected.total_s) == (1.0, 1.0 + SERVICE_S)
 
 
 def test_after_the_time_to_come_back_the_queue_is_gone(scene: Scene) -> None:

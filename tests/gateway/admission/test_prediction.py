@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.prediction import (
+from gateway.admission.overload import (
     ANSWERS_MIN,
     KINDS_MAX,
     AnswerKind,
     AnswerLengths,
-    ExpectedTime,
     SentTokens,
 )
 from sluice.wire.subjects import RANKS
@@ -72,11 +71,6 @@ def test_kinds_of_answers_are_bounded() -> None:
     assert len(lengths) == KINDS_MAX
 
 
-def test_a_prediction_names_the_tokens_before_it() -> None:
-    expected = ExpectedTime(2.0, 0.5, 0.25, tokens_per_s=900.0)
-    assert (expected.total_s, expected.tokens_before) == (2.75, 1800.0)
-
-
 def test_tokens_of_other_tenants_count_by_their_weights() -> None:
     sent = SentTokens()
     for tenant, tokens in (("a", 10), ("b", 1000), ("c", 1000)):
@@ -102,8 +96,8 @@ def test_sent_tokens_are_those_since_the_report(seed: int) -> None:
                 sent.add(rank, tenant, tokens, at, since)
         for rank in range(3):
             held = [one for one in tasks if since < one[0] <= until and one[1] <= rank]
-            assert sent.tasks(rank) == len(held)
+            assert sum(sent.tasks[: rank + 1]) == len(held)
             most = sum(one[3] for one in held)
             assert 0 <= sent.tokens_before(rank, "a", {}) <= most
         sent.forget(until)
-        assert not sent.tasks(2)
+        assert not any(sent.tasks)

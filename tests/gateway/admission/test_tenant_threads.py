@@ -8,8 +8,7 @@ import pytest
 from grpc.aio import AioRpcError
 
 from gateway.admission.class_limiter import PREPARING_MAX
-from gateway.admission.tenant_threads import TenantSlots, TenantThreads
-from gateway.admission.text_work import LOOP_COST
+from gateway.admission.turns import LOOP_COST, TenantSlots, TenantThreads
 from gateway.safety.compiled import CompiledPolicy
 from gateway.safety.inspector import RequestInspection
 from sluice.v1.inference_pb2 import GenerateRequest

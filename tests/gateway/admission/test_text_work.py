@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.admission.text_work import CHAR_SHARE, LOOP_COST, TURN_COST, LoopTurns, TextThreads
+from gateway.admission.turns import CHAR_SHARE, LOOP_COST, TURN_COST, LoopTurns, TextThreads
 
 BOUND_S = 30.0
 

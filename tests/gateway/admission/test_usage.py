@@ -7,8 +7,13 @@ from typing import Any
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from gateway.admission.overload import OverloadControl, OverloadRules, SchedulingParams
-from gateway.admission.prediction import ANSWERS_MIN, AnswerKind
+from gateway.admission.overload import (
+    ANSWERS_MIN,
+    AnswerKind,
+    OverloadControl,
+    OverloadRules,
+    SchedulingParams,
+)
 from gateway.admission.usage import HUNG_S, UsageAccounting
 from gateway.routing.breaker import Breakers
 from gateway.streaming.load_table import ModelLoadTable

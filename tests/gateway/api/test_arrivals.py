@@ -59,10 +59,10 @@ class Service(grpc.GenericRpcHandler):
     async def _answer(self, request: Any, context: Any) -> Any:
         return pb.CountTokensResponse(token_count=len(request.prompt))
 
-    async def _wait(self, request: Any, context: Any) -> None:
+    async def _wait(self, request: Any, context: Any) -> Any:
         self.begun.release()
         await self.may_end.wait()
-        context.finish(pb.GenerateResponse())
+        return pb.GenerateResponse()
 
     async def _echo(self, requests: Any, context: Any) -> None:
         self.begun.release()

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.admission.call import ItemCall
+from gateway.admission.request_context import ItemCall
 from gateway.identity.caller import Caller
 from sluice.errors import ShuttingDown, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_RETURNED, Frame, TaskError
@@ -247,7 +247,7 @@ async def test_a_slow_reader_is_ended(nats_url: str, model_folder: Path) -> None
 async def test_unread_call_is_released_with_its_status(
     nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.api.grpc_call.ABORT_S", 0.1)
+    monkeypatch.setattr("gateway.api.methods.ABORT_S", 0.1)
     limits: dict[str, Any] = {"reader_buffer_tokens": 1 << 30, "default_timeout_s": 1.0}
     async with open_wire(nats_url, model_folder, **limits) as wire:
         call = wire.stub.Generate(prompt())

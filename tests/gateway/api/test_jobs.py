@@ -12,9 +12,8 @@ import pytest
 from google.rpc import status_pb2
 
 from gateway.admission.arrivals import RECEIVE_S, Arrivals
-from gateway.admission.bulk_pacer import BulkPacer
-from gateway.admission.call import ItemCall
-from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.class_limiter import BulkPacer, ClassLimiter
+from gateway.admission.request_context import ItemCall
 from gateway.api.items_service import QUIET_S, ItemsService
 from gateway.api.job_forwarder import MESSAGE_BYTES_MAX, JobForwarder
 from gateway.api.methods import CallInterceptor

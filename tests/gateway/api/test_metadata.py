@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.api.grpc_call import is_local
+from gateway.api.methods import is_local
 
 
 @pytest.mark.parametrize(

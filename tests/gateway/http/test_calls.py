@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.admission.arrivals import LOOP_BYTES
-from gateway.admission.bulk_pacer import BulkPacer
+from gateway.admission.class_limiter import BulkPacer
 from gateway.http import call as call_module
 from gateway.http.requests import parse_json
 from sluice.errors import SetupError

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.arrivals import Arrivals
-from gateway.admission.call_turns import ALONE_BURST, CallTurns
+from gateway.admission.arrivals import ALONE_BURST, Arrivals, CallTurns
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.http.call import AUTHENTICATED, Endpoint
 from gateway.identity.authenticator import Authenticator

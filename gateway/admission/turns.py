@@ -1,4 +1,10 @@
-"""Shares slots, and threads for long texts, between tenants in turns.
+"""Turns of tenants: for slots, for passes of the event loop, and for threads.
+
+However much work of one tenant waits, that of another is next. `TenantSlots` is a semaphore with turns, `LoopTurns`
+limits the work of a tenant in one pass of the event loop, and `TenantThreads` works in threads. `TextThreads` chooses
+between the last two by the cost of texts: it depends on what is in them, because digits and addresses are checked one
+by one. Costs are estimated in characters of plain text; docs/internals/decisions/0015-work-beside-the-loop.md has the
+measurements.
 
 The event loop and the threads share one interpreter, which switches between them after `sluice.startup.SWITCH_S`. A
 tenant has few threads, so a call of another tenant waits that long behind each of them, however much work they have.
@@ -7,7 +13,7 @@ tenant has few threads, so a call of another tenant waits that long behind each 
 import asyncio
 import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
@@ -18,6 +24,14 @@ CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 """Threads of all tenants: as many as asyncio's own pool has."""
 OWN_THREADS: Final = max(1, (os.cpu_count() or 1) // 2)
 """Threads of one tenant: half of the cores, so that the event loop and other tenants always find one."""
+LOOP_COST: Final = 1024
+"""Largest cost of texts that are worked on in the event loop: this takes less time than to hand them to a thread and
+back."""
+TURN_COST: Final = 128
+"""What a message costs in addition to its text."""
+CHAR_SHARE: Final = 5
+"""Plain ASCII characters that cost as much as one digit or one character beyond ASCII."""
+_DIGITS: Final = "0123456789"
 
 _T = TypeVar("_T")
 
@@ -90,27 +104,23 @@ class TenantSlots:
 
 
 class TurnQueue:
-    """Work of tenants that waits for its turn, with what it costs."""
+    """Work of tenants that begins in turns: each begins a little at a time, the rest waits for `release`."""
 
     def __init__(self) -> None:
+        self._begun: dict[str, int] = {}
+        """What work that has begun since the last release costs, by tenant."""
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+        """Work that waits, each with its cost."""
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def count(self, tenant: str) -> int:
-        """Return how much work of `tenant` waits."""
-        return len(self._waiting.get(tenant, ()))
-
-    async def wait(self, tenant: str, cost: int = 1) -> None:
-        """Wait until `release` lets work of `tenant` begin that costs `cost`."""
+    async def _wait(self, tenant: str, cost: int = 1) -> None:
+        """Wait until `_release` lets work of `tenant` begin that costs `cost`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append((cost, turn))
         await turn
 
-    def release(self, limit: int) -> dict[str, int]:
-        """Let work of each tenant begin until its cost reaches `limit`, in order; return the costs by tenant."""
-        begun = dict[str, int]()
+    def _release(self, limit: int) -> None:
+        """Let waiting work of each tenant begin until its cost reaches `limit`, in order."""
+        self._begun = {}
         for tenant, waiting in list(self._waiting.items()):
             total = 0
             while waiting and total < limit:
@@ -119,16 +129,46 @@ class TurnQueue:
                     turn.set_result(None)
                     total += cost
             if total:
-                begun[tenant] = total
+                self._begun[tenant] = total
             if not waiting:
                 del self._waiting[tenant]
-        return begun
 
     def close(self) -> None:
         """Cancel whatever waits."""
         for waiting in self._waiting.values():
             for _, turn in waiting:
                 turn.cancel()
+
+
+class LoopTurns(TurnQueue):
+    """Shares the event loop between tenants, for work on short texts.
+
+    In one pass of the loop the work of a tenant stops at a size; the rest waits for the next pass, and other calls run
+    in between. `take` returns at once, without giving way, while a tenant has little to do.
+    """
+
+    def __init__(self, size: int = LOOP_COST) -> None:
+        """Let work of `size`, in the unit of `take`, begin for one tenant in a pass."""
+        super().__init__()
+        self._size = size
+
+    async def take(self, tenant: str, size: int) -> None:
+        """Wait until work of `size` may begin for `tenant`."""
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._next_pass)
+        begun = self._begun.get(tenant, 0)
+        if begun < self._size and tenant not in self._waiting:
+            self._begun[tenant] = begun + size
+        else:
+            await self._wait(tenant, size)
+
+    def _next_pass(self) -> None:
+        if not self._waiting:
+            self._begun = {}
+            return
+        self._release(self._size)
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next_pass)
 
 
 class TenantThreads:
@@ -171,7 +211,9 @@ class TenantThreads:
 
         self._working += 1
         if self._working > len(self.threads):
-            self._start()
+            thread = Thread(target=_work_off, args=(self._queue,), name=self._name, daemon=True)
+            thread.start()
+            self.threads.append(thread)
         self._queue.put(do)
         return await result
 
@@ -181,13 +223,35 @@ class TenantThreads:
         for _ in self.threads:
             self._queue.put(None)
 
-    def _start(self) -> None:
-        thread = Thread(target=_work_off, args=(self._queue,), name=self._name, daemon=True)
-        thread.start()
-        self.threads.append(thread)
-
 
 def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
     while (do := queue.get()) is not None:
         do()
         del do  # what it holds must not wait for the next one
+
+
+class TextThreads(TenantThreads):
+    """Does one kind of work on texts, in the event loop or in threads of its own."""
+
+    def __init__(
+        self, name: str, turns: LoopTurns, threads: int = CORES_THREADS, own: int = OWN_THREADS
+    ) -> None:
+        """Take turns in the event loop by `turns`, which are for all kinds of work together."""
+        super().__init__(name, threads, own)
+        self._turns = turns
+
+    async def work_on(self, texts: Sequence[str], tenant: str, work: Callable[[], _T]) -> _T:
+        """Return or raise what `work` on `texts` does, once it is the turn of `tenant`."""
+        size = sum(map(_cost_of, texts)) + TURN_COST * len(texts)
+        if size > LOOP_COST:
+            return await self.run(tenant, work)
+        await self._turns.take(tenant, size)
+        return work()
+
+
+def _cost_of(text: str) -> int:
+    """Return the cost of one text; for a long one, any cost above `LOOP_COST`."""
+    chars = len(text)
+    if chars <= LOOP_COST // 8 or chars > CHAR_SHARE * LOOP_COST or not text.isascii():
+        return chars
+    return chars // CHAR_SHARE + sum(map(text.count, _DIGITS)) + 16 * text.count("@")
