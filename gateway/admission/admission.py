@@ -48,7 +48,7 @@ from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Check, Decided, EntityGuard
 from gateway.safety.guards.families import GuardFailure
 from gateway.safety.inspector import NO_ENTITIES, TOO_LONG, EntityResults, RequestInspection
-from gateway.validation.conversation import Conversation
+from gateway.validation.conversation import USER, Conversation
 from gateway.validation.requests import ValidRequest
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
@@ -359,7 +359,9 @@ class Admission:
         return Features(
             model=model,
             text=conversation.user_text,
-            last_turn=conversation.last_user_text,
+            last_turn=next(
+                (turn.content for turn in reversed(conversation.turns) if turn.role == USER), None
+            ),
             prompt_tokens=len(tokens),
             answer_tokens=request.sampling.max_tokens,
             labels=request.labels,

@@ -5,7 +5,7 @@ from typing import Final
 from gateway.admission.request_context import Call, RequestContext, RequestKind
 from gateway.api.generate import Generator
 from gateway.telemetry.request_log import untraced
-from gateway.validation.requests import validate_count
+from gateway.validation.texts import validate_count
 from sluice.v1 import inference_pb2 as pb
 
 GUARDS_S: Final = 60.0

@@ -23,13 +23,8 @@ from gateway.streaming.result_collector import ResultCollector
 from gateway.streaming.token_logprobs import scored_entries
 from gateway.telemetry.request_log import RequestLog
 from gateway.validation.conversation import Conversation
-from gateway.validation.requests import (
-    WORKLOAD_LABEL,
-    ValidRequest,
-    validate_embed,
-    validate_rerank,
-    validate_score,
-)
+from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
+from gateway.validation.texts import validate_embed, validate_rerank, validate_score
 from sluice.errors import InvalidRequest, SluiceError, UnknownModel
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.telemetry import names

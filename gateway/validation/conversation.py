@@ -1,7 +1,7 @@
-"""Validate the input of a request: a prompt, a conversation with tool calls, or speech; and the tools it offers.
+"""Validate the input of a request: a prompt, tokens, or a conversation with tool calls.
 
-`messages_of` and `function_of` turn it into what chat templates take, by the convention of transformers
-(https://huggingface.co/docs/transformers/chat_extras).
+`messages_of` turns it into what chat templates take, by the convention of transformers
+(https://huggingface.co/docs/transformers/chat_extras). Tools and speech have modules of their own.
 """
 
 import hashlib
@@ -12,21 +12,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from gateway.models.catalog import Catalog
-from gateway.models.speech import (
-    BYTES_A_SECOND,
-    SAMPLE_BYTES,
-    BadAudio,
-    SpeechTokens,
-    pcm_of_wav,
-)
-from gateway.models.tools import FunctionTool, ToolCall, ToolFormat, ToolUse, map_texts, texts_in
-from sluice.constraints import JSON_SCHEMA_MAX_BYTES
+from gateway.models.tools import FunctionTool, ToolCall, ToolFormat, map_texts, texts_in
 from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
 from sluice.openai.fields import BadJson, load_json, values_in
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import word_of
-from sluice.wire.subjects import is_token
 
 NAMED_MAX: Final = 16
 """Most wrong fields that an error names: it is sent in the trailers of a call, which hold a few kilobytes."""
@@ -36,10 +27,6 @@ SYSTEM: Final = "system"
 USER: Final = "user"
 ASSISTANT: Final = "assistant"
 TOOL: Final = "tool"
-TOOLS_MAX: Final = 128
-"""Most tools of a request."""
-TOOLS_BYTES_MAX: Final = 256 << 10
-"""Most characters of descriptions and parameters of all tools together."""
 CALLS_MAX: Final = 2048
 """Most tool calls of a conversation. They are counted before any is read."""
 VALUES_MAX: Final = 16_384
@@ -59,36 +46,23 @@ _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{0,64}")
 keeps their text out of the prompt."""
 
 
-class FieldViolations:
+class FieldViolations(list[FieldViolation]):
     """The wrong fields of a request; an error names the first `NAMED_MAX`."""
-
-    def __init__(self) -> None:
-        self._violations: list[FieldViolation] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._violations)
 
     def add(self, field: str, description: str) -> None:
         """Add a wrong field; `description` says what would be valid, and must not quote a prompt."""
-        self._violations.append(FieldViolation(field, description))
+        self.append(FieldViolation(field, description))
 
     def check(self, holds: bool, field: str, description: str) -> None:
         """Add a wrong field unless `holds`."""
         if not holds:
             self.add(field, description)
 
-    def raise_if_any(self) -> None:
-        """Raise one `InvalidRequest` with all violations, if there are any."""
-        if self._violations:
-            named, more = self._violations[:NAMED_MAX], len(self._violations) - NAMED_MAX
-            message = "; ".join(f"{wrong.field}: {wrong.description}" for wrong in named)
-            message += f"; and {more} more" if more > 0 else ""
-            raise InvalidRequest(message, violations=named)
-
-
-def named(model: str) -> str:
-    """Return the model that a request names; empty for none and for "auto"."""
-    return "" if model == AUTO else model
+    def error(self) -> InvalidRequest:
+        """Return one error with all violations."""
+        named, more = self[:NAMED_MAX], len(self) - NAMED_MAX
+        message = "; ".join(f"{wrong.field}: {wrong.description}" for wrong in named)
+        return InvalidRequest(message + f"; and {more} more" * (more > 0), violations=named)
 
 
 def model_among(
@@ -115,7 +89,7 @@ def model_among(
     Raises:
         UnknownModel: There is no known model, or the name is unknown and nothing else is wrong.
     """
-    wanted = named(name)
+    wanted = "" if name == AUTO else name
     if wanted in known:
         return wanted
     names = ", ".join(known)
@@ -272,11 +246,6 @@ class Conversation:
         contents = [turn.content for turn in self.turns if turn.role == USER]
         return "\n".join([*contents, *filter(None, [self.query]), *self.documents])
 
-    @property
-    def last_user_text(self) -> str | None:
-        """The text of the last user turn; None if there is none."""
-        return next((turn.content for turn in reversed(self.turns) if turn.role == USER), None)
-
 
 def conversation_of(
     request: pb.GenerateRequest | pb.CountTokensRequest | pb.ScoreRequest,
@@ -304,7 +273,9 @@ def conversation_of(
 
 def check_vocabulary(model: str, violations: FieldViolations) -> None:
     """Add a violation unless the request names the model of its tokens."""
-    violations.check(bool(named(model)), "model", "is required with token ids; name their model")
+    violations.check(
+        model not in ("", AUTO), "model", "is required with token ids; name their model"
+    )
 
 
 def _chat(messages: Sequence[pb.ChatMessage], violations: FieldViolations) -> Conversation:
@@ -401,128 +372,15 @@ def _arguments(text: str) -> Mapping[str, Any] | str:
         return text
     if value is None:  # a tool call without arguments
         return {}
-    return value if isinstance(value, dict) and _fits(value, DEPTH_MAX) else text
+    return value if isinstance(value, dict) and fits_depth(value, DEPTH_MAX) else text
 
 
-def tools_of(tools: Sequence[pb.Tool], violations: FieldViolations) -> tuple[FunctionTool, ...]:
-    """Return the tools; add what is wrong with them to `violations`."""
-    sizes = (len(tool.description) + len(tool.parameters) for tool in tools)
-    if len(tools) > TOOLS_MAX or sum(sizes) > TOOLS_BYTES_MAX:
-        violations.add(
-            "tools", f"must be at most {TOOLS_MAX} tools with {TOOLS_BYTES_MAX} characters"
-        )
-        return ()
-    values = [values_in(tool.parameters) for tool in tools]
-    if sum(values) > VALUES_MAX:
-        field = f"tools[{values.index(max(values))}].parameters"
-        violations.add(field, f"all parameters together must have at most {VALUES_MAX} values")
-        return ()
-    names = [tool.name for tool in tools]
-    violations.check(len(set(names)) == len(names), "tools", "have the same name twice")
-    return tuple(_tool(tool, f"tools[{i}]", violations) for i, tool in enumerate(tools))
-
-
-def tool_use_of(request: pb.GenerateRequest, violations: FieldViolations) -> ToolUse | None:
-    """Return which tools the answer may call, or None without tools; add what is wrong to `violations`."""
-    choice = request.tool_choice
-    if not request.tools:
-        wants = choice.function or choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
-        violations.check(not wants, "tool_choice", "needs tools")
-        violations.check(
-            not request.HasField("parallel_tool_calls"), "parallel_tool_calls", "needs tools"
-        )
-        return None
-    tools = tools_of(request.tools, violations)
-    violations.check(
-        choice.mode in pb.ToolChoiceMode.values(),
-        "tool_choice.mode",
-        "must be auto, none or required",
-    )
-    violations.check(
-        choice.function in ("", *(tool.name for tool in tools)),
-        "tool_choice.function",
-        "must be the name of one of the tools",
-    )
-    if choice.mode == pb.TOOL_CHOICE_MODE_NONE:
-        return None
-    use = ToolUse(
-        tools,
-        only=choice.function,
-        required=choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED,
-        parallel=request.parallel_tool_calls or not request.HasField("parallel_tool_calls"),
-        schema=request.sampling.json_schema,
-    )
-    _check_together(request, use, violations)
-    return use
-
-
-def _check_together(request: pb.GenerateRequest, use: ToolUse, violations: FieldViolations) -> None:
-    sampling = request.sampling
-    raw = request.raw_prompt or request.WhichOneof("input") == "tokens"
-    violations.check(not raw, "tools", "need the chat template, and no raw prompt")
-    constraint = sampling.WhichOneof("constraint")
-    violations.check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
-    for name in ("min_tokens", "stop_token_ids"):
-        violations.check(
-            not (use.constrained and getattr(sampling, name)),
-            f"sampling.{name}",
-            "cannot be combined with strict tools or a required call, which determine where the answer ends",
-        )
-
-
-def _tool(tool: pb.Tool, path: str, violations: FieldViolations) -> FunctionTool:
-    violations.check(
-        is_token(tool.name),
-        f"{path}.name",
-        "must be 1 to 64 letters, digits, '_' and '-'",
-    )
-    field, parameters = f"{path}.parameters", {}
-    if len(tool.parameters.encode()) > JSON_SCHEMA_MAX_BYTES:
-        violations.add(field, f"must have at most {JSON_SCHEMA_MAX_BYTES} bytes")
-    elif tool.parameters:
-        parameters = _object(tool.parameters, field, violations)
-        violations.check(
-            parameters.get("type", "object") == "object",
-            field,
-            'must be a schema of "type": "object"',
-        )
-    return FunctionTool(tool.name, tool.description, parameters, tool.strict)
-
-
-def _object(text: str, field: str, violations: FieldViolations) -> dict[str, Any]:
-    """Return the JSON object in `text`; add a violation and return an empty one if it is not an object."""
-    try:
-        value = load_json(text)
-    except BadJson:
-        value = None
-    if not isinstance(value, dict):
-        violations.add(field, "must be a JSON object")
-        return {}
-    if not _fits(value, DEPTH_MAX):
-        violations.add(field, f"must be at most {DEPTH_MAX} levels deep")
-        return {}
-    return value
-
-
-def _fits(value: Any, levels: int) -> bool:
+def fits_depth(value: Any, levels: int) -> bool:
     """Return whether the JSON `value` is at most `levels` deep."""
     if isinstance(value, dict):
         value = list(value.values())
     inner = value if isinstance(value, list) else ()
-    return levels > 0 and all(_fits(entry, levels - 1) for entry in inner)
-
-
-def function_of(tool: FunctionTool, *, says_strict: bool = False) -> Mapping[str, Any]:
-    """Return a tool as chat templates take it; `says_strict` adds `strict`, for a remote server."""
-    parameters = tool.parameters or {"type": "object", "properties": {}}
-    function: dict[str, Any] = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": parameters,
-    }
-    if says_strict and tool.strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    return levels > 0 and all(fits_depth(entry, levels - 1) for entry in inner)
 
 
 def messages_of(
@@ -554,96 +412,3 @@ def _id(call_id: str, form: ToolFormat | None) -> str:
     if form is None or form.id_prefix or (len(call_id) == form.id_chars and call_id.isalnum()):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[: form.id_chars]
-
-
-# Speech.
-
-
-@dataclass(frozen=True)
-class ValidAudio:
-    """Speech, and what to do with it.
-
-    Attributes:
-        pcm: Samples, as a task has them.
-        language: Language of the speech; empty if the model detects it.
-        translate: Whether to translate into English.
-    """
-
-    pcm: bytes
-    language: str
-    translate: bool
-
-
-def audio_of(
-    request: pb.GenerateRequest, catalog: Catalog, audio_max_s: float, violations: FieldViolations
-) -> tuple[ValidAudio, str | None]:
-    """Return the audio of `request` and its model, as `model_among` does; add what is wrong to `violations`."""
-    audio, known = request.audio, ", ".join(catalog.hearing)
-    pcm = _pcm(audio, violations)
-    seconds = len(pcm) / BYTES_A_SECOND
-    violations.check(
-        seconds <= audio_max_s,
-        "audio.data",
-        f"has {seconds:.1f} s, the limit is {audio_max_s:g} s (gateway.audio_max_s): cut it",
-    )
-    violations.check(not request.raw_prompt, "raw_prompt", "needs prompt, not audio")
-    violations.check(not request.tools, "tools", "need a prompt or a chat, not audio")
-    constraint = request.sampling.WhichOneof("constraint")
-    violations.check(
-        constraint is None, f"sampling.{constraint}", "needs a prompt or a chat, not audio"
-    )
-    violations.check(
-        audio.task in pb.AudioTask.values(), "audio.task", "must be transcribe or translate"
-    )
-    valid = ValidAudio(pcm, audio.language.lower(), audio.task == pb.AUDIO_TASK_TRANSLATE)
-    remedy = f"name one that does: {known}" if known else "no model of this mesh does"
-    wrong, none = f"{request.model} takes no audio; {remedy}", "no model of this mesh takes audio"
-    model = model_among(catalog.hearing, request.model, catalog, violations, none, wrong)
-    if model is not None:
-        _check_speech(request, valid, model, catalog[model].speech, violations)
-    return valid, model
-
-
-def _pcm(audio: pb.AudioInput, violations: FieldViolations) -> bytes:
-    pcm = audio.data
-    if audio.format not in pb.AudioFormat.values():
-        violations.add("audio.format", "must be wav or pcm")
-        return b""
-    if audio.format != pb.AUDIO_FORMAT_PCM:
-        try:
-            pcm = pcm_of_wav(pcm)
-        except BadAudio as error:
-            violations.add("audio.data", str(error))
-            return b""
-    elif len(pcm) % SAMPLE_BYTES:  # WAV files are cut to whole samples below
-        violations.add("audio.data", "ends with half a sample; send 2 bytes for each")
-    pcm = pcm[: len(pcm) // SAMPLE_BYTES * SAMPLE_BYTES]
-    violations.check(bool(pcm), "audio.data", "has no samples")
-    return pcm
-
-
-def _check_speech(
-    request: pb.GenerateRequest,
-    audio: ValidAudio,
-    model: str,
-    speech: SpeechTokens | None,
-    violations: FieldViolations,
-) -> None:
-    """Check that `model` knows the language and can do the task."""
-    assert speech is not None, "it takes audio"
-    known = ", ".join(sorted(speech.languages)) or "it has one alone: leave it out"
-    violations.check(
-        not audio.language or audio.language in speech.languages,
-        "audio.language",
-        f"{model} has no language of that name; known: {known}",
-    )
-    violations.check(
-        not audio.translate or "translate" in speech.tasks,
-        "audio.task",
-        f"{model} does not translate",
-    )
-    violations.check(
-        not request.audio.prompt or speech.previous is not None,
-        "audio.prompt",
-        f"{model} takes none: its tokenizer has no <|startofprev|>",
-    )

@@ -38,8 +38,7 @@ def check_options(request: pb.GenerateRequest, violations: FieldViolations) -> M
 
     Variables become a part of the prompt without inspection, so only booleans, numbers and single words are allowed.
     """
-    sampling = request.sampling
-    effort = sampling.reasoning_effort
+    sampling, effort = request.sampling, request.sampling.reasoning_effort
     violations.check(
         not effort or is_token(effort), "sampling.reasoning_effort", f"must be {_WORD}"
     )

@@ -14,15 +14,12 @@ from gateway.models.tools import ToolUse
 from gateway.validation.conversation import (
     Conversation,
     FieldViolations,
-    ValidAudio,
-    audio_of,
-    check_vocabulary,
     conversation_of,
     model_among,
-    tool_use_of,
-    tools_of,
 )
 from gateway.validation.options import check_options
+from gateway.validation.speech import ValidAudio, audio_of
+from gateway.validation.tools import tool_use_of
 from sluice.defaults import (
     AUTO,
     LABEL_KEY_CHARS_MAX,
@@ -68,9 +65,7 @@ MOST: Final[Mapping[str, tuple[int, str]]] = {
 }
 """Most entries of repeated sampling parameters."""
 MAX_STOP_CHARS: Final = 64
-TEXTS_MAX: Final = 2048
-"""Most texts of one request; each becomes a run."""
-_DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
+DOES: Final = {"embedding": "computes embeddings", "reranker": "scores documents"}
 """Descriptions of models that do not answer prompts, by engine, for errors."""
 _LEAST_URGENT: Final = "bulk"
 CLASSES_OF: Final[Mapping[int, str]] = {
@@ -162,7 +157,9 @@ def validate(
     """
     violations = FieldViolations()
     conversation = conversation_of(request, violations)
-    tools = tool_use_of(request, violations)
+    tools = None
+    if request.tools or request.HasField("tool_choice") or request.HasField("parallel_tool_calls"):
+        tools = tool_use_of(request, violations)
     variables = check_options(request, violations)
     if tools is not None or variables:
         offered = () if tools is None else tools.tools
@@ -191,8 +188,11 @@ def validate(
         audio, model = audio_of(request, catalog, audio_max_s, violations)
     else:
         model = prompt_model(request.model, catalog, violations)
-    violations.raise_if_any()
+    if violations:
+        raise violations.error()
     fingerprint = fingerprint_of(request)
+    # By default a fallback may answer only if the gateway chooses the model.
+    may_degrade = request.allow_degraded if request.HasField("allow_degraded") else model is None
     version = ""
     if resume:
         versions = catalog.task_names(request.resume.model or request.model)
@@ -210,7 +210,7 @@ def validate(
         resume=resume,
         timeout_s=timeout_s,
         caller=caller,
-        allow_degraded=_allows_degraded(request, model) and audio is None,
+        allow_degraded=may_degrade and audio is None,
         accept_replace=request.accept_replace,
         coalesce_ms=coalesce_ms,
         resume_model=request.resume.model,
@@ -218,11 +218,6 @@ def validate(
         tools=tools,
         audio=audio,
     )
-
-
-def _allows_degraded(request: pb.GenerateRequest, model: str | None) -> bool:
-    """Return whether a fallback may answer; by default only if the gateway chooses the model."""
-    return request.allow_degraded if request.HasField("allow_degraded") else model is None
 
 
 def class_of(message: Message) -> str:
@@ -237,7 +232,8 @@ def check_labels(labels: Mapping[str, str]) -> None:
     """Raise InvalidRequest if labels are too many or too long."""
     violations = FieldViolations()
     _check_labels(labels, violations)
-    violations.raise_if_any()
+    if violations:
+        raise violations.error()
 
 
 def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
@@ -247,9 +243,13 @@ def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
 
 def prompt_model(name: str, catalog: Catalog, violations: FieldViolations) -> str | None:
     """Return the requested model for a prompt, as `model_among` does."""
+    if name in catalog.reading:
+        return name
+    if name in ("", AUTO) and catalog.reading:
+        return None
     known, wrong = ", ".join(catalog.reading), f"{name} takes audio, and no prompts"
     if name in catalog.callable and name not in catalog.answering:
-        does = _DOES[catalog[name].settings.engine]
+        does = DOES[catalog[name].settings.engine]
         wrong = f'{name} {does}; prompts are answered by {known}, or "{AUTO}"'
     none = "no model of this mesh takes prompts"
     return model_among(catalog.reading, name, catalog, violations, none, wrong, routed=True)
@@ -305,23 +305,18 @@ def sampling_of(
     if too_many:  # copying a million entries costs more than refusing them
         return sampling
     sampling.MergeFrom(params)
-    _check_numbers(sampling, max_answer_tokens, violations)
-    _check_ends(sampling, max_answer_tokens, violations)
-    return sampling
-
-
-def _check_numbers(
-    s: pb.SamplingParams, max_answer_tokens: int, violations: FieldViolations
-) -> None:
     # Comparisons with NaN are false, so NaN is out of every range.
     ranges = {"max_tokens": (1, max_answer_tokens), **RANGES}
-    for parameter, value in s.ListFields():
+    for parameter, value in params.ListFields():
         bounds = ranges.get(parameter.name)
         if bounds is not None and not bounds[0] <= value <= bounds[1]:
             violations.add(f"sampling.{parameter.name}", f"must be in [{bounds[0]}, {bounds[1]}]")
-    biases = s.logit_bias.values()
+    biases = sampling.logit_bias.values()
     if biases and not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases):
         violations.add("sampling.logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]")
+    if sampling.min_tokens or sampling.stop or sampling.WhichOneof("constraint"):
+        _check_ends(sampling, max_answer_tokens, violations)
+    return sampling
 
 
 def _check_ends(s: pb.SamplingParams, max_answer_tokens: int, violations: FieldViolations) -> None:
@@ -413,136 +408,3 @@ def fingerprint_of(request: pb.GenerateRequest) -> bytes:
         for field in _NO_CONTENT:
             content.ClearField(field)
     return hashlib.sha256(content.SerializeToString(deterministic=True)).digest()
-
-
-# Requests that generate no answer: about texts (Embed, Rerank, Score), and to count tokens.
-
-
-def validate_embed(
-    request: pb.EmbedRequest, catalog: Catalog, timeout_s: float, caller: Caller
-) -> ValidRequest:
-    """Check all fields of `request`; raise as `validate`."""
-    violations = FieldViolations()
-    _check_texts("texts", request.texts, violations)
-    model = _only_model(request.model, catalog, "embedding", violations)
-    if model is not None:
-        _check_embedding(request, catalog, model, violations)
-    texts = Conversation((), raw=True, documents=tuple(request.texts))
-    return _valid(request, texts, model, timeout_s, caller, violations)
-
-
-def validate_rerank(
-    request: pb.RerankRequest, catalog: Catalog, timeout_s: float, caller: Caller
-) -> ValidRequest:
-    """Check all fields of `request`; raise as `validate`."""
-    violations = FieldViolations()
-    violations.check(bool(request.query.strip()), "query", "must not be empty")
-    _check_texts("documents", request.documents, violations)
-    model = _only_model(request.model, catalog, "reranker", violations)
-    documents = tuple(request.documents)
-    texts = Conversation((), raw=True, query=request.query, documents=documents)
-    return _valid(request, texts, model, timeout_s, caller, violations)
-
-
-def validate_score(
-    request: pb.ScoreRequest, catalog: Catalog, timeout_s: float, caller: Caller
-) -> ValidRequest:
-    """Check all fields of `request`; raise as `validate`."""
-    violations = FieldViolations()
-    sent = tuple(tuple(answer.token_ids) for answer in request.token_answers)
-    if sent:
-        _check_tokens(request, sent, violations)
-    else:
-        _check_texts("answers", request.answers, violations)
-    most = RANGES["logprobs"][1]
-    violations.check(request.alternatives <= most, "alternatives", f"must be in [0, {most}]")
-    prompt = Conversation((), raw=request.raw_prompt)
-    if request.WhichOneof("input") is not None:
-        prompt = conversation_of(request, violations)
-    known, none = catalog.of_engine("transformers"), "no model of this mesh gives log-probabilities"
-    wrong = f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}"
-    model = model_among(known, request.model, catalog, violations, none, wrong, routed=True)
-    answers = ("",) * len(sent) if sent else tuple(request.answers)
-    scored = replace(
-        prompt, answers=answers, answer_token_ids=sent, vocabulary=request.model if sent else ""
-    )
-    return _valid(request, scored, model, timeout_s, caller, violations)
-
-
-def _check_tokens(
-    request: pb.ScoreRequest, sent: Sequence[Sequence[int]], violations: FieldViolations
-) -> None:
-    violations.check(not request.answers, "answers", "cannot be combined with token_answers")
-    violations.check(len(sent) <= TEXTS_MAX, "token_answers", f"must have 1 to {TEXTS_MAX} entries")
-    violations.check(all(sent), "token_answers", "has one without tokens; leave it out")
-    check_vocabulary(request.model, violations)
-
-
-def _check_texts(field: str, texts: Sequence[str], violations: FieldViolations) -> None:
-    """Check texts; raise InvalidRequest at once if there are too many, because a message can hold a million."""
-    violations.check(0 < len(texts) <= TEXTS_MAX, field, f"must have 1 to {TEXTS_MAX} entries")
-    if len(texts) > TEXTS_MAX:
-        violations.raise_if_any()
-    for position, text in enumerate(texts):
-        violations.check(bool(text.strip()), f"{field}[{position}]", "must not be empty")
-
-
-def _only_model(
-    name: str, catalog: Catalog, engine: str, violations: FieldViolations
-) -> str | None:
-    """Return the requested model, by default the only one with this engine, as `model_among` does."""
-    known = catalog.of_engine(engine)
-    none = f"no model of this mesh {_DOES[engine]}; configure one with engine: {engine}"
-    wrong = f"must be one with engine {engine}: {', '.join(known)}" if known else none
-    return model_among(known, name, catalog, violations, none, wrong)
-
-
-def _check_embedding(
-    request: pb.EmbedRequest, catalog: Catalog, model: str, violations: FieldViolations
-) -> None:
-    served = catalog[model]
-    assert served.sentence is not None, "it is an embedding model"
-    prompts = served.sentence.prompts
-    violations.check(
-        not request.prompt_name or request.prompt_name in prompts,
-        "prompt_name",
-        f"{model} has no such prompt; known: {', '.join(sorted(prompts))}",
-    )
-    size = served.sentence.size
-    violations.check(
-        not size or request.dimensions <= size,
-        "dimensions",
-        f"must be at most {size}, the size of an embedding of {model}",
-    )
-
-
-def _valid(
-    request: pb.EmbedRequest | pb.RerankRequest | pb.ScoreRequest,
-    texts: Conversation,
-    model: str | None,
-    timeout_s: float,
-    caller: Caller,
-    violations: FieldViolations,
-) -> ValidRequest:
-    """Return a request about texts.
-
-    Raises:
-        InvalidRequest: Fields are wrong, here or in `violations`.
-    """
-    check_priority_and_labels(request, violations)
-    violations.raise_if_any()
-    priority_class = CLASSES_OF[request.priority]
-    return ValidRequest(texts, caller, dict(request.labels), timeout_s, model, priority_class)
-
-
-def validate_count(
-    request: pb.CountTokensRequest, catalog: Catalog, timeout_s: float, caller: Caller
-) -> ValidRequest:
-    """Check all fields of a request to count tokens; raise as `validate`."""
-    violations = FieldViolations()
-    conversation = conversation_of(request, violations)
-    conversation = replace(conversation, tools=tools_of(request.tools, violations))
-    violations.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
-    model = prompt_model(request.model, catalog, violations)
-    violations.raise_if_any()
-    return ValidRequest(conversation, caller, {}, timeout_s, model)

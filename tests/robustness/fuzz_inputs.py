@@ -18,7 +18,8 @@ from backports import zstd
 
 from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.models.speech import JoinedTexts, SpeechTokens, chunks_of
-from gateway.validation.conversation import FieldViolations, audio_of
+from gateway.validation.conversation import FieldViolations
+from gateway.validation.speech import audio_of
 from jobs import webhooks
 from jobs.input import Format, Template, read_items
 from jobs.input.urls import check_url

@@ -387,9 +387,6 @@ def test_other_texts_take_the_places_of_those_that_callers_wrote() -> None:
     assert changed.texts == ["U", "Q", "D", "E", "A"]
     assert (changed.turns[0].content, changed.query, changed.documents) == ("U", "Q", ("D", "E"))
     assert (changed.answers, changed.user_text) == (("A",), "U\nQ\nD\nE")
-    assert (changed.last_user_text, Conversation((), False).last_user_text) == ("U", None)
-    turns = (*said.turns, Turn("user", "v"), Turn("assistant", "w"))
-    assert replace(said, turns=turns).last_user_text == "v"
     assert replace(said, query="").with_texts(["1", "2", "3", "4"]).documents == ("2", "3")
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
-from gateway.validation import requests as texts
-from gateway.validation.conversation import CALLS_MAX, TOOLS_MAX, FieldViolations
-from gateway.validation.requests import MOST, check_labels, sampling_of
+from gateway.validation import texts
+from gateway.validation.conversation import CALLS_MAX, FieldViolations
+from gateway.validation.requests import MOST, check_labels, sampling_of, validate
+from gateway.validation.tools import TOOLS_MAX
 from sluice.defaults import LABELS_BYTES_MAX, LABELS_MAX
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -46,9 +47,7 @@ def test_calls_of_tools_are_counted_unread(messages: int, catalog: Catalog) -> N
 def test_tools_are_counted_unread(catalog: Catalog) -> None:
     tools = [pb.Tool(name="f", parameters="no JSON")] * (TOOLS_MAX + 1)
     with pytest.raises(InvalidRequest) as refused:
-        texts.validate(
-            pb.GenerateRequest(prompt="a", tools=tools), catalog, 300.0, Caller("a"), None
-        )
+        validate(pb.GenerateRequest(prompt="a", tools=tools), catalog, 300.0, Caller("a"), None)
     assert [one.field for one in refused.value.violations] == ["tools"]
 
 
@@ -80,7 +79,5 @@ def test_labels_are_bounded_by_their_bytes() -> None:
 def test_sampling(field: str, value: Any) -> None:
     found = FieldViolations()
     sampling = sampling_of(pb.SamplingParams(temperature=9.0, **{field: value}), 100, found)
-    with pytest.raises(InvalidRequest) as refused:
-        found.raise_if_any()
-    assert [one.field for one in refused.value.violations] == [f"sampling.{field}"]
+    assert [one.field for one in found] == [f"sampling.{field}"]
     assert not getattr(sampling, field)
