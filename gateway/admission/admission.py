@@ -318,14 +318,14 @@ class Admission:
         features = await self._features(context)
         now, outlooks = time.monotonic(), dict[str, Outlook]()
 
-        def outlook(model: str) -> Outlook:
+        def wait_s(model: str) -> float:
             if model not in outlooks:
                 outlooks[model] = self._overload.outlook(model, context, now)
-            return outlooks[model]
+            return outlooks[model].wait_s
 
         fits = contexts.fits if contexts is not None else lambda _: True
         state = RoutingState(
-            wait_s=lambda model: outlook(model).wait_s,
+            wait_s=wait_s,
             spent=lambda tenant: self._usage.spending.spent(tenant, now),
             soft_limit=partial(self._usage.limits.soft_limit, policies.settings),
             fits=fits,
@@ -337,8 +337,8 @@ class Admission:
         if contexts is not None and is_replaceable(plan) and not fits(plan.model):
             contexts.relax()
             plan = policies.router.plan(features, state)
-        problem = outlook(plan.model).problem
-        if problem is not None and not self._overload.degrade(plan, context, outlook, fits):
+        problem = outlooks[plan.model].problem  # the router asks for the wait for each candidate
+        if problem is not None and not self._overload.degrade(plan, problem, context, now, fits):
             raise problem
         if request.resume:
             plan.cascade = None

@@ -319,25 +319,25 @@ class OverloadControl:
     def degrade(
         self,
         plan: Plan,
+        problem: SluiceError,
         scheduling: SchedulingParams,
-        outlook: Callable[[str], Outlook],
+        now: float,
         fits: Callable[[str], bool] = lambda _: True,
     ) -> bool:
-        """Put a smaller model into `plan`, whose own cannot answer in time; return whether there is one.
+        """Put a smaller model into `plan`, if one can answer in time; return whether there is one.
 
         Args:
             plan: Where the request is routed.
+            problem: Why the model of the plan cannot answer.
             scheduling: The request.
-            outlook: Returns when a model would answer it.
-            fits: Returns whether the context of a model has room for it.
+            now: Monotonic seconds.
+            fits: Returns whether the context of a model has room for the request.
         """
-        problem = outlook(plan.model).problem
         # The safety policy's choice of a model is never replaced.
-        is_governed = plan.route.strategy == ROUTE_STRATEGY_SAFETY
-        if problem is None or is_governed or not scheduling.allow_degraded:
+        if plan.route.strategy == ROUTE_STRATEGY_SAFETY or not scheduling.allow_degraded:
             return False
         for model in scheduling.rules.fallbacks.get(plan.model, ()):
-            if fits(model) and outlook(model).problem is None:
+            if fits(model) and self.outlook(model, scheduling, now).problem is None:
                 cause, _, _ = problem.message.partition(";")  # what follows is for the caller
                 reason = f"degraded: {cause}"
                 plan.move(model, scheduling.rules.models[model].tier, reason)

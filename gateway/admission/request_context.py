@@ -231,7 +231,8 @@ class RequestContext(SchedulingParams):
             tenant=request.tenant,
             allow_degraded=request.allow_degraded,
             workload=request.workload,
-            prompt_tokens=chars // CHARS_PER_TOKEN + conversation.sent_tokens,
+            prompt_tokens=chars // CHARS_PER_TOKEN
+            + (conversation.sent_tokens if conversation.vocabulary else 0),
             min_tokens=sampling.min_tokens,
             max_tokens=sampling.max_tokens,
         )

@@ -111,8 +111,8 @@ class TenantLimits:
         others = self.calls_elsewhere.sum(tenant, now), self.bulk_elsewhere.sum(tenant, now)
         return calls + int(others[0]), bulk + int(others[1])
 
-    def enter(self, settings: Settings, payer: Caller, *, computes: bool = True) -> TakeBack:
-        """Count a request of `payer`.
+    def enter(self, settings: Settings, payer: Caller, *, computes: bool = True) -> TakeBack | None:
+        """Count a request of `payer`; return what takes that back, None if nothing is limited.
 
         Args:
             settings: Have the limits.
@@ -124,9 +124,12 @@ class TenantLimits:
         """
         limits, now = settings.limits_of(payer.tenant), self._clock()
         if computes:
-            self._check_left(payer, limits, now)
-        taken = self._take(self._rates(payer, limits, _REQUESTS), 1.0, now)
-        return partial(self._take_back, taken)
+            if limits.cost_per_day is not None or limits.cost_per_month is not None:
+                self._check_costs(payer, limits, now)
+            if rates := self._rates(payer, limits, _TOKENS):
+                _check(rates, 1.0, now)
+        rates = self._rates(payer, limits, _REQUESTS)
+        return partial(self._take_back, self._take(rates, 1.0, now)) if rates else None
 
     @contextmanager
     def counted(self, settings: Settings, payer: Caller) -> Iterator[None]:
@@ -135,7 +138,8 @@ class TenantLimits:
         try:
             yield
         except SluiceError as error:
-            take_back(error)
+            if take_back is not None:
+                take_back(error)
             raise
 
     def _take_back(
@@ -144,18 +148,21 @@ class TenantLimits:
         if isinstance(error, SluiceError) and error.code.name in _RETRYABLE:
             self._settle(taken, 0.0)
 
-    def _check_left(self, payer: Caller, limits: LimitSettings, now: float) -> None:
-        """Raise LimitReached unless costs and tokens of `payer` are left."""
+    def _check_costs(self, payer: Caller, limits: LimitSettings, now: float) -> None:
+        """Raise LimitReached if a limit of costs is used up."""
         for cost in self._costs(payer.tenant, limits, now):
             if cost.used >= cost.limit:
                 # What running requests may cost is often more than they do.
                 is_final = cost.used - self._hours.may_cost(payer.tenant, now) >= cost.limit
                 wait_s = self._period_left_s(cost.name, now) if is_final else COST_RETRY_S
                 raise _reached(f"tenant {payer.tenant}", cost.name, cost.limit, wait_s)
-        _check(self._rates(payer, limits, _TOKENS), 1.0, now)
 
-    def reserve(self, settings: Settings, payer: Caller, model: str, tokens: float) -> Settle:
+    def reserve(
+        self, settings: Settings, payer: Caller, model: str, tokens: float
+    ) -> Settle | None:
         """Reserve `tokens` for a request that goes to `model`, and count it for the limits of the model.
+
+        Returns what settles the reservation; None if nothing is limited.
 
         Raises:
             LimitReached: It may not take so many.
@@ -169,6 +176,8 @@ class TenantLimits:
             buckets |= self._limited({of_tokens: rates}, limits)
             _check(buckets, tokens, now)  # a request that is refused takes nothing
             counted = self._take(self._limited({of_requests: rates}, limits), 1.0, now)
+        if not buckets and not counted:
+            return None
         reserved = self._take(buckets, tokens, now)
 
         def settle(used: float, refusal: BaseException | None = None) -> None:
@@ -309,8 +318,6 @@ class TenantLimits:
 
     def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[LimitUse]:
         """Yield the use of each limited cost."""
-        if limits.cost_per_day is None and limits.cost_per_month is None:
-            return
         day = datetime.fromtimestamp(now + self._unix_offset_s, UTC).day
         running = self._hours.may_cost(tenant, now)
         if limits.cost_per_day is not None:

@@ -138,8 +138,24 @@ class Method(ABC):
         handler: What the server calls for it.
     """
 
-    def __init__(self, name: str, inner: Any, arrivals: Arrivals) -> None:
-        """Serve the method `name`, "/package.Service/Method", by the handler `inner` that was registered for it."""
+    def __init__(
+        self,
+        name: str,
+        inner: Any,
+        arrivals: Arrivals,
+        max_message_bytes: int = HEALTH_BYTES_MAX,
+        audio_max_bytes: int = 0,
+    ) -> None:
+        """Serve the method `name`, "/package.Service/Method".
+
+        Args:
+            name: The full name.
+            inner: The handler that was registered for it.
+            arrivals: What calls pass.
+            max_message_bytes: The largest request, if there is one alone.
+            audio_max_bytes: How much larger it may be if that is audio.
+        """
+        self._max_message_bytes, self._audio_max_bytes = max_message_bytes, audio_max_bytes
         self._name = name
         self._arrivals = arrivals
         self._roles = roles_for(name)
@@ -163,33 +179,25 @@ class Method(ABC):
     async def _answer(self, requests: Any, call: GrpcCall) -> Any:
         """Answer `call` and return the last message; `requests` are its messages, parsed if the method has many."""
 
-    def _parse(self, payload: Any, max_bytes: int = HEALTH_BYTES_MAX) -> Any:
+    def _parse(self, payload: Any) -> Any:
         """Return the message in `payload`; raise InvalidRequest or MessageTooLarge."""
         if payload is grpc.aio.EOF:
             raise InvalidRequest("the call ended without a message")
-        if len(payload) > max_bytes:
-            raise _too_large(len(payload), max_bytes)
+        size, limit = len(payload), self._max_message_bytes
+        if size > limit + self._audio_max_bytes:
+            raise _too_large(size, limit + self._audio_max_bytes)
         message = self._reader(payload)
         if isinstance(message, SluiceError):
             raise message
+        if size > limit:
+            audio = len(message.audio.data) if isinstance(message, GenerateRequest) else 0
+            if size - audio > limit:
+                raise _too_large(size, limit)
         return message
 
 
 class UnaryMethod(Method):
     """A method with one request."""
-
-    def __init__(
-        self,
-        name: str,
-        inner: Any,
-        arrivals: Arrivals,
-        max_message_bytes: int,
-        audio_max_bytes: int,
-    ) -> None:
-        """Take requests of up to `max_message_bytes`, and of `audio_max_bytes` more if that is audio."""
-        super().__init__(name, inner, arrivals)
-        self._max_message_bytes = max_message_bytes
-        self._max_bytes = max_message_bytes + audio_max_bytes
 
     @override
     async def _answer(self, requests: Any, call: GrpcCall) -> Any:
@@ -215,15 +223,6 @@ class UnaryMethod(Method):
                 return await self._behaviour(request, call)
         finally:
             arrivals.bytes.give(tenant, size)
-
-    @override
-    def _parse(self, payload: Any, max_bytes: int = HEALTH_BYTES_MAX) -> Any:
-        message, limit = super()._parse(payload, self._max_bytes), self._max_message_bytes
-        if len(payload) > limit:
-            audio = len(message.audio.data) if isinstance(message, GenerateRequest) else 0
-            if len(payload) - audio > limit:
-                raise _too_large(len(payload), limit)
-        return message
 
 
 class StreamMethod(Method):

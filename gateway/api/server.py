@@ -9,14 +9,14 @@ Reflection (https://github.com/grpc/grpc/blob/master/doc/server-reflection.md) i
 as v1alpha alone. Both versions have the same messages, so one servicer answers both.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 import grpc
 from google.protobuf import text_format
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
+from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import Default, DescriptorPool
+from google.protobuf.descriptor_pool import Default
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as _V1ALPHA
 from grpc_reflection.v1alpha.reflection import aio as reflection_aio
@@ -31,7 +31,6 @@ from sluice.settings import Settings
 from sluice.startup import listening_at
 from sluice.tls import AUTHORITIES, server_credentials
 
-_T = TypeVar("_T")
 KEY: Final = "gateway.address"
 """The setting of the address, for errors."""
 SERVICE: Final = "sluice.v1.InferenceService"
@@ -163,59 +162,35 @@ class GatewayHealth:
         self.servicer.leave()
 
 
-def _reflection_v1() -> FileDescriptorProto:
-    """Return the file of reflection v1: that of v1alpha under another name, as gRPC defines it."""
+def _add_reflection_v1() -> None:
+    """Add the file of reflection v1 to the pool: that of v1alpha under another name, as gRPC defines it."""
     alpha = FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
     old, new = _V1ALPHA.rpartition(".")[0], _V1.rpartition(".")[0]
     file = text_format.Parse(str(alpha).replace(old, new), FileDescriptorProto())
     # Clients know files by their names: two of one name are one file to them.
     file.name = f"{new.replace('.', '/')}/reflection.proto"
-    return file
+    Default().Add(file)
 
 
 class _ReflectedPool:
-    """The default descriptor pool with reflection v1; finds methods by their full name too, which ghz needs."""
+    """The default descriptor pool; finds methods by their full name too, which ghz needs."""
 
-    def __init__(self) -> None:
-        own = DescriptorPool()
-        own.Add(_reflection_v1())
-        self._pools = Default(), own
-
-    def FindFileByName(self, name: str) -> FileDescriptor:
-        """Return the file; raise KeyError if there is none."""
-        return self._first(lambda pool: pool.FindFileByName(name))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Default(), name)
 
     def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
         """Return the file that declares `symbol`; raise KeyError if none does."""
         try:
-            return self._first(lambda pool: pool.FindFileContainingSymbol(symbol))
+            return Default().FindFileContainingSymbol(symbol)
         except KeyError:
             service, _, method = symbol.rpartition(".")
-            descriptor = self._first(lambda pool: pool.FindServiceByName(service))
+            descriptor = Default().FindServiceByName(service)
             return descriptor.methods_by_name[method].containing_service.file
-
-    def FindMessageTypeByName(self, name: str) -> Descriptor:
-        """Return the message; raise KeyError if there is none."""
-        return self._first(lambda pool: pool.FindMessageTypeByName(name))
-
-    def FindExtensionByNumber(self, message: Descriptor, number: int) -> FieldDescriptor:
-        """Return the extension; raise KeyError if there is none."""
-        return self._pools[0].FindExtensionByNumber(message, number)
-
-    def FindAllExtensions(self, message: Descriptor) -> list[FieldDescriptor]:
-        """Return the extensions of `message`."""
-        return self._pools[0].FindAllExtensions(message)
-
-    def _first(self, find: Callable[[DescriptorPool], _T]) -> _T:
-        default, own = self._pools
-        try:
-            return find(default)
-        except KeyError:
-            return find(own)
 
 
 def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
     """Serve the descriptors of `services`, full names, to clients of `server`."""
+    _add_reflection_v1()
     servicer = reflection_aio.ReflectionServicer((*services, _V1, _V1ALPHA), pool=_ReflectedPool())
 
     # A coroutine that writes, as all methods are that the interceptor serves.

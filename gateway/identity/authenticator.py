@@ -17,7 +17,7 @@ from typing import Final
 
 from nats.aio.client import Client
 
-from gateway.identity.caller import Caller, tenant_of
+from gateway.identity.caller import Caller
 from gateway.identity.credentials import (
     KeyMissing,
     caller_of_id,
@@ -27,12 +27,14 @@ from gateway.identity.credentials import (
 )
 from gateway.identity.key_sources import AGAIN_S, IssuerKeys, KeyBucket
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
-from sluice.errors import PermissionDenied, Unauthenticated
+from sluice.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from sluice.settings import IdentitySettings
 from sluice.wire.api_keys import PREFIX
+from sluice.wire.subjects import is_token
 
 AUTHORIZATION: Final = "authorization"
 _BEARER: Final = "bearer "
+DEFAULT_TENANT: Final = "default"
 CACHED_MAX: Final = 16_384
 """Most cached credentials; the oldest are evicted."""
 
@@ -242,3 +244,17 @@ def _checked_tenant(caller: Caller, metadata: Mapping[str, str]) -> Caller:
             f"{TENANT_METADATA}: the credentials are of tenant {caller.tenant!r}; send that name or none"
         )
     return caller
+
+
+def tenant_of(metadata: Mapping[str, str]) -> str:
+    """Return the tenant that the metadata of a call names, by default `DEFAULT_TENANT`.
+
+    Raises:
+        InvalidRequest: The name is invalid.
+    """
+    name = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
+    if not is_token(name):
+        raise InvalidRequest.of(
+            f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
+        )
+    return name

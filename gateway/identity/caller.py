@@ -1,13 +1,12 @@
 """The identity of a caller, its roles, and which methods each role may call."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from sluice.defaults import AUDITOR, CALLER, OPERATOR, ROLES, TENANT_METADATA
-from sluice.errors import InvalidRequest, PermissionDenied
+from sluice.defaults import AUDITOR, CALLER, OPERATOR, ROLES
+from sluice.errors import PermissionDenied
 from sluice.settings.limits import RateLimits
-from sluice.wire.subjects import is_token
 
 MESH: Final = "mesh"
 """Role of other processes of the mesh, which call on behalf of tenants."""
@@ -100,19 +99,3 @@ _BY_METHOD: Final = {
     "/sluice.v1.JobService/UploadInput": ASKS,
     **dict.fromkeys(JOB_READS, ANY),
 }
-
-DEFAULT_TENANT: Final = "default"
-
-
-def tenant_of(metadata: Mapping[str, str]) -> str:
-    """Return the tenant that the metadata of a call names, by default `DEFAULT_TENANT`.
-
-    Raises:
-        InvalidRequest: The name is invalid.
-    """
-    name = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
-    if not is_token(name):
-        raise InvalidRequest.of(
-            f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
-        )
-    return name

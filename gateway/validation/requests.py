@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
@@ -160,7 +160,10 @@ def validate(
     tools = None
     if request.tools or request.HasField("tool_choice") or request.HasField("parallel_tool_calls"):
         tools = tool_use_of(request, violations)
-    variables = check_options(request, violations)
+    sent = request.sampling
+    variables: Mapping[str, Any] = {}
+    if sent.reasoning_effort or sent.response_format or sent.chat_template_kwargs:
+        variables = check_options(request, violations)
     if tools is not None or variables:
         offered = () if tools is None else tools.tools
         conversation = replace(conversation, tools=offered, variables=variables)

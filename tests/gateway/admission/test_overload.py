@@ -86,9 +86,7 @@ class Scene:
         asked = RouteCandidate(model="large", tier="l", reason="asked for")
         plan = Plan(RouteRecord(strategy=strategy, reason="asked for", candidates=[asked]))
         problem = self.overload.outlook("large", scheduling, now).problem
-        if problem is not None and not self.overload.degrade(
-            plan, scheduling, lambda model: self.overload.outlook(model, scheduling, now)
-        ):
+        if problem is not None and not self.overload.degrade(plan, problem, scheduling, now):
             raise problem
         return plan
 

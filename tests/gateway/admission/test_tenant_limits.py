@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.tenant_limits import COST_RETRY_S, RateName, TenantLimits
+from gateway.admission.tenant_limits import COST_RETRY_S, RateName, TakeBack, TenantLimits
 from gateway.identity.caller import Caller
-from gateway.routing.budget import Spending
+from gateway.routing.budget import Settle, Spending
 from sluice.errors import (
     BudgetSpent,
     DeadlinePassed,
@@ -45,9 +45,17 @@ class World:
         self.core.calls_elsewhere.update(gateway, calls, self.now)
         self.core.bulk_elsewhere.update(gateway, bulk, self.now)
 
+    def enter(self, payer: Caller) -> TakeBack | None:
+        return self.core.enter(self.given, payer)
+
+    def reserve(self, payer: Caller, model: str, tokens: float) -> Settle:
+        settle = self.core.reserve(self.given, payer, model, tokens)
+        assert settle is not None
+        return settle
+
     def refusal(self, payer: Caller | None = None) -> LimitReached:
         with pytest.raises(LimitReached) as refused:
-            self.core.enter(self.given, payer or ACME)
+            self.enter(payer or ACME)
         return refused.value
 
 
@@ -59,8 +67,8 @@ REQUESTS = RateName("tenant", "acme", "", "requests_per_minute")
 def test_a_tenant_without_limits_is_not_limited() -> None:
     world = World()
     for _ in range(1000):
-        world.core.enter(world.given, ACME)
-    world.core.reserve(world.given, ACME, "small", 1e9)(1e9)
+        world.enter(ACME)
+    assert world.core.reserve(world.given, ACME, "small", 1e9) is None
     world.core.check_running(world.given, "acme", 10**6, 10**6)
     assert not world.core.uses(world.given, "acme")
     assert not world.core.headers(world.given, ACME)
@@ -70,7 +78,7 @@ def test_a_tenant_without_limits_is_not_limited() -> None:
 def test_the_error_names_subject_limit_and_time() -> None:
     world = World({"requests_per_minute": 60, "burst_s": 10})
     for _ in range(10):
-        world.core.enter(world.given, ACME)
+        world.enter(ACME)
     error = world.refusal()
     assert error.metadata == {
         "subject": "tenant acme",
@@ -79,24 +87,24 @@ def test_the_error_names_subject_limit_and_time() -> None:
     }
     assert error.retry_after_s == pytest.approx(1.0)
     assert "requests_per_minute of 60" in error.message
-    world.core.enter(world.given, Caller("other"))
+    world.enter(Caller("other"))
     world.now += 1.0
-    world.core.enter(world.given, ACME)
+    world.enter(ACME)
 
 
 def test_tokens_are_reserved_and_settled() -> None:
     world = World({"tokens_per_minute": 6000, "burst_s": 10})
-    held = world.core.reserve(world.given, ACME, "small", 900)
+    held = world.reserve(ACME, "small", 900)
     with pytest.raises(LimitReached, match="tokens_per_minute"):
-        world.core.reserve(world.given, ACME, "small", 200)
+        world.reserve(ACME, "small", 200)
     held(150)
-    world.core.reserve(world.given, ACME, "small", 850)
+    world.reserve(ACME, "small", 850)
     assert world.refusal().metadata["limit"] == "tokens_per_minute"
 
 
 def test_request_above_the_burst_reserves_the_burst() -> None:
     world = World({"tokens_per_minute": 6000, "burst_s": 10})
-    world.core.reserve(world.given, ACME, "small", 50_000)(3000)
+    world.reserve(ACME, "small", 50_000)(3000)
     assert world.refusal().retry_after_s == pytest.approx(20.01)
 
 
@@ -104,36 +112,36 @@ def test_keys_and_models_have_limits_beside_the_tenants() -> None:
     world = World({"requests_per_minute": 6000, "models": {"large": {"requests_per_minute": 6}}})
     key = Caller("acme", key_id="k1", key_limits=RateLimits(requests_per_minute=12))
     for _ in range(2):
-        world.core.enter(world.given, key)
+        world.enter(key)
     assert world.refusal(key).metadata["subject"] == "key k1"
-    world.core.enter(world.given, ACME)
-    world.core.reserve(world.given, ACME, "large", 10)
+    world.enter(ACME)
+    world.reserve(ACME, "large", 10)
     with pytest.raises(LimitReached, match="tenant acme model large"):
-        world.core.reserve(world.given, ACME, "large", 10)
-    world.core.reserve(world.given, ACME, "small", 10)
+        world.reserve(ACME, "large", 10)
+    assert world.core.reserve(world.given, ACME, "small", 10) is None
 
 
 def test_a_models_rates_are_taken_from_when_a_request_goes_there() -> None:
     models = {"large": {"requests_per_minute": 12, "tokens_per_minute": 600}}
     world = World({"tokens_per_minute": 60_000, "burst_s": 10, "models": models})
-    world.core.reserve(world.given, ACME, "large", 60)
+    world.reserve(ACME, "large", 60)
     with pytest.raises(LimitReached) as refused:
-        world.core.reserve(world.given, ACME, "large", 60)
+        world.reserve(ACME, "large", 60)
     assert refused.value.metadata["limit"] == "tokens_per_minute"
     assert refused.value.metadata["subject"] == "tenant acme model large"
     # What one rate refuses was taken from no other.
     (use,) = world.core.uses(world.given, "acme")
     assert use.used == 60.0
     world.now += 5.0
-    world.core.reserve(world.given, ACME, "large", 40)
+    world.reserve(ACME, "large", 40)
 
 
 def test_a_request_for_a_model_is_one_of_its_rate() -> None:
     world = World({"models": {"large": {"requests_per_minute": 12}}})
     for _ in range(2):
-        world.core.reserve(world.given, ACME, "large", 1)
+        world.reserve(ACME, "large", 1)
     with pytest.raises(LimitReached, match="model large: the limit requests_per_minute of 12"):
-        world.core.reserve(world.given, ACME, "large", 1)
+        world.reserve(ACME, "large", 1)
 
 
 def test_calls_elsewhere_go_with_their_gateway() -> None:
@@ -182,10 +190,10 @@ def test_late_key_counts_only_what_it_takes_then() -> None:
     name = (RateName("key", "k1", "", "requests_per_minute"), 0.0)
     for taken in (0.0, 500.0):
         world.core.on_report(world.given, "one", {name: taken})
-    world.core.enter(world.given, payer)
+    world.enter(payer)
     world.core.on_report(world.given, "one", {name: 503.0})
     for _ in range(6):
-        world.core.enter(world.given, payer)
+        world.enter(payer)
     assert world.refusal(payer)
 
 
@@ -233,10 +241,10 @@ def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
 def test_tenants_with_limits_of_their_own() -> None:
     world = World()
     world.given = OWN
-    world.core.enter(world.given, ACME)
+    world.enter(ACME)
     assert world.refusal().metadata["value"] == "1"
     for _ in range(10):
-        world.core.enter(world.given, Caller("other"))
+        world.enter(Caller("other"))
 
 
 def test_the_time_until_a_call_may_come_is_a_second() -> None:
@@ -269,7 +277,7 @@ def test_costs_of_a_day_and_of_a_month() -> None:
     for day in range(3):
         world.days.add("acme", 1.9, world.now)
         if day < 2:
-            world.core.enter(world.given, ACME)
+            world.enter(ACME)
         world.now += DAY_S
     refused = world.refusal()
     assert (refused.metadata["limit"], refused.retry_after_s) == (
@@ -277,12 +285,12 @@ def test_costs_of_a_day_and_of_a_month() -> None:
         18 * DAY_S - 100,
     )
     world.now = 31 * DAY_S  # February 1
-    world.core.enter(world.given, ACME)
+    world.enter(ACME)
     running = world.hours.reserve("acme", 2.0)
     refused = world.refusal()
     assert (refused.metadata["limit"], refused.retry_after_s) == ("cost_per_day", COST_RETRY_S)
     running.release()
-    world.core.enter(world.given, ACME)
+    world.enter(ACME)
 
 
 @pytest.mark.parametrize("day", [0, 30, 31, 58])
@@ -295,28 +303,28 @@ def test_spent_cost_is_back_after_its_period(day: int) -> None:
         world.now += wait_s - 1
         world.refusal()
         world.now += 1
-        world.core.enter(world.given, ACME)
+        world.enter(ACME)
 
 
 def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:
     world = World({"requests_per_minute": 60})
     for _ in range(10):
-        world.core.enter(world.given, ACME)
+        world.enter(ACME)
     world.given = Settings(limits=LimitSettings(requests_per_minute=120))
     for _ in range(10):
-        world.core.enter(world.given, ACME)
+        world.enter(ACME)
     assert world.refusal().metadata["value"] == "120"
     world.given = OWN
     assert world.refusal().metadata["value"] == "1"
     world.given = Settings()
-    world.core.enter(world.given, ACME)
+    world.enter(ACME)
 
 
 def test_taken_elsewhere_counts_without_its_past() -> None:
     one, two = World({"requests_per_minute": 60}), World({"requests_per_minute": 60})
     two.core.on_report(two.given, "one", {})
     for _ in range(6):
-        one.core.enter(one.given, ACME)
+        one.enter(ACME)
     two.core.on_report(two.given, "one", dict(one.core.report()))
     (use,) = two.core.uses(two.given, "acme")
     assert use.used == pytest.approx(6.0)
@@ -347,7 +355,7 @@ def test_names_that_no_setting_knows_are_not_kept() -> None:
 
 def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
     world = World({"tokens_per_minute": 600})
-    world.core.reserve(world.given, ACME, "small", 100)(350)
+    world.reserve(ACME, "small", 100)(350)
     assert world.core.headers(world.given, ACME) == {
         "x-ratelimit-limit-tokens": "600",
         "x-ratelimit-remaining-tokens": "0",
@@ -358,16 +366,16 @@ def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
 def test_headers_of_a_refused_request_say_that_none_remains() -> None:
     world = World({"requests_per_minute": 60})
     for _ in range(10):
-        world.core.enter(world.given, ACME)
+        world.enter(ACME)
     world.now += 0.97
     with pytest.raises(LimitReached):
-        world.core.enter(world.given, ACME)
+        world.enter(ACME)
     assert world.core.headers(world.given, ACME)["x-ratelimit-remaining-requests"] == "0"
 
 
 def test_headers_for_http() -> None:
     world = World({"requests_per_minute": 60, "tokens_per_minute": 600})
-    world.core.enter(world.given, ACME)
+    world.enter(ACME)
     assert world.core.headers(world.given, ACME) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "9",
@@ -389,10 +397,10 @@ def test_taken_elsewhere_before_idling_counts_once() -> None:
 
     pass_s(1)
     for _ in range(30):
-        one.core.enter(one.given, ACME)
+        one.enter(ACME)
         pass_s(1)
     pass_s(120)
-    one.core.enter(one.given, ACME)
+    one.enter(ACME)
     two.core.on_report(two.given, "one", dict(one.core.report()))
     (use,) = two.core.uses(two.given, "acme")
     assert use.used == pytest.approx(1.0)
@@ -417,27 +425,27 @@ def test_refusals_that_ask_for_another_try_do_not_count(error: SluiceError, coun
         raise error
     if counts:
         with pytest.raises(LimitReached):
-            world.core.enter(world.given, ACME)
+            world.enter(ACME)
     else:
-        world.core.enter(world.given, ACME)
+        world.enter(ACME)
 
 
 @pytest.mark.parametrize("refusal", [None, ModelUnavailable("away"), SafetyBlocked("blocked")])
 def test_settle_takes_back_what_asks_for_another_try(refusal: SluiceError | None) -> None:
     world = World({"models": {"small": RateLimits(requests_per_minute=1)}, "burst_s": 60})
-    world.core.reserve(world.given, ACME, "small", 10)(0, refusal)
+    world.reserve(ACME, "small", 10)(0, refusal)
     if isinstance(refusal, ModelUnavailable):
-        world.core.reserve(world.given, ACME, "small", 10)
+        world.reserve(ACME, "small", 10)
     else:
         with pytest.raises(LimitReached):
-            world.core.reserve(world.given, ACME, "small", 10)
+            world.reserve(ACME, "small", 10)
 
 
 def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:
     world = World({"requests_per_minute": 60, "soft": {"share": 0.8, "model": "small"}})
     for number in range(10):
         assert (world.core.soft_limit(world.given, "acme") is not None) is (number >= 8)
-        world.core.enter(world.given, ACME)
+        world.enter(ACME)
     found = world.core.soft_limit(world.given, "acme")
     assert found is not None
     assert found[0] == "small"

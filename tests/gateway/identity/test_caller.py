@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.identity.caller import ANY, Caller, roles_for, tenant_of
+from gateway.identity.authenticator import tenant_of
+from gateway.identity.caller import ANY, Caller, roles_for
 from sluice.errors import InvalidRequest
 
 PROTOS = Path(__file__).parents[3] / "protos"
