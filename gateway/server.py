@@ -46,9 +46,8 @@ from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import EscalationLimiter
-from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.guards import find_entities
-from gateway.upstream.nats_transport import NatsTransport
+from gateway.upstream.nats_transport import Coalescer, NatsTransport
 from gateway.upstream.runs import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable

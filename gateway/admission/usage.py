@@ -13,7 +13,7 @@ from gateway.admission.tenant_limits import TenantLimits
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import DAY_S, MONTH_PERIODS, Spending
 from gateway.streaming.model_run import ModelRun
-from gateway.streaming.result_collector import ResultCollector
+from gateway.streaming.registry import ResultCollector
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
 

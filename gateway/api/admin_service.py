@@ -17,8 +17,7 @@ from gateway.api.methods import GrpcCall, is_local
 from gateway.records.store import RecordStore
 from gateway.shared.peers import QueryHandler
 from gateway.shared.state import SharedState
-from gateway.streaming.registry import Registry
-from gateway.streaming.result_collector import ResultCollector
+from gateway.streaming.registry import Registry, ResultCollector
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import audit_response
 from sluice.errors import (

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from gateway.admission.request_context import Call, RequestContext, RequestKind
 from gateway.models.catalog import Catalog
 from gateway.models.tool_events import PartEvents
 from gateway.shared.state import SharedState
-from gateway.streaming.answer_stream import AnswerStream, Reader, Steering
+from gateway.streaming.answer_stream import AnswerStream, Steering
 from gateway.streaming.idempotency import Replay
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
@@ -35,9 +35,9 @@ from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_runs import ChunkRuns
-from gateway.upstream.fallbacks import Fallbacks
+from gateway.upstream.fallbacks import fall_back
 from gateway.upstream.guards import GuardRunner
-from gateway.upstream.runs import SideTasks, Upstream, already_complete
+from gateway.upstream.runs import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, validate
 from sluice.errors import (
@@ -263,7 +263,7 @@ class Generator:
         for score in context.plan.route.scores:
             self.drift.scored(score)
         steering = Steering()
-        cascade, guards, fallbacks = None, None, None
+        cascade, guards = None, None
         if context.second is not None:
             cascade = Cascade(upstream, self.escalations, context)
             steering.is_held, steering.next_run = cascade.holds, cascade.next_run
@@ -272,8 +272,7 @@ class Generator:
             guards = GuardRunner(upstream, context)
             steering.checks, steering.check_answer = guards.checks, guards.check_answer
         if context.allow_degraded and not request.resume:
-            fallbacks = Fallbacks(upstream, context)
-            steering.fall_back = fallbacks.begin
+            steering.fall_back = partial(fall_back, upstream, context)
         first = upstream.new_run(
             request,
             prompt,
@@ -285,14 +284,12 @@ class Generator:
         is_complete = (
             already_complete(prompt.sampling, first.transcript) if request.resume else None
         )
-        chunks = ChunkRuns(upstream, context, first) if prompt.chunks else None
-        side_tasks = [tasks for tasks in (guards, chunks, fallbacks) if tasks is not None]
-        on_end = partial(self._on_end, context, cascade, side_tasks)
-        stream = upstream.registry.open(context, first, on_end, steering)
+        on_end = partial(self._on_end, context, cascade)
+        stream = AnswerStream(upstream.registry, context, first, on_end, steering)
         if is_complete is not None:
             stream.finish(is_complete, time.monotonic())
-        elif chunks is not None:
-            chunks.start(stream)
+        elif prompt.chunks:
+            ChunkRuns(upstream, context, first).start(stream)
         else:
             upstream.send(context, first, prompt)
         if guards is not None and not stream.has_ended:
@@ -300,15 +297,9 @@ class Generator:
         return stream
 
     def _on_end(
-        self,
-        context: RequestContext,
-        cascade: Cascade | None,
-        side_tasks: Sequence[SideTasks],
-        answer: AnswerStream,
+        self, context: RequestContext, cascade: Cascade | None, answer: AnswerStream
     ) -> None:
         """Record, count and learn from an answer that has ended."""
-        for tasks in side_tasks:
-            tasks.close()
         now, log = time.monotonic(), context.log
         log.ended(answer, now)
         used = self.upstream.usage.record_stream(context, answer, now)
@@ -360,9 +351,10 @@ class Generator:
                 # The policy blocks what was assembled from the answer.
                 answer.block(parts.blocked, time.monotonic())
 
-        limit = self.settings.reader_buffer_tokens
-        reader = Reader(len(request.resume), limit, has_events.set, context.stop)
-        answer.join(reader, request.resume_model)
+        held, unread_max = len(request.resume), self.settings.reader_buffer_tokens
+        reader = answer.join(
+            held, unread_max, has_events.set, context.stop, model=request.resume_model
+        )
         try:
             # The first event comes once a batcher has the task, or frames prove it.
             while (started := answer.started(reader, request.resume_model)) is None:

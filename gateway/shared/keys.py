@@ -219,7 +219,7 @@ class SharedKeys:
         """End the call with this key: another gateway has a newer one and replaces the claim."""
         await self.wait_stored(query.key)
         self._claims.pop(query.key, None)
-        stream = self._registry.live(query.key)
+        stream = self._registry.by_key.get(query.key)
         if stream is not None:
             stream.fail(_taken_over())
         return gateway_pb2.GatewayReply()

@@ -1,13 +1,13 @@
 """The answer to one request while it is computed: frames go in, messages with events come out.
 
-An `AnswerStream` alone changes how far the answer is (`gateway.streaming.state`), which model gives it, and how many of
+An `AnswerStream` alone changes how far the answer is (`StreamState`), which model gives it, and how many of
 the tokens are delivered. The text is that of its current run. A cascade, guard models and fallbacks decide too: see
 `Steering`.
 """
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
@@ -15,10 +15,9 @@ from gateway.identity.resume_token import ResumeToken
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Checks
 from gateway.safety.output.windows import AnswerWindow
-from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.model_run import AcceptedFrame, ModelRun, contradiction
-from gateway.streaming.result_collector import ResultCollector, RunRequest
-from gateway.streaming.state import StreamState
+from gateway.streaming.registry import Registry, ResultCollector, RunRequest, StreamState
+from sluice.background import BackgroundTasks
 from sluice.errors import Cancelled, SlowReader, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame, TaskTimings
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
@@ -48,6 +47,7 @@ _RECOVERED_INEXACTLY: Final = Notice(
     inexact=True,
 )
 _GONE: Final = Cancelled("the caller has gone")
+_TAKEN_OVER: Final = "a newer call with the same idempotency key took over"
 
 
 class AnsweredRequest(RunRequest, Protocol):
@@ -75,53 +75,6 @@ class AnsweredRequest(RunRequest, Protocol):
         """Return the resume token at the beginning of an answer of `model`."""
 
 
-class Reader:
-    """The position of one call in an answer.
-
-    The number of unread tokens is bounded by `limit`. A single arrival that is larger than that (a catch-up after a
-    loss, the part of an answer that existed when the call came) is not the reader's fault, so only tokens count that
-    came after the arrival that found it idle.
-
-    Attributes:
-        index: tokens read so far.
-        notices: notices read so far.
-        wake: called when there is something to read.
-        stop: called with the error that ends the call, which may be waiting for a client that does not read.
-        displaced_by: the error that ends this call although the answer may go on for another one.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        limit: int,
-        wake: Callable[[], None],
-        stop: Callable[[SluiceError], None] = lambda _: None,
-    ) -> None:
-        self.index = index
-        self.notices = 0
-        self.wake = wake
-        self.stop = stop
-        self.displaced_by: SluiceError | None = None
-        self._limit = limit
-        self._burst = 0
-
-    def note_growth(self, before: int, total: int) -> bool:
-        """Note that the answer grew from `before` to `total` tokens; return whether more than the limit is unread."""
-        if self.index >= before:
-            self._burst = total - before
-        return total - self.index - self._burst > self._limit
-
-    def displace(self, error: SluiceError) -> None:
-        """End the call with `error`; another one reads instead."""
-        self.displaced_by = error
-        self.stop(error)
-
-    def advance(self, total: int) -> None:
-        """Note that the call has read everything up to `total`."""
-        self.index = max(self.index, total)
-        self._burst = 0
-
-
 @dataclass
 class Steering:
     """What may hold, replace or end an answer beside its run; by default nothing does.
@@ -147,13 +100,17 @@ class Steering:
 class AnswerStream(ResultCollector):
     """The answer to one request while it is computed, and after its end.
 
+    One call reads it at a time: the one that joined last. The number of its unread tokens is bounded. A single arrival
+    that is larger than the bound (a catch-up after a loss, the part of an answer that existed when the call came) is
+    not its fault, so only tokens count that came after the arrival that found it idle.
+
     Attributes:
         finished: its last event, in state FINISHED.
         finished_at: monotonic seconds.
         first_token_at: when there was something to show for the first time, monotonic seconds.
         is_held: whether nothing is shown before the commit point of a cascade.
         checks: of guard models, if the policy has any.
-        reader: the call that reads, or None when it has gone.
+        read_index: tokens of the current model that this call has read.
         withheld_by: the rules that keep the rest of the answer from every caller, if any do.
     """
 
@@ -161,25 +118,25 @@ class AnswerStream(ResultCollector):
 
     def __init__(
         self,
+        registry: Registry,
         request: AnsweredRequest,
         first: ModelRun,
-        dispatch: Dispatch,
-        live: MutableMapping[str, ResultCollector],
-        on_end: Callable[[], None],
+        on_end: Callable[["AnswerStream"], None] = lambda _: None,
         steering: Steering | None = None,
     ) -> None:
-        """Wait for the answer of `first`.
+        """Wait for the answer of `first`, the run of the model that is asked first; the caller sends it.
 
         Args:
+            registry: see `ResultCollector`; the key of the request is free there.
             request: what it is for.
-            first: the run of the model that is asked first.
-            dispatch: sends its runs.
-            live: see `ResultCollector`.
-            on_end: called once, with the end.
+            first: the run.
+            on_end: called once with the stream, when it has ended and is forgotten.
             steering: what else decides about the answer.
         """
-        super().__init__(request, first, dispatch, live, on_end)
-        self.reader: Reader | None = None
+        super().__init__(registry, request, first, on_end)
+        if request.key:
+            assert request.key not in registry.by_key, "the key is free"
+            registry.by_key[request.key] = self
         self.finished: Finished | None = None
         self.finished_at: float | None = None
         self.first_token_at: float | None = None
@@ -192,6 +149,7 @@ class AnswerStream(ResultCollector):
         self._check_answer = steering.check_answer
         self._fall_back = steering.fall_back
         """None once the safety policy has chosen the model."""
+        self._side_tasks: BackgroundTasks | None = None
         self._notices: list[Notice] = []
         self._restart_notice = 0
         """Index of the notice with which the current model began."""
@@ -207,6 +165,21 @@ class AnswerStream(ResultCollector):
         """The run that failed, while a fallback for it is looked for."""
         self._end_reason: FinishReason.ValueType | None = None
         """How the answer ends if no guard objects, in state CHECKING."""
+        self._reader = 0
+        """Number of the call that joined last."""
+        self._wake: Callable[[], None] | None = None
+        self._stop: Callable[[SluiceError], None] | None = None
+        """How to reach the call that reads; None when it has gone."""
+        self.read_index = 0
+        self._read_notices = 0
+        self._unread_max = 0
+        self._burst = 0
+        """Unread tokens that are not the reader's fault."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a call reads it."""
+        return self._wake is not None
 
     @property
     def is_hidden(self) -> bool:
@@ -252,28 +225,43 @@ class AnswerStream(ResultCollector):
 
     # The call that reads.
 
-    def join(self, reader: Reader, model: str = "") -> None:
-        """Let `reader` read from now on; the call that read ends with `Cancelled`.
+    def join(
+        self,
+        held: int,
+        unread_max: int,
+        wake: Callable[[], None],
+        stop: Callable[[SluiceError], None] = lambda _: None,
+        model: str = "",
+    ) -> int:
+        """Let a call read from now on, and return its number; the one that read ends with `Cancelled`.
 
-        It has tokens of `model`, or of the current one when that is empty. It begins after the notices that it knows,
-        or where another model took over.
+        It begins after the notices that it knows, or where another model took over.
+
+        Args:
+            held: tokens that the caller has.
+            unread_max: how many tokens may be unread.
+            wake: called when there is something to read.
+            stop: called with the error that ends the call, which may be waiting for a client that does not read.
+            model: that gave the caller its tokens; empty: the current one.
         """
-        previous, self.reader = self.reader, reader
-        if previous is not None and previous is not reader:
-            previous.displace(Cancelled("a newer call with the same idempotency key took over"))
-        reader.notices = len(self._notices)
-        if self._was_replaced(model):
-            reader.index, reader.notices = 0, self._restart_notice
-        reader.note_growth(reader.index, self.current.shown_tokens)
-        self._delivered = max(self._delivered, reader.index)
+        if self._stop is not None:
+            self._stop(Cancelled(_TAKEN_OVER))
+        self._wake, self._stop, self._unread_max = wake, stop, unread_max
+        self.read_index, self._read_notices = held, len(self._notices)
+        if model and self._was_replaced(model):
+            self.read_index, self._read_notices = 0, self._restart_notice
+        self._burst = self.current.shown_tokens - self.read_index
+        self._delivered = max(self._delivered, self.read_index)
+        self._reader += 1
+        return self._reader
 
-    def leave(self, reader: Reader, error: SluiceError = _GONE) -> None:
+    def leave(self, reader: int, error: SluiceError = _GONE) -> None:
         """End with `error` if it was `reader` that read: without a reader the run is not needed any more."""
-        if self.reader is reader:
-            self.reader = None
+        if reader == self._reader and self.is_read:
+            self._wake = self._stop = None
             self.fail(error)
 
-    def started(self, reader: Reader, held_model: str) -> Started | None:
+    def started(self, reader: int, held_model: str) -> Started | None:
         """Return the first event for a `reader` with tokens of `held_model`; None before a batcher has the task.
 
         Raises:
@@ -293,32 +281,33 @@ class AnswerStream(ResultCollector):
         """Return what callers see of the tokens before `index`."""
         return self.current.transcript.text_before(index) if index else ""
 
-    def read(self, reader: Reader) -> GenerateResponse | None:
+    def read(self, reader: int) -> GenerateResponse | None:
         """Return the events that `reader` has not had, all unread tokens in one delta; None: it has had all.
 
         Raises:
             SluiceError: the stream ended with it, or another call took over.
         """
         self._raise_error(reader)
-        notices = self._notices[reader.notices :]
-        reader.notices = len(self._notices)
+        notices = self._notices[self._read_notices :]
+        self._read_notices = len(self._notices)
         if self.is_hidden or (not self.current.shown_tokens and self.finished is None):
             return GenerateResponse(notices=notices) if notices else None
         text, end = self.current.transcript, self._end_index
         with_tail = end is None and self.finished is not None
-        delta = text.delta(reader.index, self.request.with_logprobs, end, with_tail=with_tail)
+        delta = text.delta(self.read_index, self.request.with_logprobs, end, with_tail=with_tail)
         if delta is not None and delta.token_ids:
             self._add_resume_token(delta)
-        reader.advance(len(text.visible_ids[:end]))
-        self._delivered = max(self._delivered, reader.index)
+        self.read_index, self._burst = max(self.read_index, len(text.visible_ids[:end])), 0
+        self._delivered = max(self._delivered, self.read_index)
         if delta is None and not notices and self.finished is None:
             return None
         return GenerateResponse(notices=notices, delta=delta, finished=self.finished)
 
-    def _raise_error(self, reader: Reader) -> None:
-        error = reader.displaced_by or self.error
-        if error is not None:
-            raise error
+    def _raise_error(self, reader: int) -> None:
+        if reader != self._reader:
+            raise Cancelled(_TAKEN_OVER)
+        if self.error is not None:
+            raise self.error
 
     def _add_resume_token(self, delta: Delta) -> None:
         """Add the token of the answer so far: every delta ends where the answer does, so it never has to go back."""
@@ -329,29 +318,31 @@ class AnswerStream(ResultCollector):
         delta.resume_token = self._resume_token.after(new)
         self._proven = end
 
-    def _wake(self) -> None:
-        if self.reader is not None:
-            self.reader.wake()
+    def _notify(self) -> None:
+        if self._wake is not None:
+            self._wake()
 
     def _show_since(self, before: int) -> None:
         """Wake the reader because more than `before` tokens may be read; fail when too many are unread."""
-        total, reader = self.current.shown_tokens, self.reader
-        if reader is None:
-            return
-        if not reader.note_growth(before, total):
-            reader.wake()
-            return
-        unread = total - reader.index
-        self.fail(
-            SlowReader(f"{unread} tokens are unread; read faster, or resume with those received")
-        )
+        total = self.current.shown_tokens
+        unread = total - self.read_index
+        if self.read_index >= before:
+            self._burst = total - before
+        if self.is_read and unread - self._burst > self._unread_max:
+            self.fail(
+                SlowReader(
+                    f"{unread} tokens are unread; read faster, or resume with those received"
+                )
+            )
+        else:
+            self._notify()
 
     # What batchers send.
 
     @override
     def accept_task(self, run_id: str) -> None:
         super().accept_task(run_id)
-        self._wake()
+        self._notify()
 
     @override
     def accept(self, frame: Frame, now: float) -> None:
@@ -450,9 +441,8 @@ class AnswerStream(ResultCollector):
                 degraded=degraded,
             )
         )
-        if self.reader is not None:
-            self.reader.index = 0
-        self._wake()
+        self.read_index = 0
+        self._notify()
 
     # What guards say. What comes after the end changes nothing.
 
@@ -472,10 +462,10 @@ class AnswerStream(ResultCollector):
             return
         if self._end_reason is not None and not self._waits_for_guards:
             self._close(self._end_reason, now)
-        elif not self.is_hidden and self.reader is not None:
+        elif not self.is_hidden and self.is_read:
             self._note_shown(now)
-            self.reader.note_growth(self.reader.index, self.current.shown_tokens)
-            self.reader.wake()
+            self._burst = self.current.shown_tokens - self.read_index
+            self._notify()
 
     def settle(
         self, run: ModelRun, window: AnswerWindow, findings: Sequence[Finding], now: float
@@ -519,7 +509,7 @@ class AnswerStream(ResultCollector):
                 if self._waits_for_guards:
                     self._end_reason = reason
                     self._move(StreamState.CHECKING)
-                    self._wake()
+                    self._notify()
                     return
         self._close(reason, now)
 
@@ -534,16 +524,34 @@ class AnswerStream(ResultCollector):
         if not self.withheld_by:
             self._note_shown(now)
         self.finished, self.finished_at = self._finished_event(reason, now), now
-        self._wake()  # before what is recorded and learned at the end
+        self._notify()  # before what is recorded and learned at the end
         self._end(reason)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside the answer; it is cancelled when that ends."""
+        if self._side_tasks is None:
+            self._side_tasks = BackgroundTasks()
+        self._side_tasks.spawn(work)
 
     @override
     def _end(self, outcome: "FinishReason.ValueType | SluiceError") -> None:
-        if isinstance(outcome, SluiceError) and self.reader is not None:
-            self.reader.stop(outcome)
+        if isinstance(outcome, SluiceError) and self._stop is not None:
+            self._stop(outcome)
         super()._end(outcome)
         # They refer to the caller's call, as `on_end` does.
         self._next_run = self._check_answer = self._fall_back = None
+
+    @override
+    def _report_end(self) -> None:
+        if self._side_tasks is not None:
+            self._side_tasks.cancel()
+        if self.checks is not None:
+            self.checks.close()
+        if key := self.request.key:
+            del self._registry.by_key[key]
+            if self.finished_at is not None:
+                self._registry.replays.put(key, self.record(), self.finished_at)
+        super()._report_end()
 
     def _note_shown(self, now: float) -> None:
         if self.first_token_at is None and self.current.shown_tokens and not self.is_hidden:

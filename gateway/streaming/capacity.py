@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from gateway.streaming.model_run import ModelRun, RunClass
 from sluice.fair_queue import FairQueue, Flow
-from sluice.wire.subjects import URGENT_CLASS
 
 
 class BatcherCapacity(NamedTuple):
@@ -38,10 +37,8 @@ class UsedCapacity:
         self._weights = weights
 
     def take(self, run: ModelRun, batcher: str) -> None:
-        """Count a run that is sent to a batcher."""
+        """Count a run that is sent to a batcher; urgent ones are not."""
         self.free(run)
-        if run.run_class.priority_class == URGENT_CLASS:
-            return
         run.capacity_at = batcher
         self._runs[batcher, run.run_class][run.task.tenant] += 1
         self._bytes[batcher, run.run_class][run.task.tenant] += run.task_bytes
@@ -124,8 +121,8 @@ class WaitQueue:
     def add(self, run: ModelRun) -> None:
         """Let a run wait."""
         tenant = self._tenants.flow(run.task.tenant)
-        tenant.runs.insert(tenant.sent_before if run.was_sent else len(tenant.runs), run)
-        tenant.sent_before += run.was_sent
+        tenant.runs.insert(tenant.sent_before if run.attempt_number else len(tenant.runs), run)
+        tenant.sent_before += run.attempt_number > 0
         if tenant.key is None:
             self._arrivals += 1
             self._tenants.activate(tenant)
@@ -135,7 +132,7 @@ class WaitQueue:
         """Let a run wait no more."""
         tenant = self._tenants.flow(run.task.tenant)
         tenant.runs.remove(run)
-        tenant.sent_before -= run.was_sent
+        tenant.sent_before -= run.attempt_number > 0
         if not tenant.runs:
             self._tenants.place(tenant, None)
 

@@ -22,6 +22,7 @@ Neither clock nor I/O: the owner calls `tick`, sends what `drain` returns when `
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.streaming.capacity import UsedCapacity, WaitQueue
@@ -30,7 +31,6 @@ from gateway.streaming.model_run import ModelRun, RunClass
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import Cancel, ControlMessage, TaskProgress, TaskQuery
-from sluice.wire.subjects import URGENT_CLASS
 
 _T = TypeVar("_T")
 
@@ -67,6 +67,7 @@ class DeadLetter(NamedTuple):
     reason: str
 
 
+@dataclass
 class Outgoing:
     """Messages to batchers, sent in the order of the attributes.
 
@@ -77,11 +78,10 @@ class Outgoing:
         has_queries: whether a batcher is queried: the owner must find out whether NATS itself answers (`restart`).
     """
 
-    def __init__(self) -> None:
-        self.tasks: list[tuple[str, ModelRun]] = []
-        self.control: list[tuple[str, ControlMessage]] = []
-        self.dead: list[DeadLetter] = []
-        self.has_queries = False
+    tasks: list[tuple[str, ModelRun]] = field(default_factory=list)
+    control: list[tuple[str, ControlMessage]] = field(default_factory=list)
+    dead: list[DeadLetter] = field(default_factory=list)
+    has_queries: bool = False
 
 
 class Dispatch:
@@ -256,7 +256,7 @@ class Dispatch:
                 self._check(run, now)
         for queue in self._queues.values():
             queue.may_have_capacity = True  # reports may have brought some
-        self.fill(now)
+        self._fill(now)
 
     def restart(self, now: float) -> None:
         """Give batchers their time anew: this gateway received nothing for a while, through no fault of theirs."""
@@ -269,8 +269,10 @@ class Dispatch:
 
     # What is to be sent, and what has failed.
 
-    def drain(self) -> Outgoing:
-        """Return everything that is to be sent since the last call."""
+    def drain(self, now: float) -> Outgoing:
+        """Return everything that is to be sent since the last call, and what may be sent by now."""
+        if self._queues:
+            self._fill(now)
         outgoing, self._outgoing = self._outgoing, Outgoing()
         # A run may have ended, or moved on, before its message left.
         outgoing.tasks = [task for task in outgoing.tasks if task[1].batcher == task[0]]
@@ -363,7 +365,7 @@ class Dispatch:
     def _place(self, run: ModelRun, now: float) -> bool:
         """Send a run to a batcher; return False when there is none with capacity for it."""
         excluded = {name for name, until in self._avoided_until.items() if until > now}
-        if run.needs_capacity and run.run_class.priority_class != URGENT_CLASS:
+        if run.needs_capacity and not run.is_urgent:
             excluded |= {
                 name
                 for name, capacity in self._loads.capacities(run.run_class, now).items()
@@ -374,14 +376,16 @@ class Dispatch:
             return False
         if run.batcher:
             self._take_back(run, "batcher")
-        if not run.was_sent:
+        if not run.attempt_number:
             run.queued_s = now - run.sent_at
         run.batcher, run.queries = batcher, 0
         run.is_queued = run.is_accepted = run.needs_capacity = run.survived_query = False
         run.check_at = now + self._stall_s
-        run.tokens_when_sent = run.completion_tokens
-        self._used.take(run, batcher)
-        run.task.produced_token_ids[:] = run.token_ids
+        if run.next_index:
+            run.tokens_when_sent = run.completion_tokens
+            run.task.produced_token_ids[:] = run.token_ids
+        if not run.is_urgent:
+            self._used.take(run, batcher)
         run.task.timeout_ms = min(max(math.ceil((run.deadline - now) * 1000), 1), MS_MAX)
         run.task.age_ms = min(int((now - run.sent_at) * 1000), MS_MAX)
         self._outgoing.tasks.append((batcher, run))
@@ -414,7 +418,7 @@ class Dispatch:
         for queue in self._queues.values():
             queue.use_weights(weights)
 
-    def fill(self, now: float) -> None:
+    def _fill(self, now: float) -> None:
         """Send runs that wait, as far as there may be capacity again."""
         for run_class, queue in list(self._queues.items()):
             if queue.may_have_capacity:

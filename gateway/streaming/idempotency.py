@@ -11,7 +11,6 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from gateway.identity.resume_token import ResumeToken
-from gateway.streaming.answer_stream import Reader
 from gateway.streaming.transcript import VisibleText
 from sluice.errors import IdempotencyConflict, SluiceError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
@@ -48,6 +47,8 @@ class Replay(VisibleText):
         assert record.HasField("answer"), "only complete answers are replayed"
         self.fingerprint = record.fingerprint
         self._stored: StoredAnswer = record.answer
+        self._index = self._notices = 0
+        """Tokens and notices that the call that reads has."""
         self.finished, self.request_id = record.answer.finished, record.answer.started.request_id
         whole = record.answer.delta
         ends = (0, *accumulate(record.answer.text_lengths))
@@ -55,16 +56,17 @@ class Replay(VisibleText):
         self.texts = [whole.text[start:end] for start, end in pairwise(ends)]
         self.tail = whole.text[ends[-1] :]
 
-    def join(self, reader: Reader, model: str) -> None:
-        """Let `reader` read; it has tokens of `model`, or of the one that answered when that is empty."""
-        reader.notices = len(self._stored.notices)
+    def join(self, held: int, *_: object, model: str = "") -> int:
+        """Let the one call read that has this replay; see `AnswerStream.join`."""
+        self._index, self._notices = held, len(self._stored.notices)
         if self._replaced(model):
-            reader.index, reader.notices = 0, self._stored.restart_notice
+            self._index, self._notices = 0, self._stored.restart_notice
+        return 0
 
-    def leave(self, reader: Reader, error: SluiceError) -> None:
+    def leave(self, reader: int, error: SluiceError) -> None:
         """Do nothing: the end of a call changes nothing."""
 
-    def started(self, _: Reader, model: str) -> Started:
+    def started(self, _: int, model: str) -> Started:
         """Return the first event for a reader that has tokens of `model`, or none."""
         started = Started()
         started.CopyFrom(self._stored.started)
@@ -99,13 +101,13 @@ class Replay(VisibleText):
         """Return whether a caller's tokens of `model` are the beginning of the answer, as far as it can know it."""
         return self._replaced(model) or self.visible_ids[: len(held)] == tuple(held)
 
-    def read(self, reader: Reader) -> GenerateResponse:
+    def read(self, _: int) -> GenerateResponse:
         """Return all events after the first one."""
         stored = self._stored
-        notices = stored.notices[reader.notices :]
+        notices = stored.notices[self._notices :]
         if not stored.finished.usage.cached:
             notices = [_REPLAYED, *notices]
-        delta = self.delta(reader.index, bool(self.logprobs), with_tail=True)
+        delta = self.delta(self._index, bool(self.logprobs), with_tail=True)
         if delta is not None and delta.token_ids:
             delta.resume_token = stored.delta.resume_token
         return GenerateResponse(notices=notices, delta=delta, finished=stored.finished)

@@ -1,7 +1,7 @@
 """A run: one model's work on an answer, from its task until its end.
 
 `Dispatch` sends the task and recovers the run when its batcher or worker is lost. Whatever reads the answer
-(`gateway.streaming.result_collector`) passes the frames to `ModelRun.accept`, which puts them in order by these rules
+(`gateway.streaming.registry`) passes the frames to `ModelRun.accept`, which puts them in order by these rules
 (docs/internals/wire.md, Frames); the run has `next_index` tokens:
 
 1. A frame of another attempt than `attempt_number` comes from an earlier owner of the run: dropped.
@@ -35,6 +35,7 @@ from sluice.v1.inference_pb2 import (
     FinishReason,
     Usage,
 )
+from sluice.wire.subjects import URGENT_CLASS
 
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
     frame_pb2.TASK_END_STOP: FINISH_REASON_STOP,
@@ -91,6 +92,7 @@ class ModelRun:
         stop_token_ids: the caller's; they end the answer like the model's own.
         resumed: tokens that the caller brought.
         headers: of the task's message: the trace context.
+        is_urgent: whether a person waits for it: it needs no capacity, and its frames are taken first.
 
         attempt_number: how often it was sent again; frames of other attempts are dropped.
         is_sent: whether it was sent; not when the caller had the whole answer already.
@@ -140,6 +142,7 @@ class ModelRun:
     headers: Mapping[str, str] = field(default_factory=dict)
     run_id: str = field(init=False)
     run_class: RunClass = field(init=False)
+    is_urgent: bool = field(init=False)
     # Where it is: changed by `Dispatch` alone.
     attempt_number: int = 0
     is_sent: bool = False
@@ -182,6 +185,7 @@ class ModelRun:
     def __post_init__(self) -> None:
         self.run_id = self.task.request_id
         self.run_class = run_class_of(self.task.model, self.task.priority_class)
+        self.is_urgent = self.task.priority_class == URGENT_CLASS
 
     # What has arrived.
 
@@ -291,11 +295,6 @@ class ModelRun:
         self.attempt_number += 1
         self.task.attempt = self.attempt_number
         self._requested_at, self._lost = None, lost
-
-    @property
-    def was_sent(self) -> bool:
-        """Whether a batcher had it before."""
-        return self.attempt_number > 0
 
     @property
     def current_losses(self) -> int:

@@ -15,8 +15,8 @@ from gateway.admission.request_context import RequestContext
 from gateway.models.speech import JoinedTexts
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
-from gateway.streaming.result_collector import ResultCollector
-from gateway.upstream.runs import SideTasks, Upstream
+from gateway.streaming.registry import ResultCollector
+from gateway.upstream.runs import Upstream, spawn_beside
 from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH, TASK_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
 
@@ -24,12 +24,11 @@ CONCURRENT_MAX: Final = 8
 """Chunks of a request that are computed at a time: each is almost a megabyte in NATS, batcher and worker."""
 
 
-class ChunkRuns(SideTasks):
+class ChunkRuns:
     """The runs of one request's chunks."""
 
     def __init__(self, upstream: Upstream, context: RequestContext, run: ModelRun) -> None:
         """Prepare to answer `run` of the request from those of its chunks."""
-        super().__init__()
         self._upstream = upstream
         self._context = context
         self._run = run
@@ -46,7 +45,7 @@ class ChunkRuns(SideTasks):
     def start(self, stream: AnswerStream) -> None:
         """Send the runs of the first chunks; the others follow as these end."""
         self._run.is_sent = True
-        self.spawn(stream, self._answer)
+        spawn_beside(stream, self._answer)
         self._upstream.registry.accept_task(self._run.run_id)
 
     async def _answer(self) -> None:

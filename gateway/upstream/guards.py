@@ -16,7 +16,6 @@ from typing import Final, TypeVar
 
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
-from typing_extensions import override
 
 from gateway.admission.admission import blocked
 from gateway.admission.request_context import PreparedPrompt, RequestContext
@@ -48,7 +47,7 @@ from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.transcript import Transcript
-from gateway.upstream.runs import SideTasks, Upstream
+from gateway.upstream.runs import Upstream, spawn_beside
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from gateway.validation.requests import WORKLOAD_LABEL
 from sluice.errors import (
@@ -308,7 +307,7 @@ def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
     return GuardVerdict(bool(flagged), tuple(categories), max(scores, default=None))
 
 
-class GuardRunner(SideTasks):
+class GuardRunner:
     """Runs the checks of one request beside its answer.
 
     Attributes:
@@ -316,7 +315,6 @@ class GuardRunner(SideTasks):
     """
 
     def __init__(self, upstream: Upstream, context: RequestContext) -> None:
-        super().__init__()
         self.checks = Checks(context.inspection.compiled.guards)
         self._upstream = upstream
         self._context = context
@@ -334,16 +332,11 @@ class GuardRunner(SideTasks):
         self._start(stream, due)
         window = run.next_window()
         if window is not None:
-            self.spawn(stream, partial(self._classify, stream, run, window))
-
-    @override
-    def close(self) -> None:
-        self.checks.close()
-        super().close()
+            spawn_beside(stream, partial(self._classify, stream, run, window))
 
     def _start(self, stream: AnswerStream, due: list[Check]) -> None:
         for check in due:
-            self.spawn(stream, partial(self._check, stream, check))
+            spawn_beside(stream, partial(self._check, stream, check))
 
     async def _classify(self, stream: AnswerStream, run: ModelRun, window: AnswerWindow) -> None:
         """Let token classifiers read the next part of the answer."""

@@ -1,9 +1,16 @@
-"""The gateway's NATS client: sends tasks and control messages, receives frames and reports (docs/internals/wire.md)."""
+"""The gateway's NATS client: sends tasks and control messages, receives frames and reports (docs/internals/wire.md).
+
+Messages to batchers leave at the end of a turn of the event loop, or a moment later to share their cost: `Coalescer`
+says when. The latency budget (docs/internals/wire.md, Latency budget) lists every delay of the mesh; its constants are
+the gateway's.
+"""
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Final
 
 from nats.aio.msg import Msg
@@ -12,7 +19,6 @@ from nats.errors import Error as NatsError
 from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import Registry
-from gateway.upstream.coalescer import Coalescer
 from sluice.background import BackgroundTasks
 from sluice.errors import RETRY_AFTER_S, MessageTooLarge, TransportUnavailable
 from sluice.internal.v1.control_pb2 import Announce, BatcherReport, ControlMessage
@@ -28,6 +34,7 @@ from sluice.wire.codec import (
 from sluice.wire.connection import MeshClient, disconnect, settle
 from sluice.wire.dead_letters import store_dead_letter
 from sluice.wire.permissions import BATCHER, may_speak_as
+from sluice.wire.subjects import BULK_CLASS
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +45,77 @@ CLOSE_S: Final = 2.0
 SETTLE_S: Final = 2.0
 """How long NATS may take to confirm the subscriptions, in seconds."""
 
+UNREAD_S: Final = 0.025
+"""Maximum delay of a bulk task whose answer nobody reads in parts, in seconds. Items of jobs then leave together, which
+costs NATS and the batcher less, and such an answer takes seconds."""
+UNREAD_MS: Final = 1000
+"""Nobody reads parts of an answer whose tokens are coalesced for longer than this, in milliseconds."""
+INTERACTIVE_S: Final = 0.01
+"""Maximum delay of an interactive task in a busy gateway, in seconds. Tasks that leave together share a batch and a
+step of the engine, which costs all processes less."""
+FREQUENT: Final = 9
+"""Interactive tasks within `FREQUENT_S` from which on they wait for each other; a slower stream gains nothing."""
+FREQUENT_S: Final = 4 * INTERACTIVE_S
+LAG_S: Final = 0.001
+"""Delay of the event loop from which on the gateway is busy, in seconds: others compute on its cores too."""
+BUSY_S: Final = 1.0
+"""How long a gateway counts as busy after such a delay, in seconds."""
+
 Publication = tuple[str, bytes, str, dict[str, str] | None]
 """Subject, payload, reply subject, headers."""
+
+
+class Coalescer:
+    """Signals to the one task that sends messages when they are due."""
+
+    def __init__(self) -> None:
+        self._is_due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._busy_until = -inf
+        self._recent = deque([-inf], FREQUENT)
+        """When the last interactive tasks came while the gateway was busy."""
+        self._leave_at = -inf
+        """When the last interactive tasks left, or leave."""
+
+    def note_lag(self, lag_s: float) -> None:
+        """Note how much later than it should the event loop came."""
+        if lag_s > LAG_S:
+            self._busy_until = time.monotonic() + BUSY_S
+
+    def notify(self, run: ModelRun | None = None) -> None:
+        """Signal that there is a message: the task of a run, or one that is due with the next turn of the loop."""
+        delay_s = 0.0 if run is None else self._delay_s(run)
+        if delay_s <= 0:
+            self._is_due.set()
+        if self._is_due.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        due_at = loop.time() + delay_s
+        if self._timer is None or due_at < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(due_at, self._is_due.set)
+
+    async def wait(self) -> None:
+        """Return when messages are due."""
+        await self._is_due.wait()
+        self._is_due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _delay_s(self, run: ModelRun) -> float:
+        if not run.is_urgent:
+            is_bulk = run.run_class.priority_class == BULK_CLASS
+            return UNREAD_S if is_bulk and run.task.coalesce_ms > UNREAD_MS else 0.0
+        now = time.monotonic()
+        if now < self._busy_until:
+            self._recent.append(now)
+        if now - self._recent[0] >= FREQUENT_S:
+            return 0.0
+        if now >= self._leave_at:
+            self._leave_at = max(self._leave_at + INTERACTIVE_S, now)
+        return self._leave_at - now
 
 
 class NatsTransport:
@@ -120,8 +196,7 @@ class NatsTransport:
 
     def _flush(self) -> None:
         """Send everything that `Dispatch` has to send."""
-        self._dispatch.fill(time.monotonic())
-        outgoing = self._dispatch.drain()
+        outgoing = self._dispatch.drain(time.monotonic())
         for batcher, run in outgoing.tasks:
             self._send_task(batcher, run)
         for batcher, message in outgoing.control:

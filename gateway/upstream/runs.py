@@ -13,12 +13,10 @@ from gateway.admission.request_context import PreparedPrompt, RequestContext, fa
 from gateway.admission.usage import UsageAccounting
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
-from gateway.streaming.registry import Registry
-from gateway.streaming.result_collector import ResultCollector
+from gateway.streaming.registry import Registry, ResultCollector
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
-from sluice.background import BackgroundTasks
 from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.v1.inference_pb2 import (
@@ -100,8 +98,18 @@ class Upstream:
 
     def send(self, context: RequestContext, run: ModelRun, prepared: PreparedPrompt) -> None:
         """Send a run for a caller's request; return at once."""
-        now, task = time.monotonic(), run.task
-        expected = self.overload.outlook(run.model, _scheduling_of(context, prepared), now)
+        now, task, sampling = time.monotonic(), run.task, prepared.sampling
+        params = SchedulingParams(
+            context.priority_class,
+            context.deadline,
+            tenant=context.tenant,
+            rules=context.rules,
+            workload=context.workload,
+            prompt_tokens=len(prepared.prompt_token_ids),
+            min_tokens=sampling.min_tokens,
+            max_tokens=sampling.max_tokens,
+        )
+        expected = self.overload.outlook(run.model, params, now)
         run.expected_s = expected.total_s if expected.is_total else 0.0
         is_watched = context.request.sampling.stop or context.second is not None
         if is_watched and task.coalesce_ms > WATCHED_GATHER_MS:
@@ -127,17 +135,16 @@ class Upstream:
         Raises:
             SluiceError: a run failed, of a run past its deadline `DeadlinePassed`.
         """
-        ends = [asyncio.Event() for _ in runs]
+        ended = asyncio.Queue[ResultCollector]()
         results = [
-            self.registry.collect(_request_of(run), run, end.set)
-            for run, end in zip(runs, ends, strict=True)
+            ResultCollector(self.registry, _request_of(run), run, ended.put_nowait) for run in runs
         ]
         try:
             for run in runs:
                 run.task.coalesce_ms = WHOLE_GATHER_MS
                 self._send(run)
-            for result, end in zip(results, ends, strict=True):
-                await end.wait()
+            for _ in runs:
+                result = await ended.get()
                 if result.error is not None:
                     raise result.error
         finally:
@@ -163,7 +170,7 @@ class Upstream:
 
 @dataclass
 class InternalRequest:
-    """Whose internal run it is; see `gateway.streaming.result_collector.RunRequest`."""
+    """Whose internal run it is; see `gateway.streaming.registry.RunRequest`."""
 
     tenant: str
     priority_class: str
@@ -175,40 +182,16 @@ def _request_of(run: ModelRun) -> InternalRequest:
     return InternalRequest(run.task.tenant, run.task.priority_class, run.sent_at, run.deadline)
 
 
-def _scheduling_of(context: RequestContext, prepared: PreparedPrompt) -> SchedulingParams:
-    """Return what the prediction of the time for `prepared` depends on."""
-    sampling = prepared.sampling
-    return SchedulingParams(
-        context.priority_class,
-        context.deadline,
-        tenant=context.tenant,
-        rules=context.rules,
-        workload=context.workload,
-        prompt_tokens=len(prepared.prompt_token_ids),
-        min_tokens=sampling.min_tokens,
-        max_tokens=sampling.max_tokens,
-    )
+def spawn_beside(stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:
+    """Start `work` beside an answer, which ends with it; what fails there fails the answer."""
 
+    async def fail(error: SluiceError) -> None:
+        stream.fail(error)
 
-class SideTasks:
-    """Work beside the answer to a request, which ends with it; what fails there fails the answer."""
-
-    def __init__(self) -> None:
-        self._running = BackgroundTasks()
-
-    def spawn(self, stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:
-        """Start `work`."""
-        self._running.spawn(self._guarded(stream, work))
-
-    def close(self) -> None:
-        """Cancel what runs: the request has ended."""
-        self._running.cancel()
-
-    async def _guarded(self, stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:
-        async def fail(error: SluiceError) -> None:
-            stream.fail(error)
-
+    async def guarded() -> None:
         await fail_with(work(), fail, stream.request_id)
+
+    stream.spawn(guarded())
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":

@@ -17,7 +17,7 @@ from gateway.routing.rules import SHADOW, drawn
 from gateway.safety.actions import Action
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
-from gateway.streaming.result_collector import ResultCollector
+from gateway.streaming.registry import ResultCollector
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.runs import Upstream

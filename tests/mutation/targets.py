@@ -122,7 +122,7 @@ RESUME: Final = Group(
         "gateway/streaming/answer_stream.py": tuple(f"AnswerStream.{name}" for name in _DELIVERED),
         "gateway/streaming/idempotency.py": (),
         "gateway/streaming/registry.py": (
-            *(f"Registry.{name}" for name in ("find", "drop_replays", "open")),
+            *(f"Registry.{name}" for name in ("find", "drop_replays")),
         ),
         "gateway/identity/resume_token.py": (),
         "gateway/validation/requests.py": ("_resumed", "_issued_by"),

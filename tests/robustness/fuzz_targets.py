@@ -21,7 +21,6 @@ from gateway.http.multipart import FileForm
 from gateway.http.requests import parse_json
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.credentials import KeyMissing, caller_of_key, caller_of_token, key_set
-from gateway.streaming.answer_stream import Reader
 from gateway.streaming.idempotency import Replay, is_whole
 from jobs.stages import check_stages
 from model_workers.engine.cacheless import EchoEngine
@@ -254,8 +253,7 @@ async def stored(draw: Mutator) -> str:
             replay = Replay(found)
             held = replay.visible_ids[: draw.random.randint(0, 3)]
             if replay.matches(held, ""):
-                reader = Reader(len(held), 100, lambda: None)
-                replay.join(reader, "")
+                reader = replay.join(len(held))
                 replay.read(reader).SerializeToString()
     except (SluiceError, MalformedMessage) as error:
         return type(error).__name__

@@ -11,13 +11,12 @@ from opentelemetry.trace import NoOpTracer
 
 from batcher.app import Batcher
 from gateway.server import TICK_S
-from gateway.streaming.answer_stream import AnswerStream, Reader
+from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.registry import Registry
-from gateway.upstream.coalescer import BUSY_S, LAG_S, Coalescer
-from gateway.upstream.nats_transport import NatsTransport
+from gateway.upstream.nats_transport import BUSY_S, LAG_S, Coalescer, NatsTransport
 from sluice.errors import Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1.task_pb2 import Sampling
 from sluice.settings import Settings
@@ -186,9 +185,8 @@ class GatewayProcess:
     async def _answer(self, request: Request) -> None:
         """As `gateway.api.generate`."""
         woken = asyncio.Event()
-        reader = Reader(0, READER_TOKENS, woken.set, lambda _: woken.set())
         stream = self._open(request)
-        stream.join(reader)
+        reader = stream.join(0, READER_TOKENS, woken.set, lambda _: woken.set())
         try:
             async with asyncio.timeout(request.leaves_s):
                 await self._read(request, stream, reader, woken)
@@ -201,7 +199,7 @@ class GatewayProcess:
             request.ended_at = time.monotonic()
 
     async def _read(
-        self, request: Request, stream: AnswerStream, reader: Reader, woken: asyncio.Event
+        self, request: Request, stream: AnswerStream, reader: int, woken: asyncio.Event
     ) -> None:
         while not request.finished:
             woken.clear()
@@ -236,7 +234,7 @@ class GatewayProcess:
             prompt_token_ids=request.prompt,
             sampling=Sampling(max_tokens=request.max_tokens, top_p=1, repetition_penalty=1),
         )
-        stream = self.registry.open(asked, run)
+        stream = AnswerStream(self.registry, asked, run)
         if self._transport.is_connected:
             self.dispatch.send(run, now)
         else:

@@ -393,7 +393,7 @@ class World:
         """What is kept although nobody waits for anything."""
         left = []
         for gateway in self.gateways:
-            kept = (len(gateway.registry), gateway.registry._live, gateway.dispatch._runs)
+            kept = (len(gateway.registry), gateway.registry.by_run, gateway.dispatch._runs)
             left += [f"{gateway.process.name}: {kept}"] * any(kept)
         for batcher in self.batchers:
             left += [f"{batcher.process.name}: it starts"] * (batcher.batcher is None)

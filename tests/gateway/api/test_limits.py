@@ -301,7 +301,9 @@ async def fails_without(wire: Wire, method: str, *, is_taken: bool) -> None:
     if is_taken:
         await wire.batcher.hold(task)
         await wire.until(lambda: wire.has_batcher(task))
-    wire.gateway.registry.fail_run(task.request_id, ModelUnavailable("no batcher"))
+    wire.gateway.registry.by_run[task.request_id].fail_run(
+        task.request_id, ModelUnavailable("no batcher")
+    )
     assert (await error_of(call))[0] is StatusCode.UNAVAILABLE
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.identity.resume_token import ResumeKey, ResumeToken
-from gateway.streaming.answer_stream import AnswerStream, Reader
+from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.capacity import BatcherCapacity
 from gateway.streaming.dispatch import Dispatch, Outgoing
 from gateway.streaming.idempotency import Replay
@@ -148,7 +148,7 @@ def words(outgoing: Outgoing) -> dict[str, list[str]]:
     return {kind: names for kind, names in runs.items() if names}
 
 
-def read(answer: AnswerStream | Replay, reader: Reader) -> list[GenerateResponse]:
+def read(answer: AnswerStream | Replay, reader: int) -> list[GenerateResponse]:
     """The events that the reader has not had, each in a message of its own."""
     response = answer.read(reader)
     return [] if response is None else list(events_in(response))

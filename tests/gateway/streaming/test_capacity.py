@@ -41,8 +41,7 @@ class Door:
         return runs
 
     def sent(self) -> list[ModelRun]:
-        self.dispatch.fill(self.now)
-        return [run for _, run in self.dispatch.drain().tasks]
+        return [run for _, run in self.dispatch.drain(self.now).tasks]
 
     def frame(self, run: ModelRun) -> None:
         """Its batcher sends a frame of the run."""

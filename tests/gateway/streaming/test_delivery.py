@@ -1,8 +1,12 @@
 """What callers see of one answer: each token once, with the proof that it was sent."""
 
-from gateway.streaming.answer_stream import AnswerStream, Reader
+import pytest
+
+from gateway.streaming.answer_stream import AnswerStream
+from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.model_run import ModelRun
-from sluice.errors import Cancelled, SlowReader
+from gateway.streaming.registry import Registry
+from sluice.errors import Cancelled, SlowReader, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame
 from sluice.internal.v1.gateway_pb2 import StoredAnswer
 from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
@@ -30,7 +34,7 @@ def say(made: ModelRun, text: str) -> None:
 
 def answer_of(first: ModelRun) -> AnswerStream:
     asked = Asked(event=Started(request_id="r1", model="auto", prompt_tokens=9, seed=4))
-    return AnswerStream(asked, first, dispatch_to(), {}, lambda: None)
+    return AnswerStream(Registry(dispatch_to(), ReplayCache(2, 60)), asked, first)
 
 
 def escalated(made: AnswerStream, text: str, model: str, prompt_tokens: int = 3) -> None:
@@ -39,13 +43,11 @@ def escalated(made: AnswerStream, text: str, model: str, prompt_tokens: int = 3)
     assert made.reroute(run, "escalated")
 
 
-def reader_of(made: AnswerStream, index: int = 0, model: str = "", limit: int = 4) -> Reader:
-    reader = Reader(index, limit, lambda: None)
-    made.join(reader, model)
-    return reader
+def reader_of(made: AnswerStream, index: int = 0, model: str = "", limit: int = 4) -> int:
+    return made.join(index, limit, lambda: None, model=model)
 
 
-def read(made: AnswerStream, reader: Reader, *, ended: bool = False) -> list[GenerateResponse]:
+def read(made: AnswerStream, reader: int, *, ended: bool = False) -> list[GenerateResponse]:
     if ended:
         made.finished = FINISHED
     return runs.read(made, reader)
@@ -75,7 +77,7 @@ def test_deltas_follow_each_other_and_each_proves_all_before_it() -> None:
     (event,) = read(made, reader)
     assert (event.delta.text, event.delta.index, tokens_of(event.delta)) == ("cd", 2, (99, 100))
     assert proven(event.delta, "abcd")
-    assert reader.index == 4
+    assert made.read_index == 4
 
 
 def test_a_caller_that_comes_again_has_the_same_tokens_and_proof() -> None:
@@ -157,13 +159,17 @@ def test_a_restart_begins_with_its_notice_and_all_of_the_new_answer() -> None:
 
 
 def test_one_call_reads_at_a_time() -> None:
-    made = answer_of(attempt("abc"))
-    first = reader_of(made)
+    made, stopped = answer_of(attempt("abc")), list[SluiceError]()
+    first = made.join(0, 4, lambda: None, stopped.append)
     second = reader_of(made)
-    assert isinstance(first.displaced_by, Cancelled)
-    assert made.reader is second
+    assert [type(error) for error in stopped] == [Cancelled]
+    with pytest.raises(Cancelled):
+        made.read(first)
     made.leave(first)
-    assert (made.reader, made.has_ended) == (second, False)
+    assert (made.is_read, made.has_ended) == (True, False)
+    assert [event.delta.text for event in read(made, second)] == ["abc"]
+    made.leave(second)
+    assert (made.is_read, made.has_ended) == (False, True)
 
 
 def test_what_was_there_before_the_call_is_not_its_fault() -> None:
@@ -182,14 +188,6 @@ def test_what_was_there_before_the_call_is_not_its_fault() -> None:
     assert made.error is None
     arrive("e" * 5)
     assert isinstance(made.error, SlowReader)
-
-
-def test_a_call_that_is_displaced_ends_with_the_error() -> None:
-    stopped = list[Exception]()
-    reader = Reader(0, 4, lambda: None, stopped.append)
-    error = Cancelled("a newer call")
-    reader.displace(error)
-    assert (reader.displaced_by, stopped) == (error, [error])
 
 
 def test_what_rules_withhold_is_shown_as_far_as_it_was_and_no_further() -> None:
@@ -235,7 +233,7 @@ def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
     made._notices.append(Notice(message="waits"))
     made.is_held = True
     (notice,) = read(made, reader)
-    assert (notice.notices[0].message, reader.index) == ("waits", 0)
+    assert (notice.notices[0].message, made.read_index) == ("waits", 0)
     assert made.read(reader) is None
     made.is_held = False
     delta, finished = read(made, reader, ended=True)
@@ -260,7 +258,7 @@ def test_a_caller_behind_the_end_gets_the_end() -> None:
     reader = reader_of(made, 5)
     (finished,) = read(made, reader, ended=True)
     assert finished.finished == FINISHED
-    assert reader.index == 5
+    assert made.read_index == 5
 
 
 def test_text_that_no_token_released_comes_with_the_end() -> None:

@@ -69,7 +69,7 @@ class Desk:
         for _ in range(round(seconds / 0.05)):
             self.now += 0.05
             self.dispatch.tick(self.now)
-        return self.dispatch.drain()
+        return self.dispatch.drain(self.now)
 
     def accept_another(self, run_id: str) -> None:
         """Another run, which waits at the first batcher."""
@@ -114,7 +114,7 @@ class Desk:
         """Batcher, attempt and known tokens of the tasks that were sent since."""
         return [
             (batcher, run.task.attempt, len(run.task.produced_token_ids))
-            for batcher, run in self.dispatch.drain().tasks
+            for batcher, run in self.dispatch.drain(self.now).tasks
         ]
 
 
@@ -134,7 +134,7 @@ def test_silent_run_is_queried_and_an_answer_suffices() -> None:
     desk = Desk()
     desk.confirm()
     desk.tokens(2)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     (message,) = [m for _, m in desk.tick(STALL_S + 0.05).control]
     (asked,) = message.query.tasks
     assert (asked.request_id, asked.next_index, message.gateway) == ("r", 2, "g")
@@ -147,13 +147,13 @@ def test_silent_batcher_loses_its_runs_to_another() -> None:
     desk = Desk()
     desk.confirm()
     desk.tokens(2)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     assert not desk.tick(3 * STALL_S - 0.1).tasks
     ((batcher, run),) = desk.tick(0.3).tasks
     assert (batcher, run.task.attempt, list(run.task.produced_token_ids)) == ("b2", 1, [97, 97])
     # The earlier owner comes back: its frames are fenced out, and it is told.
     assert not desk.dispatch.accepts("b1", "r", 0, desk.now)
-    assert words(desk.dispatch.drain()) == {"cancel": ["r"]}
+    assert words(desk.dispatch.drain(desk.now)) == {"cancel": ["r"]}
     desk.tokens(1, "b2")
 
 
@@ -171,7 +171,7 @@ def test_batcher_that_does_not_know_a_run_has_lost_it() -> None:
     desk = Desk()
     desk.confirm()
     desk.tokens(1)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.forget()
     assert desk.sent_to() == [("b1", 1, 1)]
     desk.forget()  # an older message
@@ -182,7 +182,7 @@ def test_batcher_that_forgot_a_run_is_queried_for_others() -> None:
     desk = Desk("b1")
     desk.confirm()
     desk.accept_another("waits")
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.forget()
     assert words(desk.tick(0.05)) == {"task": ["r"], "query": ["waits"]}
 
@@ -192,7 +192,7 @@ def test_all_runs_of_a_silent_batcher_are_lost_with_one() -> None:
     desk.tokens(1)
     desk.accept_another("waits")
     desk.batchers.names = ("b1", "b2")
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     assert words(desk.tick(2.9 * STALL_S)) == {"query": ["r"]}
     assert words(desk.tick(0.5 * STALL_S)) == {"task": ["r", "waits"]}
 
@@ -201,7 +201,7 @@ def test_runs_due_together_are_sent_again_and_not_queried() -> None:
     desk = Desk("b1")
     desk.send("other")
     desk.batchers.names = ("b1", "b2")
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     assert words(desk.tick(2.9 * STALL_S)) == {"query": ["r", "other"]}
     assert words(desk.tick(0.5 * STALL_S)) == {"task": ["r", "other"]}
 
@@ -209,7 +209,7 @@ def test_runs_due_together_are_sent_again_and_not_queried() -> None:
 def test_batcher_without_subscription_is_gone_at_once() -> None:
     desk = Desk()
     desk.tokens(1)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.dispatch.lose_batcher("b1", desk.now)
     assert desk.sent_to() == [("b2", 1, 1)]
 
@@ -239,7 +239,7 @@ def test_new_batcher_gets_the_runs_of_its_predecessor() -> None:
 def test_silence_proves_nothing_while_nats_is_away() -> None:
     desk = Desk()
     desk.tokens(1)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     for _ in range(20):
         assert not desk.tick(0.5).tasks
         desk.dispatch.restart(desk.now)  # NATS did not answer
@@ -249,23 +249,23 @@ def test_silence_proves_nothing_while_nats_is_away() -> None:
 def test_silence_proves_nothing_after_a_suspension() -> None:
     desk = Desk()
     desk.tokens(1)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     for _ in range(5):
         desk.now += 8.0
         desk.dispatch.tick(desk.now)
         desk.confirm()
-    assert not desk.dispatch.drain().tasks
+    assert not desk.dispatch.drain(desk.now).tasks
 
 
 def test_answers_from_during_a_suspension_are_waited_for() -> None:
     desk = Desk()
     desk.confirm()
     desk.tokens(1)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     assert not desk.tick(3 * STALL_S - 0.1).tasks, "queried twice"
     desk.now += 8.0
     desk.dispatch.tick(desk.now)
-    assert not desk.dispatch.drain().tasks
+    assert not desk.dispatch.drain(desk.now).tasks
     desk.confirm()
     assert not desk.tick(STALL_S).tasks
 
@@ -274,14 +274,14 @@ def test_run_lost_often_without_a_token_is_a_dead_letter() -> None:
     """With batchers and with workers, in any order; its last try is marked."""
     desk = Desk("b1")
     for number in range(LOSSES_MAX):
-        ((_, run),) = desk.dispatch.drain().tasks
+        ((_, run),) = desk.dispatch.drain(desk.now).tasks
         assert run.task.last_try == (number == LOSSES_MAX - 1)
         desk.confirm()
         if number % 2:
             desk.lose_worker("not enough memory")
         else:
             desk.forget(number)
-    (letter,) = desk.dispatch.drain().dead
+    (letter,) = desk.dispatch.drain(desk.now).dead
     assert Task.FromString(letter.task).request_id == "r"
     assert "5 workers or batchers in succession" in letter.reason
     assert isinstance(desk.failed[0], EngineFailed)
@@ -301,7 +301,7 @@ def test_run_of_a_lost_worker_goes_on_with_its_tokens() -> None:
     desk = Desk("b1")
     desk.run.task.coalesce_ms = 250
     desk.tokens(2)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.now += 3.0
     desk.lose_worker()
     assert desk.sent_to() == [("b1", 1, 2)]
@@ -363,18 +363,18 @@ def test_run_that_a_worker_had_waits_for_another() -> None:
 def test_run_without_batcher_is_not_queried() -> None:
     desk = Desk("b1")
     desk.tokens(1)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.dispatch.query(desk.run)
     desk.batchers.names = ()
     desk.lose_worker()
-    assert words(desk.dispatch.drain()) == {}
+    assert words(desk.dispatch.drain(desk.now)) == {}
 
 
 def test_run_that_a_full_worker_refused_needs_no_capacity() -> None:
     desk = Desk("b1", priority_class="bulk")
     desk.send("other", priority_class="bulk")
     desk.batchers.capacity = BatcherCapacity(0, 0)
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     full = given_back(desk.run, cause=RETURN_CAUSE_NOT_ACCEPTED)
     full.final.error.reason = Overloaded.reason
     desk.dispatch.take_returned("b1", full, desk.now)
@@ -386,16 +386,16 @@ def test_messages_of_another_attempt_are_fenced(attempt: int) -> None:
     desk = Desk("b1")
     desk.tokens(1)
     desk.forget()
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.tokens(1)  # the current attempt is 1
     assert not desk.dispatch.accepts("b1", "r", attempt, desk.now)
-    ((_, message),) = desk.dispatch.drain().control
+    ((_, message),) = desk.dispatch.drain(desk.now).control
     assert [(ref.request_id, ref.attempt) for ref in message.cancel.tasks] == [("r", attempt)]
     frame = Frame(request_id="r", attempt=attempt)
     frame.final.end = TASK_END_RETURNED
     desk.dispatch.take_returned("b1", frame, desk.now)
     desk.forget(attempt)
-    assert not desk.dispatch.drain().tasks
+    assert not desk.dispatch.drain(desk.now).tasks
     assert (desk.run.batcher, desk.run.attempt_number) == ("b1", 1)
 
 
@@ -415,7 +415,7 @@ def test_thousand_runs_of_a_worker_keep_their_order() -> None:
     runs = [desk.run]
     for number in range(1, 1000):
         runs.append(desk.send(f"r{number}", priority_class="bulk", tenant="ab"[number % 2]))
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.batchers.names, desk.batchers.capacity = (), BatcherCapacity(0, 0)
     for run in runs:
         desk.dispatch.take_returned("b1", given_back(run), desk.now)
@@ -424,7 +424,7 @@ def test_thousand_runs_of_a_worker_keep_their_order() -> None:
     desk.batchers.names = ("b1",)
     desk.dispatch.tick(desk.now)
     desk.dispatch.tick(desk.now)
-    sent = [run for _, run in desk.dispatch.drain().tasks]
+    sent = [run for _, run in desk.dispatch.drain(desk.now).tasks]
     for tenant in ("", "a", "b"):
         assert [run for run in sent if run.task.tenant == tenant] == [
             run for run in runs if run.task.tenant == tenant
@@ -488,7 +488,7 @@ def test_run_waits_until_a_batcher_has_capacity() -> None:
     desk = Desk(priority_class="standard")
     desk.batchers.capacity = BatcherCapacity(1, 1e9)
     full = TaskError(reason=Overloaded.reason, message="no room")
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.give_back("b1", full)
     assert desk.dispatch.queued == {("m", "standard"): 1}
     assert desk.dispatch.queued_s(desk.now + 7) == {("m", "standard"): 7}
@@ -532,20 +532,20 @@ def test_accepted_run_waits_until_its_deadline(tokens: int) -> None:
 def test_cancel_goes_to_the_owner_and_names_the_attempt() -> None:
     desk = Desk()
     desk.confirm()
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     desk.dispatch.release(desk.run)
-    ((batcher, message),) = desk.dispatch.drain().control
+    ((batcher, message),) = desk.dispatch.drain(desk.now).control
     (ref,) = message.cancel.tasks
     assert (batcher, ref.request_id, ref.attempt) == ("b1", "r", 0)
     assert not desk.confirm()  # the cancel was lost
-    assert words(desk.dispatch.drain()) == {"cancel": ["r"]}
+    assert words(desk.dispatch.drain(desk.now)) == {"cancel": ["r"]}
 
 
 def test_run_that_ended_keeps_no_task_and_is_not_sent() -> None:
     desk = Desk()
     assert desk.run.task.ByteSize()
     desk.dispatch.release(desk.run)
-    assert (desk.run.task.ByteSize(), desk.dispatch.drain().tasks) == (0, [])
+    assert (desk.run.task.ByteSize(), desk.dispatch.drain(desk.now).tasks) == (0, [])
 
 
 def test_time_in_the_queue_is_that_before_the_first_batcher() -> None:
@@ -561,11 +561,11 @@ def test_time_in_the_queue_is_that_before_the_first_batcher() -> None:
 
 def test_cancels_of_unknown_runs_fit_into_messages() -> None:
     desk = Desk()
-    desk.dispatch.drain()
+    desk.dispatch.drain(desk.now)
     for number in range(2 * QUERY_RUNS_MAX + 1):
         desk.dispatch.accepts("b3", f"{number:0{RUN_ID_CHARS_MAX}}", 1, desk.now)
     desk.dispatch.accepts("b3", "x" * (RUN_ID_CHARS_MAX + 1), 1, desk.now)
-    messages = [pack(message) for _, message in desk.dispatch.drain().control]
+    messages = [pack(message) for _, message in desk.dispatch.drain(desk.now).control]
     assert len(messages) == 3
 
 

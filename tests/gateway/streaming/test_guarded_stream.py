@@ -5,10 +5,9 @@ import pytest
 from gateway.safety.guards.checks import Check, Checks, Guard
 from gateway.safety.guards.families import GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
-from gateway.streaming.answer_stream import AnswerStream, Reader, Steering
+from gateway.streaming.answer_stream import AnswerStream, Steering
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.registry import Registry
-from gateway.streaming.state import StreamState
+from gateway.streaming.registry import Registry, StreamState
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
 from tests.gateway.kit.batcher import frame, last
@@ -42,15 +41,15 @@ class Bench:
             deadline=10,
         )
         first = new_run("r1")
-        self.stream = self.registry.open(
+        self.stream = AnswerStream(
+            self.registry,
             spec,
             first,
             steering=Steering(checks=self.guards.checks, check_answer=self.guards.check_answer),
         )
         self.dispatch.send(first, 0)
         confirm(self.registry, first)
-        self.reader = Reader(0, 4, lambda: None)
-        self.stream.join(self.reader)
+        self.reader = self.stream.join(0, 4, lambda: None)
 
     def take(self, text: str, start: int = 0, *, final: bool = False) -> None:
         ids = [ord(letter) for letter in text]
@@ -80,9 +79,9 @@ def test_ended_run_is_not_queried_while_guards_decide() -> None:
     bench.take("abc", final=True)
     assert bench.stream.state is StreamState.CHECKING
     assert "r1" not in bench.dispatch
-    bench.dispatch.drain()
+    bench.dispatch.drain(0.0)
     bench.registry.tick(5.0)
-    assert words(bench.dispatch.drain()) == {}
+    assert words(bench.dispatch.drain(0.0)) == {}
     bench.decide(SAFE)
     delta, finished = read(bench.stream, bench.reader)
     assert (delta.delta.text, finished.finished.reason) == ("abc", FINISH_REASON_STOP)
@@ -103,14 +102,13 @@ def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
     bench.take("ab")
     assert bench.text() == "ab"
     bench.take("cd", 2, final=final)
-    bench.dispatch.drain()
+    bench.dispatch.drain(0.0)
     bench.stream.block(("guard.g.S1",), 2.0)
     (finished,) = read(bench.stream, bench.reader)
     assert finished.finished.reason == FINISH_REASON_CONTENT_FILTER
     assert finished.finished.usage.completion_tokens == 4
-    assert words(bench.dispatch.drain()) == ({} if final else {"cancel": ["r1"]})
-    again = Reader(0, 4, lambda: None)
-    bench.stream.join(again)
+    assert words(bench.dispatch.drain(0.0)) == ({} if final else {"cancel": ["r1"]})
+    again = bench.stream.join(0, 4, lambda: None)
     assert read(bench.stream, again)[0].delta.text == "ab"
 
 

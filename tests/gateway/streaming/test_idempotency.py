@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from gateway.identity.resume_token import ResumeKey
-from gateway.streaming.answer_stream import Reader
 from gateway.streaming.idempotency import (
     Replay,
     ReplayCache,
@@ -47,8 +46,7 @@ def record(tail: str = "", **fields: Any) -> KeyRecord:
 
 def read_by(replay: Replay, held: int, model: str) -> tuple[Started, list[GenerateResponse]]:
     """What a caller gets who holds so many tokens of a model, but for the notice that it is a replay."""
-    reader = Reader(held, 100, lambda: None)
-    replay.join(reader, model)
+    reader = replay.join(held, model=model)
     events = list(events_in(replay.read(reader)))
     if not replay.finished.usage.cached:
         assert events.pop(0).notices[0].kind == NOTICE_KIND_REPLAYED

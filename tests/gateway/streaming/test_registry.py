@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.streaming.answer_stream import AnswerStream, Reader
+from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.dispatch import CANCELS_MAX, Dispatch
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.model_run import ModelRun
@@ -71,16 +71,14 @@ class Bench:
             fingerprint=b"f",
         )
         run = new_run(name, stop=stop, now=now, deadline=now + 10, priority_class=priority_class)
-        stream = self.registry.open(spec, run, on_end)
+        stream = AnswerStream(self.registry, spec, run, on_end)
         self.dispatch.send(run, now)
-        self.dispatch.drain()
+        self.dispatch.drain(0.0)
         confirm(self.registry, run, now)
         return stream
 
-    def reader(self, stream: AnswerStream, index: int = 0, limit: int = 4) -> Reader:
-        reader = Reader(index, limit, lambda: None)
-        stream.join(reader)
-        return reader
+    def reader(self, stream: AnswerStream, index: int = 0, limit: int = 4) -> int:
+        return stream.join(index, limit, lambda: None)
 
     def take(self, sent: Frame, now: float = 1.0, name: str = "r1") -> None:
         sent.request_id = name
@@ -92,7 +90,7 @@ class Bench:
         self.registry.take(FrameBundle(batcher=BATCHER, frames=[sent]), 1.0)
 
     def words(self) -> dict[str, list[str]]:
-        return words(self.dispatch.drain())
+        return words(self.dispatch.drain(0.0))
 
 
 def found(bench: Bench, stream: AnswerStream, now: float) -> bool:
@@ -385,26 +383,13 @@ def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
     assert bench.words() == {}
 
 
-def test_call_is_displaced_by_another_one_only() -> None:
-    bench = Bench()
-    stream = bench.stream(key="k")
-    reader = bench.reader(stream)
-    stream.join(reader)
-    assert reader.displaced_by is None
-    assert stream.reader is reader
-    newer = bench.reader(stream)
-    assert isinstance(reader.displaced_by, Cancelled)
-    assert newer.displaced_by is None
-    assert stream.reader is newer
-
-
 def test_an_answer_without_a_key_is_found_by_none() -> None:
     bench = Bench()
     stream = bench.stream()
     assert bench.registry.find("", b"f", (), "", 1) is None
-    assert bench.registry.live("") is None
+    assert bench.registry.by_key.get("") is None
     other = bench.stream("r2", key="k")
-    assert bench.registry.live("k") is other
+    assert bench.registry.by_key.get("k") is other
     assert set(bench.registry) == {stream, other}
 
 
@@ -454,8 +439,7 @@ def test_replay_continues_and_keeps_nothing_of_the_call() -> None:
     replay = bench.registry.find("k", b"f", ids("a"), "", 2)
     assert isinstance(replay, Replay)
     for _ in range(2):
-        reader = Reader(1, 100, lambda: None)
-        replay.join(reader, "")
+        reader = replay.join(1)
         notice, delta, finished = read(replay, reader)
         assert notice.notices[0].kind == NOTICE_KIND_REPLAYED
         assert (delta.delta.index, delta.delta.text) == (1, "bc")

@@ -3,8 +3,7 @@
 import pytest
 
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.registry import Registry
-from gateway.streaming.state import StreamState
+from gateway.streaming.registry import Registry, ResultCollector, StreamState
 from sluice.errors import DeadlinePassed, EngineFailed, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame
@@ -22,11 +21,11 @@ class Bench:
         self.dispatch = dispatch_to()
         self.registry = Registry(self.dispatch, ReplayCache(2, 60))
         self.run = new_run("r1", stop=stop)
-        self.result = self.registry.collect(Asked(), self.run, self._on_end)
+        self.result = ResultCollector(self.registry, Asked(), self.run, self._on_end)
         self.dispatch.send(self.run, 0.0)
-        self.dispatch.drain()
+        self.dispatch.drain(0.0)
 
-    def _on_end(self) -> None:
+    def _on_end(self, _: ResultCollector) -> None:
         self.ends += 1
 
     def take(self, sent: Frame) -> None:
@@ -47,7 +46,7 @@ def test_result_waits_streams_and_ends_with_all_tokens() -> None:
     bench.take(last(2, ids("c")))
     assert (bench.run.raw_text, bench.result.reason) == ("abc", FINISH_REASON_STOP)
     assert bench.has_ended()
-    assert words(bench.dispatch.drain()) == {}
+    assert words(bench.dispatch.drain(0.0)) == {}
 
 
 def test_values_are_in_the_last_frame() -> None:
@@ -64,13 +63,13 @@ def test_stop_string_ends_the_result_and_cancels_the_run() -> None:
     bench.take(frame(0, ids("abc")))
     assert (bench.run.transcript.text, bench.result.reason) == ("a", FINISH_REASON_STOP_SEQUENCE)
     assert bench.has_ended()
-    assert words(bench.dispatch.drain()) == {"cancel": ["r1"]}
+    assert words(bench.dispatch.drain(0.0)) == {"cancel": ["r1"]}
 
 
 def test_missing_frames_are_queried() -> None:
     bench = Bench()
     bench.take(frame(2, ids("c")))
-    assert words(bench.dispatch.drain()) == {"query": ["r1"]}
+    assert words(bench.dispatch.drain(0.0)) == {"query": ["r1"]}
     assert bench.ends == 0
 
 
@@ -95,8 +94,8 @@ def test_end_of_a_run_may_be_an_error() -> None:
 def test_deadline_cancels_the_run() -> None:
     bench = Bench()
     confirm(bench.registry, bench.run)
-    bench.dispatch.drain()
+    bench.dispatch.drain(0.0)
     bench.registry.tick(10.0)
     assert isinstance(bench.result.error, DeadlinePassed)
     assert bench.has_ended()
-    assert words(bench.dispatch.drain()) == {"cancel": ["r1"]}
+    assert words(bench.dispatch.drain(0.0)) == {"cancel": ["r1"]}

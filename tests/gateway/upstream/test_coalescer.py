@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.upstream.coalescer import FREQUENT, INTERACTIVE_S, LAG_S, UNREAD_S, Coalescer
+from gateway.upstream.nats_transport import FREQUENT, INTERACTIVE_S, LAG_S, UNREAD_S, Coalescer
 from tests.gateway.kit.runs import new_run
 
 HOUR_MS = 3_600_000
