@@ -34,13 +34,12 @@ from gateway.http.server import HttpServer, context_of
 from gateway.identity.authenticator import Authenticator
 from gateway.models.speech import BYTES_A_SECOND, HEAD_BYTES
 from gateway.records.store import RecordStore
-from gateway.routing.breaker import Breakers
 from gateway.shared.peers import QueryHandler
 from gateway.shared.reload import GatewayReload, Load
 from gateway.shared.state import SharedState
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.load_table import ModelLoadTable
+from gateway.streaming.load_table import Breakers, ModelLoadTable
 from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics

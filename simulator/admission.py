@@ -11,8 +11,7 @@ from typing import Final
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from gateway.admission.overload import OverloadControl, SchedulingParams
-from gateway.routing.breaker import Breakers
-from gateway.streaming.load_table import ModelLoadTable
+from gateway.streaming.load_table import Breakers, ModelLoadTable
 from simulator.trace import Arrival
 from sluice.internal.v1 import control_pb2
 

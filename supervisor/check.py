@@ -37,7 +37,7 @@ def check(config: Path | None) -> Settings:
 
 
 def _policy_problems(settings: Settings) -> Iterator[Problem]:
-    from gateway.routing.rules import check_patterns
+    from gateway.routing.router import check_patterns
 
     yield from _problems(check_patterns, settings.routing)
     if settings.safety:

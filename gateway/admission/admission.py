@@ -40,8 +40,7 @@ from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
 from gateway.models.catalog import ServedModel
 from gateway.routing.features import Features
-from gateway.routing.plan import Plan
-from gateway.routing.router import RoutingState
+from gateway.routing.router import Plan, RoutingState
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding

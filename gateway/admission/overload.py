@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Final, NamedTuple
 
-from gateway.routing.breaker import Breakers
-from gateway.routing.plan import Plan
-from gateway.streaming.load_table import ModelLoad, ModelLoadTable
+from gateway.routing.router import Plan
+from gateway.streaming.load_table import Breakers, ModelLoad, ModelLoadTable
 from sluice.errors import ExpectedLate, ModelUnavailable, SluiceError
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerRules

@@ -21,7 +21,7 @@ from gateway.models.catalog import ServedModel
 from gateway.models.speech import chunks_of
 from gateway.models.tokenizer import TemplateRefused
 from gateway.models.tools import grammar_of
-from gateway.routing.plan import Plan
+from gateway.routing.router import Plan
 from gateway.safety.output.filter import OutputFilter
 from gateway.validation.conversation import Conversation, messages_of
 from gateway.validation.options import NO_EFFORT, check_server

@@ -25,8 +25,7 @@ from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey, ResumeToken
 from gateway.models.catalog import ServedModel
 from gateway.routing.budget import Reservation
-from gateway.routing.plan import Plan
-from gateway.routing.router import CHARS_PER_TOKEN
+from gateway.routing.router import CHARS_PER_TOKEN, Plan
 from gateway.safety.inspector import RequestInspection
 from gateway.safety.output.filter import OutputFilter
 from gateway.telemetry.request_log import CALLER_GONE, RequestLog

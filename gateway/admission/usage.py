@@ -10,8 +10,8 @@ from typing import Final
 
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.tenant_limits import TenantLimits
-from gateway.routing.breaker import Breakers
 from gateway.routing.budget import DAY_S, MONTH_PERIODS, Spending
+from gateway.streaming.load_table import Breakers
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import ResultCollector
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError

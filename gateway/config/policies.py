@@ -8,10 +8,8 @@ from gateway.admission import policies
 from gateway.config.models import CLASSIFIERS, ModelFolder, load_catalog
 from gateway.routing.features import language_identifier
 from gateway.routing.learned.artefact import BadArtefact, load
-from gateway.routing.learned.model import Calibration
-from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
-from gateway.routing.router import Router
-from gateway.routing.rules import check_patterns
+from gateway.routing.learned.model import Calibration, HeadKey, LearnedHead, policy_key
+from gateway.routing.router import Router, check_patterns
 from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
 from gateway.safety.policy import SafetyPolicies, load_policies

@@ -17,18 +17,31 @@ In questions 3 to 7 a model whose context has no room for the request is replace
 that has.
 """
 
+import fnmatch
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import re2
 from numpy.typing import NDArray
 
 from gateway.routing.features import Features
-from gateway.routing.plan import Plan
-from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
-from gateway.routing.rules import drawn, matches, selects
+from gateway.routing.learned.model import HeadKey, LearnedHead, policy_key
+from sluice.errors import SettingsError
 from sluice.settings.models import ModelSettings
-from sluice.settings.routing import LearnedRoute, RoutingPolicy, RoutingSettings
+from sluice.settings.routing import (
+    CascadeRoute,
+    LearnedRoute,
+    LoadRoute,
+    RouteRule,
+    RoutingPolicy,
+    RoutingSettings,
+    Selection,
+    Trial,
+)
 from sluice.v1.admin_pb2 import (
     ROUTER_HEAD_CASCADE,
     ROUTER_HEAD_PROMPT,
@@ -47,9 +60,61 @@ from sluice.v1.inference_pb2 import (
     RouteStrategy,
 )
 from sluice.wire.clock import set_duration
+from sluice.wire.enums import word_of
 
 CHARS_PER_TOKEN: Final = 4
 """Estimated characters of a token, used until the model is known."""
+SHADOW: Final = "shadow "
+"""Salt of the draws for shadows, so that they are independent of those for canaries."""
+SEARCH_CHARS: Final = 16_384
+"""Length of a turn that `contains` searches, from its beginning, in characters. It bounds the time on
+the event loop.
+"""
+_PATTERNS_CACHED: Final = 1024
+"""Sets of patterns that stay compiled."""
+
+
+@dataclass
+class Plan:
+    """Names the model that answers, and why.
+
+    The router makes and changes a plan; afterwards only overload control changes it.
+
+    Attributes:
+        route: the decision; its first candidate answers first.
+        policy: name of the routing policy; "" is the section `routing` itself.
+        cascade: how the answer may escalate to a second model; None if it may not.
+        answer_predictor: learned head that judges the first answer, if there is one.
+    """
+
+    route: RouteRecord
+    policy: str = ""
+    cascade: CascadeRoute | None = None
+    answer_predictor: LearnedHead | None = None
+
+    @property
+    def model(self) -> str:
+        """Model that answers first."""
+        return self.route.candidates[0].model
+
+    @property
+    def tier(self) -> str:
+        """Tier of that model."""
+        return self.route.candidates[0].tier
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy that decided."""
+        return word_of(RouteStrategy, self.route.strategy)
+
+    def move(self, model: str, tier: str, reason: str, *, last: bool = False) -> None:
+        """Make `model` the first candidate, or the last one, for `reason`."""
+        others = {candidate.model: candidate for candidate in self.route.candidates}
+        moved = others.pop(model, RouteCandidate(model=model, tier=tier))
+        moved.reason = reason
+        del self.route.candidates[:]
+        ordered = (*others.values(), moved) if last else (moved, *others.values())
+        self.route.candidates.extend(ordered)
 
 
 class RoutingState(NamedTuple):
@@ -126,9 +191,12 @@ class Router:
         # A pinned model was asked for; one that a budget chose must not be replaced by a dearer one.
         final = ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_BUDGET
         if not is_governed and route.strategy not in final:
-            self._avoid_wait(plan, policy, state)
-            self._try_canary(plan, policy, features.key, state)
-            self._add_second(plan, policy, policy_key(name), state)
+            if policy.load is not None and state.fits(policy.load.model):
+                self._avoid_wait(plan, policy.load, state)
+            if policy.canaries:
+                self._try_canary(plan, policy, features.key, state)
+            if policy.cascade is not None and plan.model == policy.cascade.first:
+                self._add_second(plan, name, policy.cascade, state)
         # The tokenizer depends on the model, so the length is an estimate until one is chosen.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for candidate in route.candidates:
@@ -174,18 +242,16 @@ class Router:
         """Find a model with room, then let a cheaper one answer if the tenant is near or over a limit."""
         soft = None
         if plan.route.strategy != ROUTE_STRATEGY_PINNED:
-            self._make_room(plan, state.fits)
+            if not state.fits(plan.model):
+                self._make_room(plan, state.fits)
             soft = state.soft_limit(tenant)
         if soft is not None and state.fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
             self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
-        else:
+        elif policy.budgets:
             self._keep_budget(plan, policy, tenant, state)
 
-    def _avoid_wait(self, plan: Plan, policy: RoutingPolicy, state: RoutingState) -> None:
+    def _avoid_wait(self, plan: Plan, load: LoadRoute, state: RoutingState) -> None:
         """Let another model answer if the wait for the chosen one is too long."""
-        load = policy.load
-        if load is None or not state.fits(load.model):
-            return
         late_s = state.wait_s(plan.model)
         if late_s > load.max_wait_s:
             reason = f"{plan.model} would wait {late_s:.1f} s, more than {load.max_wait_s:g} s"
@@ -198,21 +264,21 @@ class Router:
             reason = f"{plan.route.reason}; drawn for {trial.share:.0%} of {trial.of}"
             self._replace(plan, trial.model, ROUTE_STRATEGY_CANARY, reason)
 
-    def _add_second(self, plan: Plan, policy: RoutingPolicy, key: str, state: RoutingState) -> None:
-        """Let the answer escalate, if the plan's model is the first one of the policy's cascade."""
-        cascade, route = policy.cascade, plan.route
-        if cascade is None or plan.model != cascade.first or not state.fits(cascade.second):
+    def _add_second(
+        self, plan: Plan, policy: str, cascade: CascadeRoute, state: RoutingState
+    ) -> None:
+        """Let the answer escalate to the second model of the policy's cascade, if that has room."""
+        if not state.fits(cascade.second):
             return
+        route = plan.route
         route.strategy, plan.cascade = ROUTE_STRATEGY_CASCADE, cascade
         route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
-        plan.answer_predictor = self._heads.get((key, ROUTER_HEAD_CASCADE))
+        plan.answer_predictor = self._heads.get((policy_key(policy), ROUTER_HEAD_CASCADE))
         second, why = cascade.second, "answers where the first answer is in doubt"
         plan.move(second, self._models[second].tier, why, last=True)
 
     def _make_room(self, plan: Plan, fits: Callable[[str], bool]) -> None:
-        """Move a model that has room for the request to the front, if the chosen one has none."""
-        if fits(plan.model):
-            return
+        """Move a model that has room for the request to the front, as the chosen one has none."""
         others = [candidate.model for candidate in plan.route.candidates[1:]]
         for model in (*others, *self._spares):
             if fits(model):
@@ -281,3 +347,86 @@ def _spares(settings: RoutingSettings, models: Mapping[str, ModelSettings]) -> l
         key=lambda model: (model.name not in named, model.prompt_price + model.answer_price)
     )
     return [model.name for model in spares]
+
+
+def matches(rule: RouteRule, features: Features) -> bool:
+    """Return whether all conditions of `rule` hold; the cheap ones are checked first."""
+    length = len(features.text)
+    return (
+        selects(rule, features)
+        and (rule.min_prompt_chars is None or length >= rule.min_prompt_chars)
+        and (rule.max_prompt_chars is None or length <= rule.max_prompt_chars)
+        and (rule.min_prompt_tokens is None or features.prompt_tokens >= rule.min_prompt_tokens)
+        and (
+            not rule.findings
+            or any(fnmatch.filter(features.findings, pattern) for pattern in rule.findings)
+        )
+        and (rule.min_numbers is None or features.numbers >= rule.min_numbers)
+        and (not rule.contains or _contains(rule.contains, features))
+        and (not rule.languages or features.language in rule.languages)
+        and (rule.code is None or features.has_code is rule.code)
+    )
+
+
+def _contains(patterns: tuple[str, ...], features: Features) -> bool:
+    turn = features.text if features.last_turn is None else features.last_turn
+    return compiled(patterns).search(turn[:SEARCH_CHARS]) is not None
+
+
+@lru_cache(_PATTERNS_CACHED)
+def compiled(patterns: tuple[str, ...]) -> Any:
+    """Return one expression that finds any of `patterns`.
+
+    Raises:
+        ValueError: RE2 refuses it.
+    """
+    # RE2 reports the error; its own log line would repeat it.
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile("|".join(f"(?:{pattern})" for pattern in patterns), options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else "refused"
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise ValueError(text) from error
+
+
+def check_patterns(settings: RoutingSettings) -> None:
+    """Refuse rules with a pattern that cannot be used.
+
+    Raises:
+        SettingsError: a line for each, with its key and what is wrong with it.
+    """
+    problems = []
+    policies = {
+        "routing": settings,
+        **{f"routing.policies.{name}": policy for name, policy in settings.policies.items()},
+    }
+    for key, policy in policies.items():
+        for number, rule in enumerate(policy.rules):
+            for index, pattern in enumerate(rule.contains):
+                where = f"{key}.rules.{number}.contains.{index}"
+                try:
+                    compiled((pattern,))
+                except ValueError as error:
+                    problems.append(f"{where}: {error}; write it in the syntax of RE2")
+    if problems:
+        raise SettingsError("\n".join(problems))
+
+
+def selects(selection: RouteRule | Selection, features: Features) -> bool:
+    """Return whether the selection, or rule, applies to the request's tenant and labels."""
+    if selection.tenants and features.tenant not in selection.tenants:
+        return False
+    return all(features.labels.get(key) == value for key, value in selection.labels.items())
+
+
+def drawn(trials: Iterable[Trial], model: str, key: str, salt: str = "") -> list[Trial]:
+    """Return the canaries or shadows of `model` that take part in the request with `key`; draws are independent."""
+
+    def uniform(trial: Trial) -> float:
+        name = f"{salt}{trial.of} {trial.model} {key}"
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**64
+
+    return [trial for trial in trials if trial.of == model and uniform(trial) < trial.share]

@@ -1,7 +1,8 @@
-"""The load of every model, as batchers report it.
+"""What is known of every model: its load, as batchers report it, and whether it fails.
 
 A batcher reports how long a new task of each class would wait, how many would not wait at all, and how fast workers
-are. Models have the names that tasks have for them.
+are. Models have the names that tasks have for them. A model that fails repeatedly gets no requests for a while, then
+probes (circuit breaker: Nygard, Release It!).
 """
 
 import math
@@ -15,11 +16,14 @@ from typing import Final
 from gateway.streaming.capacity import BatcherCapacity
 from gateway.streaming.model_run import RunClass
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
+from sluice.settings.routing import BreakerRules
 
 UNLIMITED: Final = BatcherCapacity(math.inf, math.inf)
 """Capacity for a class for which a batcher grants none: urgent tasks need none."""
 EXPIRY_S: Final = 3.5
 """Age from which on a report is not used any more, in seconds: batchers report every second."""
+PROBE_S: Final = 30.0
+"""How long a probe may take, in seconds; then it counts as lost and the next one may go."""
 
 
 @dataclass(frozen=True)
@@ -219,3 +223,57 @@ def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
         prompt_token_s=mean_s(entry.prompt_token_ms for entry in measured),
         token_s=mean_s(entry.token_ms for entry in measured),
     )
+
+
+@dataclass
+class _Breaker:
+    """The breaker of one model: closed, open until a time, or half-open while one request at a time probes it."""
+
+    failures: int = 0
+    """Failures in a row while it is closed."""
+    closed: bool = True
+    half_open: bool = False
+    next_at: float = -math.inf
+    """Earliest time of the next request; a closed breaker lets all pass."""
+
+
+class Breakers:
+    """One breaker per model. Every request that was `sent` ends with `succeeded`, `failed` or `abandoned`."""
+
+    def __init__(self) -> None:
+        self._breakers: defaultdict[str, _Breaker] = defaultdict(_Breaker)
+
+    def retry_after_s(self, model: str, now: float) -> float:
+        """Return the seconds until a request may go to the model; 0 means now."""
+        return max(0.0, self._breakers[model].next_at - now)
+
+    def is_open(self, model: str, now: float) -> bool:
+        """Return whether the model gets no request now, because it failed repeatedly."""
+        return self.retry_after_s(model, now) > 0
+
+    def sent(self, model: str, now: float) -> None:
+        """Note a request to the model; it is a probe unless the breaker is closed."""
+        breaker = self._breakers[model]
+        if not breaker.closed:
+            breaker.half_open, breaker.next_at = True, now + PROBE_S
+
+    def succeeded(self, model: str) -> None:
+        """Note an answer. A request from before the breaker opened does not close it."""
+        breaker = self._breakers[model]
+        breaker.failures = 0
+        if breaker.half_open:
+            self._breakers[model] = _Breaker()
+
+    def failed(self, model: str, rules: BreakerRules, now: float) -> None:
+        """Note a failure that the model itself caused."""
+        breaker = self._breakers[model]
+        breaker.failures += 1
+        if breaker.half_open or (breaker.closed and breaker.failures >= rules.failures):
+            until = now + rules.open_s
+            self._breakers[model] = _Breaker(closed=False, next_at=until)
+
+    def abandoned(self, model: str) -> None:
+        """Note a request without a result for or against the model, so that another probe may go."""
+        breaker = self._breakers[model]
+        if breaker.half_open:
+            breaker.next_at = -math.inf

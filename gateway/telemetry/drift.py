@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.plan import Plan
-from gateway.routing.prediction import HeadKey
+from gateway.routing.learned.model import HeadKey
+from gateway.routing.router import Plan
 from sluice.settings.routing import DriftRules
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric

@@ -28,7 +28,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from gateway.routing.plan import Plan
+from gateway.routing.router import Plan
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
 from gateway.safety.guards.checks import Checks, Decided

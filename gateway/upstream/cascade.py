@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway.admission.request_context import PreparedPrompt, RequestContext
 from gateway.routing.learned.arithmetic import Sum, sums
-from gateway.routing.prediction import LearnedHead
+from gateway.routing.learned.model import LearnedHead
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import AcceptedFrame, ModelRun, finish_reason_of
 from gateway.upstream.hint import HintDropped, add_hint

@@ -13,9 +13,8 @@ from gateway.admission.overload import (
     OverloadRules,
     SchedulingParams,
 )
-from gateway.routing.breaker import Breakers
-from gateway.routing.plan import Plan
-from gateway.streaming.load_table import ModelLoadTable
+from gateway.routing.router import Plan
+from gateway.streaming.load_table import Breakers, ModelLoadTable
 from sluice.errors import ExpectedLate, ModelUnavailable
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.models import ModelSettings

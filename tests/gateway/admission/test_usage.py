@@ -15,8 +15,7 @@ from gateway.admission.overload import (
     SchedulingParams,
 )
 from gateway.admission.usage import HUNG_S, UsageAccounting
-from gateway.routing.breaker import Breakers
-from gateway.streaming.load_table import ModelLoadTable
+from gateway.streaming.load_table import Breakers, ModelLoadTable
 from gateway.streaming.model_run import ModelRun
 from sluice.errors import DeadlinePassed
 from sluice.internal.v1.frame_pb2 import (

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.breaker import PROBE_S, Breakers
+from gateway.streaming.load_table import PROBE_S, Breakers
 from sluice.settings.routing import BreakerRules
 
 SETTINGS = BreakerRules(failures=3, open_s=5.0)

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 
 from gateway.routing.features import Features
-from gateway.routing.learned.model import Estimate
-from gateway.routing.plan import Plan
-from gateway.routing.prediction import HeadKey, LearnedHead, policy_key
-from gateway.routing.router import Router, RoutingState
-from gateway.routing.rules import SHADOW, check_patterns, drawn
+from gateway.routing.learned.model import Estimate, HeadKey, LearnedHead, policy_key
+from gateway.routing.router import SHADOW, Plan, Router, RoutingState, check_patterns, drawn
 from sluice.settings import SettingsError
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RoutingSettings, Trial

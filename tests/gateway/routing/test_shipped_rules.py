@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.routing.features import Features
-from gateway.routing.plan import Plan
-from gateway.routing.router import Router
+from gateway.routing.router import Plan, Router
 from model_workers.tiers.example import CELLS, Cell
 from model_workers.tiers.tasks import generate
 from sluice.settings.shipped import CHAT, GENERAL_ROUTING, SPECIALISTS

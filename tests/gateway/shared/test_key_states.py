@@ -87,14 +87,12 @@ class Gateway:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.gateway_id = world, name
         self.streams: dict[str, MemoryStream] = {}
+        self.by_key = self.streams
         self.kept: str | None = None
         self.alive = True
         this: Any = self
         self.replays = this
         self.keys = SharedKeys(this, MemoryBucket(world), this, 60.0)  # type: ignore[arg-type]
-
-    def live(self, key: str) -> MemoryStream | None:
-        return self.streams.get(key)
 
     def put(self, key: str, record: KeyRecord, now: float) -> None:
         self.kept = record.answer.started.request_id

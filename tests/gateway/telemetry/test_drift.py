@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gateway.routing.learned.artefact import save_to
-from gateway.routing.plan import Plan
-from gateway.routing.prediction import HeadKey
+from gateway.routing.learned.model import HeadKey
+from gateway.routing.router import Plan
 from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gateway.routing.prediction import HeadKey
+from gateway.routing.learned.model import HeadKey
 from gateway.telemetry.drift import HeadMonitor
 from sluice.settings.routing import DriftRules
 from sluice.v1.admin_pb2 import (

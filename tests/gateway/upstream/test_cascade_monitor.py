@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from gateway.routing.learned.model import Estimate
-from gateway.routing.prediction import HeadKey, LearnedHead
+from gateway.routing.learned.model import Estimate, HeadKey, LearnedHead
 from gateway.upstream.cascade import DECIDE_TOKENS, AnswerMonitor
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
