@@ -131,10 +131,7 @@ def group_of_file(file: str) -> str:
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a nats-server with JetStream for all tests that do not stop it; scripts/mutate has one that runs."""
-    if (running := os.environ.get("MUTATION_NATS")) is not None:
-        yield running
-        return
+    """URL of a nats-server with JetStream for all tests that do not stop it."""
     from sluice.startup import free_port
     from supervisor.nats import wait_for_nats
     from tests.support.nats import START_S, nats_process
