@@ -37,17 +37,24 @@ _SETTINGS: Final[dict[str, Any]] = {
 }
 
 
-class MemoryStream:
-    """What `JobStore` uses of JetStream."""
+class MemoryJetStream:
+    """JetStream as `JobStore` uses it, with its messages in memory; it is its client as well."""
 
     def __init__(self) -> None:
         self._messages: dict[int, tuple[str, bytes]] = {}
         self._sequence = 0
 
+    def jetstream(self, **_: Any) -> "MemoryJetStream":
+        """Return itself."""
+        return self
+
+    async def add_stream(self, _: Any) -> None:
+        """Accept every stream."""
+
     async def publish(
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None, **_: Any
     ) -> Any:
-        """Refuses one that names another last message of its subject."""
+        """Store a message, unless it names another last message of its subject."""
         expected = (headers or {}).get(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value)
         if expected is not None and int(expected) != max(self._of(subject), default=0):
             raise APIError(code=400, err_code=_WRONG_SEQUENCE, description="wrong last sequence")
@@ -56,36 +63,65 @@ class MemoryStream:
         return SimpleNamespace(seq=self._sequence)
 
     async def get_msg(self, _: str, seq: int | None, subject: str, **__: Any) -> Any:
-        """The first one from ``seq`` on; None: the last one."""
+        """Return the first message of `subject` from `seq` on; the last one if that is None."""
         if seq is None:
             return await self.get_last_msg(_, subject)
-        return self._found(min((one for one in self._of(subject) if one >= seq), default=0))
+        return self._stored(min((at for at in self._of(subject) if at >= seq), default=0))
 
     async def get_last_msg(self, _: str, subject: str) -> Any:
-        """The last one."""
-        return self._found(max(self._of(subject), default=0))
+        """Return the last message of `subject`."""
+        return self._stored(max(self._of(subject), default=0))
+
+    async def delete_msg(self, _: str, seq: int) -> None:
+        """Remove a message."""
+        self._messages.pop(seq, None)
 
     async def purge_stream(self, _: str, subject: str) -> bool:
-        """Removes the messages of a subject, or of those that begin with it."""
-        prefix = subject.removesuffix(">")
-        for sequence, (name, _payload) in list(self._messages.items()):
-            if name == subject or (prefix != subject and name.startswith(prefix)):
-                del self._messages[sequence]
+        """Remove the messages of a subject, which may end with a wildcard."""
+        for sequence in self._of(subject):
+            del self._messages[sequence]
         return True
 
-    async def latest(self, prefix: str) -> AsyncIterator[tuple[str, bytes]]:
-        """The last message of each subject that begins with ``prefix``, which is left out."""
-        found = dict(one for one in self._messages.values() if one[0].startswith(prefix))
-        for subject, payload in found.items():
-            yield subject.removeprefix(prefix), payload
+    async def pull_subscribe(self, subject: str, **_: Any) -> "MemoryReader":
+        """Read the last message of each subject."""
+        last = {self._messages[at][0]: self._messages[at][1] for at in self._of(subject)}
+        return MemoryReader(list(last.items()))
 
     def _of(self, subject: str) -> list[int]:
-        return [sequence for sequence, one in self._messages.items() if one[0] == subject]
+        prefix = subject.removesuffix(">")
+        return [
+            sequence
+            for sequence, (name, _) in self._messages.items()
+            if name == subject or (prefix != subject and name.startswith(prefix))
+        ]
 
-    def _found(self, sequence: int) -> Any:
+    def _stored(self, sequence: int) -> Any:
         if not sequence:
             raise NotFoundError
         return SimpleNamespace(seq=sequence, data=self._messages[sequence][1])
+
+
+class MemoryReader:
+    """A pull subscription of `MemoryJetStream`."""
+
+    def __init__(self, messages: list[tuple[str, bytes]]) -> None:
+        self._messages = messages
+
+    async def consumer_info(self) -> Any:
+        """Return how many messages are left."""
+        return SimpleNamespace(num_pending=len(self._messages))
+
+    async def fetch(self, batch: int, **_: Any) -> list[Any]:
+        """Return the next messages."""
+        taken, self._messages = self._messages[:batch], self._messages[batch:]
+        metadata = SimpleNamespace(num_pending=len(self._messages))
+        return [
+            SimpleNamespace(subject=subject, data=data, metadata=metadata)
+            for subject, data in taken
+        ]
+
+    async def unsubscribe(self) -> None:
+        """End the subscription."""
 
 
 class FuzzedJobs:
@@ -93,17 +129,18 @@ class FuzzedJobs:
 
     def __init__(self) -> None:
         settings = JobsSettings.model_validate(_SETTINGS)
-        stream: Any = MemoryStream()
         self._store = JobStore(settings, replicas=1)
-        self._store._jetstream = self._store._records._jetstream = stream
-        prefix = self._store._records._prefix
-        self._store._records.read_payloads = lambda: stream.latest(prefix)  # type: ignore[method-assign]
         nothing: Any = None
         process = JobProcess("jobs", settings, self._store, nothing, NoOpTracer(), Instruments())
         process.quotas.counted.set()
         self._service = JobService(process, _models)
         self._jobs: list[str] = []
         self._uploads: list[str] = []
+
+    async def start(self) -> None:
+        """Open the store."""
+        client: Any = MemoryJetStream()
+        await self._store.start(client)
 
     async def call(self, draw: Mutator) -> str:
         """A call of any method, after one of the jobs may have gone on."""

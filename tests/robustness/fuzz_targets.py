@@ -320,6 +320,13 @@ async def _of_batcher() -> AsyncIterator[Fuzzed]:
 
 
 @asynccontextmanager
+async def _of_jobs() -> AsyncIterator[Fuzzed]:
+    fuzzed = FuzzedJobs()
+    await fuzzed.start()
+    yield fuzzed.call
+
+
+@asynccontextmanager
 async def _of_worker() -> AsyncIterator[Fuzzed]:
     worker = FuzzedWorker()
     try:
@@ -350,7 +357,7 @@ TARGETS: Final[Mapping[str, Opened]] = {
     "credentials": partial(_of, lambda: Credentials().credential),
     "stored": partial(_of, lambda: stored),
     "upload": partial(_of, lambda: upload),
-    "jobs": partial(_of, lambda: FuzzedJobs().call),
+    "jobs": _of_jobs,
     "constraints": partial(_of, lambda: fuzz_inputs.constraints),
     "compiled": _of_compiler,
     "tables": partial(_of, lambda: fuzz_inputs.tables),
