@@ -82,7 +82,7 @@ def draw(tree: Path, prefixes: Sequence[str], count: int, seed: int) -> list[Mut
     return list(faults.values())
 
 
-def tests_near(tree: Path, file: str) -> list[str]:
+def near_tests(tree: Path, file: str) -> list[str]:
     """Return the test files that import the module of `file`, and the one named after it."""
     path = Path(file)
     package, module = ".".join(path.parts[:-1]), path.stem
@@ -113,7 +113,7 @@ def is_noticed(tree: Path, fault: MutationSpec) -> bool:
     injected = MutationSpec(
         tree / file, fault.operator_name, fault.occurrence, fault.start_pos, fault.end_pos
     )
-    for tests in (tests_near(tree, file), [folder_of_tests(tree, file)]):
+    for tests in (near_tests(tree, file), [folder_of_tests(tree, file)]):
         command = (
             f"env -C {tree} PYTHONPATH={tree} HF_HUB_OFFLINE=1 {sys.executable} -m pytest"
             f" -x -q -n 0 -m 'not long' {' '.join(tests)}"

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("cosmic_ray", reason="scripts/mutate installs cosmic-ray")
 
-from tests.mutation import ROOT, draw, folder_of_tests, tests_near
+from tests.mutation import ROOT, draw, folder_of_tests, near_tests
 
 
 def test_a_draw_is_the_same_for_a_seed() -> None:
@@ -14,6 +14,6 @@ def test_a_draw_is_the_same_for_a_seed() -> None:
 
 
 def test_tests_near_import_the_module() -> None:
-    assert "tests/jobs/core/test_leases.py" in tests_near(ROOT, "jobs/core/leases.py")
+    assert "tests/jobs/core/test_leases.py" in near_tests(ROOT, "jobs/core/leases.py")
     assert folder_of_tests(ROOT, "jobs/core/leases.py") == "tests/jobs/core"
     assert folder_of_tests(ROOT, "gateway/server.py") == "tests/gateway"
