@@ -80,7 +80,7 @@ class GatewayTransport:
                 for `ABSENT_S`, so that it counts as gone.
         """
 
-        def on_own(message: Msg) -> None:
+        async def on_own(message: Msg) -> None:
             if message.subject == own_task:
                 on_task(message.data, message.headers)
             else:
@@ -96,7 +96,7 @@ class GatewayTransport:
                 on_absent(gateway, absent_s >= ABSENT_S)
 
         own_task = subjects.task_to(self._batcher)
-        await self._nats.take(subjects.all_to(self._batcher), on_own)
+        await self._nats.subscribe(subjects.all_to(self._batcher), cb=on_own)
         await self._nats.subscribe(subjects.CONTROL, cb=on_control_subject)
         absent = subjects.absent(self._batcher, subjects.ANY)
         await self._nats.subscribe(absent, cb=on_no_responders)

@@ -61,9 +61,6 @@ LAG_S: Final = 0.001
 BUSY_S: Final = 1.0
 """How long a gateway counts as busy after such a delay, in seconds."""
 
-Publication = tuple[str, bytes, str, dict[str, str] | None]
-"""Subject, payload, reply subject, headers."""
-
 
 class Coalescer:
     """Signals to the one task that sends messages when they are due."""
@@ -162,7 +159,7 @@ class NatsTransport:
         self._client = client
         own = subjects.frames(self.gateway_id)
         for subject in (own, f"{own}.*"):
-            await client.take(subject, self._on_frames)
+            await client.subscribe(subject, cb=self._on_frames)
         await client.subscribe(subjects.ALL_REPORTS, cb=self._on_report)
         await client.subscribe(subjects.absent(self.gateway_id, subjects.ANY), cb=self._on_absent)
         announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
@@ -176,7 +173,7 @@ class NatsTransport:
             return
         if self._flushing is not None:
             self._flushing.cancel()
-        self._flush()
+        await self._flush()
         await self._background.settle(CLOSE_S)
         await disconnect(self._client)
 
@@ -190,17 +187,17 @@ class NatsTransport:
         while True:
             await self._coalescer.wait()
             try:
-                self._flush()
+                await self._flush()
             except Exception:  # without this loop nothing would be sent any more
                 logger.exception("sending to batchers failed")
 
-    def _flush(self) -> None:
+    async def _flush(self) -> None:
         """Send everything that `Dispatch` has to send."""
         outgoing = self._dispatch.drain(time.monotonic())
         for batcher, run in outgoing.tasks:
-            self._send_task(batcher, run)
+            await self._send_task(batcher, run)
         for batcher, message in outgoing.control:
-            self._send_control(batcher, message)
+            await self._send_control(batcher, message)
         for letter in outgoing.dead:
             model, priority_class = letter.run_class
             about = model, priority_class, letter.task, letter.headers, letter.reason
@@ -208,7 +205,7 @@ class NatsTransport:
         if outgoing.has_queries:
             self._background.spawn(self._prove_link())
 
-    def _send_task(self, batcher: str, run: ModelRun) -> None:
+    async def _send_task(self, batcher: str, run: ModelRun) -> None:
         headers = dict(run.headers)
         try:
             payload = pack(run.task, self._nats.max_payload - header_bytes(headers))
@@ -220,21 +217,24 @@ class NatsTransport:
             self._registry.fail_send(run.run_id, problem)
         else:
             reply = subjects.absent(self.gateway_id, batcher)
-            self._send(run.run_id, subjects.task_to(batcher), payload, reply, headers)
+            await self._send(run.run_id, subjects.task_to(batcher), payload, reply, headers)
 
-    def _send_control(self, batcher: str, message: ControlMessage) -> None:
+    async def _send_control(self, batcher: str, message: ControlMessage) -> None:
         subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
         reply = subjects.absent(self.gateway_id, batcher) if batcher else ""
-        self._send("", subject, pack(message), reply, None)
+        await self._send("", subject, pack(message), reply)
 
-    def _send(self, run_id: str, *message: *Publication) -> None:
-        """Send a message at once, or when NATS takes it; `run_id` is empty for a control message."""
-        if not self._nats.send(*message):
-            self._background.spawn(self._send_late(run_id, *message))
-
-    async def _send_late(self, run_id: str, *message: *Publication) -> None:
+    async def _send(
+        self,
+        run_id: str,
+        subject: str,
+        payload: bytes,
+        reply: str,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Publish a message; `run_id` is empty for a control message."""
         try:
-            await self._nats.publish(*message)
+            await self._nats.publish(subject, payload, reply, headers)
         except NatsError as error:
             if not run_id:
                 # Queries are repeated, and frames of unknown runs are answered with another cancel.
@@ -259,7 +259,7 @@ class NatsTransport:
 
     # What comes in.
 
-    def _on_frames(self, message: Msg) -> None:
+    async def _on_frames(self, message: Msg) -> None:
         try:
             bundle = read_bundle(message.data)
             account = message.subject.removeprefix(subjects.frames(self.gateway_id))[1:]

@@ -6,12 +6,14 @@ import logging
 import random
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError, StaleConnectionError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -24,7 +26,7 @@ from sluice.wire import jetstream, permissions
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 from sluice.wire.patience import patiently
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes that may wait to be written while NATS is away; the rest is dropped, and receivers ask for it again."""
@@ -38,9 +40,14 @@ can take over, callers wait only for this; where none can, a busy server is give
 _PINGS_MAX: Final = 2
 _RECONNECT_WAIT_S: Final = 0.25
 _RETRY_S: Final = 0.05
-_ACK: Final = b"$JS.ACK."
-_STREAM: Final = b"Nats-Stream:"
+_ACK: Final = "$JS.ACK."
+_STREAM: Final = "Nats-Stream"
 """In what JetStream sends: the reply subject of what a consumer delivers, a header of what is read or republished."""
+FLUSH_S: Final = 60
+"""Upper bound for a flush whose caller may have given up, in seconds."""
+
+Callback = Callable[[Msg], Awaitable[None]]
+"""Handles a message of a subscription."""
 
 
 class NatsUnreachable(ConnectionError):
@@ -50,26 +57,27 @@ class NatsUnreachable(ConnectionError):
 class MeshClient(Client):
     """A client whose requests and flushes never hide a cancel, and that leaves a dead link at once.
 
-    In Python 3.11 ``asyncio.wait_for`` returns its result when result and cancel come in one turn of the loop, and the
+    In Python 3.11 `asyncio.wait_for` returns its result when result and cancel come in one pass of the loop, and the
     task would run on as if nobody had cancelled it (https://github.com/python/cpython/issues/86296; 3.12 does not).
     """
 
-    _told = False
+    _has_warned = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._taking: dict[int, Callable[[Msg], None]] = {}
-        """By subscription."""
-        self._writes = False
+    async def subscribe(  # type: ignore[override]  # with a callback alone
+        self, subject: str, queue: str = "", cb: Callback | None = None, **options: Any
+    ) -> Subscription:
+        """Subscribe as nats-py does, without what JetStream sends to `subject`: no process requested it there."""
+        inbox = subject.startswith("_INBOX")
+        callback = cb if cb is None or inbox else partial(self._call, cb)
+        return await super().subscribe(subject, queue, callback, **options)
 
-    async def take(self, subject: str, take: Callable[[Msg], None]) -> None:
-        """Call `take` with messages on `subject` as they are read, without the queue and the task of a subscription."""
-
-        async def late(message: Msg) -> None:  # one that came before the next line
-            take(message)
-
-        subscription = await self.subscribe(subject, cb=late)
-        self._taking[subscription._id] = take
+    async def _call(self, callback: Callback, message: Msg) -> None:
+        if message.reply.startswith(_ACK) or (message.headers and _STREAM in message.headers):
+            if not self._has_warned:  # one line, however many come
+                logger.warning("NATS: dropped messages from JetStream to %s", message.subject)
+            self._has_warned = True
+            return
+        await callback(message)
 
     async def request(
         self,
@@ -79,113 +87,20 @@ class MeshClient(Client):
         old_style: bool = False,
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """Do the same as nats-py's method, and never hide a cancel."""
+        """Request as nats-py does, and never hide a cancel."""
         with _cancels_seen():
             return await super().request(subject, payload, timeout, old_style, headers)
 
     async def flush(self, timeout: int = 10) -> None:
-        """Do the same as nats-py's method, and never hide a cancel."""
-        with _cancels_seen():
-            await super().flush(timeout)
+        """Flush as nats-py does, and never hide a cancel.
 
-    async def _process_msg(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
-    ) -> None:
-        """Drop what JetStream sends to another subject than the inbox: no process requested it."""
-        if reply.startswith(_ACK) or (headers and _STREAM in headers):
-            subscription = self._subs.get(sid)
-            if subscription and not subscription.subject.startswith(self._inbox_prefix.decode()):
-                if not self._told:  # one line, however many come
-                    _log.warning("NATS: what JetStream sends to %s is dropped", subject.decode())
-                self._told = True
-                return
-        take = self._taking.get(sid)
-        if take is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        try:
-            take(self._build_message(sid, subject, reply, data, _read_headers(headers)))
-        except Exception as error:  # the reading would end with it
-            await self._error_cb(error)
-
-    async def publish(
-        self,
-        subject: str,
-        payload: bytes = b"",
-        reply: str = "",
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        """Do the same as nats-py's method, and never hide a cancel."""
-        if not self.send(subject, payload, reply, headers):
-            await super().publish(subject, payload, reply, headers)
-
-    def send(
-        self,
-        subject: str,
-        payload: bytes,
-        reply: str = "",
-        headers: dict[str, str] | None = None,
-    ) -> bool:
-        """Publish in one step, without a task, while the server takes what it gets; otherwise False, and `publish`
-        has to wait, or says why it cannot.
-
-        Subjects are those of `sluice.wire.subjects`, which has looked at what they are made of.
+        nats-py stops reading when the answer comes after its flush was cancelled, so each flush waits for its answer,
+        or for `FLUSH_S`, when pings have long ended a dead link.
         """
-        head = b""
-        if headers:
-            lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-            head = "".join(["NATS/1.0\r\n", *lines, "\r\n"]).encode()
-            if head.count(b"\n") != len(lines) + 2:  # of a value, which nats-py mends
-                return False
-        size = len(head) + len(payload)
-        if (
-            self._status != Client.CONNECTED
-            or not (self._writes or self._reads)
-            or self._pending_data_size + size > self._max_pending_size
-            or len(payload) > self._max_payload
-        ):
-            return False
-        verb, sizes = ("HPUB", f"{len(head)} {size}") if head else ("PUB", str(size))
-        command = b"%b%b%b\r\n" % (f"{verb} {subject} {reply} {sizes}\r\n".encode(), head, payload)
-        self._pending.append(command)
-        self._pending_data_size += len(command)
-        self._write_soon()
-        return True
-
-    async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """Write what a turn of the loop publishes in the next one; nats-py's task, which takes a future and a turn of
-        its own for each, writes while the server does not read.
-        """
-        if force_flush or not self._reads:
-            return await super()._flush_pending(force_flush)
-        self._write_soon()
-        return None
-
-    @property
-    def _reads(self) -> bool:
-        """Whether the server reads what is written."""
-        writer = getattr(self._transport, "_io_writer", None)
-        return writer is not None and not writer.transport.get_write_buffer_size()
-
-    def _write_soon(self) -> None:
-        if not self._writes:
-            self._writes = True
-            asyncio.get_running_loop().call_soon(self._write)
-
-    def _write(self) -> None:
-        self._writes = False
-        if self._transport is not None and self._pending_data_size and self.is_connected:
-            try:
-                self._transport.writelines(self._pending)
-            except (OSError, RuntimeError):
-                return  # the connection is lost, and the next one gets them
-            self._pending, self._pending_data_size = [], 0
-
-    async def _process_pong(self) -> None:
-        """Ignore a pong that comes after its flush gave up: nats-py would end its reading without a word."""
-        if self._pongs and self._pongs[0].done():
-            self._pongs[0] = asyncio.get_running_loop().create_future()
-        await super()._process_pong()
+        flushing = asyncio.create_task(super().flush(FLUSH_S))
+        flushing.add_done_callback(_note_error)
+        async with asyncio.timeout(timeout):
+            await asyncio.shield(flushing)
 
     async def _process_op_err(self, e: Exception) -> None:
         """Abort a stale connection: nats-py would wait until a peer that does not read has read everything."""
@@ -195,12 +110,10 @@ class MeshClient(Client):
         await super()._process_op_err(e)
 
 
-def _read_headers(data: bytes | None) -> dict[str, str] | None:
-    """Parse the lines "name: value" behind the line with the version."""
-    if not data:
-        return None
-    pairs = (line.partition(":") for line in data.decode(errors="replace").split("\r\n")[1:])
-    return {name: value.strip() for name, is_one, value in pairs if is_one}
+def _note_error(flushing: asyncio.Task[None]) -> None:
+    """Retrieve the error of a flush that nobody waits for any more."""
+    if not flushing.cancelled():
+        flushing.exception()
 
 
 @contextlib.contextmanager
@@ -300,7 +213,7 @@ class _Connection:
         # Denied publishes, slow consumers and broken links arrive here, and only here.
         # Without a link every failed try to reconnect does so too: those are not worth a line.
         level = logging.WARNING if self.client.is_connected else logging.DEBUG
-        _log.log(level, "NATS: %s: %s", type(error).__name__, error)
+        logger.log(level, "NATS: %s: %s", type(error).__name__, error)
         if isinstance(error, SlowConsumerError):
             self._on_loss()
         # In Python 3.11 a connection that is refused at the very moment of the cancel hides it.
@@ -308,12 +221,12 @@ class _Connection:
             raise TimeoutError
 
     async def _on_reconnected(self) -> None:
-        _log.info("NATS: connected again")
+        logger.info("NATS: connected again")
         self._on_loss()
 
     async def _on_disconnected(self) -> None:
         if not (self.client.is_draining or self.client.is_closed):
-            _log.warning("NATS: connection lost")
+            logger.warning("NATS: connection lost")
         if self._context is not None:
             self._context.refresh()
 
@@ -376,7 +289,7 @@ async def disconnect(client: Client) -> None:
         try:
             await settle(client, CLOSE_S)
         except (TimeoutError, NatsError, OSError, RuntimeError):  # of a socket that has just closed
-            _log.warning("NATS: the last messages may not have been sent")
+            logger.warning("NATS: the last messages may not have been sent")
     # Between two tries to reconnect nats-py writes what waits to a transport that is closed; uvloop raises.
     with contextlib.suppress(RuntimeError):
         await client.close()
@@ -415,7 +328,7 @@ async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
             wait_s=_RETRY_S,
         )
     except passing:
-        _log.warning("JetStream of NATS does not answer: dead letters are not kept")
+        logger.warning("JetStream of NATS does not answer: dead letters are not kept")
 
 
 async def _ensure_streams_now(js: JetStreamContext, settings: NatsSettings) -> None:

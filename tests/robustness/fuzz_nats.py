@@ -36,14 +36,6 @@ class MemoryNats:
         self.handlers[subject] = cb
         return self
 
-    async def take(self, subject: str, take: Callable[[Msg], None]) -> None:
-        """As `sluice.wire.connection.MeshClient`'s."""
-
-        async def handler(message: Msg) -> None:
-            take(message)
-
-        self.handlers[subject] = handler
-
     async def unsubscribe(self) -> None:
         """Nobody else calls the handler."""
 
@@ -61,10 +53,6 @@ class MemoryNats:
 
     async def add_consumer(self, stream: str, config: Any) -> None:
         """Nobody pulls."""
-
-    def send(self, *_: Any) -> bool:
-        """As `sluice.wire.connection.MeshClient`'s: `publish` says what is refused."""
-        return False
 
     async def publish(
         self,

@@ -205,14 +205,6 @@ class Connection:
         self._up(lambda: self.server.subscriptions.setdefault(subscription))
         return subscription
 
-    async def take(self, subject: str, take: Callable[[Msg], None]) -> None:
-        """As `sluice.wire.connection.MeshClient.take`, but that others run before it."""
-
-        async def taken(message: Msg) -> None:
-            take(message)
-
-        await self.subscribe(subject, cb=taken)
-
     async def publish(
         self,
         subject: str,
@@ -224,18 +216,6 @@ class Connection:
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
         self._send(subject, payload, reply, headers)
-
-    def send(
-        self,
-        subject: str,
-        payload: bytes,
-        reply: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> bool:
-        """As `sluice.wire.connection.MeshClient.send`."""
-        if self.is_connected:
-            self._send(subject, payload, reply, headers)
-        return self.is_connected
 
     def _send(
         self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None

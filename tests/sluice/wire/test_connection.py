@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import ConnectionClosedError, MaxPayloadError
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, RePublish, StreamConfig
 
 from sluice.settings import NatsSettings
 from sluice.startup import answers, free_port
 from sluice.wire import subjects
-from sluice.wire.connection import PENDING_BYTES_MAX, NatsUnreachable, connect, disconnect, settle
+from sluice.wire.connection import NatsUnreachable, connect, disconnect, settle
 from sluice.wire.permissions import OPERATOR
 from supervisor.nats import find_nats_server
 from tests.robustness.faults.proxy import Proxy
@@ -155,45 +154,6 @@ async def test_what_waits_is_sent_before_it_closes(nats_url: str) -> None:
     await disconnect(first)
 
 
-@pytest.mark.parametrize(
-    "headers", [None, {}, {"a": "b"}, {"a": "é", "state": "x=1, y=2"}, {"a": "b\r\nPUB word  1"}]
-)
-async def test_it_publishes_what_nats_py_does(
-    nats_url: str, headers: dict[str, str] | None
-) -> None:
-    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
-    heard = await client.subscribe("word")
-    await Client.publish(client, "word", b"\0data", "reply", headers)
-    await client.publish("word", b"\0data", "reply", headers)
-    theirs, own = [await heard.next_msg(timeout=BOUND_S) for _ in range(2)]
-    assert (own.subject, own.reply, own.data) == ("word", "reply", b"\0data")
-    assert own.headers == theirs.headers
-    with pytest.raises(MaxPayloadError):
-        await client.publish("word", bytes(client.max_payload + 1), headers=headers)
-    await disconnect(client)
-    with pytest.raises(ConnectionClosedError):
-        await client.publish("word", b"", headers=headers)
-
-
-async def test_more_than_may_wait_and_what_the_server_does_not_read_is_not_sent_at_once(
-    nats_url: str,
-) -> None:
-    async with Proxy(int(nats_url.rsplit(":", 1)[1]), free_port()) as link:
-        url = f"nats://127.0.0.1:{link.port}"
-        client = await connect(NatsSettings(url=url), OPERATOR, "test", nothing)
-        part, parts = bytes(1024 * 1024), PENDING_BYTES_MAX // (1024 * 1024)
-        sent = [client.send("word", part) for _ in range(parts)]
-        assert (sent[0], sent[-1]) == (True, False)
-        await settle(client, BOUND_S)
-        assert client.send("word", part)
-        link.cut()
-        async with asyncio.timeout(BOUND_S):
-            while client.send("word", part):  # noqa: ASYNC110, until its buffer is full
-                await asyncio.sleep(0)
-        link.heal()
-        await disconnect(client)
-
-
 async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
     async with running_nats(tmp_path) as url:
         client = await connect(NatsSettings(url=url), OPERATOR, "test", nothing)
@@ -232,28 +192,6 @@ async def test_what_jetstream_sends_where_nobody_asked_it_is_dropped(nats_url: s
     async with asyncio.timeout(BOUND_S):
         await ended.wait()
     assert [one.data for one in heard] == [b"end"]
-    await disconnect(client)
-
-
-async def test_what_is_taken_as_it_is_read_comes_in_order_and_an_error_ends_nothing(
-    nats_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
-    taken: list[tuple[bytes, dict[str, str] | None]] = []
-
-    def take(message: Msg) -> None:
-        taken.append((message.data, message.headers))
-        assert message.data != b"1", "it cannot be taken"
-
-    await client.take("test.taken", take)
-    sent = [
-        (b"%d" % number, {"N": f"a: {number}", "M": "x"} if number else None) for number in range(3)
-    ]
-    for data, headers in sent:
-        await client.publish("test.taken", data, headers=headers)
-    await settle(client, BOUND_S)
-    assert taken == sent
-    assert "it cannot be taken" in caplog.text
     await disconnect(client)
 
 
