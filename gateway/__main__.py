@@ -14,9 +14,10 @@ from pathlib import Path
 
 from gateway.config.policies import load_all
 from gateway.server import Gateway
+from sluice.interpreter import freeze_heap
 from sluice.process import Process, Program
 from sluice.settings import Settings, SettingsError
-from sluice.startup import check_reach, freeze_heap
+from sluice.startup import check_reach
 from sluice.wire.reload import reloading
 
 

@@ -6,8 +6,8 @@ import sluice.quick_start  # noqa: F401
 import sys
 
 from jobs.app import serve
+from sluice.interpreter import freeze_heap
 from sluice.process import Process, Program
-from sluice.startup import freeze_heap
 
 
 async def _serve(process: Process) -> None:

@@ -270,7 +270,9 @@ def main(arguments: list[str]) -> int:
     """Convert; return the exit code."""
     file, folder = map(Path, arguments)
     # Progress bars of libraries, and what they say of each step, are for their own users.
-    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    os.environ.update(
+        {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    )
     try:
         convert(file, folder)
     except SettingsError as error:

@@ -12,8 +12,8 @@ from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import Engine
 from model_workers.model_folder import CONFIG, check_model, named
 from model_workers.prepared import PreparedEngine
+from sluice.interpreter import switch_threads_soon
 from sluice.settings import ModelSettings, resolve_model_path
-from sluice.startup import switch_threads_soon
 
 ECHO_CONTEXT_TOKENS: Final = 4096
 """Context length of the echo engine if the settings have none."""

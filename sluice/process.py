@@ -15,9 +15,10 @@ from opentelemetry.trace import Tracer
 
 from sluice.errors import SetupError
 from sluice.grpc_events import prompt_grpc_events
+from sluice.interpreter import switch_threads_soon
 from sluice.settings import Settings, SettingsError, load
 from sluice.settings.mesh import Page
-from sluice.startup import stop_event, switch_threads_soon
+from sluice.startup import stop_event
 from sluice.telemetry.environment import clean
 from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.logs import log_to_stderr

@@ -1,8 +1,7 @@
-"""How servers start: log, signals, addresses and ports, the command and environment of a process of ours, its heap."""
+"""How servers start: signals, addresses and ports, the command and environment of a process."""
 
 import asyncio
 import errno
-import gc
 import ipaddress
 import os
 import random
@@ -12,7 +11,6 @@ import sys
 import sysconfig
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from threading import Thread
 from typing import Final
 
 from sluice.errors import SettingsError, SetupError
@@ -20,19 +18,8 @@ from sluice.proxies import bypass_loopback
 from sluice.settings import Settings
 
 LOOPBACK: Final = "127.0.0.1"
-COLLECT: Final = 700, 2, 100
-"""Thresholds of the garbage collector. A gateway with 512 items of a job under way has 40,000 objects that came since
-it was ready. With Python's own (700, 10, 10) its second generation stops the loop for 20 to 35 ms each second, its
-third for 50; with these the second takes 7 ms. Hardly any garbage reaches the third: what calls that end early leave.
-"""
-SWITCH_S: Final = 0.0005
-"""A thread that inspects a long text or reads an archive lets the event loop go on after so long, and an engine in
-Python the sender of its reports, instead of 5 ms each time that they wake up: a call wakes its loop ten times, and a
-report that needs six turns kept a first token for 30 ms beside the longest of answers of the echo engine."""
 ENGINE_NICE: Final = "SLUICE_ENGINE_NICE"
 """The variable that tells a worker the CPU priority of its engine."""
-_HUGE_PAGE: Final = 2 * 1024 * 1024
-_MADV_COLLAPSE: Final = 25
 _LOWEST: Final = 15_000
 _TRIES: Final = 200
 
@@ -180,40 +167,6 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
         parts = (root, environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
     return environment
-
-
-def switch_threads_soon() -> None:
-    """Give a thread that waits for the interpreter a turn after `SWITCH_S`; call it once, at the start."""
-    sys.setswitchinterval(SWITCH_S)
-
-
-def freeze_heap() -> None:
-    """Exempt everything allocated so far from garbage collection; call it once, when the process is ready.
-
-    Rules, models and modules live as long as the process. A full collection that scans them stops the event loop for
-    tens of milliseconds.
-
-    What is allocated later is looked at in small parts, see `COLLECT`. The heap moves to huge pages meanwhile: a call
-    touches more pages of 4 KiB than the processor keeps the places of, and a lone one finds them forgotten.
-    """
-    gc.freeze()
-    gc.set_threshold(*COLLECT)
-    gc.enable()  # see `sluice.quick_start`
-    Thread(target=_use_huge_pages, name="huge pages", daemon=True).start()
-
-
-def _use_huge_pages() -> None:
-    """Use huge pages for anonymous memory, if the system (Linux 6.1) has them."""
-    import ctypes  # here: commands do without it
-
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        addresses, rights, _, _, inode, *_ = line.split()
-        first, end = (int(address, 16) for address in addresses.split("-"))
-        if rights.startswith("rw") and inode == "0":
-            for page in range(-(-first // _HUGE_PAGE), end // _HUGE_PAGE):
-                advise(page * _HUGE_PAGE, _HUGE_PAGE, _MADV_COLLAPSE)
 
 
 def _bind_problem(error: OSError, port: int) -> str:

@@ -3,8 +3,6 @@
 It knows each process by its certificate, or by a password, and what it may do (`sluice.wire.permissions`).
 """
 
-import sluice.wire.light_nats  # noqa: F401
-
 # isort: split
 import asyncio
 import hashlib

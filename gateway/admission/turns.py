@@ -6,7 +6,7 @@ between the last two by the cost of texts: it depends on what is in them, becaus
 by one. Costs are estimated in characters of plain text; docs/internals/decisions/0015-work-beside-the-loop.md has the
 measurements.
 
-The event loop and the threads share one interpreter, which switches between them after `sluice.startup.SWITCH_S`. A
+The event loop and the threads share one interpreter, which switches between them after `sluice.interpreter.SWITCH_S`. A
 tenant has few threads, so a call of another tenant waits that long behind each of them, however much work they have.
 """
 

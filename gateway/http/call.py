@@ -114,6 +114,7 @@ class HttpCall(Call, Request):
         self.is_read = False
         self._max_body_bytes = max_body_bytes
         self._arrivals = arrivals
+        self._respond = send
         self._written_at = 0.0
         self._ping: asyncio.Future[None] | None = None
 
@@ -200,8 +201,8 @@ class HttpCall(Call, Request):
             if self.sent["content-type"] == SSE["content-type"]:
                 self.scope[PROBE] = PING
             raw = Headers(self.sent).raw
-            await self._send({"type": "http.response.start", "status": status, "headers": raw})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+            await self._respond({"type": "http.response.start", "status": status, "headers": raw})
+        await self._respond({"type": "http.response.body", "body": data, "more_body": more})
 
     @override
     async def fail(self, error: SluiceError) -> None:
@@ -231,7 +232,7 @@ class HttpCall(Call, Request):
 
         async def watch() -> None:
             nonlocal gone
-            while (await self._receive())["type"] != "http.disconnect":
+            while (await self.receive())["type"] != "http.disconnect":
                 pass
             gone = True
             task.cancel()

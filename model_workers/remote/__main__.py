@@ -25,8 +25,9 @@ from model_workers.remote.server import start_server
 from model_workers.runners import LoopRunner
 from model_workers.worker import Worker
 from sluice.errors import SetupError
+from sluice.interpreter import freeze_heap
 from sluice.settings import ModelSettings, SettingsError, load
-from sluice.startup import LOOPBACK, freeze_heap, stop_event
+from sluice.startup import LOOPBACK, stop_event
 from sluice.telemetry.environment import clean
 from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.names import SERVICE_WORKER

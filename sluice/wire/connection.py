@@ -102,12 +102,12 @@ class MeshClient(Client):
         async with asyncio.timeout(timeout):
             await asyncio.shield(flushing)
 
-    async def _process_op_err(self, e: Exception) -> None:
+    async def _process_op_err(self, e: Exception) -> None:  # exempt from SLF001: decision 0018
         """Abort a stale connection: nats-py would wait until a peer that does not read has read everything."""
-        writer = getattr(self._transport, "_io_writer", None)
+        writer = getattr(self._transport, "_io_writer", None)  # exempt from SLF001
         if isinstance(e, StaleConnectionError) and writer is not None:
             writer.transport.abort()
-        await super()._process_op_err(e)
+        await super()._process_op_err(e)  # exempt from SLF001
 
 
 def _note_error(flushing: asyncio.Task[None]) -> None:
@@ -265,7 +265,7 @@ def refusal(url: str, tls: Path | None, error: Exception) -> NatsUnreachable | N
 
 def check_encrypted(client: Client, url: str) -> None:
     """Raise NatsUnreachable if the server offers no TLS: nats-py would go on unencrypted."""
-    if not client._server_info.get("tls_required"):
+    if not client._server_info.get("tls_required"):  # noqa: SLF001
         raise NatsUnreachable(f"NATS at {shown(url)} offers no TLS, and tls.mesh is set")
 
 

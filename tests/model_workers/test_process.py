@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from model_workers import process
-from sluice import startup
+from sluice import interpreter
 from sluice.settings import ModelSettings, SettingsError
 
 
@@ -25,10 +25,10 @@ def test_the_sender_of_reports_waits_for_no_engine_in_python() -> None:
     before = sys.getswitchinterval()
     try:
         process.build_engine(ModelSettings(name="m", path=".", engine="echo"))
-        assert sys.getswitchinterval() == pytest.approx(startup.SWITCH_S)
+        assert sys.getswitchinterval() == pytest.approx(interpreter.SWITCH_S)
     finally:
         sys.setswitchinterval(before)
-    assert startup.SWITCH_S <= 0.001
+    assert interpreter.SWITCH_S <= 0.001
 
 
 @pytest.mark.parametrize(

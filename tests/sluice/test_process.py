@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice import startup
+from sluice import interpreter
 from sluice.process import Process, Program
 
 
@@ -22,8 +22,8 @@ def test_threads_give_way_to_the_event_loop_at_once(tmp_path: Path) -> None:
         assert Program("batcher", "", "b", serve).main(["--config", str(config)]) == 0
     finally:
         sys.setswitchinterval(before)
-    assert found == [pytest.approx(startup.SWITCH_S)]
-    assert startup.SWITCH_S <= 0.001
+    assert found == [pytest.approx(interpreter.SWITCH_S)]
+    assert interpreter.SWITCH_S <= 0.001
 
 
 @pytest.mark.parametrize("reloads", [False, True])

@@ -1,9 +1,6 @@
-import gc
-import mmap
 import os
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Final
 
@@ -54,48 +51,6 @@ def test_a_taken_port_names_its_holder() -> None:
 def test_an_address_of_another_machine() -> None:
     assert startup.listen_problem("192.0.2.1", 1024) == "not an address of this machine"
     assert startup.listen_problem("no-such-host.invalid", 1024) == "not an address of this machine"
-
-
-def test_what_is_allocated_at_the_start_is_not_collected_again() -> None:
-    kept = [[number] for number in range(1000)]
-    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
-    try:
-        startup.freeze_heap()
-        assert gc.get_freeze_count() > before + len(kept)
-        assert gc.get_threshold() == startup.COLLECT
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)
-
-
-def test_what_is_allocated_at_the_start_is_on_huge_pages() -> None:
-    size = 8 * PAGE
-    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.write(b"1" * size)
-        before = huge_kib()
-        startup.freeze_heap()
-        gc.unfreeze()
-        for thread in threading.enumerate():
-            if thread.name == "huge pages":
-                thread.join(30.0)
-        more = huge_kib() - before
-        if not can_collapse(memory):
-            pytest.skip("the system has no huge pages for what is there")
-    assert more >= 6 * PAGE // 1024
-
-
-def huge_kib() -> int:
-    rollup = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
-    return int(rollup.partition("AnonHugePages:")[2].split()[0])
-
-
-def can_collapse(memory: mmap.mmap) -> bool:
-    """Whether the system moves what is there to huge pages when it is told to."""
-    try:
-        memory.madvise(MADV_COLLAPSE)
-    except OSError:
-        return False
-    return True
 
 
 def test_a_child_reads_settings_from_its_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
