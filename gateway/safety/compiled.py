@@ -16,7 +16,7 @@ from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.phones import load_plans
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleSpec, default_rules
-from gateway.safety.settings import CUSTOM, SafetySettings, TextLimits
+from gateway.safety.settings import CUSTOM, SafetySettings
 
 HIDDEN: Final = "invisible"
 """Name of payloads in invisible characters: "injection.encoded.invisible"."""
@@ -108,10 +108,10 @@ def _rules(
     specs: tuple[RuleSpec, ...],
     deny: tuple[str, ...],
     allow: tuple[str, ...],
-    limits: TextLimits | None,
+    max_chars: int | None,
 ) -> RuleSet:
-    """Compile rules; policies with the same lists and limits share them, also across reloads."""
-    return RuleSet(specs, Lexicon(deny, allow), limits)
+    """Compile rules; policies with the same lists and limit share them, also across reloads."""
+    return RuleSet(specs, Lexicon(deny, allow), max_chars)
 
 
 def _with_regions(specs: Iterable[RuleSpec], regions: tuple[str, ...] | None) -> Iterator[RuleSpec]:
@@ -127,7 +127,7 @@ def _compiled(
     policy: SafetyPolicy, specs: tuple[RuleSpec, ...], labels: Mapping[str, Sequence[str]]
 ) -> CompiledPolicy:
     specs = tuple(_with_regions(specs, policy.settings.phone_regions))
-    rules = _rules(specs, policy.deny, policy.allow, policy.settings.limits)
+    rules = _rules(specs, policy.deny, policy.allow, policy.settings.max_chars)
     if not policy.settings.enabled:
         return CompiledPolicy(policy, rules)
     guards, entity_guards = [], []
@@ -139,9 +139,7 @@ def _compiled(
         else:
             guards.append(Guard(name, settings, family_of(settings, model_labels)))
     readers = tuple(guard for guard in entity_guards if "output" in guard.settings.checks)
-    output = None
-    if policy.settings.output.enabled:
-        unscored = tuple(spec for spec in specs if not spec.scored)
-        scanner = _rules(unscored, policy.deny, policy.allow, None)
-        output = output_rules(policy, watched_rules(unscored), scanner, scanner.lists, readers)
+    unscored = tuple(spec for spec in specs if not spec.scored)
+    scanner = _rules(unscored, policy.deny, policy.allow, None)
+    output = output_rules(policy, watched_rules(unscored), scanner, scanner.lists, readers)
     return CompiledPolicy(policy, rules, output, tuple(guards), tuple(entity_guards), readers)

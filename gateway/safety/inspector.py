@@ -190,7 +190,7 @@ class RequestInspection:
         self.texts = tuple(texts)
         self.checks: Sequence[Decided] = ()
         self.entities = NO_ENTITIES
-        self._longest = self.policy.settings.limits.max_chars
+        self._longest = self.policy.settings.max_chars
         self._normalized = [
             normalize(text) if len(text) <= self._longest else self._too_long(text)
             for text in texts

@@ -4,11 +4,10 @@
       default: standard
       policies:
         standard:
-          version: "3"
           actions: {"pii.*": redact, "secret.*": block, "injection.*": {route: governed}}
           severity: {critical: block, medium: flag}
           restore: true
-          output: {ansi: remove, canaries: ["zebra-7781"]}
+          output: {actions: {output.ansi: remove}, canaries: ["zebra-7781"]}
           guard: {harm: {model: llama-guard, template: llama_guard, checks: [input, output]}}
       choose:
         - {tenant: acme, policy: strict}
@@ -41,8 +40,13 @@ from sluice.settings import problems
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
 """Prefixes of the rules of normalization."""
-ANSWER_RULES: Final = ("output.canary", "output.markdown_image", "output.ansi")
-"""Rules for answers only."""
+ANSWER_RULES: Final = {
+    "output.canary": Choice(Action.BLOCK),
+    "output.markdown_image": Choice(Action.ALLOW),
+    "output.ansi": Choice(Action.ALLOW),
+    "output.system_echo": Choice(Action.ALLOW),
+}
+"""Rules for answers only, with their actions unless a policy names them under `output.actions`."""
 
 
 ENTRY_CHARS_MAX: Final = 256
@@ -86,8 +90,8 @@ class SafetyPolicy:
 
     @cached_property
     def version(self) -> str:
-        """Name, version and hash, such as "standard@3+0123456789ab"."""
-        return f"{self.name}@{self.settings.version}+{self.hash}"
+        """Name and hash, such as "standard@0123456789ab"."""
+        return f"{self.name}@{self.hash}"
 
     @cached_property
     def actions(self) -> ActionTable:
@@ -95,15 +99,12 @@ class SafetyPolicy:
         settings = self.settings
         severities = {Severity[name.upper()]: choice for name, choice in settings.severity.items()}
         custom = {rule.id: rule.action for rule in self.rules if rule.action is not None}
-        return ActionTable(_ALWAYS | custom | settings.actions, severities, settings.default)
+        return ActionTable(_ALWAYS | custom | settings.actions, severities)
 
     @cached_property
     def output_actions(self) -> ActionTable:
         """Actions for answers."""
         prompt_actions, output = self.actions, self.settings.output
-        names = ("block", output.markdown_images, output.ansi)
-        chosen = (Choice(Action[name.upper()]) for name in names)
-        shapes = dict(zip(ANSWER_RULES, chosen, strict=True))
         rules = {rule: _unrouted(choice) for rule, choice in prompt_actions.rules.items()}
         severities = {
             level: _unrouted(choice) for level, choice in prompt_actions.severities.items()
@@ -114,7 +115,7 @@ class SafetyPolicy:
         ):
             rules[_SECRETS] = Choice(Action.REDACT)
         return ActionTable(
-            rules | shapes | output.actions, severities, _unrouted(prompt_actions.default)
+            rules | ANSWER_RULES | output.actions, severities, _unrouted(prompt_actions.default)
         )
 
 
@@ -252,7 +253,7 @@ def _guard_problems(
         yield "template", f"{guard.model} {is_one}; see engine of models"
     if guard.template == "token_classifier":
         labels = entities_of(labels)
-        if "output" in guard.checks and not policy.output.enabled:
+        if "output" in guard.checks and not policy.enabled:
             yield "checks", "output: answers of this policy are not filtered"
     unknown = [category for category in guard.categories if labels and category not in labels]
     if unknown:
@@ -309,16 +310,15 @@ def custom_rule(rule: RuleSettings) -> RuleSpec:
     longest = longest_match(rule.pattern)
     if longest > MATCH_CHARS_MAX:
         raise PatternError(f"matches of up to {longest} characters; at most {MATCH_CHARS_MAX}")
-    severity = Severity[rule.severity.upper()]
     form = Form(rule.pattern)
-    return RuleSpec(rule.id, (form,), severity, longest, rule.validator, context_chars=0)
+    return RuleSpec(rule.id, (form,), Severity.HIGH, longest, rule.validator, context_chars=0)
 
 
 def problems_of(rule: RuleSettings) -> Iterator[Problem]:
     """Yield the problems of `rule`: a refused pattern, or examples with another result than stated."""
     try:
         spec = custom_rule(rule)
-        scanner = RuleSet([spec], limits=None)
+        scanner = RuleSet([spec], max_chars=None)
         Automaton(watched_rules([spec]))
     except PatternError as error:
         yield ("pattern",), str(error)

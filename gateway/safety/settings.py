@@ -18,6 +18,7 @@ from pydantic import (
 
 from gateway.safety.actions import Action, Choice
 from gateway.safety.patterns import PatternError, compiled
+from gateway.safety.rules.limits import CHARS_MAX
 from gateway.safety.rules.validators import FOR_ANY_PATTERN
 
 CUSTOM: Final = "custom"
@@ -59,7 +60,6 @@ class _Section(BaseModel):
 
 RuleName = Annotated[str, Field(pattern=_RULE, max_length=100)]
 SeverityName = Literal["low", "medium", "high", "critical"]
-OutputAction = Literal["allow", "redact", "remove", "block"]
 
 
 Stage = Literal["input", "output"]
@@ -68,11 +68,12 @@ Template = Literal[
 ]
 
 _ONLY_OF: Final[dict[str, tuple[str, ...]]] = {
-    "shieldgemma": ("guideline",),
-    "granite_guardian": ("risk",),
-    "custom": ("prompt", "unsafe", "safe", "answer_tokens"),
+    "prompt": ("custom",),
+    "unsafe": ("custom",),
+    "safe": ("custom",),
+    "criterion": ("shieldgemma", "granite_guardian"),
 }
-"""Keys that only one template uses."""
+"""Templates that use a key, for keys that not all use."""
 _NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "custom": ("prompt", "unsafe", "safe"),
     "classifier": ("categories",),
@@ -109,18 +110,16 @@ class GuardSettings(_Section):
     """
     hold: bool = False
     """Show nothing of an answer before the verdict about all of it."""
-    guideline: str | None = None
-    """Policy text for the template `shieldgemma`; unset: its four harm types."""
-    risk: str | None = Field(None, pattern=r"^[a-z_]{1,64}$")
-    """Risk for the template `granite_guardian`; unset: harm."""
+    criterion: str | None = Field(None, min_length=1)
+    """What counts as an objection. For `shieldgemma`: the text of its guideline; unset: its four harm
+    types. For `granite_guardian`: the name of a risk; unset: harm.
+    """
     prompt: str | None = None
     """Prompt of a custom guard, with {prompt}, and {answer} if answers are checked."""
     unsafe: str | None = None
     """Pattern of verdicts that object; its group "category" names the category."""
     safe: str | None = None
     """Pattern of verdicts that do not object."""
-    answer_tokens: int | None = Field(None, ge=1, le=512)
-    """Longest answer of the guard, in tokens."""
 
     @field_validator("action")
     @classmethod
@@ -148,10 +147,9 @@ class GuardSettings(_Section):
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
-        for template, keys in _ONLY_OF.items():
-            for key in keys:
-                if template != self.template and getattr(self, key) is not None:
-                    raise ValueError(f"{key}: only template {template} has it")
+        for key, templates in _ONLY_OF.items():
+            if self.template not in templates and getattr(self, key) is not None:
+                raise ValueError(f"{key}: only template {' and '.join(templates)} has it")
         for key in _NEEDED.get(self.template, ()):
             if not getattr(self, key):
                 raise ValueError(f"template {self.template} needs {key}")
@@ -176,48 +174,17 @@ class GuardSettings(_Section):
             )
 
 
-class TextLimits(_Section):
-    """Limits on one text of a prompt; exceeding one is a finding of a `limit.*` rule."""
-
-    max_chars: int = Field(200_000, ge=1)
-    """Longest text that is inspected, in characters; longer ones are blocked."""
-    max_run_chars: int = Field(2_000, ge=600)
-    """Longest repetition of a character or of a phrase of up to 256 characters; below 600 the search
-    would miss some.
-    """
-
-
-class EchoSettings(_Section):
-    """Detection of answers that repeat the system message."""
-
-    words: int = Field(8, ge=3, le=64)
-    """Length of a match, in words in a row."""
-    matches: int = Field(1, ge=1)
-    """Number of the match from which on the action is taken; overlapping runs count one for each word.
-    """
-    action: OutputAction = "block"
-    """Action on repetitions."""
-
-
 class OutputSettings(_Section):
     """Actions on answers. "block" ends the answer; routes of the prompt's actions are flags here."""
 
-    enabled: bool = True
-    """Apply the policy to answers."""
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
-    """Actions that differ from those on prompts, by rule."""
-    echo: EchoSettings | None = None
-    """Detection of answers that repeat the system message; unset: none."""
+    """Actions that differ from those on prompts, by rule. Of the rules for answers only,
+    `output.canary` blocks and the others allow unless they are named here.
+    """
     canaries: tuple[Annotated[str, Field(min_length=4, max_length=200)], ...] = ()
     """Strings in a system message that must never come out; finding one blocks."""
-    markdown_images: OutputAction = "allow"
-    """Action on images of other hosts."""
     image_hosts: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$")], ...] = ()
-    """Hosts that images may come from."""
-    ansi: OutputAction = "allow"
-    """Action on terminal escape sequences."""
-    truncated_chars: int = Field(4, ge=0, le=64)
-    """Characters shown of a possible match that a cut answer leaves open at its end."""
+    """Hosts whose images `output.markdown_image` ignores."""
 
     @field_validator("actions")
     @classmethod
@@ -240,16 +207,12 @@ PhoneRegion = Annotated[str, AfterValidator(_is_region)]
 class PolicySettings(_Section):
     """One policy."""
 
-    version: str = Field("1", coerce_numbers_to_str=True)
-    """Version of the policy, of the operator's choice; records show it."""
     enabled: bool = True
     """Apply rules to prompts and answers. Normalization and the limit of length always apply."""
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
     """Actions by the name of a rule, or by a prefix such as `pii.*`."""
     severity: dict[SeverityName, ActionSpec] = Field(default_factory=dict)
-    """Actions from a severity upwards, for rules that `actions` does not name."""
-    default: ActionSpec = Choice(Action.FLAG)
-    """Action for findings that neither `actions` nor `severity` covers."""
+    """Actions from a severity upwards, for rules that `actions` does not name; the others are flagged."""
     restore: bool = False
     """Put the caller's own values back into the answer in place of their placeholders."""
     deny: tuple[str, ...] = ()
@@ -260,8 +223,8 @@ class PolicySettings(_Section):
     """Regions (ISO 3166) whose telephone numbers count as they are dialled there; unset: those of the
     rule.
     """
-    limits: TextLimits = TextLimits()
-    """Limits on one text of a prompt."""
+    max_chars: int = Field(CHARS_MAX, ge=1)
+    """Longest text of a prompt that is inspected, in characters; longer ones are blocked."""
     output: OutputSettings = OutputSettings()
     """Actions on answers."""
     guard: dict[Name, GuardSettings] = Field(default_factory=dict, max_length=8)
@@ -299,8 +262,6 @@ class RuleSettings(_Section):
     """Pattern in RE2's syntax with an upper bound of its matches, see `gateway.safety.patterns`."""
     validator: str = ""
     """One of `FOR_ANY_PATTERN`; decides whether a match is a finding, and which part of it."""
-    severity: SeverityName = "high"
-    """Severity of its findings."""
     action: ActionSpec | None = None
     """Action for policies that do not name the rule in `actions`; unset: by severity, as for any rule.
     """

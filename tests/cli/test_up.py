@@ -293,12 +293,12 @@ def reload_policies(shell: Shell, address: str) -> None:
     """The configuration of a running mesh changes where it can, and as a whole or not at all."""
     words = shell.config.with_name("words.txt")
     words.write_text("zebra\n")
-    policy = f"safety: {{policies: {{default: {{version: 2, deny: ['{words}']}}}}}}\n"
+    policy = f"safety: {{default: two, policies: {{two: {{deny: ['{words}']}}}}}}\n"
     shell.config.write_text(CONFIG + policy)
     changed = shell.json("reload", "--config", str(shell.config))
     assert (changed["processes"], changed["changed"]) == (["batcher", "gateway"], True)
     with Client(address) as client:
-        assert client.check_safety("a heron").policy.startswith("default@2+")
+        assert client.check_safety("a heron").policy.startswith("two@")
         assert client.check_safety("a heron").findings == []
         words.write_text("heron\n")
         assert "the same configuration, read again" in shell.here("reload").stdout
@@ -316,5 +316,5 @@ def reload_policies(shell: Shell, address: str) -> None:
             with pytest.raises(SettingsError, match=says):
                 reload_mesh(shell.state, shell.config)
         assert shell.state.config.read_text() == before
-        assert client.check_safety("a heron").policy.startswith("default@2+")
+        assert client.check_safety("a heron").policy.startswith("two@")
     shell.config.write_text(CONFIG)

@@ -91,6 +91,8 @@ def _begins(text: str, word: str) -> bool:
 Message = Mapping[str, str]
 """Role and content of one turn."""
 
+ANSWER_TOKENS: Final = 32
+"""Longest verdict of Granite Guardian and of custom guards, in tokens."""
 OBJECTION: Final = "violation"
 """Category of objections that name none."""
 PRINCIPLES: Final = """\
@@ -215,7 +217,7 @@ _PRESETS: Final = {
         whole=True,
     ),
     "shieldgemma": _yes_or_no(8),
-    "granite_guardian": _yes_or_no(32),
+    "granite_guardian": _yes_or_no(ANSWER_TOKENS),
     "classifier": Family(1),
 }
 
@@ -226,9 +228,9 @@ def family_of(settings: GuardSettings, labels: Sequence[str] = ()) -> Family:
     family = replace(family, threshold=settings.threshold)
     match settings.template:
         case "shieldgemma":
-            return replace(family, variables={"guideline": settings.guideline or PRINCIPLES})
+            return replace(family, variables={"guideline": settings.criterion or PRINCIPLES})
         case "granite_guardian":
-            risk = settings.risk or "harm"
+            risk = settings.criterion or "harm"
             config = {"risk_name": risk, "criteria_id": risk}
             return replace(family, objection=risk, variables={"guardian_config": config})
         case "classifier":
@@ -240,7 +242,7 @@ def _custom(settings: GuardSettings) -> Family:
     assert settings.unsafe is not None
     assert settings.safe is not None
     return Family(
-        settings.answer_tokens or 32,
+        ANSWER_TOKENS,
         compiled(f"(?i:{settings.unsafe})"),
         compiled(f"(?i:{settings.safe})"),
         prompt=settings.prompt,

@@ -1,7 +1,7 @@
 """Finds repetitions of the system message in an answer, by runs of equal words.
 
-Words are compared without case, spaces and punctuation. A run shorter than the policy's number of
-words does not count, so only the word that would complete one is held back. In scripts without
+Words are compared without case, spaces and punctuation. A run shorter than `WORDS` does
+not count, so only the word that would complete one is held back. In scripts without
 spaces each character counts as a word.
 
 An answer is followed in the readings of `gateway.safety.output.view`: a word counts as its reader
@@ -18,13 +18,14 @@ from gateway.safety.actions import Action
 from gateway.safety.output.automaton import UNBOUNDED
 from gateway.safety.output.view import APART, APART_CHARS, KINDS, TextReader, seen_as, view
 from gateway.safety.rules.spec import Span
-from gateway.safety.settings import EchoSettings
 from gateway.safety.text.characters import UNSPACED
 
 RULE: Final = "output.system_echo"
 PLACEHOLDER: Final = "<SYSTEM_PROMPT>"
 _WORDS: Final = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 _ONE_ALONE: Final = re.compile(rf"[{UNSPACED}]")
+WORDS: Final = 8
+"""Length of a repetition that counts, in words in a row."""
 _WORD_CHARS_MAX: Final = 64
 """Longest word of a repetition, in characters."""
 
@@ -92,14 +93,13 @@ class EchoGuard:
         further: readings that differ from the view.
     """
 
-    def __init__(self, system: str, words: int, matches: int, action: Action) -> None:
-        """Take `action` from match number `matches` on; a match has `words` words in a row."""
+    def __init__(self, system: str, action: Action, words: int = WORDS) -> None:
+        """Take `action` on `words` words in a row; with ALLOW or FLAG there is nothing to do."""
         own = [_plain(match[0]) for match in _WORDS.finditer(view(system)[0])]
         runs = (tuple(own[i : i + words]) for i in range(len(own) - words + 1))
-        self.runs = frozenset(filter(all, runs))
+        self.runs = frozenset(filter(all, runs) if action > Action.ROUTE else ())
         self._beginnings = frozenset(run[:-1] for run in self.runs)
         self._words = words
-        self._needed = matches
         self.action = action
         self._view = _EchoReading()
         self.further: list[_EchoReading] = []
@@ -201,7 +201,7 @@ class EchoGuard:
         if is_run and start >= self._matched_to:  # not yet in another reading
             self.matches += 1
             self._matched_to = end
-        if not is_run or self.matches < self._needed:
+        if not is_run:
             reading.omitted_to = -1
         # Join the omission of the word before, so that a long repetition is one span.
         elif self.action is not Action.BLOCK:
@@ -247,12 +247,3 @@ class EchoGuard:
 
 def _plain(word: str) -> str:
     return word.casefold() if len(word) <= _WORD_CHARS_MAX else ""
-
-
-def echo_guard(settings: EchoSettings | None, system: str) -> EchoGuard | None:
-    """Return the guard of an answer, or None if there is nothing to do."""
-    if settings is None or settings.action == "allow":
-        return None
-    action = Action[settings.action.upper()]
-    guard = EchoGuard(system, settings.words, settings.matches, action)
-    return guard if guard.runs else None

@@ -18,12 +18,12 @@ from typing import Final
 import re2
 from typing_extensions import override
 
-from gateway.safety.actions import Action, Placeholders, TextDecision, apply
+from gateway.safety.actions import Action, ActionTable, Placeholders, TextDecision, apply
 from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
-from gateway.safety.output.echo import RULE, echo_guard
+from gateway.safety.output.echo import RULE, EchoGuard
 from gateway.safety.output.redactor import Redactor, StreamRules, covers
 from gateway.safety.output.view import Scanner, ViewScanner
 from gateway.safety.output.windows import AnswerWindow, AnswerWindows
@@ -55,12 +55,17 @@ _HOST: Final = re.compile(r"[/\\]{2}(?:[^/?#\s)\\]{0,200}@)?([A-Za-z0-9.-]{1,255
 class OutputOnlyScanner(Scanner):
     """Finds matches of the rules for answers only, as far as they are switched on."""
 
-    def __init__(self, settings: OutputSettings) -> None:
+    def __init__(self, settings: OutputSettings, table: ActionTable) -> None:
         self._hosts = frozenset(host.lower() for host in settings.image_hosts)
         patterns = {
             CANARY: tuple(f"(?i){re2.escape(canary)}" for canary in settings.canaries),
-            IMAGE: IMAGE_PATTERNS if settings.markdown_images != "allow" else (),
-            ANSI: (ANSI_PATTERN,) if settings.ansi != "allow" else (),
+            IMAGE: IMAGE_PATTERNS,
+            ANSI: (ANSI_PATTERN,),
+        }
+        patterns = {
+            rule: forms
+            for rule, forms in patterns.items()
+            if table.choose(rule, _SEVERITIES[rule]).action is not Action.ALLOW
         }
         self.watched = tuple(WatchedRule(rule, forms) for rule, forms in patterns.items() if forms)
         self._compiled = [
@@ -153,11 +158,11 @@ def output_rules(
         PatternError: a pattern cannot be followed in a stream.
     """
     settings, table = policy.settings.output, policy.output_actions
-    for_answers = OutputOnlyScanner(settings)
+    for_answers = OutputOnlyScanner(settings, table)
     editing = [rule for rule in (*watched, *for_answers.watched) if table.edits(rule.id)]
     words = (*(policy.deny if table.edits(DENY_LIST) else ()), *policy.allow)
     automaton, all_rules = Automaton(editing, WordList(words)), ViewScanner(scanner, for_answers)
-    rules = StreamRules(automaton, all_rules, table, settings.truncated_chars)
+    rules = StreamRules(automaton, all_rules, table)
     window = min((guard.settings.window_tokens for guard in readers), default=None)
     holds = any(table.edits(rule) for guard in readers for rule in guard.tags.rules)
     return OutputRules(policy, rules, lists, window, holds)
@@ -213,7 +218,8 @@ class OutputFilter:
         self._holds = shared.holds
         self._finished = False
         self._redactor = Redactor(shared.rules, placeholders)
-        self._echo = echo_guard(shared.policy.settings.output.echo, system)
+        echo = EchoGuard(system, shared.rules.table.choose(RULE, Severity.HIGH).action)
+        self._echo = echo if echo.runs else None
         self._repeated: deque[Span] = deque()
         """Spans that the echo guard hides."""
         values = placeholders() if shared.policy.settings.restore else None
@@ -282,7 +288,7 @@ class OutputFilter:
 
         Args:
             truncated: the model did not end by itself (a limit, a stop string). At most
-                `OutputSettings.truncated_chars` characters show of a possible match that is cut at
+                `TRUNCATED_CHARS` characters show of a possible match that is cut at
                 the very end.
         """
         windows, self._finished = self.windows, True

@@ -27,6 +27,8 @@ from gateway.safety.rules.spec import Span
 
 _CONTEXT_CHARS: Final = 256
 """Length of shown text, as rules see it, that is kept to find a place where a scan can begin."""
+TRUNCATED_CHARS: Final = 4
+"""Characters shown of a possible match that a cut answer leaves open at its end."""
 _TRIES: Final = 16
 """Characters back that are followed to see whether a match from there reaches over."""
 _CHAIN_CHARS: Final = 256
@@ -41,13 +43,11 @@ class StreamRules:
         automaton: patterns of the rules that change or end an answer, and of allow lists.
         scanner: decides, on the same view of the text as the automaton.
         table: actions of the policy.
-        truncated_chars: see `OutputSettings.truncated_chars`.
     """
 
     automaton: Automaton
     scanner: Scanner
     table: ActionTable
-    truncated_chars: int
 
 
 class Redactor:
@@ -129,7 +129,7 @@ class Redactor:
 
         Args:
             truncated: the model did not end here by itself, so what is open at the end may be a
-                secret cut short: at most `StreamRules.truncated_chars` characters of it show.
+                secret cut short: at most `TRUNCATED_CHARS` characters of it show.
         """
         if self.stopped or not self.pending_chars:
             return ""
@@ -137,7 +137,7 @@ class Redactor:
         edits = self._edits(pending, self._scan(pending, len(pending)))
         # A match that began before the cut may be half a secret: show only its first characters.
         if truncated and open_at < len(pending):
-            shown_to = _outside(open_at + self._rules.truncated_chars, edits)
+            shown_to = _outside(open_at + TRUNCATED_CHARS, edits)
             edits = [edit for edit in edits if edit.start < shown_to]
             pending = pending[:shown_to]
             self.shown_to = self.decided + shown_to

@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 from typing import Final
 
+CHARS_MAX: Final = 200_000
+"""Longest text of a prompt that is inspected unless a policy says otherwise, in characters."""
+RUN_CHARS_MAX: Final = 2_000
+"""Longest repetition of a phrase of up to 256 characters; below 600 the search would miss some."""
 _PROBE_CHARS: Final = 24
 _STRIDE_CHARS: Final = 256
 _PERIOD_MAX: Final = 256
 _BLOCK_CHARS: Final = 512
 
 
-def repetitions(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
+def repetitions(text: str, chars_max: int = RUN_CHARS_MAX) -> Iterator[tuple[int, int]]:
     """Yield stretches longer than `chars_max` in which something of at most 256 characters repeats itself.
 
     A probe is taken every 256 characters; where it occurs again right behind, that distance is the

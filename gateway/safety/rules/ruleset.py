@@ -13,11 +13,10 @@ from typing import Final
 
 from gateway.safety.findings import BY_PLACE, Finding, Severity
 from gateway.safety.rules.lexicon import Lexicon
-from gateway.safety.rules.limits import repetitions
+from gateway.safety.rules.limits import CHARS_MAX, RUN_CHARS_MAX, repetitions
 from gateway.safety.rules.payloads import HINTS, ROT13, Payloads
 from gateway.safety.rules.scanner import RuleScanner, Subject, findings_of
 from gateway.safety.rules.spec import RuleSpec, Span
-from gateway.safety.settings import TextLimits
 
 
 def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
@@ -69,7 +68,6 @@ def _left_over(covered: list[tuple[int, int]], start: int, end: int) -> list[tup
 
 
 _NO_LISTS: Final = Lexicon()
-_LIMITS: Final = TextLimits()
 
 
 class RuleSet:
@@ -79,17 +77,17 @@ class RuleSet:
         self,
         specs: Sequence[RuleSpec],
         lists: Lexicon = _NO_LISTS,
-        limits: TextLimits | None = _LIMITS,
+        max_chars: int | None = CHARS_MAX,
     ) -> None:
         """Compile the rules; raises `PatternError` if a pattern is not accepted.
 
-        `limits` is None for answers, which are neither limited nor decoded.
+        `max_chars` is None for answers, which are neither limited nor decoded.
         """
         self.specs = tuple(specs)
         self.lists = lists
         self._has_lists = bool(lists)
-        self._limits = limits
-        self._longest = sys.maxsize if limits is None else limits.max_chars
+        self._is_prompt = max_chars is not None
+        self._longest = sys.maxsize if max_chars is None else max_chars
         self._scanner = RuleScanner(self.specs, HINTS)
         self._payloads = Payloads(self._scanner, lists)
 
@@ -117,9 +115,9 @@ class RuleSet:
     def _findings(self, subject: Subject) -> list[Finding]:
         present, hints = self._scanner.occurring(subject)
         findings = findings_of(subject, present) if present else []
-        if self._limits is not None:
-            if len(subject.text) > self._limits.max_run_chars:
-                for span in repetitions(subject.text, self._limits.max_run_chars):
+        if self._is_prompt:
+            if len(subject.text) > RUN_CHARS_MAX:
+                for span in repetitions(subject.text):
                     findings.append(Finding("limit.repetition", *span, Severity.MEDIUM))
             if hints:
                 findings += self._payloads.findings(subject, hints)

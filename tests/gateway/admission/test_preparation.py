@@ -74,7 +74,7 @@ async def test_a_text_above_the_limit_of_inspection_may_be_too_long(
     nats_url: str, model_folder: Path, model: str
 ) -> None:
     """Its length in tokens says more to the caller than the limit of the policy."""
-    safety = {"default": "brief", "policies": {"brief": {"limits": {"max_chars": 100}}}}
+    safety = {"default": "brief", "policies": {"brief": {"max_chars": 100}}}
     async with open_wire(nats_url, model_folder, safety=safety) as wire:
         _, error = await error_of(wire.stub.Generate(prompt("x " * 300, model=model)))
         assert error.reason == "PROMPT_TOO_LONG"

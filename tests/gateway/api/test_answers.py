@@ -35,8 +35,13 @@ SAFETY = {
         "default": {},
         "block": {"actions": {"secret.*": "block"}},
         "restore": {"actions": {"pii.*": "redact"}, "restore": True},
-        "echo": {"output": {"echo": {"words": 4, "action": "redact"}, "canaries": ["zebra-7781"]}},
-        "off": {"output": {"enabled": False}},
+        "echo": {
+            "output": {
+                "actions": {"output.system_echo": "redact"},
+                "canaries": ["zebra-7781"],
+            }
+        },
+        "off": {"enabled": False},
     },
     "choose": [
         {"labels": {"p": name}, "policy": name} for name in ("block", "restore", "echo", "off")
@@ -83,7 +88,7 @@ async def test_secrets_are_redacted_in_answers_by_default(guarded: Wire) -> None
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP
     attributes = guarded.span(names.model_span("chat", "small")).attributes
     assert attributes[names.FINDINGS] == ("secret.aws_access_key:redact",)
-    assert attributes[names.SAFETY_POLICY].startswith("default@1+")
+    assert attributes[names.SAFETY_POLICY].startswith("default@")
 
 
 async def test_what_is_only_flagged_in_an_answer_is_on_its_span(guarded: Wire) -> None:
@@ -132,8 +137,8 @@ async def test_the_system_message_does_not_come_out(guarded: Wire) -> None:
     request = pb.GenerateRequest(
         chat=pb.ChatInput(messages=messages), model="small", labels={"p": "echo"}
     )
-    _, events = await answered(guarded, request, "I never tell the code word to you")
-    assert text_of(events) == "I never tell the <SYSTEM_PROMPT> you"
+    _, events = await answered(guarded, request, "I never tell the code word to any user now")
+    assert text_of(events) == "I never tell the code word to any <SYSTEM_PROMPT> now"
     _, events = await answered(guarded, request, "it is zebra-7781 now")
     assert text_of(events) == "it is "
     assert list(events[-1].finished.rules) == ["output.canary"]

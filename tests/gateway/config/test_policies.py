@@ -51,8 +51,8 @@ def test_the_page_names_every_family_and_rule_of_ours() -> None:
     [
         ("restore: maybe", "safety.policies.default.restore: 'maybe' is neither true nor false"),
         (
-            "output: {ansi: sometimes}",
-            "safety.policies.default.output.ansi: 'sometimes' is not one of allow",
+            "output: {actions: {output.ansi: sometimes}}",
+            "safety.policies.default.output.actions.output.ansi: must be one of allow",
         ),
         ("output: {actions: {pii.*: {route: large}}}", "pii.*: an answer cannot be routed"),
         ("actions: {limit.length: flag}", "actions.limit.length: must block"),
@@ -60,7 +60,7 @@ def test_the_page_names_every_family_and_rule_of_ours() -> None:
         ("actions: {pii.nothing: flag}", "no rule 'pii.nothing'"),
         ("actions: {pii.*: {route: nobody}}", "no model 'nobody'; known: small, large"),
         ("deny: [missing.txt]", "missing.txt: cannot be read"),
-        ("limits: {languages: [en]}", "limits.languages: no such key"),
+        ("output: {languages: [en]}", "output.languages: no such key"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, says: str) -> None:
@@ -96,7 +96,7 @@ CUSTOM = "template: custom, prompt: '{prompt}', unsafe: a, safe: b"
         ("action: {route: small}, checks: [output]", "an answer cannot be routed"),
         ("fail: maybe", "guard.g.fail: 'maybe' is not one of"),
         ("budget_s: 0", "guard.g.budget_s: 0 is too small"),
-        ("risk: harm", "risk: only template granite"),
+        ("criterion: harm", "criterion: only template shieldgemma"),
         ("template: custom, prompt: a", "guard.g.prompt: needs the field {prompt}"),
         ("template: custom, prompt: '{prompt}'", "template custom needs unsafe"),
         (CUSTOM.replace("unsafe: a", "unsafe: '('"), "unsafe: the engine refuses the pattern: mis"),
@@ -185,7 +185,7 @@ def test_the_environment_has_its_word(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_labels_choose_the_policy(tmp_path: Path) -> None:
-    text = "safety: {policies: {default: {}, b: {default: block}}, choose: [{labels: {k: v}, policy: b}]}"
+    text = "safety: {policies: {default: {}, b: {severity: {low: block}}}, choose: [{labels: {k: v}, policy: b}]}"
     inspector = Inspector(load_policies_of(load(tmp_path, text)))
     assert inspector.begin("default", {"k": "v"}, []).policy.name == "b"
     assert inspector.begin("default", {}, []).policy.name == "default"

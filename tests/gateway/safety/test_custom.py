@@ -25,7 +25,6 @@ safety:
   rules:
     - name: ticket
       pattern: '(?i)\bTCK-\d{6}\b'
-      severity: low
       action: redact
       must_match: [see TCK-123456., tck-000001]
       must_not_match: [TCK-12345, XTCK-123456]
@@ -56,7 +55,7 @@ def found(text: str, **labels: str) -> tuple[str, list[TakenAction]]:
 def test_a_finding_gets_the_action_of_its_rule() -> None:
     text, (ticket,) = found("About TCK-123456 today")
     assert text == "About <TICKET_1> today"
-    assert ticket == TakenAction("custom.ticket", Severity.LOW, Action.REDACT, 6, 16)
+    assert ticket == TakenAction("custom.ticket", Severity.HIGH, Action.REDACT, 6, 16)
 
 
 def test_a_policy_that_names_the_rule_decides() -> None:
@@ -74,8 +73,6 @@ def test_a_validator_decides_which_matches_count() -> None:
 
 
 def test_what_is_encoded_is_found() -> None:
-    hidden = base64.b64encode(b"this is about TCK-123456 only").decode()
-    assert found(hidden)[1] == []  # low severity is not worth a finding inside an encoding
     hidden = base64.b64encode(b"pay to AC 4111 1111 1111 1111 now").decode()
     assert [each.rule for each in found(hidden)[1]] == ["custom.encoded.base64"]
 
@@ -89,7 +86,7 @@ def test_a_trial_counts_what_it_would_do_otherwise() -> None:
 
 def test_versions_follow_the_rules() -> None:
     version = compiled().choose("x", {}).policy.version
-    changed = load_policies(FILE.replace("severity: low", "severity: medium"), lambda path: "")
+    changed = load_policies(FILE.replace("action: redact", "action: remove"), lambda path: "")
     assert changed.by_name["default"].version != version
 
 

@@ -11,7 +11,7 @@ FILE = """
 safety:
   policies:
     default: {actions: {pii.*: redact}}
-    next: {version: 2, actions: {pii.*: redact, pii.iban: block}, deny: [words.txt]}
+    next: {actions: {pii.*: redact, pii.iban: block}, deny: [words.txt]}
     other: {}
   dry_run: next
 """
@@ -52,7 +52,7 @@ def test_prompts_are_counted_and_left_alone() -> None:
     counts = made.dry_run
     assert counts is not None
     assert (counts.texts, counts.changed) == (3, 1)
-    assert str(counts).startswith("dry run of next@2+")
+    assert str(counts).startswith("dry run of next@")
     assert str(counts).endswith(
         ": 1 of 3 texts changed; pii.iban:redact>block 1; deny.list:none>flag 1"
     )
@@ -88,7 +88,7 @@ def test_counts_go_on_while_the_policy_under_trial_stays() -> None:
     changed = FILE.replace("default: {actions: {pii.*: redact}}", "default: {}")
     made = Inspector(compile_policies(load_policies(changed, lambda path: "zebra")), made)
     assert made.dry_run is counts
-    text = changed.replace("n: 2", "n: 3")
+    text = changed.replace("iban: block", "iban: remove")
     made = Inspector(compile_policies(load_policies(text, lambda path: "")), made)
     assert isinstance(made.dry_run, DryRun)
     assert made.dry_run is not counts
@@ -97,7 +97,7 @@ def test_counts_go_on_while_the_policy_under_trial_stays() -> None:
 
 
 def test_a_policy_that_is_switched_off_only_normalizes() -> None:
-    made = inspector("safety: {policies: {default: {enabled: false, default: block}}}")
+    made = inspector("safety: {policies: {default: {enabled: false, severity: {low: block}}}}")
     inspection, results = inspected(made, f"a\u200bb {IBAN}")
     assert results[0].text == f"ab {IBAN}"
     assert made.answer(inspection, "") is None

@@ -21,7 +21,7 @@ safety:
     strict:
       actions: {"pii.*": redact, "injection.*": {route: governed}, "secret.*": block, "unicode.tag": block}
       deny: [deny]
-      limits: {max_chars: 4000}
+      max_chars: 4000
   choose: [{labels: {team: lab}, policy: strict}]
 """
 LISTS = {"deny": "blue heron\n"}

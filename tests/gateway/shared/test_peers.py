@@ -21,7 +21,7 @@ ROUTING = {
 }
 PRICES = {"large": (0.0, 1e6)}
 ACME = (("sluice-tenant", "acme"),)
-TRIAL = {"policies": {"default": {}, "strict": {"default": "block"}}, "dry_run": "strict"}
+TRIAL = {"policies": {"default": {}, "strict": {"severity": {"low": "block"}}}, "dry_run": "strict"}
 
 
 async def know_each_other(one: Wire, two: Wire) -> None:

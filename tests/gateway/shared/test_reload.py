@@ -29,7 +29,7 @@ SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERV
 
 
 def safety(version: str, **more: Any) -> dict[str, Any]:
-    return {"policies": {"default": {"version": version, **more}}}
+    return {"default": version, "policies": {version: more}}
 
 
 def with_safety(wire: Wire, section: dict[str, Any]) -> Settings:
@@ -38,7 +38,7 @@ def with_safety(wire: Wire, section: dict[str, Any]) -> Settings:
 
 async def version_at(wire: Wire) -> str:
     answer = await wire.safety.CheckText(CheckTextRequest(text="x"))
-    return str(answer.policy.partition("@")[2].partition("+")[0])
+    return str(answer.policy.partition("@")[0])
 
 
 async def publish(wire: Wire, **heartbeat: Any) -> None:

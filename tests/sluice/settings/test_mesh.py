@@ -167,10 +167,10 @@ def test_a_file_that_is_not_a_mapping_is_told(tmp_path: Path, text: str, says: s
 
 
 def test_safety_policies_are_handed_through(tmp_path: Path) -> None:
-    text = "safety: {policies: {default: {version: 2, actions: {'pii.*': redact}}}}"
+    text = "safety: {policies: {default: {restore: true, actions: {'pii.*': redact}}}}"
     loaded = load(tmp_path, text)
     assert loaded.safety == {
-        "policies": {"default": {"version": 2, "actions": {"pii.*": "redact"}}}
+        "policies": {"default": {"restore": True, "actions": {"pii.*": "redact"}}}
     }
     assert load(tmp_path, loaded.to_yaml()) == loaded
 

@@ -154,7 +154,7 @@ def test_families_get_the_turns_that_their_templates_take() -> None:
     assert len(family("llama_guard").messages(turns, "")) == 3
     assert [m["role"] for m in family("llama_guard").messages(turns, "x")][-1] == "assistant"
     assert [m["role"] for m in family("shieldgemma").messages(turns, "x")] == ["user", "assistant"]
-    assert family("granite_guardian", risk="jailbreak").variables["guardian_config"] == {
+    assert family("granite_guardian", criterion="jailbreak").variables["guardian_config"] == {
         "risk_name": "jailbreak",
         "criteria_id": "jailbreak",
     }

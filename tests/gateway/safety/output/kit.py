@@ -146,9 +146,7 @@ def rules_of(
     words: Sequence[str] = (),
     table: ActionTable | None = None,
 ) -> StreamRules:
-    return StreamRules(
-        Automaton(watched, WordList(words)), ViewScanner(scanner), table or REDACT, 4
-    )
+    return StreamRules(Automaton(watched, WordList(words)), ViewScanner(scanner), table or REDACT)
 
 
 def whole(rules: StreamRules, text: str) -> TextDecision:

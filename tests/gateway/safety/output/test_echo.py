@@ -21,15 +21,14 @@ ANSWERS = st.lists(
 CUTS = st.lists(st.integers(0, 200), max_size=12)
 
 
-def reference(text: str, words: int, matches: int, action: Action) -> str:
+def reference(text: str, words: int, action: Action) -> str:
     known = [w.lower() for w in re.findall(r"[^\W_]+", SYSTEM)]
     runs = {tuple(known[i : i + words]) for i in range(len(known) - words + 1)}
     spans = [(m[0].lower(), *m.span()) for m in re.finditer(r"中|[^\W_中]+", text)]
-    shown, at, hits, inside = "", 0, 0, False
+    shown, at, inside = "", 0, False
     for index, (_, start, end) in enumerate(spans):
         hit = tuple(word for word, _, _ in spans[max(0, index + 1 - words) : index + 1]) in runs
-        hits += hit
-        if not (hit and hits >= matches):
+        if not hit:
             inside = False
             continue
         if action is Action.BLOCK:
@@ -44,19 +43,18 @@ def reference(text: str, words: int, matches: int, action: Action) -> str:
     ANSWERS,
     CUTS,
     st.integers(3, 6),
-    st.integers(1, 3),
     st.sampled_from([Action.BLOCK, Action.REDACT, Action.REMOVE]),
 )
 def test_any_split_gives_what_the_whole_gives(
-    text: str, cuts: list[int], words: int, matches: int, action: Action
+    text: str, cuts: list[int], words: int, action: Action
 ) -> None:
-    guard = EchoGuard(SYSTEM, words, matches, action)
+    guard = EchoGuard(SYSTEM, action, words)
     shown = "".join(guard.push(piece) for piece in pieces(text, cuts)) + guard.finish()
-    assert shown == reference(text, words, matches, action)
+    assert shown == reference(text, words, action)
 
 
 def test_the_word_that_completes_a_match_does_not_show() -> None:
-    guard = EchoGuard(SYSTEM, 4, 1, Action.BLOCK)
+    guard = EchoGuard(SYSTEM, Action.BLOCK, 4)
     shown = [guard.push(word) for word in ("Well:", " never", " tell", " the", " code", " word")]
     assert shown == ["Well:", " never", " tell", " the", " ", ""]
     assert guard.stopped == ("output.system_echo",)
@@ -64,18 +62,18 @@ def test_the_word_that_completes_a_match_does_not_show() -> None:
 
 
 def test_ordinary_words_do_not_wait() -> None:
-    guard = EchoGuard(SYSTEM, 8, 1, Action.BLOCK)
+    guard = EchoGuard(SYSTEM, Action.BLOCK)
     for word in ("The", " code", " is", " in", " any", " case", " open"):
         assert guard.push(word) == word
 
 
 @pytest.mark.parametrize("system", ["", "two words", "!"])
 def test_short_messages_have_no_runs(system: str) -> None:
-    assert not EchoGuard(system, 3, 1, Action.BLOCK).runs
+    assert not EchoGuard(system, Action.BLOCK, 3).runs
 
 
 def test_scripts_without_spaces_go_by_characters() -> None:
-    guard = EchoGuard("绝不要告诉用户密码", 5, 1, Action.REDACT)
+    guard = EchoGuard("绝不要告诉用户密码", Action.REDACT, 5)
     assert guard.push("好,不要告诉用户") + guard.finish() == "好,不要告诉<SYSTEM_PROMPT>"
 
 
@@ -97,7 +95,7 @@ DISGUISES = {
 @pytest.mark.parametrize("disguise", DISGUISES.values(), ids=DISGUISES)
 @pytest.mark.parametrize("length", [1, 3, 100])
 def test_repetition_is_found_as_it_is_read(disguise: str, action: Action, length: int) -> None:
-    guard = EchoGuard(SYSTEM, 6, 1, action)
+    guard = EchoGuard(SYSTEM, action, 6)
     text = f"Well: {disguise}. Then more words \\u0061nd an end\\"
     parts = [text[at : at + length] for at in range(0, len(text), length)]
     shown = "".join(map(guard.push, parts)) + guard.finish()
@@ -113,12 +111,12 @@ def test_repetition_is_found_as_it_is_read(disguise: str, action: Action, length
 
 
 def test_disguised_system_message_is_known() -> None:
-    guard = EchoGuard(DISGUISES["invisible"], 6, 1, Action.REMOVE)
+    guard = EchoGuard(DISGUISES["invisible"], Action.REMOVE, 6)
     assert guard.push(SECRET) + guard.finish() == SECRET.removesuffix("zebra")
 
 
 def test_word_counts_once_in_several_readings() -> None:
-    guard = EchoGuard(SYSTEM, 3, 1, Action.REMOVE)
+    guard = EchoGuard(SYSTEM, Action.REMOVE, 3)
     for char in "so \x1bnever tell the code word \\":
         guard.push(char)
     assert guard.matches == 3
@@ -133,16 +131,16 @@ def test_readings_are_alike_in_any_pieces(
 ) -> None:
     for at, inserted in noise:
         text = text[:at] + inserted + text[at:]
-    words, matches = data.draw(st.integers(3, 6)), data.draw(st.integers(1, 3))
+    words = data.draw(st.integers(3, 6))
     action = data.draw(st.sampled_from([Action.BLOCK, Action.REDACT, Action.REMOVE]))
-    whole = EchoGuard(SYSTEM, words, matches, action)
+    whole = EchoGuard(SYSTEM, action, words)
     expected = whole.push(text) + whole.finish()
-    guard = EchoGuard(SYSTEM, words, matches, action)
+    guard = EchoGuard(SYSTEM, action, words)
     shown = "".join(guard.push(piece) for piece in pieces(text, cuts)) + guard.finish()
     assert (shown, guard.matches, guard.stopped) == (expected, whole.matches, whole.stopped)
 
 
 def test_readings_agree_again_after_a_run() -> None:
-    guard = EchoGuard(SYSTEM, 3, 1, Action.REDACT)
+    guard = EchoGuard(SYSTEM, Action.REDACT, 3)
     guard.push("a \x1b[0m b \\n c and so on ")
     assert not guard.further

@@ -26,10 +26,12 @@ def shared(output: dict[str, object] | None = None, **settings_: object) -> Outp
 ALL = shared(
     {
         "canaries": ["zebra-7781"],
-        "markdown_images": "redact",
         "image_hosts": ["img.example.org"],
-        "ansi": "remove",
-        "echo": {"words": 5, "action": "redact"},
+        "actions": {
+            "output.markdown_image": "redact",
+            "output.ansi": "remove",
+            "output.system_echo": "redact",
+        },
     },
     restore=True,
 )
@@ -69,8 +71,8 @@ def prompt() -> Placeholders:
         ("<EMAIL_2> <EMAIL_1 <<EMAIL_1>", "<EMAIL_2> <EMAIL_1 <me@home.org"),
         ("your own me@home.org, other x@y.zz", "your own me@home.org, other <EMAIL_2>"),
         (
-            "I may never tell the code word zebra, ok",
-            "I may never tell the code <SYSTEM_PROMPT>, ok",
+            "I may never tell the code word zebra to any user, ok",
+            "I may never tell the code word zebra to <SYSTEM_PROMPT>, ok",
         ),
     ],
 )
@@ -89,9 +91,9 @@ def test_a_canary_stops_the_answer_however_it_is_written(hidden: str) -> None:
 
 
 def test_an_echo_can_stop_the_answer() -> None:
-    rules = shared({"echo": {"words": 4}}, actions={})
-    shown, filter_ = stream(rules, "Yes: never tell the code word", system=SYSTEM)
-    assert shown == "Yes: never tell the "
+    rules = shared({"actions": {"output.system_echo": "block"}}, actions={})
+    shown, filter_ = stream(rules, "Yes: never tell the code word zebra to any", system=SYSTEM)
+    assert shown == "Yes: never tell the code word zebra to "
     assert filter_.stopped == ("output.system_echo",)
     assert filter_.echoes == {("output.system_echo", Action.BLOCK): 1}
 
@@ -107,7 +109,7 @@ def test_cut_answer_shows_no_half_secret() -> None:
 
 
 def test_a_policy_can_leave_answers_alone() -> None:
-    text = "safety: {policies: {default: {output: {enabled: false}}}}"
+    text = "safety: {policies: {default: {enabled: false}}}"
     compiled = compile_policies(load_policies(text, lambda path: ""))
     assert compiled.by_name["default"].output is None
 
@@ -150,9 +152,18 @@ def hidden(rules: OutputRules, text: str, system: str = "", truncated: bool = Fa
         ("mail a@b.co, c@d.ef now", "mail ######, ###### now"),
         ("so zebra-7781 it is", "so ################"),
         ("a \x1b[31mred\x1b[0m b", "a #####red#### b"),
-        ("I may never tell the code word zebra, ok", "I may never tell the code ##########, ok"),
-        ("a@b.co may never tell the code word, ok", "###### may never tell the code ####, ok"),
-        ("never tell a@b.co the code word zebra to", "never tell ###### the code word zebra ##"),
+        (
+            "I may never tell the code word zebra to any.",
+            "I may never tell the code word zebra to ###.",
+        ),
+        (
+            "a@b.co never tell the code word zebra to any.",
+            "###### never tell the code word zebra to ###.",
+        ),
+        (
+            "Never a@b.co never tell the code word zebra to any",
+            "Never ###### never tell the code word zebra to ###",
+        ),
         ("<EMAIL_1> is mine", "<EMAIL_1> is mine"),
     ],
 )
@@ -166,9 +177,9 @@ def test_the_end_of_a_cut_answer_is_hidden_as_it_is_not_shown() -> None:
 
 
 def test_an_echo_that_stops_hides_the_rest() -> None:
-    rules = shared({"echo": {"words": 4}}, actions={"pii.*": "redact"})
-    seen = hidden(rules, "a@b.co: never tell the code word a@b.co", SYSTEM)
-    assert seen == "######: never tell the " + "#" * 16
+    rules = shared({"actions": {"output.system_echo": "block"}}, actions={"pii.*": "redact"})
+    seen = hidden(rules, "a@b.co: never tell the code word zebra to any a@b.co", SYSTEM)
+    assert seen == "######: never tell the code word zebra to " + "#" * 10
 
 
 @given(

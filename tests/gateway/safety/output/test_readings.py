@@ -116,7 +116,7 @@ def test_a_canary_blocks_in_every_reading(inside: str) -> None:
 
 
 def test_removed_sequences_do_not_join_a_secret() -> None:
-    rules = shared({"ansi": "remove"})
+    rules = shared({"actions": {"output.ansi": "remove"}})
     filter_ = OutputFilter(rules)
     text = "\x1b[1mcard\x1b[0m 4111\x1b[31m1111\x1b[0m11111111."
     shown = "".join(map(filter_.push, text)) + filter_.finish()

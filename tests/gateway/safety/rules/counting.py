@@ -10,9 +10,9 @@ import pytest
 from gateway.safety import patterns
 from gateway.safety.findings import Finding
 from gateway.safety.rules import payloads, scanner
+from gateway.safety.rules.limits import CHARS_MAX
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleMatch, default_rules
-from gateway.safety.settings import TextLimits
 
 
 @dataclass
@@ -35,12 +35,12 @@ class Work:
 class CountedRules:
     """A `RuleSet` whose engines are counted."""
 
-    def __init__(self, specs: Any, limits: TextLimits | None = None) -> None:
+    def __init__(self, specs: Any, max_chars: int = CHARS_MAX) -> None:
         self._work = Work()
         with pytest.MonkeyPatch.context() as patch:
             for module in (scanner, payloads):
                 patch.setattr(module, "compiled", self._counted(patterns.compiled))
-            self._rules = RuleSet(specs, limits=limits or TextLimits())
+            self._rules = RuleSet(specs, max_chars=max_chars)
 
     def scan(self, text: str) -> tuple[list[Finding], Work]:
         self._work.__init__()  # type: ignore[misc]

@@ -49,5 +49,5 @@ def test_ordinary_text_repeats_little(text: str) -> None:
 
 
 def test_answers_are_not_limited() -> None:
-    rules = RuleSet((), limits=None)
+    rules = RuleSet((), max_chars=None)
     assert rules.scan("a" * 500_000 + "\u0301" * 20) == []

@@ -120,4 +120,4 @@ def test_a_payload_that_the_caller_decoded() -> None:
 
 
 def test_decoding_can_be_left_out() -> None:
-    assert RuleSet(default_rules(), limits=None).scan(b64(ATTACK)) == []
+    assert RuleSet(default_rules(), max_chars=None).scan(b64(ATTACK)) == []

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import Form, RuleSpec, default_rules
-from gateway.safety.settings import TextLimits
 from tests.gateway.safety.rules import benign
 from tests.gateway.safety.rules.attacks import ATTACKS
 from tests.gateway.safety.rules.corpus import sentences
@@ -213,7 +212,7 @@ def test_a_scan_is_a_pure_function() -> None:
 
 def test_text_beyond_the_limit_is_one_finding() -> None:
     text = "word " * 200 + "a@example.org" * 1000
-    found, work = CountedRules(default_rules(), TextLimits(max_chars=1000)).scan(text)
+    found, work = CountedRules(default_rules(), 1000).scan(text)
     assert found == [Finding("limit.length", 1000, len(text), Severity.CRITICAL)]
     assert work.bytes_scanned < 20_000
 
