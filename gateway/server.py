@@ -37,16 +37,14 @@ from gateway.records.store import RecordStore
 from gateway.shared.peers import QueryHandler
 from gateway.shared.reload import GatewayReload, Load
 from gateway.shared.state import SharedState
-from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.load_table import Breakers, ModelLoadTable
-from gateway.streaming.registry import Registry
+from gateway.streaming.load_table import Breakers
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import EscalationLimiter
 from gateway.upstream.guards import find_entities
-from gateway.upstream.nats_transport import Coalescer, NatsTransport
+from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.runs import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import RETRY_AFTER_S, SetupError, ShuttingDown, SluiceError, TransportUnavailable
@@ -82,6 +80,7 @@ class Gateway:
 
     Attributes:
         http: OpenAI's API, unless it is off.
+        transport: sends runs to batchers, and knows their loads.
         registry: the live requests.
         usage: what tenants spend, and their limits.
         shared: what the gateways of the mesh share.
@@ -116,76 +115,89 @@ class Gateway:
         limits = settings.gateway
         self._settings = settings
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, instruments)
-        self._loads = loads = ModelLoadTable()
-        self._coalescer = coalescer = Coalescer()
-        dispatch = Dispatch(gateway_id, loads, limits.stall_s, coalescer.notify)
-        self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
-        self.in_force = in_force = InForce(policies, self.registry)
+        replays = ReplayCache(limits.replay_entries, limits.replay_s)
+        self.transport = NatsTransport(gateway_id, limits.stall_s, replays)
+        self.registry = self.transport.registry
+        self.in_force = InForce(policies, self.registry)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
         breakers = Breakers()
-        self._overload = OverloadControl(loads, breakers)
+        self._overload = OverloadControl(self.transport.loads, breakers)
         self.usage = UsageAccounting(
             self._overload, breakers, self.registry, time.time() - time.monotonic(), time.monotonic
         )
         self.store = RecordStore(
-            settings.records, lambda: in_force.policies.settings, settings.nats.replicas
+            settings.records, lambda: self.in_force.policies.settings, settings.nats.replicas
         )
         self.limiter = ClassLimiter(
             limits.max_concurrent_requests,
             limits.shares,
-            lambda *calls: self.usage.limits.check_running(in_force.policies.settings, *calls),
+            lambda *calls: self.usage.limits.check_running(self.in_force.policies.settings, *calls),
         )
         self.shared = SharedState(
-            settings,
-            gateway_id,
-            self.registry,
-            in_force,
-            self.usage,
-            self.limiter,
+            settings, gateway_id, self.registry, self.in_force, self.usage, self.limiter
         )
-        self._transport = NatsTransport(
-            gateway_id, self.registry, loads, coalescer, self.shared.drains.on_report
-        )
-        self._health = GatewayHealth(self._overload, in_force, self._transport)
+        self._health = GatewayHealth(self._overload, self.in_force, self.transport)
         self._streams = StreamKeeper(self._restore_streams)
         self._drift = DriftMonitor(gateway_id, instruments)
-        self._drift.use(
-            policies.router.held_out,
-            settings.routing.drift,
-            from_shadows=settings.routing.drift_from_shadows,
-        )
-        self.reload = GatewayReload(
-            load, self.shared, in_force, loads, self.store, self._drift, self.authenticator
-        )
-        self._admin = AdminService(
-            settings, self.shared, self.registry, self.store, self._drift, self._exchange
-        )
+        self._upstream, self._admission = self._make_admission()
+        self.generator = self._make_generator(tracer, instruments)
+        self._make_administration(load)
+        self._make_servers()
+
+    def _make_admission(self) -> tuple[Upstream, Admission]:
+        """Return what sends runs, and what admits the requests that they are for."""
         turns = LoopTurns()
-        self._upstream = Upstream(
-            preparation=Preparation(self._overload, TextThreads("encoding", turns)),
+        preparation = Preparation(self._overload, TextThreads("encoding", turns))
+        upstream = Upstream(
+            preparation=preparation,
             overload=self._overload,
             usage=self.usage,
             registry=self.registry,
-            transport=self._transport,
-            stall_s=limits.stall_s,
+            transport=self.transport,
+            stall_s=self._settings.gateway.stall_s,
         )
-        self._admission = Admission(
-            in_force,
+        admission = Admission(
+            self.in_force,
             self.limiter,
             self._overload,
             self.usage,
-            self._upstream.preparation,
-            partial(find_entities, self._upstream),
+            preparation,
+            partial(find_entities, upstream),
             turns,
         )
+        return upstream, admission
+
+    def _make_administration(self, load: Load) -> None:
+        """Make what operators use: reloads, queries, trials of safety policies."""
+        routing = self._settings.routing
+        self._drift.use(
+            self.in_force.policies.router.held_out,
+            routing.drift,
+            from_shadows=routing.drift_from_shadows,
+        )
+        self.reload = GatewayReload(
+            load,
+            self.shared,
+            self.in_force,
+            self.transport.loads,
+            self.store,
+            self._drift,
+            self.authenticator,
+        )
+        self._admin = AdminService(
+            self._settings, self.shared, self.registry, self.store, self._drift, self._exchange
+        )
         self._safety = SafetyService(self._admission, self.shared.peers)
-        self.generator = self._make_generator(tracer, instruments)
+
+    def _make_servers(self) -> None:
+        """Make the servers of gRPC and HTTP, and what both use."""
+        settings, limits = self._settings, self._settings.gateway
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
-        self._audio_max_bytes = (
-            int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if policies.catalog.hearing else 0
-        )
+        self._audio_max_bytes = 0
+        if self.in_force.policies.catalog.hearing:
+            self._audio_max_bytes = int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES
         self.arrivals = Arrivals(
             self.authenticator,
             self.limiter,
@@ -194,11 +206,10 @@ class Gateway:
             self._admission.count_refused,
         )
         self._grpc = self._make_grpc()
-        http = settings.http.address
-        self.http = None if http is None else self._make_http(http)
-        self._servers: list[GrpcServer | HttpServer] = [self._grpc]
-        if self.http is not None:
-            self._servers.append(self.http)
+        self.http = (
+            self._make_http(settings.http.address) if settings.http.address is not None else None
+        )
+        self._servers = [server for server in (self._grpc, self.http) if server is not None]
 
     @property
     def address(self) -> str:
@@ -237,7 +248,7 @@ class Gateway:
         client = await connect(
             self._settings.nats,
             permissions.GATEWAY,
-            self._transport.gateway_id,
+            self.transport.gateway_id,
             self._on_loss,
             self._settings.tls.mesh,
         )
@@ -257,15 +268,15 @@ class Gateway:
             await disconnect(client)
             raise
         await self._exchange.start(client)
-        await self._transport.start(client)
+        await self.transport.start(client, self.shared.drains.on_report)
         await self.reload.join()
         self._health.refresh(time.monotonic())
         for server in self._servers:
             await server.start()
-        logger.info("gateway %s serves gRPC on %s", self._transport.gateway_id, self.address)
+        logger.info("gateway %s serves gRPC on %s", self.transport.gateway_id, self.address)
         if self.http is not None:
             logger.info(
-                "gateway %s serves HTTP on %s", self._transport.gateway_id, self.http.address
+                "gateway %s serves HTTP on %s", self.transport.gateway_id, self.http.address
             )
         return client
 
@@ -287,14 +298,13 @@ class Gateway:
     def _on_loss(self) -> None:
         self.shared.on_loss()
         self._streams.check_soon()
-        self._transport.on_reconnect()
+        self.transport.on_reconnect()
 
     async def _tick(self) -> None:
         while True:
             now = time.monotonic()
             try:
-                self.registry.tick(now, is_connected=self._transport.is_connected)
-                self._loads.expire(now)
+                self.transport.tick(now)
                 self._health.refresh(now)
             except Exception:  # without this loop no stall would be noticed
                 logger.exception("check of deadlines and stalled runs failed")
@@ -302,11 +312,11 @@ class Gateway:
             wait_s = TICK_S if busy else min(IDLE_TICK_S, self._settings.gateway.stall_s / 1.5)
             due_at = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
-            self._coalescer.note_lag(time.monotonic() - due_at)
+            self.transport.coalescer.note_lag(time.monotonic() - due_at)
 
     async def drain(self) -> None:
         """Report NOT_SERVING and refuse new calls; running calls get `drain_s` seconds to finish."""
-        gateway_id = self._transport.gateway_id
+        gateway_id = self.transport.gateway_id
         self._health.leave()
         self.limiter.is_draining = True
         if self.http is not None:
@@ -329,8 +339,8 @@ class Gateway:
         await self._jobs.close()
         self._admission.close()
         self.arrivals.close()
-        await self._transport.close()
-        logger.info("gateway %s stopped", self._transport.gateway_id)
+        await self.transport.close()
+        logger.info("gateway %s stopped", self.transport.gateway_id)
 
     async def _start_store(self, client: MeshClient) -> None:
         """Open the streams; in a cluster a new one has no leader for a moment."""
@@ -368,7 +378,7 @@ class Gateway:
         settings = self._settings
         metrics = RequestMetrics(instruments)
         metrics.show(self.registry.dispatch, self.limiter)
-        gateway_id = self._transport.gateway_id
+        gateway_id = self.transport.gateway_id
         records = RequestRecords(settings.records, self.store, gateway_id, settings.currency)
         return Generator(
             settings=settings.gateway,
@@ -391,7 +401,7 @@ class Gateway:
         )
         grpc_server = GrpcServer(settings, interceptor)
         server = grpc_server.server
-        inference = InferenceService(self.generator, self._loads)
+        inference = InferenceService(self.generator, self.transport.loads)
         items = ItemsService(self.generator, self.authenticator.of_item)
         # The interceptor gives methods a `GrpcCall` in place of the context that the stubs name.
         add_InferenceServiceServicer_to_server(inference, server)  # type: ignore[arg-type]

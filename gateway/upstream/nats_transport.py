@@ -16,6 +16,8 @@ from typing import Final
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from gateway.streaming.dispatch import Dispatch
+from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import Registry
@@ -116,31 +118,29 @@ class Coalescer:
 
 
 class NatsTransport:
-    """Sends what `Dispatch` has to send, and passes what arrives to the registry. The one user of the connection."""
+    """Sends what `Dispatch` has to send, and passes what arrives to the registry. The one user of the connection.
 
-    def __init__(
-        self,
-        gateway_id: str,
-        registry: Registry,
-        loads: ModelLoadTable,
-        coalescer: Coalescer,
-        on_report: Callable[[BatcherReport], Awaitable[None]] | None = None,
-    ) -> None:
+    Attributes:
+        gateway_id: of this gateway.
+        loads: takes reports of batchers.
+        coalescer: says when messages are due.
+        registry: takes frames.
+    """
+
+    def __init__(self, gateway_id: str, stall_s: float, replays: ReplayCache) -> None:
         """Start without a connection.
 
         Args:
             gateway_id: of this gateway.
-            registry: takes frames.
-            loads: takes reports of batchers.
-            coalescer: says when messages are due.
-            on_report: takes reports of batchers too.
+            stall_s: longest silence of a run, in seconds.
+            replays: keeps complete answers.
         """
         self.gateway_id = gateway_id
-        self._registry = registry
-        self._dispatch = registry.dispatch
-        self._loads = loads
-        self._coalescer = coalescer
-        self._on_batcher_report = on_report
+        self.loads = ModelLoadTable()
+        self.coalescer = Coalescer()
+        self._dispatch = Dispatch(gateway_id, self.loads, stall_s, self.coalescer.notify)
+        self.registry = Registry(self._dispatch, replays)
+        self._on_reports: Callable[[BatcherReport], Awaitable[None]] | None = None
         self._client: MeshClient | None = None
         self._background = BackgroundTasks()
         self._flushing: asyncio.Task[None] | None = None
@@ -151,12 +151,16 @@ class NatsTransport:
         """Whether NATS can be reached now."""
         return self._client is not None and self._client.is_connected
 
-    async def start(self, client: MeshClient) -> None:
-        """Subscribe, and ask batchers for their reports.
+    async def start(
+        self,
+        client: MeshClient,
+        on_report: Callable[[BatcherReport], Awaitable[None]] | None = None,
+    ) -> None:
+        """Subscribe, and ask batchers for their reports, which `on_report` takes too.
 
         Frames can arrive as soon as this returns; core NATS drops messages without a subscription.
         """
-        self._client = client
+        self._client, self._on_reports = client, on_report
         own = subjects.frames(self.gateway_id)
         for subject in (own, f"{own}.*"):
             await client.subscribe(subject, cb=self._on_frames)
@@ -165,7 +169,7 @@ class NatsTransport:
         announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
         await client.publish(subjects.CONTROL, pack(announce))
         await settle(client, SETTLE_S)
-        self._flushing = asyncio.create_task(self._flush_when_due())
+        self._flushing = asyncio.create_task(self._flush_when_due(client))
 
     async def close(self) -> None:
         """Send what is left to send, then close the connection."""
@@ -173,9 +177,14 @@ class NatsTransport:
             return
         if self._flushing is not None:
             self._flushing.cancel()
-        await self._flush()
+        await self._flush(self._client)
         await self._background.settle(CLOSE_S)
         await disconnect(self._client)
+
+    def tick(self, now: float) -> None:
+        """End what is past its deadline, query silent runs, and forget silent batchers and old replays."""
+        self.registry.tick(now, is_connected=self.is_connected)
+        self.loads.expire(now)
 
     def on_reconnect(self) -> None:
         """Give batchers their time anew: messages to this gateway may have been lost."""
@@ -183,79 +192,59 @@ class NatsTransport:
 
     # What goes out.
 
-    async def _flush_when_due(self) -> None:
+    async def _flush_when_due(self, client: MeshClient) -> None:
         while True:
-            await self._coalescer.wait()
+            await self.coalescer.wait()
             try:
-                await self._flush()
+                await self._flush(client)
             except Exception:  # without this loop nothing would be sent any more
                 logger.exception("sending to batchers failed")
 
-    async def _flush(self) -> None:
+    async def _flush(self, client: MeshClient) -> None:
         """Send everything that `Dispatch` has to send."""
         outgoing = self._dispatch.drain(time.monotonic())
         for batcher, run in outgoing.tasks:
-            await self._send_task(batcher, run)
+            if run.batcher == batcher:  # else it ended, or moved on, while others were sent
+                await self._send_task(client, batcher, run)
         for batcher, message in outgoing.control:
-            await self._send_control(batcher, message)
+            subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
+            reply = subjects.absent(self.gateway_id, batcher) if batcher else ""
+            try:
+                await client.publish(subject, pack(message), reply)
+            except NatsError as error:
+                # Queries are repeated, and frames of unknown runs are answered with another cancel.
+                logger.warning("dropped a control message to batchers: NATS: %s", error)
         for letter in outgoing.dead:
             model, priority_class = letter.run_class
             about = model, priority_class, letter.task, letter.headers, letter.reason
-            self._background.spawn(store_dead_letter(self._nats, *about))
+            self._background.spawn(store_dead_letter(client, *about))
         if outgoing.has_queries:
-            self._background.spawn(self._prove_link())
+            self._background.spawn(self._prove_link(client))
 
-    async def _send_task(self, batcher: str, run: ModelRun) -> None:
+    async def _send_task(self, client: MeshClient, batcher: str, run: ModelRun) -> None:
         headers = dict(run.headers)
         try:
-            payload = pack(run.task, self._nats.max_payload - header_bytes(headers))
+            payload = pack(run.task, client.max_payload - header_bytes(headers))
+            reply = subjects.absent(self.gateway_id, batcher)
+            await client.publish(subjects.task_to(batcher), payload, reply, headers)
         except OversizedMessage as error:
             problem = MessageTooLarge(
                 f"the task has {error.size} bytes, NATS takes {error.limit}",
                 metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
             )
-            self._registry.fail_send(run.run_id, problem)
-        else:
-            reply = subjects.absent(self.gateway_id, batcher)
-            await self._send(run.run_id, subjects.task_to(batcher), payload, reply, headers)
-
-    async def _send_control(self, batcher: str, message: ControlMessage) -> None:
-        subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
-        reply = subjects.absent(self.gateway_id, batcher) if batcher else ""
-        await self._send("", subject, pack(message), reply)
-
-    async def _send(
-        self,
-        run_id: str,
-        subject: str,
-        payload: bytes,
-        reply: str,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        """Publish a message; `run_id` is empty for a control message."""
-        try:
-            await self._nats.publish(subject, payload, reply, headers)
+            self.registry.fail_send(run.run_id, problem)
         except NatsError as error:
-            if not run_id:
-                # Queries are repeated, and frames of unknown runs are answered with another cancel.
-                logger.warning("dropped a control message to batchers: NATS: %s", error)
-                return
             text = f"NATS did not take the task ({type(error).__name__})"
-            problem = TransportUnavailable(text, retry_after_s=RETRY_AFTER_S)
-            self._registry.fail_send(run_id, problem)
+            unavailable = TransportUnavailable(text, retry_after_s=RETRY_AFTER_S)
+            self.registry.fail_send(run.run_id, unavailable)
 
-    async def _prove_link(self) -> None:
+    async def _prove_link(self, client: MeshClient) -> None:
         """Forgive batchers their silence if NATS itself does not answer."""
         try:
             async with asyncio.timeout(PONG_S):
-                await self._nats.flush()
+                await client.flush()
         except (TimeoutError, NatsError):
             self.on_reconnect()
-
-    @property
-    def _nats(self) -> MeshClient:
-        assert self._client is not None, "nothing is sent before start"
-        return self._client
 
     # What comes in.
 
@@ -268,14 +257,14 @@ class NatsTransport:
         except MalformedMessage as error:
             logger.error("dropped malformed frames on %s: %s", message.subject, error)
             return
-        if self._registry.take(bundle, time.monotonic()) and not self._is_taking:
+        if self.registry.take(bundle, time.monotonic()) and not self._is_taking:
             self._is_taking = True
             self._background.spawn(self._take_deferred())
 
     async def _take_deferred(self) -> None:
         """Take deferred frames, with other work of the event loop between the pieces."""
         try:
-            while self._registry.take_deferred(time.monotonic()):  # noqa: ASYNC110
+            while self.registry.take_deferred(time.monotonic()):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         finally:
             self._is_taking = False
@@ -287,12 +276,12 @@ class NatsTransport:
             logger.error("dropped a malformed report on %s: %s", message.subject, error)
             return
         now = time.monotonic()
-        self._loads.update(report, now)
+        self.loads.update(report, now)
         self._dispatch.note_message(report.batcher, now)
-        if self._on_batcher_report is not None:
-            await self._on_batcher_report(report)
+        if self._on_reports is not None:
+            await self._on_reports(report)
 
     async def _on_absent(self, message: Msg) -> None:
         """Recover the runs of a batcher that nobody has subscribed for."""
         batcher = message.subject.rpartition(".")[2]
-        self._registry.lose_batcher(batcher, time.monotonic())
+        self.registry.lose_batcher(batcher, time.monotonic())

@@ -167,7 +167,7 @@ class FuzzedGateway:
         }
         await shared.peers.start(self.nats, answers, (gateway.reload, shared.usage))
         await gateway._exchange.start(self.nats)
-        await gateway._transport.start(self.nats)
+        await gateway.transport.start(self.nats)
         gateway.shared.idempotency_keys.open(self.nats)
         await gateway.store.start(self.nats)
         self._methods = [one for one in self._server.handlers if _is_fuzzed(one)]

@@ -12,11 +12,8 @@ from opentelemetry.trace import NoOpTracer
 from batcher.app import Batcher
 from gateway.server import TICK_S
 from gateway.streaming.answer_stream import AnswerStream
-from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.load_table import ModelLoadTable
-from gateway.streaming.registry import Registry
-from gateway.upstream.nats_transport import BUSY_S, LAG_S, Coalescer, NatsTransport
+from gateway.upstream.nats_transport import BUSY_S, LAG_S, NatsTransport
 from sluice.errors import Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1.task_pb2 import Sampling
 from sluice.settings import Settings
@@ -147,11 +144,10 @@ class GatewayProcess:
         self.process = SimulatedProcess(server.loop, name, skew_s)
         self.connection = Connection(server, self.process)
         self._stall_s = settings.gateway.stall_s
-        self.loads = ModelLoadTable()
-        self._coalescer = coalescer = Coalescer()
-        self.dispatch = Dispatch(name, self.loads, self._stall_s, coalescer.notify)
-        self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
-        self._transport = NatsTransport(name, self.registry, self.loads, coalescer)
+        self._transport = NatsTransport(name, self._stall_s, ReplayCache(16, 60.0))
+        self.registry = self._transport.registry
+        self.dispatch = self.registry.dispatch
+        self.loads = self._transport.loads
         self._settings = settings
         self.serving = self.unreachable = False
         self.main = self.process.spawn(self._run())
@@ -176,10 +172,9 @@ class GatewayProcess:
         self.serving = True
         while True:
             now = time.monotonic()
-            self.registry.tick(now, is_connected=self._transport.is_connected)
-            self.loads.expire(now)
+            self._transport.tick(now)
             # It is busy for 3 of 4 seconds: frequent tasks leave together.
-            self._coalescer.note_lag(2 * LAG_S * (now // (2 * BUSY_S) % 2))
+            self._transport.coalescer.note_lag(2 * LAG_S * (now // (2 * BUSY_S) % 2))
             await asyncio.sleep(TICK_S)
 
     async def _answer(self, request: Request) -> None:

@@ -100,7 +100,7 @@ def _model(name: str, folder: Path, prompt_price: float, answer_price: float) ->
 
 def is_served(gateway: Gateway, model: str) -> bool:
     """Whether a worker that serves ``model`` (its task name) is alive, by the reports of batchers."""
-    return gateway._loads.load(model, time.monotonic()).ready
+    return gateway.transport.loads.load(model, time.monotonic()).ready
 
 
 @dataclass

@@ -83,7 +83,7 @@ async def test_who_gets_fallbacks(
 
 async def test_a_model_without_worker_is_replaced_for_auto(wire: Wire) -> None:
     await wire.batcher.report("small")
-    await wire.until(lambda: not wire.gateway._loads.load("large", 0.0).ready)
+    await wire.until(lambda: not wire.gateway.transport.loads.load("large", 0.0).ready)
     call = wire.stub.Generate(prompt("hello", model=""))
     await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
     started = (await events_of(call))[0].started
