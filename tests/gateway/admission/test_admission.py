@@ -63,19 +63,6 @@ async def test_a_name_that_is_no_name_is_refused(wire: Wire) -> None:
         assert [violation.field for violation in error.violations] == ["metadata.sluice-tenant"]
 
 
-async def test_tenants_do_not_share_idempotency_keys(wire: Wire) -> None:
-    request = prompt("hello", idempotency_key="k")
-    first = wire.stub.Generate(request, metadata=[("sluice-tenant", "a")])
-    task = await wire.batcher.task()
-    second = wire.stub.Generate(request, metadata=[("sluice-tenant", "b")])
-    other = await wire.batcher.task()
-    assert other.request_id != task.request_id
-    for one in (task, other):
-        await wire.batcher.send(one, last(0, wire.tokens("x")))
-    await events_of(first)
-    await events_of(second)
-
-
 async def test_late_request_is_refused_before_its_task_is_sent(wire: Wire) -> None:
     await report(wire, "small", "large")
     code, error = await error_of(wire.stub.Generate(prompt("hello"), timeout=5.0))

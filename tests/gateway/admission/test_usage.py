@@ -1,10 +1,10 @@
 """Spending and failures, from calls to the next routing decision; before a real nats-server."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from gateway.admission.overload import (
@@ -31,7 +31,7 @@ from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.runs import new_run
 from tests.gateway.kit.tokenizer import END
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, resumed
+from tests.gateway.kit.wire import Opened, Wire, error_of, events_of, prompt, resumed
 
 ROUTING = {
     "default": "large",
@@ -42,24 +42,24 @@ ROUTING = {
 ACME = (("sluice-tenant", "acme"),)
 
 
-async def test_a_model_that_fails_is_left_alone(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
-        for _ in range(2):
-            await fails(wire)
-        _, error = await error_of(wire.stub.Generate(prompt(model="large")))
-        assert error.reason == "MODEL_UNAVAILABLE"
-        assert error.retry_after_s is not None
-        assert error.retry_after_s > 50
-        call = wire.stub.Generate(prompt(model="large", allow_degraded=True))
-        task = await wire.batcher.task("small")
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        started = (await events_of(call))[0].started
-        assert (started.model, started.route.degraded) == ("small", True)
+@pytest.mark.wire(routing=ROUTING)
+async def test_a_model_that_fails_is_left_alone(wire: Wire) -> None:
+    for _ in range(2):
+        await fails(wire)
+    _, error = await error_of(wire.stub.Generate(prompt(model="large")))
+    assert error.reason == "MODEL_UNAVAILABLE"
+    assert error.retry_after_s is not None
+    assert error.retry_after_s > 50
+    call = wire.stub.Generate(prompt(model="large", allow_degraded=True))
+    task = await wire.batcher.task("small")
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    started = (await events_of(call))[0].started
+    assert (started.model, started.route.degraded) == ("small", True)
 
 
-async def test_what_callers_do_wrong_opens_no_breaker(nats_url: str, model_folder: Path) -> None:
+async def test_what_callers_do_wrong_opens_no_breaker(opened: Opened) -> None:
     refused = TaskError(reason="REQUEST_INVALID", message="a dead end", field="sampling.regex")
-    async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
+    async with opened(routing=ROUTING) as wire:
         for _ in range(4):
             call = wire.stub.Generate(prompt(model="large"))
             task = await wire.batcher.task("large")
@@ -82,100 +82,93 @@ async def fails(wire: Wire) -> None:
     assert (await error_of(call))[1].reason == "ENGINE_FAILED"
 
 
-async def test_a_tenant_over_its_budget_gets_the_smaller_model(
-    nats_url: str, model_folder: Path
-) -> None:
-    prices = {"large": (0.0, 1e6)}
-    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=prices) as wire:
-        for tenant, model in ((ACME, "large"), (ACME, "small"), ((), "large")):
-            call = wire.stub.Generate(prompt(model=""), metadata=tenant)
-            task = await wire.batcher.task(model)
-            await wire.batcher.send(task, last(0, wire.tokens("hello")))
-            assert (await events_of(call))[0].started.model == model
+@pytest.mark.wire(routing=ROUTING, prices={"large": (0.0, 1000000.0)})
+async def test_a_tenant_over_its_budget_gets_the_smaller_model(wire: Wire) -> None:
+    for tenant, model in ((ACME, "large"), (ACME, "small"), ((), "large")):
+        call = wire.stub.Generate(prompt(model=""), metadata=tenant)
+        task = await wire.batcher.task(model)
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        assert (await events_of(call))[0].started.model == model
 
 
 PRICES = {"large": (0.0, 1e6)}
 
 
-async def test_concurrent_calls_do_not_overshoot_a_budget(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=PRICES) as wire:
-        calls = [wire.stub.Generate(prompt(model=""), metadata=ACME) for _ in range(4)]
-        task = await wire.batcher.task("large")
-        for _ in range(3):
-            other = await wire.batcher.task("small")
-            await wire.batcher.send(other, last(0, wire.tokens("hello")))
+@pytest.mark.wire(routing=ROUTING, prices=PRICES)
+async def test_concurrent_calls_do_not_overshoot_a_budget(wire: Wire) -> None:
+    calls = [wire.stub.Generate(prompt(model=""), metadata=ACME) for _ in range(4)]
+    task = await wire.batcher.task("large")
+    for _ in range(3):
+        other = await wire.batcher.task("small")
+        await wire.batcher.send(other, last(0, wire.tokens("hello")))
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    models = [(await events_of(call))[0].started.model for call in calls]
+    assert sorted(models) == ["large", "small", "small", "small"]
+
+
+@pytest.mark.wire(routing=ROUTING, prices=PRICES)
+async def test_a_refused_request_reserves_nothing(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("x" * 20_000, model=""), metadata=ACME)
+    assert (await error_of(call))[1].reason == "PROMPT_TOO_LONG"
+    call = wire.stub.Generate(prompt(model=""), metadata=ACME)
+    task = await wire.batcher.task("large")
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    assert (await events_of(call))[0].started.model == "large"
+
+
+@pytest.mark.wire(routing=ROUTING, prices=PRICES)
+async def test_naming_a_model_does_not_skip_the_budget(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt(model="large"), metadata=ACME)
+    task = await wire.batcher.task("large")
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    await events_of(call)
+    code, error = await error_of(wire.stub.Generate(prompt(model="large"), metadata=ACME))
+    assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "BUDGET_SPENT")
+    assert error.retry_after_s is not None
+    for request in (prompt(model="large", allow_degraded=True), prompt(model="small")):
+        call = wire.stub.Generate(request, metadata=ACME)
+        task = await wire.batcher.task("small")
         await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        models = [(await events_of(call))[0].started.model for call in calls]
-        assert sorted(models) == ["large", "small", "small", "small"]
+        assert (await events_of(call))[0].started.model == "small"
 
 
-async def test_a_refused_request_reserves_nothing(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=PRICES) as wire:
-        call = wire.stub.Generate(prompt("x" * 20_000, model=""), metadata=ACME)
-        assert (await error_of(call))[1].reason == "PROMPT_TOO_LONG"
-        call = wire.stub.Generate(prompt(model=""), metadata=ACME)
-        task = await wire.batcher.task("large")
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        assert (await events_of(call))[0].started.model == "large"
+@pytest.mark.wire(prices={"small": (1000000.0, 1000000.0)})
+async def test_resumed_tokens_are_not_billed_again(wire: Wire) -> None:
+    answer = wire.tokens("hello world")
+    call = wire.stub.Generate(resumed(prompt(), answer[:-1]))
+    task = await wire.batcher.task()
+    await wire.batcher.send(task, last(len(answer) - 1, answer[-1:]))
+    events = await events_of(call)
+    usage = events[-1].finished.usage
+    assert (usage.completion_tokens, usage.resumed_tokens) == (len(answer), len(answer) - 1)
+    (attempt,) = (await explained(wire, task.request_id)).attempts
+    assert attempt.resumed_tokens == len(answer) - 1
+    assert attempt.cost == len(task.prompt_token_ids) + 1
 
 
-async def test_naming_a_model_does_not_skip_the_budget(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=PRICES) as wire:
-        call = wire.stub.Generate(prompt(model="large"), metadata=ACME)
-        task = await wire.batcher.task("large")
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        await events_of(call)
-        code, error = await error_of(wire.stub.Generate(prompt(model="large"), metadata=ACME))
-        assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "BUDGET_SPENT")
-        assert error.retry_after_s is not None
-        for request in (prompt(model="large", allow_degraded=True), prompt(model="small")):
-            call = wire.stub.Generate(request, metadata=ACME)
-            task = await wire.batcher.task("small")
-            await wire.batcher.send(task, last(0, wire.tokens("hello")))
-            assert (await events_of(call))[0].started.model == "small"
+@pytest.mark.wire(routing=ROUTING, prices={"large": (1000000.0, 1000000.0)})
+async def test_answer_that_the_caller_has_costs_nothing(wire: Wire) -> None:
+    await fails(wire)
+    held = [*wire.tokens("hello"), *wire.tokens(END)]
+    call = wire.stub.Generate(resumed(prompt(model="large"), held))
+    started = (await events_of(call))[0].started
+    (attempt,) = (await explained(wire, started.request_id)).attempts
+    assert (attempt.cost, attempt.resumed_tokens) == (0, len(held))
+    await fails(wire)
+    _, error = await error_of(wire.stub.Generate(prompt(model="large")))
+    assert error.reason == "MODEL_UNAVAILABLE"  # two failures in a row
 
 
-async def test_resumed_tokens_are_not_billed_again(nats_url: str, model_folder: Path) -> None:
-    prices = {"small": (1e6, 1e6)}
-    async with open_wire(nats_url, model_folder, prices=prices) as wire:
-        answer = wire.tokens("hello world")
-        call = wire.stub.Generate(resumed(prompt(), answer[:-1]))
-        task = await wire.batcher.task()
-        await wire.batcher.send(task, last(len(answer) - 1, answer[-1:]))
-        events = await events_of(call)
-        usage = events[-1].finished.usage
-        assert (usage.completion_tokens, usage.resumed_tokens) == (len(answer), len(answer) - 1)
-        (attempt,) = (await explained(wire, task.request_id)).attempts
-        assert attempt.resumed_tokens == len(answer) - 1
-        assert attempt.cost == len(task.prompt_token_ids) + 1
-
-
-async def test_answer_that_the_caller_has_costs_nothing(nats_url: str, model_folder: Path) -> None:
-    prices = {"large": (1e6, 1e6)}
-    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=prices) as wire:
-        await fails(wire)
-        held = [*wire.tokens("hello"), *wire.tokens(END)]
-        call = wire.stub.Generate(resumed(prompt(model="large"), held))
-        started = (await events_of(call))[0].started
-        (attempt,) = (await explained(wire, started.request_id)).attempts
-        assert (attempt.cost, attempt.resumed_tokens) == (0, len(held))
-        await fails(wire)
-        _, error = await error_of(wire.stub.Generate(prompt(model="large")))
-        assert error.reason == "MODEL_UNAVAILABLE"  # two failures in a row
-
-
-async def test_a_model_that_hangs_is_left_alone(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
-        wire.gateway.usage.hung_s = 0.1
-        for _ in range(2):
-            call = wire.stub.Generate(prompt(model="large"), timeout=1.0)
-            await wire.batcher.task("large")
-            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await wire.until(lambda: len(wire.gateway.registry) == 0)
-        _, error = await error_of(wire.stub.Generate(prompt(model="large")))
-        assert error.reason == "MODEL_UNAVAILABLE"
+@pytest.mark.wire(routing=ROUTING)
+async def test_a_model_that_hangs_is_left_alone(wire: Wire) -> None:
+    wire.gateway.usage.hung_s = 0.1
+    for _ in range(2):
+        call = wire.stub.Generate(prompt(model="large"), timeout=1.0)
+        await wire.batcher.task("large")
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await wire.until(lambda: len(wire.gateway.registry) == 0)
+    _, error = await error_of(wire.stub.Generate(prompt(model="large")))
+    assert error.reason == "MODEL_UNAVAILABLE"
 
 
 REQUEST = SchedulingParams(
@@ -264,12 +257,12 @@ def test_an_answer_at_its_limit_is_learned_as_cut() -> None:
     assert rows.overload.lengths.expect(kind, 0, 0) == (7, False)
 
 
-async def test_a_broken_model_is_not_ready(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
-        for _ in range(2):
-            await fails(wire)
-        models = (await wire.stub.ListModels(pb.ListModelsRequest())).models
-        assert {one.name: one.ready for one in models} == {"small": True, "large": False}
-        await wire.health_becomes("", HealthCheckResponse.SERVING)
-        await wire.health_becomes("model.large", HealthCheckResponse.NOT_SERVING)
-        assert await wire.health("") == HealthCheckResponse.SERVING
+@pytest.mark.wire(routing=ROUTING)
+async def test_a_broken_model_is_not_ready(wire: Wire) -> None:
+    for _ in range(2):
+        await fails(wire)
+    models = (await wire.stub.ListModels(pb.ListModelsRequest())).models
+    assert {one.name: one.ready for one in models} == {"small": True, "large": False}
+    await wire.health_becomes("", HealthCheckResponse.SERVING)
+    await wire.health_becomes("model.large", HealthCheckResponse.NOT_SERVING)
+    assert await wire.health("") == HealthCheckResponse.SERVING

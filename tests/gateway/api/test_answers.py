@@ -15,6 +15,7 @@ from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.wire import (
+    Opened,
     Wire,
     error_of,
     events_of,
@@ -155,12 +156,10 @@ async def test_a_deadline_shows_nothing_of_what_waits(guarded: Wire) -> None:
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_hidden_tokens_are_computed_again_elsewhere(
-    nats_url: str, model_folder: Path, guarded: Wire
-) -> None:
+async def test_hidden_tokens_are_computed_again_elsewhere(opened: Opened, guarded: Wire) -> None:
     """The client's first gateway is lost behind a redaction; the second one computes what the client cannot know."""
     async with (
-        open_wire(nats_url, model_folder, gateway_id="gw2", safety=SAFETY) as other,
+        opened(gateway_id="gw2", safety=SAFETY) as other,
         Relay.to(guarded.gateway.address) as relay,
         AsyncClient(relay.address) as client,
     ):

@@ -22,7 +22,16 @@ from sluice.settings import CacheSettings
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.speech import MODEL, heard, say, speech_model
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of, tokens_of
+from tests.gateway.kit.wire import (
+    Opened,
+    Wire,
+    error_of,
+    events_of,
+    open_wire,
+    prompt,
+    text_of,
+    tokens_of,
+)
 from tests.support.sounds import sound, wav
 from tests.support.tiny_whisper import (
     END,
@@ -145,9 +154,7 @@ async def test_languages_that_are_found_are_no_text(ears: Wire) -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-async def test_timestamps_are_no_text(
-    nats_url: str, model_folder: Path, tmp_path: Path, listed: bool
-) -> None:
+async def test_timestamps_are_no_text(opened: Opened, tmp_path: Path, listed: bool) -> None:
     """A model may write them all the same; older tokenizers do not list them."""
     speech = speech_model(tmp_path, times=100 if listed else 0)
     if not listed:
@@ -155,7 +162,7 @@ async def test_timestamps_are_no_text(
         config["vocab_size"] += 100
         (tmp_path / "config.json").write_text(json.dumps(config))
     first, last = NO_TIMESTAMPS + 1, NO_TIMESTAMPS + 100
-    async with open_wire(nats_url, model_folder, more_models=[speech], audio_max_s=60.0) as wire:
+    async with opened(more_models=[speech], audio_max_s=60.0) as wire:
         call = wire.stub.Generate(heard(SHORT))
         await say(wire, await wire.batcher.task(MODEL), first, 5, 6, last, last, 7, last)
         events = await events_of(call)
@@ -248,12 +255,10 @@ async def test_a_repeated_request_gets_the_same_answer(ears: Wire) -> None:
     assert (again.text, again.notices[0].kind) == (first.text, pb.NOTICE_KIND_REPLAYED)
 
 
-async def test_a_pattern_over_two_chunks_is_hidden(
-    nats_url: str, model_folder: Path, speech: Any
-) -> None:
+async def test_a_pattern_over_two_chunks_is_hidden(opened: Opened, speech: Any) -> None:
     rule = {"name": "pair", "pattern": "w11 w12", "action": "redact", "must_match": ["w11 w12"]}
     safety = {"rules": [rule]}
-    async with open_wire(nats_url, model_folder, more_models=[speech], safety=safety) as wire:
+    async with opened(more_models=[speech], safety=safety) as wire:
         call = wire.stub.GenerateText(heard(LONG))
         tasks = await tasks_of(wire, 3)
         for task, words in zip(tasks, ([9, 10, 11], [12, 13], [14, 15]), strict=True):
@@ -262,22 +267,20 @@ async def test_a_pattern_over_two_chunks_is_hidden(
 
 
 async def test_the_text_before_the_audio_passes_the_input_safety(
-    nats_url: str, model_folder: Path, speech: Any
+    opened: Opened, speech: Any
 ) -> None:
     rule = {"name": "pair", "pattern": "w11 w12", "action": "block", "must_match": ["w11 w12"]}
     safety = {"rules": [rule]}
-    async with open_wire(nats_url, model_folder, more_models=[speech], safety=safety) as wire:
+    async with opened(more_models=[speech], safety=safety) as wire:
         request = heard(SHORT)
         request.audio.prompt = "w11 w12"
         _, error = await error_of(wire.stub.GenerateText(request))
         assert isinstance(error, SafetyBlocked)
 
 
-async def test_a_kept_answer_is_that_to_the_same_audio(
-    nats_url: str, model_folder: Path, speech: Any
-) -> None:
+async def test_a_kept_answer_is_that_to_the_same_audio(opened: Opened, speech: Any) -> None:
     cache = CacheSettings(enabled=True)
-    async with open_wire(nats_url, model_folder, more_models=[speech], cache=cache) as wire:
+    async with opened(more_models=[speech], cache=cache) as wire:
         for number, request in enumerate((heard(SHORT), heard(LONG[: len(SHORT)]))):
             call = wire.stub.GenerateText(request)
             await say(wire, await wire.batcher.task(MODEL), 5 + number)
@@ -344,10 +347,10 @@ async def test_audio_may_be_larger_than_a_message_and_text_not(ears: Wire) -> No
 
 
 async def test_what_whisper_hears_at_once_fits_into_a_message_of_nats(
-    nats_url: str, model_folder: Path, tmp_path: Path
+    opened: Opened, tmp_path: Path
 ) -> None:
     whisper = speech_model(tmp_path, "whisper", 30)
-    async with open_wire(nats_url, model_folder, more_models=[whisper]) as wire:
+    async with opened(more_models=[whisper]) as wire:
         request = heard(bytes(30 * 32_000))
         request.model, request.audio.prompt = "whisper", "w5 " * 300
         call = wire.stub.GenerateText(request, metadata=[("tracestate", "a=" + "b" * 200)])

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,7 +20,7 @@ from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.cascades import explained
-from tests.gateway.kit.wire import Wire, error_of, open_wire, prompt
+from tests.gateway.kit.wire import Opened, Wire, error_of, prompt
 
 
 def batch_of(*texts: str, **fields: Any) -> pb.GenerateBatchRequest:
@@ -44,10 +43,8 @@ def outcomes(response: pb.GenerateBatchResponse) -> Sequence[str]:
     return [result.answer.text or result.error.reason for result in response.results]
 
 
-async def test_batch_answers_in_the_order_of_the_requests(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, prices={"small": (1e6, 2e6)}) as wire:
+async def test_batch_answers_in_the_order_of_the_requests(opened: Opened) -> None:
+    async with opened(prices={"small": (1e6, 2e6)}) as wire:
         call = wire.stub.GenerateBatch(batch_of("one", "two", "three"))
         tasks = await take(wire, 3)
         await finish(wire, dict(reversed(tasks.items())))
@@ -109,40 +106,34 @@ async def test_batch_has_bounds(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [BOUND_S, 100.01, 999.01])
-async def test_batch_requests_end_before_their_call(
-    nats_url: str, model_folder: Path, timeout_s: float
-) -> None:
+@pytest.mark.wire(max_timeout_s=2000.0)
+async def test_batch_requests_end_before_their_call(wire: Wire, timeout_s: float) -> None:
     """gRPC rounds a timeout up on the wire: by 0.1 s, 1 s and 10 s for these."""
-    async with open_wire(nats_url, model_folder, max_timeout_s=2000.0) as wire:
-        call = wire.stub.GenerateBatch(batch_of("one"), timeout=timeout_s)
-        tasks = await take(wire, 1)
-        assert tasks["one"].timeout_ms <= 1000 * (timeout_s - batch.RETURN_S)
-        await finish(wire, tasks)
-        await call
+    call = wire.stub.GenerateBatch(batch_of("one"), timeout=timeout_s)
+    tasks = await take(wire, 1)
+    assert tasks["one"].timeout_ms <= 1000 * (timeout_s - batch.RETURN_S)
+    await finish(wire, tasks)
+    await call
 
 
 def test_short_batches_keep_most_of_their_time() -> None:
     assert batch.requests_timeout_s(0.1) == pytest.approx(0.095)
 
 
-async def test_batch_keeps_answers_that_came_before_the_deadline(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, max_timeout_s=3.0) as wire:
-        call = wire.stub.GenerateBatch(batch_of("one", "two"), timeout=BOUND_S)
-        tasks = await take(wire, 2)
-        late = tasks.pop("two")
-        await finish(wire, tasks)
-        await wire.batcher.cancelled(late)
-        response = await call
-        assert outcomes(response) == ["re one", DeadlinePassed.reason]
+@pytest.mark.wire(max_timeout_s=3.0)
+async def test_batch_keeps_answers_that_came_before_the_deadline(wire: Wire) -> None:
+    call = wire.stub.GenerateBatch(batch_of("one", "two"), timeout=BOUND_S)
+    tasks = await take(wire, 2)
+    late = tasks.pop("two")
+    await finish(wire, tasks)
+    await wire.batcher.cancelled(late)
+    response = await call
+    assert outcomes(response) == ["re one", DeadlinePassed.reason]
 
 
-async def test_batch_returns_when_most_requests_never_began(
-    nats_url: str, model_folder: Path
-) -> None:
+async def test_batch_returns_when_most_requests_never_began(opened: Opened) -> None:
     limits = {"max_concurrent_requests": 8, "max_timeout_s": 1.0}
-    async with open_wire(nats_url, model_folder, **limits) as wire:
+    async with opened(**limits) as wire:
         requests = batch_of(*["one"] * batch.REQUESTS_MAX)
         call = wire.stub.GenerateBatch(requests, timeout=BOUND_S)
         (first, *_) = (await take(wire, 1)).values()
@@ -158,23 +149,21 @@ async def test_batch_ends_with_its_caller(wire: Wire) -> None:
         await wire.batcher.cancelled(task)
 
 
-async def test_batch_takes_half_of_what_its_tenant_may_have(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, max_concurrent_requests=8) as wire:
-        call = wire.stub.GenerateBatch(batch_of("one", "two", "three"))
-        tasks = await take(wire, 2)
-        # The call itself and two of its requests; the third is not refused.
-        assert wire.gateway.active == 3
-        await finish(wire, tasks)
-        await finish(wire, await take(wire, 1))
-        assert outcomes(await call) == ["re one", "re two", "re three"]
-        await wire.until(lambda: not wire.gateway.active)
+@pytest.mark.wire(max_concurrent_requests=8)
+async def test_batch_takes_half_of_what_its_tenant_may_have(wire: Wire) -> None:
+    call = wire.stub.GenerateBatch(batch_of("one", "two", "three"))
+    tasks = await take(wire, 2)
+    # The call itself and two of its requests; the third is not refused.
+    assert wire.gateway.active == 3
+    await finish(wire, tasks)
+    await finish(wire, await take(wire, 1))
+    assert outcomes(await call) == ["re one", "re two", "re three"]
+    await wire.until(lambda: not wire.gateway.active)
 
 
-async def test_batch_response_has_a_bound(nats_url: str, model_folder: Path) -> None:
+async def test_batch_response_has_a_bound(opened: Opened) -> None:
     texts = [f"text {number}" for number in range(20)]
-    async with open_wire(nats_url, model_folder, max_message_bytes=1024) as wire:
+    async with opened(max_message_bytes=1024) as wire:
         call = wire.stub.GenerateBatch(batch_of(*texts))
         await finish(wire, await take(wire, len(texts)))
         response = await call
@@ -185,11 +174,11 @@ async def test_batch_response_has_a_bound(nats_url: str, model_folder: Path) -> 
     assert response.ByteSize() < 2 * batch.ANSWER_RATIO * 1024
 
 
-async def test_clients_ask_with_one_call(nats_url: str, model_folder: Path) -> None:
+async def test_clients_ask_with_one_call(opened: Opened) -> None:
     prompts: list[str | pb.GenerateRequest] = ["one", "x " * 300]
     prompts.append(pb.GenerateRequest(prompt="two", model="none"))
     seen: list[int] = []
-    async with open_wire(nats_url, model_folder, prices={"small": (1e6, 0.0)}) as wire:
+    async with opened(prices={"small": (1e6, 0.0)}) as wire:
         address = wire.gateway.address
 
         def ask() -> Any:

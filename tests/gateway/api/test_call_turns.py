@@ -1,9 +1,8 @@
 """Many calls of one tenant at once, and a call of another behind them: over gRPC, with the test as batcher."""
 
-from pathlib import Path
 from typing import Final
 
-from tests.gateway.kit.wire import Wire, open_wire, prompt
+from tests.gateway.kit.wire import Wire, prompt
 
 CROWD: Final = 192
 PASSED_MAX: Final = 3 * CROWD // 4
@@ -19,13 +18,11 @@ async def passed(wire: Wire) -> int:
     return count
 
 
-async def test_many_calls_of_one_tenant_let_another_pass(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder) as wire:
-        tenants = ["crowd"] * CROWD + ["other"]
-        calls = [
-            wire.stub.Generate(prompt(), metadata=(("sluice-tenant", tenant),))
-            for tenant in tenants
-        ]
-        assert await passed(wire) <= PASSED_MAX
-        for call in calls:
-            call.cancel()
+async def test_many_calls_of_one_tenant_let_another_pass(wire: Wire) -> None:
+    tenants = ["crowd"] * CROWD + ["other"]
+    calls = [
+        wire.stub.Generate(prompt(), metadata=(("sluice-tenant", tenant),)) for tenant in tenants
+    ]
+    assert await passed(wire) <= PASSED_MAX
+    for call in calls:
+        call.cancel()

@@ -4,7 +4,6 @@ import asyncio
 import resource
 import socket
 from contextlib import ExitStack
-from pathlib import Path
 
 import grpc
 import pytest
@@ -13,7 +12,7 @@ from sluice.grpc_server import CONNECTIONS_MAX, connections_max
 from sluice.v1.inference_pb2 import ListModelsRequest
 from tests.gateway.kit.batcher import BOUND_S
 from tests.gateway.kit.http import Connection
-from tests.gateway.kit.wire import Wire, open_wire
+from tests.gateway.kit.wire import Wire
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 MOST = 5
@@ -43,27 +42,27 @@ async def greeted(address: str) -> tuple[asyncio.StreamWriter, bool]:
 
 
 @pytest.mark.usefixtures("few")
-async def test_a_connection_too_many_is_closed(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, http="127.0.0.1:0") as wire:
-        found = [await greeted(wire.gateway.address) for _ in range(MOST + 3)]
-        assert sum(answered for _, answered in found) == MOST
-        for writer, _ in found:
-            writer.close()
+@pytest.mark.wire(http="127.0.0.1:0")
+async def test_a_connection_too_many_is_closed(wire: Wire) -> None:
+    found = [await greeted(wire.gateway.address) for _ in range(MOST + 3)]
+    assert sum(answered for _, answered in found) == MOST
+    for writer, _ in found:
+        writer.close()
 
-        with ExitStack() as opened:
-            for _ in range(MOST):
-                host, _, port = wire.http.rpartition(":")
-                opened.enter_context(socket.create_connection((host, int(port))))
-            last = await Connection.to(wire.http)
-            reply = await last.reply()
-            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-            assert reply.error["code"] == "rate_limit_exceeded"
-            assert await last.reader.read() == b""
+    with ExitStack() as opened:
+        for _ in range(MOST):
+            host, _, port = wire.http.rpartition(":")
+            opened.enter_context(socket.create_connection((host, int(port))))
+        last = await Connection.to(wire.http)
+        reply = await last.reply()
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert reply.error["code"] == "rate_limit_exceeded"
+        assert await last.reader.read() == b""
 
-        last.writer.close()
-        async with asyncio.timeout(BOUND_S):
-            while await served(wire) != 200:
-                pass  # it hears that the others are closed
+    last.writer.close()
+    async with asyncio.timeout(BOUND_S):
+        while await served(wire) != 200:
+            pass  # it hears that the others are closed
 
 
 async def test_metadata_that_are_too_long_end_their_call_alone(wire: Wire) -> None:

@@ -20,6 +20,7 @@ from sluice.wire import subjects
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import CONTEXT, write_model
 from tests.gateway.kit.wire import (
+    Opened,
     Wire,
     error_of,
     events_of,
@@ -100,15 +101,13 @@ async def test_bytes_that_are_no_message(wire: Wire) -> None:
     assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
 
 
-async def test_a_message_over_the_limit_says_both_numbers(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, max_message_bytes=4096) as wire:
-        request = prompt("x" * 5000)
-        code, error = await error_of(wire.stub.Generate(request))
-        assert (code.name, error.reason) == ("INVALID_ARGUMENT", "MESSAGE_TOO_LARGE")
-        assert error.metadata == {"bytes": str(request.ByteSize()), "limit_bytes": "4096"}
-        await still_answers(wire)
+@pytest.mark.wire(max_message_bytes=4096)
+async def test_a_message_over_the_limit_says_both_numbers(wire: Wire) -> None:
+    request = prompt("x" * 5000)
+    code, error = await error_of(wire.stub.Generate(request))
+    assert (code.name, error.reason) == ("INVALID_ARGUMENT", "MESSAGE_TOO_LARGE")
+    assert error.metadata == {"bytes": str(request.ByteSize()), "limit_bytes": "4096"}
+    await still_answers(wire)
 
 
 async def test_errors_of_unary_methods_are_typed_too(wire: Wire) -> None:
@@ -137,37 +136,33 @@ async def test_a_model_that_nobody_serves_is_refused_at_once(wire: Wire) -> None
     assert error.retry_after_s
 
 
-async def test_more_requests_than_allowed_are_refused_at_once(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, max_concurrent_requests=1) as wire:
-        first = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
-        code, error = await error_of(wire.stub.Generate(prompt()))
+@pytest.mark.wire(max_concurrent_requests=1)
+async def test_more_requests_than_allowed_are_refused_at_once(wire: Wire) -> None:
+    first = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    code, error = await error_of(wire.stub.Generate(prompt()))
+    assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
+    assert error.retry_after_s
+    for lookup in (
+        wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello")),
+        wire.safety.CheckText(CheckTextRequest(text="hello")),
+    ):
+        code, error = await error_of(lookup)
         assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
-        assert error.retry_after_s
-        for lookup in (
-            wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello")),
-            wire.safety.CheckText(CheckTextRequest(text="hello")),
-        ):
-            code, error = await error_of(lookup)
-            assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
-        await wire.batcher.send(task, last(0))
-        await events_of(first)
-        await still_answers(wire)
+    await wire.batcher.send(task, last(0))
+    await events_of(first)
+    await still_answers(wire)
 
 
-async def test_waiting_bulk_calls_take_nothing_from_interactive_ones(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, max_concurrent_requests=4) as wire:
-        bulk = [wire.stub.Generate(prompt(priority=pb.PRIORITY_BULK)) for _ in range(8)]
-        # Of two places for bulk one is left to other tenants.
-        await wire.until(lambda: sum(call.done() for call in bulk) == 7)
-        await wire.batcher.task(priority_class="bulk")
-        await still_answers(wire)
-        for call in bulk:
-            call.cancel()
+@pytest.mark.wire(max_concurrent_requests=4)
+async def test_waiting_bulk_calls_take_nothing_from_interactive_ones(wire: Wire) -> None:
+    bulk = [wire.stub.Generate(prompt(priority=pb.PRIORITY_BULK)) for _ in range(8)]
+    # Of two places for bulk one is left to other tenants.
+    await wire.until(lambda: sum(call.done() for call in bulk) == 7)
+    await wire.batcher.task(priority_class="bulk")
+    await still_answers(wire)
+    for call in bulk:
+        call.cancel()
 
 
 BULK = {"priority": pb.PRIORITY_BULK}
@@ -211,12 +206,10 @@ async def test_what_a_template_refuses_is_the_callers_to_mend(
         assert "no system turn" in error.message
 
 
-async def test_the_deadline_ends_a_call_that_nobody_reads(
-    nats_url: str, model_folder: Path
-) -> None:
+async def test_the_deadline_ends_a_call_that_nobody_reads(opened: Opened) -> None:
     """The gateway waits inside a write when the deadline comes."""
     limits: dict[str, Any] = {"reader_buffer_tokens": 1 << 30, "default_timeout_s": 1.0}
-    async with open_wire(nats_url, model_folder, **limits) as wire:
+    async with opened(**limits) as wire:
         call = wire.stub.Generate(prompt())
         task = await wire.batcher.task()
         await wire.batcher.send(task, *flood(wire, 0, bundles=20))
@@ -227,29 +220,29 @@ async def test_the_deadline_ends_a_call_that_nobody_reads(
         await wire.until(lambda: wire.gateway.active == 0)
 
 
-async def test_a_slow_reader_is_ended(nats_url: str, model_folder: Path) -> None:
+@pytest.mark.wire(reader_buffer_tokens=64)
+async def test_a_slow_reader_is_ended(wire: Wire) -> None:
     """Nothing is read: flow control fills up, then the gateway's own buffer."""
-    async with open_wire(nats_url, model_folder, reader_buffer_tokens=64) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
-        start = 0
-        while not wire.batcher.control and start < 2_000_000:
-            frames = flood(wire, start, bundles=1)
-            await wire.batcher.send(task, *frames)
-            start += len(frames[0].token_ids)
-        await wire.batcher.cancelled(task)
-        await wire.until(lambda: wire.gateway.active == 0)  # before anything is read
-        assert len(wire.gateway.registry) == 0
-        code, error = await error_of(call)
-        assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "READER_TOO_SLOW")
+    call = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    start = 0
+    while not wire.batcher.control and start < 2_000_000:
+        frames = flood(wire, start, bundles=1)
+        await wire.batcher.send(task, *frames)
+        start += len(frames[0].token_ids)
+    await wire.batcher.cancelled(task)
+    await wire.until(lambda: wire.gateway.active == 0)  # before anything is read
+    assert len(wire.gateway.registry) == 0
+    code, error = await error_of(call)
+    assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "READER_TOO_SLOW")
 
 
 async def test_unread_call_is_released_with_its_status(
-    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.api.methods.ABORT_S", 0.1)
     limits: dict[str, Any] = {"reader_buffer_tokens": 1 << 30, "default_timeout_s": 1.0}
-    async with open_wire(nats_url, model_folder, **limits) as wire:
+    async with opened(**limits) as wire:
         call = wire.stub.Generate(prompt())
         task = await wire.batcher.task()
         await wire.batcher.send(task, *flood(wire, 0, bundles=20))
@@ -280,41 +273,41 @@ async def test_the_first_event_is_written_whole(wire: Wire) -> None:
     assert [event.HasField("started") for event in written] == [True]
 
 
-async def test_a_newer_call_ends_one_that_is_not_read(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, reader_buffer_tokens=1 << 30) as wire:
-        request = prompt(idempotency_key="k")
-        first = wire.stub.Generate(request)
-        task = await wire.batcher.task()
-        frames = flood(wire, 0, bundles=20)
-        await wire.batcher.send(task, *frames)
-        end = sum(len(one.token_ids) for one in frames)
-        own = (("grpc.use_local_subchannel_pool", 1),)  # another connection
-        async with grpc.aio.insecure_channel(wire.gateway.address, own) as channel:
-            second = EventStub(InferenceServiceStub(channel)).Generate(request)
-            await second.read()
-            await wire.until(lambda: wire.gateway.active == 1)
-            await wire.batcher.send(task, last(end))
-            assert len(tokens_of(await events_of(second))) == end
-        assert (await error_of(first))[1].reason == "CANCELLED"
+@pytest.mark.wire(reader_buffer_tokens=1 << 30)
+async def test_a_newer_call_ends_one_that_is_not_read(wire: Wire) -> None:
+    request = prompt(idempotency_key="k")
+    first = wire.stub.Generate(request)
+    task = await wire.batcher.task()
+    frames = flood(wire, 0, bundles=20)
+    await wire.batcher.send(task, *frames)
+    end = sum(len(one.token_ids) for one in frames)
+    own = (("grpc.use_local_subchannel_pool", 1),)  # another connection
+    async with grpc.aio.insecure_channel(wire.gateway.address, own) as channel:
+        second = EventStub(InferenceServiceStub(channel)).Generate(request)
+        await second.read()
+        await wire.until(lambda: wire.gateway.active == 1)
+        await wire.batcher.send(task, last(end))
+        assert len(tokens_of(await events_of(second))) == end
+    assert (await error_of(first))[1].reason == "CANCELLED"
 
 
-async def test_a_deadline_has_a_maximum(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, max_timeout_s=1.0) as wire:
-        call = wire.stub.Generate(prompt(), timeout=600)
-        task = await wire.batcher.task()
-        assert task.timeout_ms <= 1000
-        code, error = await error_of(call)
-        assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
+@pytest.mark.wire(max_timeout_s=1.0)
+async def test_a_deadline_has_a_maximum(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt(), timeout=600)
+    task = await wire.batcher.task()
+    assert task.timeout_ms <= 1000
+    code, error = await error_of(call)
+    assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
 
 
 async def test_a_caller_that_vanishes_is_noticed(
-    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its host is cut off: no packet says that it has gone."""
     monkeypatch.setattr("gateway.api.server.KEEPALIVE_MS", 1000)
     monkeypatch.setattr("gateway.api.server.KEEPALIVE_TIMEOUT_MS", 1000)
     async with (
-        open_wire(nats_url, model_folder) as wire,
+        opened() as wire,
         cut_off_later(wire) as (address, cut),
         grpc.aio.insecure_channel(address) as channel,
     ):

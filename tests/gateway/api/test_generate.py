@@ -14,6 +14,7 @@ from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import BOUND_S, TIMINGS, frame, last, wire_batcher
 from tests.gateway.kit.tokenizer import ASSISTANT, BOS, END, SYSTEM, USER, id_of
 from tests.gateway.kit.wire import (
+    Opened,
     Wire,
     error_of,
     events_of,
@@ -98,13 +99,13 @@ async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
 
 @pytest.mark.parametrize(("last_turn", "model"), [("Sort it", "large"), ("Thank you", "small")])
 async def test_rules_look_for_words_in_the_last_turn(
-    last_turn: str, model: str, nats_url: str, model_folder: Path
+    last_turn: str, model: str, opened: Opened
 ) -> None:
     rule = {"contains": ["^(?i)sort"], "model": "large", "reason": "a list to sort"}
     routing = {"default": "small", "rules": [rule]}
     turns = [(pb.ROLE_USER, "sort this"), (pb.ROLE_ASSISTANT, "sorted"), (pb.ROLE_USER, last_turn)]
     messages = [pb.ChatMessage(role=role, content=text) for role, text in turns]
-    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+    async with opened(routing=routing) as wire:
         request = pb.GenerateRequest(chat=pb.ChatInput(messages=messages), model="auto")
         call = wire.stub.Generate(request, timeout=60)
         assert (await wire.batcher.task(model)).model == model
@@ -124,15 +125,15 @@ async def test_frames_are_ordered_and_duplicates_dropped(wire: Wire) -> None:
     assert text_of(events) == "the answer is 42."
 
 
-async def test_a_lost_final_frame_is_asked_for(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, stall_s=0.2) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
-        answer = wire.tokens("hello")
-        await wire.batcher.send(task, frame(0, answer))
-        await wire.batcher.asked_again(task, len(answer))
-        await wire.batcher.send(task, last(len(answer)))
-        assert text_of(await events_of(call)) == "hello"
+@pytest.mark.wire(stall_s=0.2)
+async def test_a_lost_final_frame_is_asked_for(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    answer = wire.tokens("hello")
+    await wire.batcher.send(task, frame(0, answer))
+    await wire.batcher.asked_again(task, len(answer))
+    await wire.batcher.send(task, last(len(answer)))
+    assert text_of(await events_of(call)) == "hello"
 
 
 async def test_frames_of_an_earlier_attempt_are_fenced_out(wire: Wire) -> None:
@@ -227,17 +228,15 @@ async def test_a_row_past_its_deadline_is_typed(wire: Wire) -> None:
     assert (code.name, typed.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
 
 
-async def test_the_gateway_ends_the_stream_at_the_deadline_by_itself(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, default_timeout_s=1.0) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
-        await wire.batcher.send(task, frame(0, wire.tokens("hello")))
-        code, typed = await error_of(call)
-        assert (code.name, typed.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
-        await wire.batcher.cancelled(task)
-        assert len(wire.gateway.registry) == 0
+@pytest.mark.wire(default_timeout_s=1.0)
+async def test_the_gateway_ends_the_stream_at_the_deadline_by_itself(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    await wire.batcher.send(task, frame(0, wire.tokens("hello")))
+    code, typed = await error_of(call)
+    assert (code.name, typed.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
+    await wire.batcher.cancelled(task)
+    assert len(wire.gateway.registry) == 0
 
 
 async def test_the_callers_deadline_cancels_the_row(wire: Wire) -> None:
@@ -366,10 +365,7 @@ async def test_stop_token_ends_the_answer_without_its_text(wire: Wire) -> None:
     events = await events_of(call)
     finished = events[-1].finished
     assert text_of(events) == "hello"
-    assert (finished.reason, finished.stop_token_id) == (
-        pb.FINISH_REASON_STOP_SEQUENCE,
-        tokens[-1],
-    )
+    assert (finished.reason, finished.stop_token_id) == (pb.FINISH_REASON_STOP_SEQUENCE, tokens[-1])
     assert finished.usage.completion_tokens == len(tokens)
     assert finished.usage.cached_prompt_tokens == 2
 

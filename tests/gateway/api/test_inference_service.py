@@ -20,6 +20,7 @@ from supervisor.nats import wait_for_nats
 from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.tokenizer import CONTEXT
 from tests.gateway.kit.wire import (
+    Opened,
     Wire,
     error_of,
     events_of,
@@ -153,32 +154,30 @@ async def test_an_error_is_recorded_by_its_reason(wire: Wire) -> None:
         assert span.attributes[names.ERROR_REASON] == "PROMPT_TOO_LONG"
 
 
-async def test_draining_lets_streams_finish_and_takes_no_more(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, drain_s=5.0) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
-        draining = asyncio.ensure_future(wire.gateway.drain())
-        await wire.health_becomes(SERVICE, NOT_SERVING)
-        code, error = await error_of(wire.stub.Generate(prompt()))
-        assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
-        code, error = await error_of(wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello")))
-        assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
-        assert not draining.done()
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        assert text_of(await events_of(call)) == "hello"
-        await draining
+@pytest.mark.wire(drain_s=5.0)
+async def test_draining_lets_streams_finish_and_takes_no_more(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    draining = asyncio.ensure_future(wire.gateway.drain())
+    await wire.health_becomes(SERVICE, NOT_SERVING)
+    code, error = await error_of(wire.stub.Generate(prompt()))
+    assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
+    code, error = await error_of(wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello")))
+    assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
+    assert not draining.done()
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    assert text_of(await events_of(call)) == "hello"
+    await draining
 
 
-async def test_what_does_not_finish_in_time_is_ended(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, drain_s=0.1) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
-        await wire.gateway.drain()
-        code, error = await error_of(call)
-        assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
-        await wire.batcher.cancelled(task)
+@pytest.mark.wire(drain_s=0.1)
+async def test_what_does_not_finish_in_time_is_ended(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    await wire.gateway.drain()
+    code, error = await error_of(call)
+    assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
+    await wire.batcher.cancelled(task)
 
 
 async def test_a_restart_of_nats_is_survived(tmp_path: Path, model_folder: Path) -> None:
@@ -211,11 +210,9 @@ async def test_raw_prompts_have_no_template(wire: Wire, model: str) -> None:
     call.cancel()
 
 
-async def test_a_client_connects_again_and_its_stream_goes_on(
-    nats_url: str, model_folder: Path
-) -> None:
+async def test_a_client_connects_again_and_its_stream_goes_on(opened: Opened) -> None:
     async with (
-        open_wire(nats_url, model_folder, connection_age_s=1.0) as wire,
+        opened(connection_age_s=1.0) as wire,
         Relay.to(wire.gateway.address) as relay,
         grpc.aio.insecure_channel(relay.address) as channel,
     ):

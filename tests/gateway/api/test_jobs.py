@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -29,12 +28,7 @@ from sluice.settings import CallShares, IdentitySettings, JobsSettings
 from sluice.startup import free_port
 from sluice.telemetry import catalog, names
 from sluice.v1 import jobs_pb2
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_STOP,
-    PRIORITY_BULK,
-    EmbedRequest,
-    GenerateRequest,
-)
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP, PRIORITY_BULK, EmbedRequest, GenerateRequest
 from sluice.v1.jobs_pb2_grpc import (
     JobServiceServicer,
     JobServiceStub,
@@ -43,7 +37,7 @@ from sluice.v1.jobs_pb2_grpc import (
 from sluice.wire.job_calls import is_signed
 from tests.gateway.kit.batcher import BOUND_S, TIMINGS, last
 from tests.gateway.kit.metrics import values
-from tests.gateway.kit.wire import Wire, open_wire
+from tests.gateway.kit.wire import Wire
 
 
 def item(number: int, prompt: str, model: str = "small") -> RunRequest:
@@ -54,33 +48,31 @@ def item(number: int, prompt: str, model: str = "small") -> RunRequest:
     return RunRequest(id=number, request=request)
 
 
-async def test_items_of_one_call_are_answered_as_they_end(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, prices={"small": (1e6, 2e6)}) as wire:
-        stub: Any = ItemsServiceStub(wire.channel)
-        call = stub.Run(metadata=(("sluice-tenant", "acme"),))
-        for number in (1, 2):
-            await call.write(item(number, f"hello {number}"))
-        tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(2)]
-        assert {task.tenant for task in tasks} == {"acme"}
-        answered: list[RunResponse] = []
-        for task in reversed(tasks):
-            await wire.batcher.send(task, last(0, wire.tokens("world")))
-            answered.append(await asyncio.wait_for(call.read(), BOUND_S))
-        await call.write(item(3, "hello", model="none"))
-        refused = await asyncio.wait_for(call.read(), BOUND_S)
-        await call.done_writing()
+@pytest.mark.wire(prices={"small": (1e6, 2e6)})
+async def test_items_of_one_call_are_answered_as_they_end(wire: Wire) -> None:
+    stub: Any = ItemsServiceStub(wire.channel)
+    call = stub.Run(metadata=(("sluice-tenant", "acme"),))
+    for number in (1, 2):
+        await call.write(item(number, f"hello {number}"))
+    tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(2)]
+    assert {task.tenant for task in tasks} == {"acme"}
+    answered: list[RunResponse] = []
+    for task in reversed(tasks):
+        await wire.batcher.send(task, last(0, wire.tokens("world")))
+        answered.append(await asyncio.wait_for(call.read(), BOUND_S))
+    await call.write(item(3, "hello", model="none"))
+    refused = await asyncio.wait_for(call.read(), BOUND_S)
+    await call.done_writing()
 
-        assert await call.read() is grpc.aio.EOF
-        assert {one.id for one in answered} == {1, 2}
-        first = answered[0]
-        assert first.answer.text == "world"
-        assert first.answer.finished.reason == FINISH_REASON_STOP
-        usage = first.answer.finished.usage
-        assert first.cost == usage.prompt_tokens + 2 * usage.completion_tokens
-        error = from_status(status_pb2.Status.FromString(refused.error))
-        assert isinstance(error, errors.UnknownModel)
+    assert await call.read() is grpc.aio.EOF
+    assert {one.id for one in answered} == {1, 2}
+    first = answered[0]
+    assert first.answer.text == "world"
+    assert first.answer.finished.reason == FINISH_REASON_STOP
+    usage = first.answer.finished.usage
+    assert first.cost == usage.prompt_tokens + 2 * usage.completion_tokens
+    error = from_status(status_pb2.Status.FromString(refused.error))
+    assert isinstance(error, errors.UnknownModel)
 
 
 async def test_item_reports_what_it_took_of_a_worker(wire: Wire) -> None:
@@ -165,21 +157,19 @@ async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
     await wire.until(lambda: pending() == (0, 0))
 
 
-async def test_items_above_the_tenants_limit_are_not_read(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, max_concurrent_requests=4) as wire:
-        stub: Any = ItemsServiceStub(wire.channel)
-        call = stub.Run()
-        for number in range(3):
-            await call.write(item(number, "hello"))
-        await call.done_writing()
-        for _ in range(3):  # Of two places for bulk one is left to other tenants.
-            task = await wire.batcher.task(priority_class="bulk")
-            await wire.batcher.send(task, last(0, wire.tokens("world")))
-            answered = await asyncio.wait_for(call.read(), BOUND_S)
-            assert answered.answer.text == "world", answered
-        assert await call.read() is grpc.aio.EOF
+@pytest.mark.wire(max_concurrent_requests=4)
+async def test_items_above_the_tenants_limit_are_not_read(wire: Wire) -> None:
+    stub: Any = ItemsServiceStub(wire.channel)
+    call = stub.Run()
+    for number in range(3):
+        await call.write(item(number, "hello"))
+    await call.done_writing()
+    for _ in range(3):  # Of two places for bulk one is left to other tenants.
+        task = await wire.batcher.task(priority_class="bulk")
+        await wire.batcher.send(task, last(0, wire.tokens("world")))
+        answered = await asyncio.wait_for(call.read(), BOUND_S)
+        assert answered.answer.text == "world", answered
+    assert await call.read() is grpc.aio.EOF
 
 
 async def test_bulk_calls_that_wait_do_not_end_a_call_of_items(wire: Wire) -> None:
@@ -367,13 +357,7 @@ async def test_calls_go_on_between_items_that_came_together(
 
     monkeypatch.setattr(ItemsService, "_run", run)
     service = ItemsService(
-        MagicMock(
-            **{
-                "limiter.tenant_limits": [100],
-                "limiter.pacer": pacer,
-            }
-        ),
-        lambda caller: caller,
+        MagicMock(**{"limiter.tenant_limits": [100], "limiter.pacer": pacer}), lambda caller: caller
     )
     running = asyncio.create_task(service.Run(items(), MagicMock()))
     await asyncio.gather(running, call())

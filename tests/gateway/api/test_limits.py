@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -23,7 +22,7 @@ from sluice.v1.safety_pb2 import CheckTextRequest
 from sluice.wire.codec import unpack
 from tests.gateway.kit.batcher import last
 from tests.gateway.kit.http import CHAT, Connection, ask
-from tests.gateway.kit.wire import Wire, error_of, events_of, is_served, open_wire, prompt
+from tests.gateway.kit.wire import Opened, Wire, error_of, events_of, is_served, prompt
 from tests.support.settings import tuned
 
 ACME = (("sluice-tenant", "acme"),)
@@ -58,87 +57,81 @@ async def test_a_call_that_has_ended_leaves_its_room(wire: Wire) -> None:
     await wire.until(lambda: wire.gateway.active == 0)
 
 
-async def test_a_limit_that_is_reached_is_told_with_its_time(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
-        await answered(wire)
-        with pytest.raises(AioRpcError) as refused:
-            await wire.stub.GenerateText(prompt(), metadata=ACME)
-        code, error = await error_of(wire.stub.Generate(prompt(), metadata=ACME))
-        assert code.name == "RESOURCE_EXHAUSTED"
-        assert isinstance(error, LimitReached)
-        assert error.retry_after_s is not None
-        assert 50 < error.retry_after_s <= 60
-        trailer = dict(refused.value.trailing_metadata() or ())["grpc-status-details-bin"]
-        failure = error_details_pb2.QuotaFailure()
-        details = status_pb2.Status.FromString(trailer).details
-        assert any(one.Unpack(failure) for one in details)
-        assert failure.violations[0].subject == "tenant acme"
-        assert (await listed(wire))["requests_per_minute"] == pytest.approx(1.0, abs=0.1)
-        # Others are not limited.
-        other = wire.stub.Generate(prompt())
-        await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
-        await events_of(other)
+@pytest.mark.wire(tenants=ONE)
+async def test_a_limit_that_is_reached_is_told_with_its_time(wire: Wire) -> None:
+    await answered(wire)
+    with pytest.raises(AioRpcError) as refused:
+        await wire.stub.GenerateText(prompt(), metadata=ACME)
+    code, error = await error_of(wire.stub.Generate(prompt(), metadata=ACME))
+    assert code.name == "RESOURCE_EXHAUSTED"
+    assert isinstance(error, LimitReached)
+    assert error.retry_after_s is not None
+    assert 50 < error.retry_after_s <= 60
+    trailer = dict(refused.value.trailing_metadata() or ())["grpc-status-details-bin"]
+    failure = error_details_pb2.QuotaFailure()
+    details = status_pb2.Status.FromString(trailer).details
+    assert any(one.Unpack(failure) for one in details)
+    assert failure.violations[0].subject == "tenant acme"
+    assert (await listed(wire))["requests_per_minute"] == pytest.approx(1.0, abs=0.1)
+    # Others are not limited.
+    other = wire.stub.Generate(prompt())
+    await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
+    await events_of(other)
 
 
-async def test_http_has_429_and_headers(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, tenants=ONE, http="127.0.0.1:0") as wire:
-        assert wire.http is not None
-        connection = await Connection.to(wire.http)
-        await connection.send(CHAT, BODY, sluice_tenant="acme")
-        await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
-        first = await connection.reply()
-        assert (first.status, first.headers["x-ratelimit-remaining-requests"]) == (200, "0")
-        await connection.send(CHAT, BODY, sluice_tenant="acme")
-        second = await connection.reply()
-        assert second.status == 429
-        assert second.error["code"] == "rate_limit_exceeded"
-        assert 50 < int(second.headers["retry-after"]) <= 60
-        assert second.headers["x-ratelimit-limit-requests"] == "1"
-        connection.writer.close()
+@pytest.mark.wire(tenants=ONE, http="127.0.0.1:0")
+async def test_http_has_429_and_headers(wire: Wire) -> None:
+    assert wire.http is not None
+    connection = await Connection.to(wire.http)
+    await connection.send(CHAT, BODY, sluice_tenant="acme")
+    await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
+    first = await connection.reply()
+    assert (first.status, first.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+    await connection.send(CHAT, BODY, sluice_tenant="acme")
+    second = await connection.reply()
+    assert second.status == 429
+    assert second.error["code"] == "rate_limit_exceeded"
+    assert 50 < int(second.headers["retry-after"]) <= 60
+    assert second.headers["x-ratelimit-limit-requests"] == "1"
+    connection.writer.close()
 
 
-async def test_tokens_are_settled_when_the_answer_has_ended(
-    nats_url: str, model_folder: Path
-) -> None:
-    limits = {"acme": {"limits": tuned(LimitSettings, tokens_per_minute=1.0, burst_s=3600)}}
-    async with open_wire(nats_url, model_folder, tenants=limits) as wire:
-        request = prompt(sampling=pb.SamplingParams(max_tokens=40))
-        call = wire.stub.Generate(request, metadata=ACME)
-        task = await wire.batcher.task()
-        held = (await listed(wire))["tokens_per_minute"]
-        assert held == pytest.approx(len(task.prompt_token_ids) + 40, abs=1)
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        await events_of(call)
-        used = len(task.prompt_token_ids) + len(wire.tokens("hello"))
-        assert (await listed(wire))["tokens_per_minute"] == pytest.approx(used, abs=1)
+@pytest.mark.wire(
+    tenants={"acme": {"limits": tuned(LimitSettings, tokens_per_minute=1.0, burst_s=3600)}}
+)
+async def test_tokens_are_settled_when_the_answer_has_ended(wire: Wire) -> None:
+    request = prompt(sampling=pb.SamplingParams(max_tokens=40))
+    call = wire.stub.Generate(request, metadata=ACME)
+    task = await wire.batcher.task()
+    held = (await listed(wire))["tokens_per_minute"]
+    assert held == pytest.approx(len(task.prompt_token_ids) + 40, abs=1)
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    await events_of(call)
+    used = len(task.prompt_token_ids) + len(wire.tokens("hello"))
+    assert (await listed(wire))["tokens_per_minute"] == pytest.approx(used, abs=1)
 
-        cancelled = wire.stub.Generate(request, metadata=ACME)
-        await wire.batcher.hold(await wire.batcher.task())
-        cancelled.cancel()
-        await wire.until(lambda: not len(wire.gateway.registry))
-        assert (await listed(wire))["tokens_per_minute"] < used + 40
-
-
-async def test_a_reload_changes_limits(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
-        await answered(wire)
-        _, error = await error_of(wire.stub.Generate(prompt(), metadata=ACME))
-        assert isinstance(error, LimitReached)
-        limits = LimitSettings(requests_per_minute=100)
-        changed: Settings = wire.settings.model_copy(
-            update={"tenants": {"acme": TenantSettings(limits=limits)}}
-        )
-        await wire.reload(changed)
-        await answered(wire)
+    cancelled = wire.stub.Generate(request, metadata=ACME)
+    await wire.batcher.hold(await wire.batcher.task())
+    cancelled.cancel()
+    await wire.until(lambda: not len(wire.gateway.registry))
+    assert (await listed(wire))["tokens_per_minute"] < used + 40
 
 
-async def test_gateways_share_a_limit(nats_url: str, model_folder: Path) -> None:
-    async with (
-        open_wire(nats_url, model_folder, tenants=ONE) as one,
-        open_wire(nats_url, model_folder, tenants=ONE, gateway_id="gw2") as two,
-    ):
+@pytest.mark.wire(tenants=ONE)
+async def test_a_reload_changes_limits(wire: Wire) -> None:
+    await answered(wire)
+    _, error = await error_of(wire.stub.Generate(prompt(), metadata=ACME))
+    assert isinstance(error, LimitReached)
+    limits = LimitSettings(requests_per_minute=100)
+    changed: Settings = wire.settings.model_copy(
+        update={"tenants": {"acme": TenantSettings(limits=limits)}}
+    )
+    await wire.reload(changed)
+    await answered(wire)
+
+
+async def test_gateways_share_a_limit(opened: Opened) -> None:
+    async with opened(tenants=ONE) as one, opened(tenants=ONE, gateway_id="gw2") as two:
         await two.until(lambda: "gw1" in two.gateway.shared.peers.alive)
         await answered(one)
         await one.gateway.shared.peers.send_heartbeat()
@@ -148,13 +141,10 @@ async def test_gateways_share_a_limit(nats_url: str, model_folder: Path) -> None
 
 
 async def test_the_commands_show_the_use_and_forget_a_tenant(
-    nats_url: str,
-    model_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    opened: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLUICE_API_KEY", raising=False)
-    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
+    async with opened(tenants=ONE) as wire:
         address = ("--address", wire.gateway.address)
         await answered(wire)
         assert await asyncio.to_thread(run, ["tenants", "list", *address]) == 0
@@ -172,17 +162,18 @@ async def test_the_commands_show_the_use_and_forget_a_tenant(
         assert "REQUEST_INVALID" in capsys.readouterr().err
 
 
-async def test_what_no_model_sees_counts_as_requests(nats_url: str, model_folder: Path) -> None:
-    two = {"acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60)}}
-    async with open_wire(nats_url, model_folder, tenants=two) as wire:
-        await wire.stub.CountTokens(pb.CountTokensRequest(prompt="hi"), metadata=ACME)
-        await wire.safety.CheckText(CheckTextRequest(text="hi"), metadata=ACME)
-        for call in (
-            wire.stub.CountTokens(pb.CountTokensRequest(prompt="hi"), metadata=ACME),
-            wire.safety.CheckText(CheckTextRequest(text="hi"), metadata=ACME),
-        ):
-            with pytest.raises(AioRpcError, match="requests_per_minute of 2 is reached"):
-                await call
+@pytest.mark.wire(
+    tenants={"acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60)}}
+)
+async def test_what_no_model_sees_counts_as_requests(wire: Wire) -> None:
+    await wire.stub.CountTokens(pb.CountTokensRequest(prompt="hi"), metadata=ACME)
+    await wire.safety.CheckText(CheckTextRequest(text="hi"), metadata=ACME)
+    for call in (
+        wire.stub.CountTokens(pb.CountTokensRequest(prompt="hi"), metadata=ACME),
+        wire.safety.CheckText(CheckTextRequest(text="hi"), metadata=ACME),
+    ):
+        with pytest.raises(AioRpcError, match="requests_per_minute of 2 is reached"):
+            await call
 
 
 WRONG: list[tuple[str, Any]] = [
@@ -195,16 +186,16 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "request_"), WRONG)
+@pytest.mark.wire(tenants=ONE)
 async def test_requests_refused_for_their_content_count(
-    nats_url: str, model_folder: Path, method: str, request_: Any
+    wire: Wire, method: str, request_: Any
 ) -> None:
-    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
-        send = getattr(InferenceServiceStub(wire.channel), method)
-        with pytest.raises(AioRpcError) as refused:
-            await send(request_, metadata=ACME)
-        assert refused.value.code() in (StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND)
-        with pytest.raises(AioRpcError, match="requests_per_minute of 1 is reached"):
-            await send(request_, metadata=ACME)
+    send = getattr(InferenceServiceStub(wire.channel), method)
+    with pytest.raises(AioRpcError) as refused:
+        await send(request_, metadata=ACME)
+    assert refused.value.code() in (StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND)
+    with pytest.raises(AioRpcError, match="requests_per_minute of 1 is reached"):
+        await send(request_, metadata=ACME)
 
 
 MESSAGE_BYTES: Final = 4096
@@ -216,28 +207,24 @@ MESSAGES: Final = {
 
 @pytest.mark.parametrize("method", ["InferenceService/GenerateText", "SafetyService/CheckText"])
 @pytest.mark.parametrize("wrong", MESSAGES.values(), ids=MESSAGES)
-async def test_messages_that_are_no_request_count(
-    nats_url: str, model_folder: Path, method: str, wrong: bytes
-) -> None:
-    async with open_wire(
-        nats_url, model_folder, tenants=ONE, max_message_bytes=MESSAGE_BYTES
-    ) as wire:
-        send: Any = wire.channel.unary_unary(f"/sluice.v1.{method}")
+@pytest.mark.wire(tenants=ONE, max_message_bytes=MESSAGE_BYTES)
+async def test_messages_that_are_no_request_count(wire: Wire, method: str, wrong: bytes) -> None:
+    send: Any = wire.channel.unary_unary(f"/sluice.v1.{method}")
+    with pytest.raises(AioRpcError) as refused:
+        await send(wrong, metadata=ACME)
+    assert refused.value.code() is StatusCode.INVALID_ARGUMENT
+    with pytest.raises(AioRpcError, match="requests_per_minute of 1 is reached"):
+        await send(wrong, metadata=ACME)
+
+
+@pytest.mark.wire(tenants=ONE)
+async def test_messages_without_a_model_do_not_count(wire: Wire) -> None:
+    send: Any = wire.channel.unary_unary("/sluice.v1.InferenceService/ListModels")
+    for _ in range(2):
         with pytest.raises(AioRpcError) as refused:
-            await send(wrong, metadata=ACME)
+            await send(b"\xff", metadata=ACME)
         assert refused.value.code() is StatusCode.INVALID_ARGUMENT
-        with pytest.raises(AioRpcError, match="requests_per_minute of 1 is reached"):
-            await send(wrong, metadata=ACME)
-
-
-async def test_messages_without_a_model_do_not_count(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
-        send: Any = wire.channel.unary_unary("/sluice.v1.InferenceService/ListModels")
-        for _ in range(2):
-            with pytest.raises(AioRpcError) as refused:
-                await send(b"\xff", metadata=ACME)
-            assert refused.value.code() is StatusCode.INVALID_ARGUMENT
-        assert (await listed(wire))["requests_per_minute"] == 0
+    assert (await listed(wire))["requests_per_minute"] == 0
 
 
 SPEECH: Final = "/v1/audio/transcriptions"
@@ -262,36 +249,36 @@ BODIES: Final[dict[str, tuple[str, Any, dict[str, str]]]] = {
 
 
 @pytest.mark.parametrize(("path", "wrong", "headers"), BODIES.values(), ids=BODIES)
+@pytest.mark.wire(
+    tenants={"acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60)}},
+    http="127.0.0.1:0",
+    max_message_bytes=MESSAGE_BYTES,
+)
 async def test_http_bodies_refused_for_their_content_count(
-    nats_url: str, model_folder: Path, path: str, wrong: Any, headers: dict[str, str]
+    wire: Wire, path: str, wrong: Any, headers: dict[str, str]
 ) -> None:
-    limits = {"acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60)}}
-    async with open_wire(
-        nats_url, model_folder, tenants=limits, http="127.0.0.1:0", max_message_bytes=MESSAGE_BYTES
-    ) as wire:
-        statuses = [
-            (await ask(wire.http, path, wrong, sluice_tenant="acme", **headers)).status
-            for _ in range(3)
-        ]
-        assert 429 not in statuses[:2]
-        assert all(400 <= status < 500 for status in statuses[:2])
-        assert statuses[2] == 429
-        listed = await ask(wire.http, "/v1/models", method="GET", sluice_tenant="acme")
-        assert listed.status == 200
+    statuses = [
+        (await ask(wire.http, path, wrong, sluice_tenant="acme", **headers)).status
+        for _ in range(3)
+    ]
+    assert 429 not in statuses[:2]
+    assert all(400 <= status < 500 for status in statuses[:2])
+    assert statuses[2] == 429
+    listed = await ask(wire.http, "/v1/models", method="GET", sluice_tenant="acme")
+    assert listed.status == 200
 
 
-async def test_requests_refused_for_want_of_capacity_do_not_count(
-    nats_url: str, model_folder: Path
-) -> None:
-    limits = tuned(LimitSettings, requests_per_minute=1, burst_s=60)
-    async with open_wire(nats_url, model_folder, tenants={"acme": {"limits": limits}}) as wire:
-        await wire.batcher.report("large")
-        await wire.until(lambda: not is_served(wire.gateway, "small"))
-        for _ in range(3):
-            with pytest.raises(AioRpcError) as refused:
-                await wire.stub.GenerateText(prompt(model="small"), metadata=ACME)
-            assert refused.value.code() is StatusCode.UNAVAILABLE
-        assert (await listed(wire))["requests_per_minute"] == 0
+@pytest.mark.wire(
+    tenants={"acme": {"limits": tuned(LimitSettings, requests_per_minute=1, burst_s=60)}}
+)
+async def test_requests_refused_for_want_of_capacity_do_not_count(wire: Wire) -> None:
+    await wire.batcher.report("large")
+    await wire.until(lambda: not is_served(wire.gateway, "small"))
+    for _ in range(3):
+        with pytest.raises(AioRpcError) as refused:
+            await wire.stub.GenerateText(prompt(model="small"), metadata=ACME)
+        assert refused.value.code() is StatusCode.UNAVAILABLE
+    assert (await listed(wire))["requests_per_minute"] == 0
 
 
 async def fails_without(wire: Wire, method: str, *, is_taken: bool) -> None:
@@ -310,11 +297,11 @@ async def fails_without(wire: Wire, method: str, *, is_taken: bool) -> None:
 @pytest.mark.parametrize("method", REQUESTS)
 @pytest.mark.parametrize("is_taken", [False, True])
 async def test_request_counts_once_a_batcher_has_it(
-    nats_url: str, model_folder: Path, method: str, is_taken: bool
+    opened: Opened, method: str, is_taken: bool
 ) -> None:
     rate = {"requests_per_minute": 2}
     tenants = {"acme": {"limits": tuned(LimitSettings, **rate, burst_s=60, models={"small": rate})}}
-    async with open_wire(nats_url, model_folder, tenants=tenants) as wire:
+    async with opened(tenants=tenants) as wire:
         for _ in range(2):
             await fails_without(wire, method, is_taken=is_taken)
         used = (await listed(wire))["requests_per_minute"]
@@ -326,33 +313,37 @@ async def test_request_counts_once_a_batcher_has_it(
             await answered(wire)
 
 
-async def test_requests_refused_by_another_limit_do_not_count(
-    nats_url: str, model_folder: Path
-) -> None:
-    limits = tuned(
-        LimitSettings,
-        requests_per_minute=5,
-        burst_s=60,
-        models={"small": {"requests_per_minute": 1, "tokens_per_minute": 1000}},
-    )
-    async with open_wire(nats_url, model_folder, tenants={"acme": {"limits": limits}}) as wire:
-        await answered(wire)
-        used = (await listed(wire))["requests_per_minute"]
-        for _ in range(3):
-            with pytest.raises(AioRpcError, match="model small"):
-                await wire.stub.GenerateText(prompt(), metadata=ACME)
-        assert (await listed(wire))["requests_per_minute"] <= used
+@pytest.mark.wire(
+    tenants={
+        "acme": {
+            "limits": tuned(
+                LimitSettings,
+                requests_per_minute=5,
+                burst_s=60,
+                models={"small": {"requests_per_minute": 1, "tokens_per_minute": 1000}},
+            )
+        }
+    }
+)
+async def test_requests_refused_by_another_limit_do_not_count(wire: Wire) -> None:
+    await answered(wire)
+    used = (await listed(wire))["requests_per_minute"]
+    for _ in range(3):
+        with pytest.raises(AioRpcError, match="model small"):
+            await wire.stub.GenerateText(prompt(), metadata=ACME)
+    assert (await listed(wire))["requests_per_minute"] <= used
 
 
-async def test_soft_limit_degrades_routed_requests_only(nats_url: str, model_folder: Path) -> None:
-    soft = {"share": 0.4, "model": "small"}
-    limits = tuned(LimitSettings, requests_per_minute=2, burst_s=60, soft=soft)
-    async with open_wire(
-        nats_url,
-        model_folder,
-        tenants={"acme": {"limits": limits}},
-        routing={"default": "large"},
-        prices={"small": (1, 1), "large": (2, 2)},
-    ) as wire:
-        assert await answered(wire, prompt(model="large")) == "large"
-        assert await answered(wire, prompt(model="auto")) == "small"
+SOFT = {"share": 0.4, "model": "small"}
+
+
+@pytest.mark.wire(
+    tenants={
+        "acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60, soft=SOFT)}
+    },
+    routing={"default": "large"},
+    prices={"small": (1, 1), "large": (2, 2)},
+)
+async def test_soft_limit_degrades_routed_requests_only(wire: Wire) -> None:
+    assert await answered(wire, prompt(model="large")) == "large"
+    assert await answered(wire, prompt(model="auto")) == "small"

@@ -2,10 +2,9 @@
 
 import gc
 from collections import Counter
-from pathlib import Path
 
 from tests.gateway.kit.batcher import last
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
+from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
 
 
 async def requests(wire: Wire, count: int) -> None:
@@ -35,23 +34,19 @@ async def kept(wire: Wire) -> Counter[str]:
     )
 
 
-async def test_requests_leave_no_objects_behind(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder) as wire:
-        await requests(wire, 3)
-        before = await kept(wire)
-        await requests(wire, 30)
-        grown = await kept(wire) - before
-        assert not {kind: count for kind, count in grown.items() if count >= 10}
+async def test_requests_leave_no_objects_behind(wire: Wire) -> None:
+    await requests(wire, 3)
+    before = await kept(wire)
+    await requests(wire, 30)
+    grown = await kept(wire) - before
+    assert not {kind: count for kind, count in grown.items() if count >= 10}
 
 
-async def test_a_request_that_waits_keeps_no_list_of_its_tokens(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder) as wire:
-        call = wire.stub.Generate(prompt("hello " * 20))
-        task = await wire.batcher.task()
-        tokens = list(task.prompt_token_ids)
-        lists = (one for one in gc.get_objects() if type(one) is list and one is not tokens)
-        assert not [one for one in lists if one == tokens]
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        await events_of(call)
+async def test_a_request_that_waits_keeps_no_list_of_its_tokens(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("hello " * 20))
+    task = await wire.batcher.task()
+    tokens = list(task.prompt_token_ids)
+    lists = (one for one in gc.get_objects() if type(one) is list and one is not tokens)
+    assert not [one for one in lists if one == tokens]
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    await events_of(call)

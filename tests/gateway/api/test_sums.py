@@ -63,7 +63,7 @@ def test_rows_add_up_and_measures_are_means_by_rows() -> None:
             health("gw1", 100, 0.1, 0.3, DRIFT_STATE_STABLE),
             health("gw2", 300, 0.5, -0.1, DRIFT_STATE_DRIFTED),
             health("gw3", 5, None, None, DRIFT_STATE_GATHERING),
-        ],
+        ]
     )
     (head,) = total.routers
     assert (head.inputs.rows, head.inputs.state) == (405, DRIFT_STATE_DRIFTED)

@@ -21,7 +21,7 @@ from sluice.v1.admin_pb2 import ClearAnswersRequest
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.metrics import values
-from tests.gateway.kit.wire import Wire, error_of, open_wire
+from tests.gateway.kit.wire import Opened, Wire, error_of, open_wire
 from tests.support.tiny_encoders import add_modules, config_of, save_reranker, save_transformer
 
 PROMPTS = {"prompts": {"query": "w0 w1 ", "spoken": "w9 "}, "default_prompt_name": "spoken"}
@@ -183,13 +183,11 @@ async def test_wrong_tokens_are_named(wire: Wire, request_: pb.ScoreRequest, fie
     assert [one.field for one in error.violations] == [field]
 
 
-async def test_texts_pass_the_safety_policy(
-    nats_url: str, model_folder: Path, folders: tuple[Path, Path]
-) -> None:
+async def test_texts_pass_the_safety_policy(opened: Opened, folders: tuple[Path, Path]) -> None:
     more = (ModelSettings(name="embed", path=str(folders[0]), engine="embedding"),)
     actions = {"pii.email": "redact", "pii.iban": "block"}
     safety = {"default": "own", "policies": {"own": {"actions": actions}}}
-    async with open_wire(nats_url, model_folder, more_models=more, safety=safety) as wire:
+    async with opened(more_models=more, safety=safety) as wire:
         call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2 ann@example.org w3"]))
         tasks = await tasks_of(wire, 2, "embed")
         assert len(tasks[1].prompt_token_ids) == 6  # [CLS] w9 w2 PLACEHOLDER w3 [SEP]
@@ -291,12 +289,10 @@ async def test_a_thousand_texts_are_a_thousand_rows(wire: Wire) -> None:
 
 
 async def test_the_texts_of_one_tenant_do_not_fill_the_queue_of_all(
-    nats_url: str,
-    model_folder: Path,
-    folders: tuple[Path, Path],
+    opened: Opened, folders: tuple[Path, Path]
 ) -> None:
     more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding")]
-    async with open_wire(nats_url, model_folder, more_models=more) as wire:
+    async with opened(more_models=more) as wire:
         wire.gateway.limiter.texts.maximum = 16
         many = pb.EmbedRequest(texts=[f"w{n}" for n in range(10)])
         first = wire.stub.Embed(many)

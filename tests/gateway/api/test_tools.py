@@ -19,7 +19,16 @@ from tests.gateway.kit.tokenizer import (
     USER,
     write_model,
 )
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, resumed, text_of, tokens_of
+from tests.gateway.kit.wire import (
+    Opened,
+    Wire,
+    error_of,
+    events_of,
+    open_wire,
+    resumed,
+    text_of,
+    tokens_of,
+)
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = pb.Tool(name="weather", description="Tells the weather.", parameters=json.dumps(SCHEMA))
@@ -296,10 +305,10 @@ async def test_bad_turns_are_refused_by_name(wire: Wire) -> None:
         assert [violation.field for violation in error.violations] == [f"chat.messages[1].{named}"]
 
 
-async def test_a_template_without_tools_is_said(nats_url: str, model_folder: Path) -> None:
-    async with open_wire(nats_url, model_folder) as wire:
+async def test_a_template_without_tools_is_said(opened: Opened) -> None:
+    async with opened() as wire:
         _, error = await error_of(wire.stub.Generate(asked()))
-        assert [violation.field for violation in error.violations] == ["tools"]
+    assert [violation.field for violation in error.violations] == ["tools"]
 
 
 async def test_tools_count(wire: Wire) -> None:

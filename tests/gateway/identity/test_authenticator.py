@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import nats
 import pytest
@@ -340,23 +340,6 @@ async def test_only_the_keys_in_use_are_kept_up_to_date() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not running
-
-
-async def test_identities_run_all_that_has_keys() -> None:
-    class Source:
-        def __init__(self) -> None:
-            self.runs = False
-
-        async def run(self) -> None:
-            self.runs = True
-
-    one, two, bucket = (Source() for _ in range(3))
-    sources: Any = {"one": one, "two": two}
-    await Identities(IdentitySettings(), sources, cast(Any, bucket)).run()
-    await Identities(IdentitySettings(), {}, None).run()
-    assert one.runs
-    assert two.runs
-    assert bucket.runs
 
 
 async def test_without_identities_the_metadata_names_the_tenant() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -237,6 +237,10 @@ async def open_wire(
         await wire.ready(*MODELS, *(model.name for model in more_models))
         yield wire
     provider.shutdown()
+
+
+Opened = Callable[..., AbstractAsyncContextManager[Wire]]
+"""Opens a gateway with the options of `open_wire`."""
 
 
 async def error_of(call: Any) -> tuple[grpc.StatusCode, SluiceError]:

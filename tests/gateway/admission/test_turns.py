@@ -1,4 +1,4 @@
-"""Tenants take turns for threads: however much waits for one, another's work is next."""
+"""Tenants take turns, for slots, threads and the event loop: however much waits, another's work is next."""
 
 import asyncio
 import threading
@@ -8,7 +8,15 @@ import pytest
 from grpc.aio import AioRpcError
 
 from gateway.admission.class_limiter import PREPARING_MAX
-from gateway.admission.turns import LOOP_COST, TenantSlots, TenantThreads
+from gateway.admission.turns import (
+    CHAR_SHARE,
+    LOOP_COST,
+    TURN_COST,
+    LoopTurns,
+    TenantSlots,
+    TenantThreads,
+    TextThreads,
+)
 from gateway.safety.compiled import CompiledPolicy
 from gateway.safety.inspector import RequestInspection
 from sluice.v1.inference_pb2 import GenerateRequest
@@ -69,9 +77,7 @@ async def test_slot_whose_waiters_have_gone_stays_free() -> None:
         await slots.take("c")
 
 
-async def test_busy_tenant_delays_work_of_another_by_one(
-    threads: TenantThreads,
-) -> None:
+async def test_busy_tenant_delays_work_of_another_by_one(threads: TenantThreads) -> None:
     gate, order = threading.Event(), list[str]()
 
     def work(name: str) -> Callable[[], None]:
@@ -141,10 +147,7 @@ async def test_long_texts_of_a_tenant_leave_others_their_turn(
     monkeypatch.setattr(RequestInspection, "__init__", slow)
 
     async def ask(tenant: str) -> None:
-        text, metadata = (
-            tenant + "7" * LOOP_COST,
-            (("sluice-tenant", tenant),),
-        )
+        text, metadata = (tenant + "7" * LOOP_COST, (("sluice-tenant", tenant),))
         if method == "CheckText":
             await wire.safety.CheckText(CheckTextRequest(text=text), metadata=metadata)
         else:  # each is refused
@@ -160,3 +163,80 @@ async def test_long_texts_of_a_tenant_leave_others_their_turn(
         await asyncio.gather(*loud, quiet)
     # Behind one that is inspected, and as many as have a slot.
     assert order.index("quiet") <= 1 + PREPARING_MAX["standard"]
+
+
+@pytest.fixture
+async def text_threads() -> AsyncIterator[TextThreads]:
+    made = TextThreads("test", LoopTurns(LOOP_COST), 1, 1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "in_loop"),
+    [
+        (["x" * CHAR_SHARE * (LOOP_COST - TURN_COST)], True),
+        (["x" * CHAR_SHARE * LOOP_COST], False),
+        (["x" * CHAR_SHARE * LOOP_COST + "x"], False),
+        (["7" * (LOOP_COST - TURN_COST)], False),
+        (["7" * (LOOP_COST // 2)], True),
+        (["ab@example.com " * 100], False),
+        (["ж" * (LOOP_COST - TURN_COST)], True),
+        (["ж" * LOOP_COST], False),
+        ([""] * (LOOP_COST // TURN_COST + 1), False),
+    ],
+)
+async def test_long_texts_leave_the_event_loop(
+    texts: list[str], in_loop: bool, text_threads: TextThreads
+) -> None:
+    async with asyncio.timeout(BOUND_S):
+        worked_in = await text_threads.work_on(texts, "acme", threading.current_thread)
+    assert (worked_in is threading.current_thread()) is in_loop
+
+
+async def test_loop_turns_let_other_tenants_run_between() -> None:
+    turns, order = LoopTurns(100), list[str]()
+
+    async def work(tenant: str) -> None:
+        await turns.take(tenant, 100)
+        order.append(tenant)
+
+    loud = [asyncio.ensure_future(work("loud")) for _ in range(50)]
+    quiet = asyncio.ensure_future(work("quiet"))
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*loud, quiet)
+    assert order.index("quiet") <= 1
+    assert len(order) == 51
+
+
+async def test_loop_turns_run_one_size_of_a_tenant_in_a_pass() -> None:
+    turns, passes, done = LoopTurns(100), 0, list[int]()
+
+    def count() -> None:
+        nonlocal passes
+        passes += 1
+        loop.call_soon(count)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(count)
+
+    async def work() -> None:
+        await turns.take("loud", 50)
+        done.append(passes)
+
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*(work() for _ in range(20)))
+    assert max(done.count(at) for at in done) == 2
+
+
+async def test_loop_turns_of_callers_that_left_are_skipped() -> None:
+    turns = LoopTurns(1)
+    await turns.take("a", 1)
+    gone = [asyncio.ensure_future(turns.take("a", 1)) for _ in range(5)]
+    stays = asyncio.ensure_future(turns.take("a", 1))
+    await asyncio.sleep(0)
+    for waiting in gone:
+        waiting.cancel()
+    async with asyncio.timeout(BOUND_S):
+        await stays
+    assert sum(waiting.cancelled() for waiting in gone) >= len(gone) - 1, "one had its turn"
