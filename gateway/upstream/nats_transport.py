@@ -70,6 +70,8 @@ class Coalescer:
     def __init__(self) -> None:
         self._is_due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_at = inf
+        """When the timer is due: a timer of uvloop that is due at once does not say it."""
         self._busy_until = -inf
         self._recent = deque([-inf], FREQUENT)
         """When the last interactive tasks came while the gateway was busy."""
@@ -90,10 +92,11 @@ class Coalescer:
             return
         loop = asyncio.get_running_loop()
         due_at = loop.time() + delay_s
-        if self._timer is None or due_at < self._timer.when():
+        if self._timer is None or due_at < self._timer_due_at:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = loop.call_at(due_at, self._is_due.set)
+            self._timer_due_at = due_at
 
     async def wait(self) -> None:
         """Return when messages are due."""

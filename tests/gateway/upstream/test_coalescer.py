@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+import uvloop
 
 from gateway.upstream.nats_transport import FREQUENT, INTERACTIVE_S, LAG_S, UNREAD_S, Coalescer
 from tests.gateway.kit.runs import new_run
@@ -37,6 +38,24 @@ async def test_only_unread_bulk_tasks_wait(
     coalescer = Coalescer()
     coalescer.notify(run(priority_class, coalesce_ms))
     assert (await waited_s(coalescer) >= 0.9 * UNREAD_S) == waits
+
+
+def test_tasks_of_any_delay_are_accepted_on_uvloop() -> None:
+    """A timer of uvloop that is due within half a millisecond has no time."""
+
+    async def notify_for(seconds: float) -> None:
+        coalescer = Coalescer()
+        coalescer.note_lag(2 * LAG_S)
+        for _ in range(FREQUENT + 1):
+            coalescer.notify(run("interactive"))
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            coalescer.notify(run("interactive"))
+            coalescer.notify(run("interactive"))
+            coalescer.notify()
+            await coalescer.wait()
+
+    uvloop.run(notify_for(4 * INTERACTIVE_S))
 
 
 async def test_message_that_does_not_wait_takes_others_along() -> None:
