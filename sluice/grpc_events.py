@@ -10,28 +10,20 @@ loop in any case.
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from grpc import aio
-
-_MADE: Final = socket.socketpair
 
 
 @contextmanager
 def prompt_grpc_events() -> Iterator[None]:
     """Apply to the whole life of the running event loop; enter it before anything of `grpc.aio` is made."""
-    socket.socketpair = _pair  # type: ignore[assignment]
+    timeout_s = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0)  # the pair that is made now does not block
     try:
         aio.init_grpc_aio()
     finally:
-        socket.socketpair = _MADE
+        socket.setdefaulttimeout(timeout_s)
     try:
         yield
     finally:
         aio.shutdown_grpc_aio()
-
-
-def _pair() -> tuple[socket.socket, socket.socket]:
-    reading, writing = _MADE()
-    writing.setblocking(False)
-    return reading, writing

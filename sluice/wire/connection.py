@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
 import random
 import re
+import socket
 import ssl
+import stat
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError, SlowConsumerError, StaleConnectionError
+from nats.errors import NoRespondersError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, ServiceUnavailableError
@@ -55,7 +59,7 @@ class NatsUnreachable(ConnectionError):
 
 
 class MeshClient(Client):
-    """A client whose requests and flushes never hide a cancel, and that leaves a dead link at once.
+    """A client whose requests and flushes never hide a cancel, and that drops what JetStream sends uninvited.
 
     In Python 3.11 `asyncio.wait_for` returns its result when result and cancel come in one pass of the loop, and the
     task would run on as if nobody had cancelled it (https://github.com/python/cpython/issues/86296; 3.12 does not).
@@ -101,13 +105,6 @@ class MeshClient(Client):
         flushing.add_done_callback(_note_error)
         async with asyncio.timeout(timeout):
             await asyncio.shield(flushing)
-
-    async def _process_op_err(self, e: Exception) -> None:  # exempt from SLF001: decision 0018
-        """Abort a stale connection: nats-py would wait until a peer that does not read has read everything."""
-        writer = getattr(self._transport, "_io_writer", None)  # exempt from SLF001
-        if isinstance(e, StaleConnectionError) and writer is not None:
-            writer.transport.abort()
-        await super()._process_op_err(e)  # exempt from SLF001
 
 
 def _note_error(flushing: asyncio.Task[None]) -> None:
@@ -180,6 +177,7 @@ class _Connection:
         self.client = MeshClient()
         self.starting: asyncio.Timeout | None = None
         self._url = url
+        self._ping_s = PING_OF_SEVERAL_S if "," in url else PING_S
         self._tls = tls
         self._context = None if tls is None else ClientContext(tls)
         self._on_loss = on_loss
@@ -196,7 +194,7 @@ class _Connection:
             **secured(self._context),
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
-            ping_interval=PING_OF_SEVERAL_S if len(servers) > 1 else PING_S,  # type: ignore[arg-type]  # as above
+            ping_interval=self._ping_s,  # type: ignore[arg-type]  # as above
             max_outstanding_pings=_PINGS_MAX,
             pending_size=PENDING_BYTES_MAX,
             error_cb=self._on_error,
@@ -204,7 +202,37 @@ class _Connection:
             disconnected_cb=self._on_disconnected,
         )
         if self._context is not None:
-            check_encrypted(self.client, self._url)
+            await self._check_encrypted(self._context)
+        await self._limit_unsent()
+
+    async def _check_encrypted(self, tls: ClientContext) -> None:
+        """Raise NatsUnreachable if the server offers no TLS: nats-py would go on unencrypted.
+
+        A second connection reads the server's greeting, which nats-py does not show.
+        """
+        server = self.client.connected_url
+        assert server is not None, "it has just connected"
+        reader, writer = await asyncio.open_connection(server.hostname, server.port)
+        try:
+            greeting = json.loads((await reader.readline()).removeprefix(b"INFO "))
+            if not greeting.get("tls_required"):
+                raise NatsUnreachable(
+                    f"NATS at {shown(self._url)} offers no TLS, and tls.mesh is set"
+                )
+            # Without a handshake the server would log an error.
+            await writer.start_tls(tls.context, server_hostname=server.hostname)
+        finally:
+            writer.close()
+
+    async def _limit_unsent(self) -> None:
+        """Let the kernel end this connection when the server stops taking data.
+
+        nats-py leaves a dead connection only after it has written all that is buffered.
+        """
+        server = self.client.connected_url
+        if server is not None and server.port is not None:
+            limit_s = self._ping_s * (_PINGS_MAX + 1)
+            await asyncio.to_thread(_limit_unacknowledged, server.port, limit_s)
 
     async def _on_error(self, error: Exception) -> None:
         refused = None if self.starting is None else refusal(self._url, self._tls, error)
@@ -223,6 +251,7 @@ class _Connection:
     async def _on_reconnected(self) -> None:
         logger.info("NATS: connected again")
         self._on_loss()
+        await self._limit_unsent()
 
     async def _on_disconnected(self) -> None:
         if not (self.client.is_draining or self.client.is_closed):
@@ -263,10 +292,17 @@ def refusal(url: str, tls: Path | None, error: Exception) -> NatsUnreachable | N
     return None
 
 
-def check_encrypted(client: Client, url: str) -> None:
-    """Raise NatsUnreachable if the server offers no TLS: nats-py would go on unencrypted."""
-    if not client._server_info.get("tls_required"):  # noqa: SLF001
-        raise NatsUnreachable(f"NATS at {shown(url)} offers no TLS, and tls.mesh is set")
+def _limit_unacknowledged(port: int, limit_s: float) -> None:
+    """Set TCP_USER_TIMEOUT on the sockets of this process that are connected to `port`."""
+    for name in os.listdir("/proc/self/fd"):
+        # A file that is closed meanwhile, or a socket without a peer, raises OSError and is not meant.
+        with contextlib.suppress(OSError):
+            number = int(name)
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as link:
+                    if link.getpeername()[1:2] == (port,):
+                        limit_ms = round(limit_s * 1000)
+                        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
 
 
 def _check_payload(client: Client, url: str) -> None:
