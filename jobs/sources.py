@@ -76,6 +76,8 @@ class InputSource:
                 reading = asyncio.ensure_future(threads.run(tenant, entries.next))
                 yield block
         finally:
+            # Nobody waits for the last block: its error, such as ReadingStopped, is not logged.
+            reading.add_done_callback(lambda task: task.cancelled() or task.exception())
             stop.set()
             reading.cancel()
 

@@ -7,13 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import uvloop
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub

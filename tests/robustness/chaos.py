@@ -24,7 +24,6 @@ docs/concepts/faults.md has the figures and says what each process promises; `--
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,10 +31,6 @@ from dataclasses import asdict
 from itertools import chain, count
 from pathlib import Path
 from typing import Final
-
-import uvloop
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from sluice.errors import SetupError
 from tests.robustness.faults.callers import KINDS
@@ -52,7 +47,10 @@ DEFAULT: Final = tuple(
 
 
 async def main(options: argparse.Namespace) -> int:
-    """Runs the faults that were asked for; returns the exit code."""
+    """Run the faults; return 1 if one could not be done or an answer was not the calm one."""
+    if options.list:
+        print("\n".join(f"{name:24} {fault.about}" for name, fault in FAULTS.items()))
+        return 0
     topology = Topology(
         options.gateways, options.batchers, options.workers, options.standby, options.nats
     )
@@ -104,11 +102,8 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     parser.add_argument("--faults", type=_names, default=list(DEFAULT), help="names, or all")
     parser.add_argument("--list", action="store_true", help="name all faults and end")
     parser.add_argument("--seconds", type=float, default=180.0, help="length of the run of a fault")
@@ -122,13 +117,3 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--standby", type=int, default=0, help="of the workers, standbys")
     parser.add_argument("--nats", type=int, choices=(1, 3), default=1)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep files and logs there")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    asked = parse()
-    if asked.list:
-        print("\n".join(f"{name:24} {fault.about}" for name, fault in FAULTS.items()))
-        sys.exit(0)
-    sys.exit(uvloop.run(main(asked)))

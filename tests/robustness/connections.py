@@ -4,8 +4,7 @@
 
 `connection_KIND_memory` (KiB) and `connection_KIND_cpu` (us): of one of N connections (400) that are open at the same
 time, in the gateway's process; kernel time is counted, kernel memory is not. A gateway with API keys and NATS, nothing
-else. peer: the same connection at servers of uvloop and grpc.aio that do nothing, with the same certificate: the floor
-of what a connection costs on this machine. KIND is `grpc`, `http` or `https`, and
+else. KIND is `grpc`, `http` or `https`, and
 
 `idle`      TLS is set up, HTTP/2 too, and nothing is asked
 `refused`   a request without credentials is answered with 401 or UNAUTHENTICATED
@@ -18,11 +17,9 @@ import argparse
 import asyncio
 import resource
 import ssl
-import subprocess
-import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +28,6 @@ from typing import Final
 import grpc
 import psutil
 import uvloop
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.support.harness import Figure, emit, machine
 from sluice.settings import IdentitySettings
@@ -48,7 +43,6 @@ WARM: Final = 64
 AT_ONCE: Final = 8
 KEPT: Final = 4
 """Connections that a gateway has of its own, such as to NATS."""
-BARE: Final = Path(__file__).parent / "bare_server.py"
 HEAD: Final = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -154,38 +148,18 @@ def _used_us(process: psutil.Process) -> float:
     return 1e6 * (times.user + times.system)
 
 
-@contextmanager
-def bare(authority: Authority | None) -> Iterator[Target]:
-    """Run the server that is compared with."""
-    ports = free_port(), free_port()
-    command = [sys.executable, str(BARE), *map(str, ports)]
-    if authority is not None:
-        command.append(str(authority.of("gateway")))
-    with subprocess.Popen(command) as process:
-        try:
-            http, calls = (f"127.0.0.1:{port}" for port in ports)
-            yield Target(psutil.Process(process.pid), calls, http, authority)
-        finally:
-            process.kill()
-
-
-async def _measure(
-    target: Target, floor: Target, kinds: Mapping[str, Open], count: int
-) -> list[Figure]:
+async def _measure(target: Target, kinds: Mapping[str, Open], count: int) -> list[Figure]:
     figures = []
     for kind, opened in kinds.items():
         ours = await cost(target, opened, count)
-        peer = await cost(floor, opened, count)
-        for name, unit in (("memory", "KiB"), ("cpu", "us")):
-            mine, floor_of = getattr(ours, name), getattr(peer, name)
-            note = f"{count} connections at a time; peer: servers that do nothing"
-            figures.append(
-                Figure(f"connection_{kind}_{name}", mine, floor_of, None, unit, 1, machine(), note)
-            )
+        note = f"{count} connections at a time"
+        for name, value, unit in (("memory", ours.memory, "KiB"), ("cpu", ours.cpu, "us")):
+            figure = f"connection_{kind}_{name}"
+            figures.append(Figure(figure, value, None, None, unit, 1, machine(), note))
     return figures
 
 
-def main(count: int) -> list[Figure]:
+def measure(count: int) -> list[Figure]:
     """Measure every kind of connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -197,16 +171,16 @@ def main(count: int) -> list[Figure]:
         with nats_process(root, free_port()) as url:
             asyncio.run(wait_for_nats(url, START_S))
             for own, kinds in ((None, PLAIN), (authority, ENCRYPTED)):
-                with bare(own) as floor, gateway(root, url, own, identity, 8 * count) as target:
-                    figures += uvloop.run(_measure(target, floor, kinds, count))
+                with gateway(root, url, own, identity, 8 * count) as target:
+                    figures += uvloop.run(_measure(target, kinds, count))
     return figures
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+async def main(options: argparse.Namespace) -> None:
+    """Print what a connection of each kind costs."""
+    emit(await asyncio.to_thread(measure, options.count), options.json)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     parser.add_argument("--count", type=int, default=400, help="connections at a time")
-    options = parser.parse_args()
-    emit(main(options.count), options.json)

@@ -23,9 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-import uvloop
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.support.harness import Figure, emit, machine
 from sluice import settings as config
@@ -160,15 +157,6 @@ async def main(options: argparse.Namespace) -> int:
     return int(found.ended.total() != options.calls + options.calls // 10)
 
 
-def parse() -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     parser.add_argument("--calls", type=int, default=CALLS, help="of the tenant that floods")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    sys.exit(uvloop.run(main(parse())))

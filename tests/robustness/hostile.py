@@ -4,7 +4,7 @@ Each kind is a tenant with an API key of its own, and begins its calls at the ra
 before; `OPEN_MAX` of a kind are open at most. What it began ends with the process; it deletes its jobs first. The last
 line of its output has how the calls ended, by kind and code.
 
-    python tests/robustness/hostile.py GRPC HTTP SECONDS     keys by tenant come as JSON on the standard input
+    python -m tests.robustness.hostile GRPC HTTP SECONDS     keys by tenant come as JSON on the standard input
 """
 
 import asyncio
@@ -26,8 +26,6 @@ from urllib.parse import urlsplit
 import grpc
 import uvloop
 from backports import zstd
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1 import jobs_pb2

@@ -31,7 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, Final
@@ -65,7 +65,6 @@ END_S: Final = 90.0
 """What hostile tenants may take to delete their jobs, seconds."""
 LIMITED: Final = ("constraint_child", "parquet_child")
 """Processes that have limits of their own, by their module."""
-_SUPPORT: Final = Path(__file__).parent
 
 
 def hostile_settings() -> Settings:
@@ -198,21 +197,21 @@ class Part:
     end: float
 
 
-async def _started(script: str, *words: str) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    command = (sys.executable, str(_SUPPORT / script), *words)
+async def start_beside(module: str, *words: str) -> asyncio.subprocess.Process:
+    """Start a module of this package in a session of its own: the kernel may share cores by session."""
     return await asyncio.create_subprocess_exec(
-        *command,
-        stdin=pipe,
-        stdout=pipe,
+        *(sys.executable, "-m", f"tests.robustness.{module}", *words),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
         limit=1 << 30,
         env={**os.environ, "GRPC_VERBOSITY": "NONE"},
-        start_new_session=True,  # the kernel may share cores by session
+        start_new_session=True,
     )
 
 
-async def _said(process: asyncio.subprocess.Process) -> Any:
-    assert process.stdout is not None
+async def read_json(process: asyncio.subprocess.Process) -> Any:
+    """Return what a process prints until its end."""
+    assert process.stdout is not None, "piped"
     async with asyncio.timeout(END_S):
         return json.loads(await process.stdout.read())
 
@@ -236,11 +235,11 @@ async def _parts(
                 await asyncio.sleep(seconds)
                 continue
             assert mesh.http is not None
-            attackers = await _started("hostile.py", mesh.address, mesh.http, str(seconds))
+            attackers = await start_beside("hostile", mesh.address, mesh.http, str(seconds))
             assert attackers.stdin is not None
             attackers.stdin.write(json.dumps(dict(keys)).encode() + b"\n")
             await asyncio.sleep(seconds)
-            for kind, found in (await _said(attackers)).items():
+            for kind, found in (await read_json(attackers)).items():
                 ends.update({f"{kind} {code}": count for code, count in found.items()})
             await attackers.wait()
     return parts, ends
@@ -260,7 +259,7 @@ async def hostile(minutes: float, cycle: float) -> list[Figure]:
         async with running_mesh(hostile_settings(), state_dir=Path(folder)) as mesh:
             keys = await _keys((QUIET, *KINDS), Path(folder))
             await asyncio.sleep(KNOWN_S)
-            quiet = await _started("quiet_caller.py", mesh.address, str(QUIET_PER_S))
+            quiet = await start_beside("quiet_caller", mesh.address, str(QUIET_PER_S))
             assert quiet.stdin is not None
             quiet.stdin.write(keys.pop(QUIET).encode() + b"\n")
             await asyncio.sleep(WARM_CALLS / QUIET_PER_S)
@@ -269,7 +268,7 @@ async def hostile(minutes: float, cycle: float) -> list[Figure]:
             async with _watched(processes):
                 parts, ends = await _parts(mesh, keys, minutes, cycle)
             quiet.stdin.close()
-            calls = await _said(quiet)
+            calls = await read_json(quiet)
             restarts = sum(one.restarts for one in mesh.state.processes)
     return _figures(parts, calls, processes, ends, restarts)
 
@@ -280,81 +279,68 @@ def _p99(waits: Sequence[float]) -> float:
 
 def _figures(
     parts: Sequence[Part],
-    calls: Sequence[tuple[float, float, str]],
+    calls: Sequence[Sequence[Any]],
     processes: Processes,
     ends: Counter[str],
     restarts: int,
 ) -> list[Figure]:
     waits: dict[bool, list[float]] = {True: [], False: []}
     by_part: list[float] = []
-    failed: Counter[str] = Counter(code for _, _, code in calls if code)
+    failed: Counter[str] = Counter(call[4] for call in calls if call[4])
     for part in parts:
-        found = [ms for due, ms, code in calls if not code and part.begin <= due < part.end]
-        waits[part.beside] += found
-        by_part.append(round(_p99(found), 1))
+        answered = [call[3] for call in calls if not call[4] and part.begin <= call[0] < part.end]
+        waits[part.beside] += answered
+        by_part.append(round(_p99(answered), 1))
     beside, alone = _p99(waits[True]), _p99(waits[False])
     cycles = len(parts) // 2
-    runs = cycles if cycles >= MIN_RUNS else 1
-    where, rates = machine(), f"{QUIET_PER_S:g} calls a second; hostile ones: {dict(RATES)}"
+    runs, where = cycles if cycles >= MIN_RUNS else 1, machine()
     also = {
-        "beside_p50_ms": quantiles(waits[True], n=2)[0],
-        "alone_p50_ms": quantiles(waits[False], n=2)[0],
-        "beside_longest_ms": max(waits[True]),
-        "alone_longest_ms": max(waits[False]),
-        "beside_calls": len(waits[True]),
-        "alone_calls": len(waits[False]),
+        f"{name}_{figure}": value
+        for name, found in (("beside", waits[True]), ("alone", waits[False]))
+        for figure, value in (
+            ("p50_ms", quantiles(found, n=2)[0]),
+            ("longest_ms", max(found)),
+            ("calls", len(found)),
+        )
     }
-    of_parts = {"p99_ms_alone": by_part[::2], "p99_ms_beside": by_part[1::2]}
     above, limited = processes.above_idle(), processes.limited()
-    families = processes.family_above_idle()
     internal = {name: count for name, count in ends.items() if _is_internal(name)}
     named = {f"{name}_mib": size for name, size in above.items()}
-    named |= {f"{name}_with_children_mib": size for name, size in families.items()}
+    for name, size in processes.family_above_idle().items():
+        named[f"{name}_with_children_mib"] = size
+
+    def figure(name: str, value: float, unit: str, note: str, **more: Any) -> Figure:
+        return Figure(f"abuse_{name}", value, None, None, unit, runs, where, note, **more)
+
+    by_end = {"ends": dict(sorted(ends.items()))}
+    idle = f"idle: { {name: round(size) for name, size in processes.idle.items()} }"
+    memory, child_memory = max(above.values()), max(limited.values(), default=0.0)
     return [
-        Figure(
-            "abuse_quiet_p99",
-            beside,
-            alone,
-            alone / beside,
-            "ms",
-            runs,
-            where,
-            rates,
-            of_parts,
-            also,
+        replace(
+            figure(
+                "quiet_p99",
+                beside,
+                "ms",
+                f"{QUIET_PER_S:g} calls a second; hostile ones: {dict(RATES)}",
+                settings={"p99_ms_alone": by_part[::2], "p99_ms_beside": by_part[1::2]},
+                also=also,
+            ),
+            peer=alone,
+            ratio=alone / beside,
         ),
-        Figure(
-            "abuse_quiet_failed",
-            failed.total(),
-            None,
-            None,
+        figure("quiet_failed", failed.total(), "calls", f"{dict(failed)}"),
+        figure("memory_above_idle", memory, "MiB", idle, also=named),
+        figure("child_memory", child_memory, "MiB", "processes with own limits", also=limited),
+        figure("ended", restarts + len(processes.ended), "processes", f"{processes.ended}"),
+        figure(
+            "internal",
+            sum(internal.values()),
             "calls",
-            runs,
-            where,
-            f"{dict(failed)}",
-        ),
-        Figure(
-            *("abuse_memory_above_idle", max(above.values()), None, None, "MiB", runs, where),
-            *(f"idle: {_rounded(processes.idle)}", {}, named),
-        ),
-        Figure(
-            *("abuse_child_memory", max(limited.values(), default=0.0), None, None, "MiB", runs),
-            *(where, "processes with limits of their own", {}, limited),
-        ),
-        Figure(
-            *("abuse_ended", restarts + len(processes.ended), None, None, "processes", runs),
-            *(where, f"{processes.ended}"),
-        ),
-        Figure(
-            *("abuse_internal", sum(internal.values()), None, None, "calls", runs, where),
-            *(f"{internal}", {"ends": dict(sorted(ends.items()))}),
+            f"{internal}",
+            settings=by_end,
         ),
     ]
 
 
 def _is_internal(ended: str) -> bool:
     return any(code in ended for code in (" INTERNAL", " UNKNOWN", "status 500"))
-
-
-def _rounded(sizes: Mapping[str, float]) -> dict[str, int]:
-    return {name: round(size) for name, size in sizes.items()}

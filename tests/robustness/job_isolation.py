@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ from sluice.errors import SluiceError
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import jobs_pb2 as pb
 from supervisor.mesh import Mesh, running_mesh
-from tests.robustness.mesh_memory import memory_of
+from tests.robustness.mesh_memory import watch_memory
 
 MODEL: Final = "echo"
 ITEMS: Final = 3
@@ -90,7 +90,7 @@ async def _figure(kind: str) -> Figure:
     ):
         await _job_s(other)  # warms up
         alone = [await _job_s(other) for _ in range(JOBS)]
-        highest: dict[str, float] = {}
+        highest = Counter[str]()
         attacker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.robustness.job_isolation", mesh.address, kind, webhook),
             stdin=asyncio.subprocess.PIPE,
@@ -99,7 +99,7 @@ async def _figure(kind: str) -> Figure:
         assert attacker.stdout is not None, "piped"
         assert await attacker.stdout.readline(), "the inputs are there"
         hostile = asyncio.ensure_future(attacker.communicate(b"begin\n"))
-        watching = asyncio.ensure_future(_watch(mesh, highest))
+        watching = asyncio.ensure_future(watch_memory(mesh, highest, SAMPLE_S))
         beside = [await _job_s(other) for _ in range(JOBS)]
         while not hostile.done():  # until all of them are there
             beside.append(await _job_s(other))
@@ -110,7 +110,7 @@ async def _figure(kind: str) -> Figure:
     also = {
         "worst_s": max(beside),
         "alone_worst_s": max(alone),
-        "jobs_process_mib": highest["jobs"],
+        "jobs_process_mib": float(highest["jobs"]),
         **{f"hostile_{name}": float(count) for name, count in outcomes.items()},
     }
     note = (
@@ -194,15 +194,6 @@ async def _spec(client: AsyncClient, kind: str, webhook: str) -> pb.JobSpec:
     if kind == "slow":
         spec.limits.requests_per_minute, spec.limits.concurrency = 1, 1
     return spec
-
-
-async def _watch(mesh: Mesh, highest: dict[str, float]) -> None:
-    """Notes the most memory of each process, MiB, until it is cancelled."""
-    while True:
-        with suppress(Exception):  # a process that is started again
-            for name, kib in memory_of(mesh).items():
-                highest[name] = max(kib / 1024, highest.get(name, 0.0))
-        await asyncio.sleep(SAMPLE_S)
 
 
 if __name__ == "__main__":

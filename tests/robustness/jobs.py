@@ -22,12 +22,6 @@ A job's time is from its creation to its end by the clock of the service; the up
 """
 
 import argparse
-import sys
-from pathlib import Path
-
-import uvloop
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.support.harness import emit
 from tests.robustness.job_isolation import KINDS as HOSTILE_KINDS
@@ -43,16 +37,10 @@ async def main(options: argparse.Namespace) -> None:
         emit(await kills(options.only or KINDS, options.items, options.seconds), options.json)
 
 
-def parse() -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     parser.add_argument("--items", type=int, default=20_000, help="of the job that is killed")
-    parser.add_argument(
-        "--seconds", type=float, default=180.0, help="how long processes are killed"
-    )
+    parser.add_argument("--seconds", type=float, default=180.0, help="how long to kill processes")
     parser.add_argument(
         "--only",
         action="append",
@@ -60,8 +48,3 @@ def parse() -> argparse.Namespace:
         help="of `kills`: this process; of `isolation`: this kind",
     )
     parser.add_argument("part", metavar="PART", choices=["isolation", "kills"])
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    uvloop.run(main(parse()))

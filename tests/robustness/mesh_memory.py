@@ -1,5 +1,9 @@
 """Resident memory of the processes of a mesh."""
 
+import asyncio
+from collections import Counter
+from contextlib import suppress
+
 import psutil
 
 from supervisor.mesh import Mesh
@@ -17,3 +21,11 @@ def memory_of(mesh: Mesh, *, private: bool = False) -> dict[str, float]:
     if private:
         return {name: one.memory_full_info().uss / 1024 for name, one in processes.items()}
     return {name: one.memory_info().rss / 1024 for name, one in processes.items()}
+
+
+async def watch_memory(mesh: Mesh, highest: Counter[str], every_s: float) -> None:
+    """Keep the highest memory of each process in MiB, until cancelled."""
+    while True:
+        with suppress(psutil.Error, ProcessLookupError):  # a process that is started again
+            highest |= Counter({name: int(kib) >> 10 for name, kib in memory_of(mesh).items()})
+        await asyncio.sleep(every_s)

@@ -22,7 +22,6 @@ used again.
 import argparse
 import asyncio
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,9 +31,6 @@ from statistics import linear_regression
 from typing import TYPE_CHECKING, Final
 
 import grpc
-import uvloop
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
 from sluice import settings as config
@@ -345,14 +341,10 @@ async def main(args: argparse.Namespace) -> None:
     emit(found, args.json)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     parser.add_argument("--runs", type=int, default=MIN_RUNS, help="rounds of 20,000 requests")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of an answer")
     parser.add_argument("--rate", type=float, default=math.inf, help="requests a second at most")
     parser.add_argument("--hold", type=int, default=0, help="requests at the same time, to 1,024")
     parser.add_argument("--prompt-words", type=int, default=32, help="of the prompts")
-    uvloop.run(main(parser.parse_args()))

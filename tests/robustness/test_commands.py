@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.robustness.__main__ import COMMANDS
 from tests.robustness.attacks import ATTACKS
 from tests.robustness.hostile import RATES
 
@@ -30,10 +31,15 @@ def lines(name: str, *arguments: str) -> list[dict[str, object]]:
 
 def test_a_command_that_is_none_names_those_that_are() -> None:
     result = subprocess.run(
-        ["scripts/robustness", "quake"], cwd=ROOT, capture_output=True, text=True, timeout=20
+        ["scripts/robustness", "quake"],
+        env={**os.environ, "PYTHON": sys.executable},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
     )
     assert result.returncode == 2
-    assert "chaos|fuzz|abuse|soak|jobs|fairness|connections" in result.stderr
+    assert all(f"\n{name} " in result.stderr for name in COMMANDS)
 
 
 @pytest.mark.long
