@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from typer import Argument, BadParameter, Option
 
 from cli import batch_view, options, output
-from cli.commands import Commands, argument, option, wants_json
+from cli.commands import Commands, wants_json
 from cli.failure import CommandFailed
 from cli.files import OutFile, check_input, opened, pieces
 from sluice.client import Client
@@ -29,22 +29,26 @@ _NATS: Final = "nats://"
 class InputOptions:
     """How the input is written, and where the messages of a subject begin and end."""
 
-    format: Literal["auto", "openai", "jsonl", "csv", "parquet"] = option(
-        "auto", "Format of the input."
+    format: Literal["auto", "openai", "jsonl", "csv", "parquet"] = Option(
+        "auto", help="Format of the input."
     )
-    template: str = option("", 'Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT")
-    id_field: str = option("", 'The column that names an item.  [default: "id"]', metavar="NAME")
-    messages: int = option(
-        0, "For nats:// inputs: stop after this many messages.  [default: no end]", min=0
+    template: str = Option(
+        "", help='Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT"
     )
-    idle: float = option(
+    id_field: str = Option(
+        "", help='The column that names an item.  [default: "id"]', metavar="NAME"
+    )
+    messages: int = Option(
+        0, help="For nats:// inputs: stop after this many messages.  [default: no end]", min=0
+    )
+    idle: float = Option(
         0.0,
-        "For nats:// inputs: stop when no message came for this long.  [default: no end]",
+        help="For nats:// inputs: stop when no message came for this long.  [default: no end]",
         min=0,
         metavar="SECONDS",
     )
-    from_sequence: int = option(
-        0, "For nats:// inputs: sequence of the first message.  [default: the first]", min=0
+    from_sequence: int = Option(
+        0, help="For nats:// inputs: sequence of the first message.  [default: the first]", min=0
     )
 
     def fill(self, where: pb.JobInput, source: str) -> Path | None:
@@ -71,22 +75,22 @@ class InputOptions:
 class StageOptions:
     """How long documents are split, and the answers to their parts put together."""
 
-    split: int = option(
+    split: int = Option(
         0,
-        "Split long documents into parts of at most this many tokens.  [default: what fits]",
+        help="Split long documents into parts of at most this many tokens.  [default: what fits]",
         min=0,
         metavar="TOKENS",
     )
-    overlap: int = option(
+    overlap: int = Option(
         0,
-        "Tokens of a part's end that begin the next part; needs --split.",
+        help="Tokens of a part's end that begin the next part; needs --split.",
         min=0,
         metavar="TOKENS",
     )
-    map: str = option("", 'The prompt of a part: "Summarize: {text}".', metavar="TEXT")
-    reduce: str = option(
+    map: str = Option("", help='The prompt of a part: "Summarize: {text}".', metavar="TEXT")
+    reduce: str = Option(
         "",
-        'Split documents; the prompt of the answers to the parts: "Put together: {text}".',
+        help='Split documents; the prompt of the answers to the parts: "Put together: {text}".',
         metavar="TEXT",
     )
 
@@ -110,17 +114,17 @@ class StageOptions:
 class LimitOptions:
     """When a job ends, is paused or gives an item up, and how fast it runs."""
 
-    deadline: float | None = option(
-        None, "Deadline of the job: it expires after this time.", metavar="SECONDS"
+    deadline: float | None = Option(
+        None, help="Deadline of the job: it expires after this time.", metavar="SECONDS"
     )
-    max_cost: float = option(0.0, "Pause the job at this cost.", min=0)
-    requests_per_minute: int = option(0, "Maximum number of requests per minute.", min=0)
-    tokens_per_minute: int = option(0, "Maximum number of tokens per minute.", min=0)
-    concurrency: int = option(0, "Maximum number of items in flight.", min=0)
-    max_bad_lines: float | None = option(
-        None, "Pause the job above this share of invalid lines.  [default: 0.1]", min=0, max=1
+    max_cost: float = Option(0.0, help="Pause the job at this cost.", min=0)
+    requests_per_minute: int = Option(0, help="Maximum number of requests per minute.", min=0)
+    tokens_per_minute: int = Option(0, help="Maximum number of tokens per minute.", min=0)
+    concurrency: int = Option(0, help="Maximum number of items in flight.", min=0)
+    max_bad_lines: float | None = Option(
+        None, help="Pause the job above this share of invalid lines.  [default: 0.1]", min=0, max=1
     )
-    max_retries: int | None = option(None, "Retries of an item.  [default: 3]", min=0)
+    max_retries: int | None = Option(None, help="Retries of an item.  [default: 3]", min=0)
 
     def limits(self, item_timeout_s: float | None) -> pb.JobLimits:
         """Return the limits that were given; the others keep their defaults."""
@@ -160,27 +164,29 @@ _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 @batch.command()
 def submit(
     *,
-    source: str = argument(
+    source: str = Argument(
         ...,
-        "File to upload, or URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
+        help="File to upload, or URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
         metavar="IN",
         show_default=False,
     ),
     chosen: options.BulkSampling,
     out: Out = None,
-    wait: bool = option(False, "Wait until the job is over."),
-    watch: bool = option(False, "Wait until the job is over, and show its progress."),
+    wait: bool = Option(False, "--wait", help="Wait until the job is over."),
+    watch: bool = Option(
+        False, "--watch", help="Wait until the job is over, and show its progress."
+    ),
     given: InputOptions,
     stages: StageOptions,
-    reuse: list[str] | None = option(
-        None, "Reuse this job's answers to identical prompts; may be repeated.", metavar="JOB"
+    reuse: list[str] | None = Option(
+        None, help="Reuse this job's answers to identical prompts; may be repeated.", metavar="JOB"
     ),
-    name: str = option("", "Name of the job, shown in lists."),
-    key: str = option("", "Idempotency key: the same key and specification are the same job."),
+    name: str = Option("", help="Name of the job, shown in lists."),
+    key: str = Option("", help="Idempotency key: the same key and specification are the same job."),
     bounds: LimitOptions,
-    webhook: str = option(
+    webhook: str = Option(
         "",
-        f"URL that is notified about the end of the job; ${_SECRET_VARIABLE} signs it.",
+        help=f"URL that is notified about the end of the job; ${_SECRET_VARIABLE} signs it.",
         metavar="URL",
     ),
     max_dead: MaxDead = 0,
@@ -249,8 +255,8 @@ def watch(
 @batch.command("list")
 def list_jobs(
     *,
-    state: list[str] | None = option(
-        None, "Only jobs in this state; may be repeated.", metavar="STATE"
+    state: list[str] | None = Option(
+        None, help="Only jobs in this state; may be repeated.", metavar="STATE"
     ),
     client: options.TenantClient,
 ) -> None:
@@ -273,13 +279,13 @@ def results(
     *,
     job: JobId,
     out: Out = None,
-    from_index: int = option(0, "Index of the first item, from 0.", min=0),
-    stage: int | None = option(
+    from_index: int = Option(0, help="Index of the first item, from 0.", min=0),
+    stage: int | None = Option(
         None,
-        "Stage of a job with stages.  [default: the last, or the one that it reached]",
+        help="Stage of a job with stages.  [default: the last, or the one that it reached]",
         min=1,
     ),
-    follow: bool = option(False, "Wait for results that are still to come."),
+    follow: bool = Option(False, "--follow", help="Wait for results that are still to come."),
     client: options.TenantClient,
 ) -> None:
     """Print the results as OpenAI's batch output, a line each, in the order of the input, dead letters among them.
@@ -317,8 +323,8 @@ def dead_letters(job: JobId, client: options.TenantClient) -> None:
 def retry(
     *,
     job: JobId,
-    reason: list[str] | None = option(
-        None, "Only dead letters with this reason; may be repeated.", metavar="REASON"
+    reason: list[str] | None = Option(
+        None, help="Only dead letters with this reason; may be repeated.", metavar="REASON"
     ),
     client: options.TenantClient,
 ) -> None:
@@ -337,8 +343,10 @@ def pause(job: JobId, client: options.TenantClient) -> None:
 def resume(
     *,
     job: JobId,
-    max_cost: float | None = option(None, "New maximum cost; 0: none.", min=0),
-    max_bad_lines: float | None = option(None, "New maximum share of invalid lines.", min=0, max=1),
+    max_cost: float | None = Option(None, help="New maximum cost; 0: none.", min=0),
+    max_bad_lines: float | None = Option(
+        None, help="New maximum share of invalid lines.", min=0, max=1
+    ),
     client: options.TenantClient,
 ) -> None:
     """Continue a paused job where it stopped."""

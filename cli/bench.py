@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 
 import typer
+from typer import Argument, Option
 
-from cli.commands import argument, option, wants_json
+from cli.commands import wants_json
 from cli.failure import CommandFailed
 
 FOLDER: Final = Path(__file__).parents[1] / "bench"
@@ -26,8 +27,10 @@ CONTEXT_SETTINGS: Final = {"allow_extra_args": True, "ignore_unknown_options": T
 
 def bench(
     context: typer.Context,
-    name: str = argument(..., f"One of: {', '.join(known()) or 'none, this is no source tree'}."),
-    runs: int | None = option(None, "Interleaved runs of both sides.", min=1),
+    name: str = Argument(
+        ..., help=f"One of: {', '.join(known()) or 'none, this is no source tree'}."
+    ),
+    runs: int | None = Option(None, help="Interleaved runs of both sides.", min=1),
 ) -> None:
     """Run a benchmark of the source tree beside a peer.
 

@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from cli import options, output
-from cli.commands import Commands, Group, option
+from cli.commands import Commands, Group
 
 if TYPE_CHECKING:
     from supervisor.certificates import Authority, Issued
@@ -16,8 +16,8 @@ certs = Commands("Make, list and renew certificates.")
 
 
 def _authority(
-    folder: Path | None = option(
-        None, "Directory of the certificates; default: tls in the state directory."
+    folder: Path | None = Option(
+        None, help="Directory of the certificates; default: tls in the state directory."
     ),
     state_dir: options.StateDir = None,
 ) -> "Authority":
@@ -40,8 +40,8 @@ Processes = Annotated[
 def create(
     *,
     processes: Processes = None,
-    host: list[str] | None = option(
-        None, "Further host name or address for the certificates, besides localhost."
+    host: list[str] | None = Option(
+        None, help="Further host name or address for the certificates, besides localhost."
     ),
     authority: OfMesh,
 ) -> None:
@@ -81,9 +81,11 @@ def renew(
 
 @certs.command()
 def nats(
-    tls_folder: Path = option(..., "Where nats-server finds its tls.crt, tls.key and ca.crt."),
-    input_stream: list[str] | None = option(
-        None, "Stream of jobs.input_streams that jobs may read; may be repeated.", metavar="STREAM"
+    tls_folder: Path = Option(..., help="Where nats-server finds its tls.crt, tls.key and ca.crt."),
+    input_stream: list[str] | None = Option(
+        None,
+        help="Stream of jobs.input_streams that jobs may read; may be repeated.",
+        metavar="STREAM",
     ),
 ) -> None:
     """Print the part of nats-server's configuration that asks for certificates, and says what each process may do.

@@ -4,8 +4,9 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+from typer import Option
+
 from cli import failure, options, output
-from cli.commands import option
 from cli.target import last_target
 from sluice.client import AnswerBuilder, Client, GenerateOptions, Message
 from sluice.defaults import AUTO
@@ -23,7 +24,7 @@ _LEAVE: Final = frozenset({"/exit", "/quit", "/bye", "exit", "quit"})
 
 def chat(
     *,
-    system: str | None = option(None, "Instructions for the model before the first turn."),
+    system: str | None = Option(None, help="Instructions for the model before the first turn."),
     chosen: options.Sampling,
     client: options.TenantClient,
 ) -> None:

@@ -1,11 +1,11 @@
-"""How commands are declared: their options, parameters that stand for several options, and `--json`."""
+"""What all commands share: `--json`, parameters that stand for several options, and help for mistyped names."""
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from typing import Annotated, Any, Final, get_args
@@ -17,34 +17,15 @@ Command = Callable[..., None]
 
 HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Context settings of every command. Help is plain text, the same on a terminal and in a pipe."""
-_ANNOTATED: Final[Any] = Annotated  # of types that are known when the command is called
-_as_json: ContextVar[bool] = ContextVar("as_json", default=False)
-
-
-def option(default: Any, about: str, *names: str, **settings: Any) -> Any:
-    """Return the default of a parameter, or of a field of a dataclass, that is an option.
-
-    A switch that is off by default has no ``--no-`` form. Without ``names`` it has that of the parameter; other
-    settings are Typer's.
-    """
-    return field(
-        default=default, metadata={"is": typer.Option, "names": names, "help": about, **settings}
-    )
-
-
-def argument(default: Any, about: str, **settings: Any) -> Any:
-    """Return the default of a parameter that is an argument; ``...`` stands for a required one."""
-    return field(
-        default=default, metadata={"is": typer.Argument, "names": (), "help": about, **settings}
-    )
-
-
 _JSON: Final = inspect.Parameter(
     "as_json",
     inspect.Parameter.KEYWORD_ONLY,
-    annotation=bool,
-    default=option(False, "Print JSON for programs instead of text for people.", "--json"),
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")
+    ],
 )
+_as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 
 
 def wants_json() -> bool:
@@ -54,55 +35,52 @@ def wants_json() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """In an annotation: the options are the parameters of ``make``, and the parameter gets what it returns.
+    """In an annotation: the options are the parameters of `make`, and the parameter gets what it returns.
 
-    A context manager is entered, and left when the command ends. Options ``without`` keep their defaults and are not
-    offered. A dataclass needs no group: its fields are options.
+    A context manager is entered, and left when the command ends. Options `without` keep their
+    defaults and are not offered. A dataclass needs no group: its fields are options.
     """
 
     make: Callable[..., Any]
     without: tuple[str, ...] = ()
 
-    def parameters(self) -> Iterator[inspect.Parameter]:
-        """Return the options of the group."""
-        for one in _parameters(self.make):
-            if one.name not in self.without:
-                yield one
-
-    def made(self, given: dict[str, Any]) -> Any:
-        """Take the options of the group out of ``given`` and return what ``make`` makes of them."""
-        kept = {one.name: one.default for one in _parameters(self.make) if one.name in self.without}
-        return self.make(**kept, **{one.name: given.pop(one.name) for one in self.parameters()})
+    @property
+    def options(self) -> list[inspect.Parameter]:
+        """The options of the group."""
+        return [
+            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for option in inspect.signature(self.make).parameters.values()
+            if option.name not in self.without
+        ]
 
 
 def expanded(command: Command, *, with_json: bool = True) -> Command:
-    """Return `command` as Typer accepts it: option groups expanded, `--json` appended.
-
-    ``with_json`` False: it has no such option.
-    """
-    own = list(_parameters(command))
-    groups = {one.name: group for one in own if (group := _group(one.annotation))}
-    parameters = [
-        one
-        for mine in own
-        for one in (groups[mine.name].parameters() if mine.name in groups else (mine,))
-    ]
-    if with_json:
-        parameters.append(_typed(_JSON))
+    """Return `command` as Typer accepts it: with the options of its groups, and `--json`."""
+    options: list[inspect.Parameter] = []
+    groups: dict[str, Group] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        group = _group(parameter.annotation)
+        if group is None:
+            options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        else:
+            groups[parameter.name] = group
+            options += group.options
+    options += [_JSON] if with_json else []
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        with ExitStack() as opened:
-            asked = _as_json.set(with_json and given.pop(_JSON.name))
-            opened.callback(_as_json.reset, asked)
+    def run(**values: Any) -> None:
+        _as_json.set(values.pop(_JSON.name, False))
+        with ExitStack() as stack:
             for name, group in groups.items():
-                made = group.made(given)
-                managed = isinstance(made, AbstractContextManager)
-                given[name] = opened.enter_context(made) if managed else made
-            command(**given)
+                made = group.make(
+                    **{option.name: values.pop(option.name) for option in group.options}
+                )
+                is_manager = isinstance(made, AbstractContextManager)
+                values[name] = stack.enter_context(made) if is_manager else made
+            command(**values)
 
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return run
 
 
@@ -118,9 +96,9 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Suggest the commands that look like a mistyped one."""
-        known = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in known:
-            close = " or ".join(get_close_matches(args[0], known))
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            close = " or ".join(get_close_matches(args[0], names))
             ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {close}?" if close else ""))
         return super().resolve_command(ctx, args)
 
@@ -148,31 +126,8 @@ class Commands(typer.Typer):
         return add
 
 
-def _parameters(make: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """Return the parameters of a function or a dataclass with the annotations that Typer reads."""
-    declared = {one.name: one for one in fields(make)} if is_dataclass(make) else {}
-    for name, one in inspect.signature(make).parameters.items():
-        yield _typed(one.replace(default=declared.get(name, one.default)))
-
-
-def _typed(one: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter as Typer takes it, by keyword only."""
-    declared, annotation, default = one.default, one.annotation, one.default
-    if isinstance(declared, Field):
-        default = (
-            inspect.Parameter.empty if declared.default in (..., MISSING) else declared.default
-        )
-        settings = dict(declared.metadata)
-        if settings:
-            kind, names = settings.pop("is"), settings.pop("names")
-            if default is False and not names:
-                names = (f"--{one.name.replace('_', '-')}",)
-            annotation = _ANNOTATED[annotation, kind(*names, **settings)]
-    return one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
 def _group(annotation: Any) -> Group | None:
     """Return the group of a parameter, or None for a plain option."""
     if is_dataclass(annotation) and isinstance(annotation, type):
         return Group(annotation)
-    return next((one for one in get_args(annotation) if isinstance(one, Group)), None)
+    return next((part for part in get_args(annotation) if isinstance(part, Group)), None)

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typer import Argument
+
 from cli import output
-from cli.commands import Commands, argument
+from cli.commands import Commands
 
 if TYPE_CHECKING:
     from sluice.settings import Settings
@@ -20,7 +22,7 @@ def _group() -> None:
 
 @config.command()
 def check(
-    file: Path | None = argument(None, "YAML file; without one the defaults are checked."),
+    file: Path | None = Argument(None, help="YAML file; without one the defaults are checked."),
 ) -> None:
     """Check a file, the variables that override it, and the models that it names.
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, BinaryIO, Final
 
-from typer import BadParameter
+from typer import Argument, BadParameter, Option
 
 from cli import options, output
-from cli.commands import Group, argument, option, wants_json
+from cli.commands import Group, wants_json
 from cli.files import Draft
 from sluice.client import Embeddings
 from sluice.errors import InputInvalid
@@ -36,17 +36,19 @@ class _Text:
 
 
 def _settings(
-    model: str = option(
-        "", "Embedding model; needed if there are several.", "--model", "-m", metavar="NAME"
+    model: str = Option(
+        "", "--model", "-m", help="Embedding model; needed if there are several.", metavar="NAME"
     ),
-    prompt_name: str = option(
-        "", 'Of the model\'s prompt before each text, such as "query".', metavar="NAME"
+    prompt_name: str = Option(
+        "", help='Of the model\'s prompt before each text, such as "query".', metavar="NAME"
     ),
-    dimensions: int = option(0, "Number of dimensions of each embedding; 0: all.", min=0),
-    normalize: bool | None = option(
-        None, "Scale embeddings to length 1.  [default: as the model says]"
+    dimensions: int = Option(0, help="Number of dimensions of each embedding; 0: all.", min=0),
+    normalize: bool | None = Option(
+        None, help="Scale embeddings to length 1.  [default: as the model says]"
     ),
-    truncate: bool = option(False, "Cut texts that are too long, instead of failing."),
+    truncate: bool = Option(
+        False, "--truncate", help="Cut texts that are too long, instead of failing."
+    ),
     priority: options.Priority = "standard",
 ) -> dict[str, Any]:
     """Return the settings as arguments of `Client.embed`."""
@@ -55,17 +57,19 @@ def _settings(
 
 def embed(
     *,
-    file: str = argument(
-        ..., 'Texts, one a line, or JSON objects, one a line; "-" reads stdin.', metavar="FILE"
+    file: str = Argument(
+        ..., help='Texts, one a line, or JSON objects, one a line; "-" reads stdin.', metavar="FILE"
     ),
-    out: Path | None = option(
+    out: Path | None = Option(
         None,
-        "Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
         "--output",
         "-o",
+        help="Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
         metavar="OUT",
     ),
-    field: str = option("text", "The field of JSON objects that holds the text.", metavar="NAME"),
+    field: str = Option(
+        "text", help="The field of JSON objects that holds the text.", metavar="NAME"
+    ),
     settings: Annotated[dict[str, Any], Group(_settings)],
     client: options.TenantClient,
 ) -> None:

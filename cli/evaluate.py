@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from typer import Option
+
 from cli import options, output
-from cli.commands import Group, option
+from cli.commands import Group
 from cli.failure import CommandFailed
 from cli.files import NewFile
 from cli.golden import evaluate_golden
@@ -40,11 +42,11 @@ _OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_respon
 class QuestionOptions:
     """Which questions are asked."""
 
-    n: int = option(20, "Questions per kind and level.", min=1)
-    seed: int = option(1, "Random seed for choosing the questions.")
-    questions: Path | None = option(
+    n: int = Option(20, help="Questions per kind and level.", min=1)
+    seed: int = Option(1, help="Random seed for choosing the questions.")
+    questions: Path | None = Option(
         None,
-        "JSONL or CSV file of questions to ask instead (docs/use/evaluation.md).",
+        help="JSONL or CSV file of questions to ask instead (docs/use/evaluation.md).",
         metavar="FILE",
     )
 
@@ -65,42 +67,46 @@ class QuestionOptions:
 class OutcomeOptions:
     """Which two models are compared, and where their outcomes go."""
 
-    outcomes: Path | None = option(
+    outcomes: Path | None = Option(
         None,
-        "Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
+        help="Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
         metavar="FILE.csv",
     )
-    weak: str = option("small", "Small model of the outcomes.", metavar="NAME")
-    strong: str = option("large", "Large model, with which others are compared.", metavar="NAME")
+    weak: str = Option("small", help="Small model of the outcomes.", metavar="NAME")
+    strong: str = Option(
+        "large", help="Large model, with which others are compared.", metavar="NAME"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenOptions:
     """References, and what is compared with them."""
 
-    golden: Path | None = option(
+    golden: Path | None = Option(
         None,
-        "Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
+        help="Score answers against the references of a JSONL or CSV file (docs/use/evaluation.md).",
         metavar="FILE",
     )
-    compare: tuple[str, str] | None = option(
+    compare: tuple[str, str] | None = Option(
         None,
-        "--golden: two models, or files that `sluice batch` wrote, side by side.",
+        help="--golden: two models, or files that `sluice batch` wrote, side by side.",
         metavar="A B",
     )
-    floor: list[str] | None = option(
+    floor: list[str] | None = Option(
         None,
-        "--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
+        help="--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
         metavar="METRIC=X",
     )
 
 
 def _greedy(
     label: options.Label = None,
-    accept_replace: bool = option(
-        False, "Allow a cascade to replace text that it has already streamed."
+    accept_replace: bool = Option(
+        False,
+        "--accept-replace",
+        help="Allow a cascade to replace text that it has already streamed.",
     ),
-    timeout: float = option(120.0, "Timeout of each request, in seconds.", metavar="SECONDS"),
+    timeout: float = Option(120.0, help="Timeout of each request, in seconds.", metavar="SECONDS"),
 ) -> GenerateOptions:
     options.check_timeout(timeout)
     return {
@@ -115,17 +121,17 @@ def _greedy(
 def evaluate(
     *,
     asked: QuestionOptions,
-    model: list[str] | None = option(
+    model: list[str] | None = Option(
         None,
-        'May be repeated.  [default: every model, and "auto"]',
         "--model",
         "-m",
+        help='May be repeated.  [default: every model, and "auto"]',
         metavar="NAME",
     ),
     pair: OutcomeOptions,
     references: GoldenOptions,
     given: Annotated[GenerateOptions, Group(_greedy)],
-    concurrency: int = option(16, "Number of questions asked at the same time.", min=1),
+    concurrency: int = Option(16, help="Number of questions asked at the same time.", min=1),
     tenant: options.Tenant = None,
     address: options.Address = None,
 ) -> None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Annotated, Final
 
-from typer import Argument
+from typer import Argument, Option
 
 from cli import options, output
-from cli.commands import argument, option
 from sluice.client import Client
 from sluice.errors import RecordUnknown
 from sluice.v1 import admin_pb2 as pb
@@ -41,7 +40,9 @@ _HOPS: Final = (
 def explain(
     *,
     request_id: RequestId,
-    audit: bool = option(False, "Show the audit entry instead, which is kept longer."),
+    audit: bool = Option(
+        False, "--audit", help="Show the audit entry instead, which is kept longer."
+    ),
     client: options.OperatorClient,
 ) -> None:
     """Show the decisions about a request: route, batch, cost.
@@ -79,7 +80,7 @@ def _request_id(client: Client, name: str) -> str:
 def feedback(
     *,
     request_id: RequestId,
-    grade: float = argument(..., "0 is useless, 1 is right."),
+    grade: float = Argument(..., help="0 is useless, 1 is right."),
     client: options.OperatorClient,
 ) -> None:
     """Grade an answer. A later grade of the same request replaces an earlier one."""

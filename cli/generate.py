@@ -1,9 +1,9 @@
 """`sluice generate` and `transcribe`: one answer, or the text of a sound file, as it comes."""
 
-from typer import BadParameter
+from typer import Argument, BadParameter, Option
 
 from cli import options, output
-from cli.commands import argument, option, wants_json
+from cli.commands import wants_json
 from cli.files import read_input
 from sluice.client import Audio, GenerateOptions
 from sluice.client.request import AudioTaskName
@@ -11,27 +11,27 @@ from sluice.client.request import AudioTaskName
 
 def generate(
     *,
-    prompt: str = argument(
+    prompt: str = Argument(
         ...,
-        'The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
+        help='The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
         metavar="PROMPT",
     ),
     chosen: options.Sampling,
-    logprobs: int | None = option(
-        None, "Number of alternatives for each token, with log-probabilities; needs --json."
+    logprobs: int | None = Option(
+        None, help="Number of alternatives for each token, with log-probabilities; needs --json."
     ),
-    raw: bool = option(False, "Do not apply the chat template."),
-    n: int = option(
-        1, "Number of answers (they only differ with --temperature above 0).", min=1, max=16
+    raw: bool = Option(False, "--raw", help="Do not apply the chat template."),
+    n: int = Option(
+        1, help="Number of answers (they only differ with --temperature above 0).", min=1, max=16
     ),
-    tool: list[str] | None = option(
+    tool: list[str] | None = Option(
         None,
-        "Function that the model may call, as JSON: name, description, parameters; or a list of them, or "
+        help="Function that the model may call, as JSON: name, description, parameters; or a list of them, or "
         "OpenAI's form. May be repeated.",
         metavar="FILE|TEXT",
     ),
-    tool_choice: str | None = option(
-        None, "Whether, or which, tool is called.", metavar="none|auto|required|NAME"
+    tool_choice: str | None = Option(
+        None, help="Whether, or which, tool is called.", metavar="none|auto|required|NAME"
     ),
     client: options.TenantClient,
 ) -> None:
@@ -64,20 +64,20 @@ def generate(
 
 def transcribe(
     *,
-    file: str = argument(
-        ..., 'A WAV file: 16 kHz, one channel, 16 bits; "-" reads stdin.', metavar="FILE"
+    file: str = Argument(
+        ..., help='A WAV file: 16 kHz, one channel, 16 bits; "-" reads stdin.', metavar="FILE"
     ),
-    language: str = option(
+    language: str = Option(
         "",
-        'That is spoken, such as "en".  [default: the model finds it]',
         "--language",
         "-l",
+        help='That is spoken, such as "en".  [default: the model finds it]',
         metavar="CODE",
     ),
-    prompt: str = option(
-        "", "Text that precedes the audio, for names and spelling.", metavar="TEXT"
+    prompt: str = Option(
+        "", help="Text that precedes the audio, for names and spelling.", metavar="TEXT"
     ),
-    translate: bool = option(False, "Translate into English."),
+    translate: bool = Option(False, "--translate", help="Translate into English."),
     model: options.Model = options.MODEL,
     priority: options.Priority = "interactive",
     temperature: options.Temperature = None,

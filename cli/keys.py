@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from typer import Argument
+from typer import Argument, Option
 
 from cli import options, output
-from cli.commands import Commands, Group, argument, option, wants_json
+from cli.commands import Commands, Group, wants_json
 from cli.failure import CommandFailed
 from sluice.defaults import CALLER, ROLES
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
@@ -96,8 +96,9 @@ class Keys:
 
 @contextmanager
 def _keys(
-    config: Path | None = option(
-        None, "YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder."
+    config: Path | None = Option(
+        None,
+        help="YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder.",
     ),
     state_dir: options.StateDir = None,
 ) -> Iterator[Keys]:
@@ -127,18 +128,18 @@ OfMesh = Annotated[Keys, Group(_keys)]
 @keys.command()
 def create(
     *,
-    tenant: str = argument(..., "Whose calls it makes.", metavar="TENANT"),
-    role: list[str] | None = option(
-        None, "caller, operator or auditor; may be repeated.  [default: caller]"
+    tenant: str = Argument(..., help="Whose calls it makes.", metavar="TENANT"),
+    role: list[str] | None = Option(
+        None, help="caller, operator or auditor; may be repeated.  [default: caller]"
     ),
-    name: str = option("", "Name of the key, for people."),
-    expires_days: float | None = option(
-        None, "Expiry of the key, in days.  [default: never]", min=0
+    name: str = Option("", help="Name of the key, for people."),
+    expires_days: float | None = Option(
+        None, help="Expiry of the key, in days.  [default: never]", min=0
     ),
-    requests_per_minute: float = option(
-        0.0, "Limit of this key, besides those of its tenant.", min=0
+    requests_per_minute: float = Option(
+        0.0, help="Limit of this key, besides those of its tenant.", min=0
     ),
-    tokens_per_minute: float = option(0.0, "Limit of tokens per minute of this key.", min=0),
+    tokens_per_minute: float = Option(0.0, help="Limit of tokens per minute of this key.", min=0),
     mine: OfMesh,
 ) -> None:
     """Make a key. It is printed once, and stored nowhere: only its hash is.
@@ -168,7 +169,7 @@ def create(
 @keys.command("list")
 def list_(
     *,
-    tenant: str | None = option(None, "Only requests of this tenant."),
+    tenant: str | None = Option(None, help="Only requests of this tenant."),
     mine: OfMesh,
 ) -> None:
     """List API keys with tenant, roles and expiry."""
@@ -182,7 +183,7 @@ def list_(
 def rotate(
     *,
     key_id: KeyId,
-    overlap_s: float = option(3600.0, "How long the old key stays valid, in seconds.", min=0),
+    overlap_s: float = Option(3600.0, help="How long the old key stays valid, in seconds.", min=0),
     mine: OfMesh,
 ) -> None:
     """Replace a key by a new one; the old one stays valid for another hour."""

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from typer import BadParameter
+from typer import Argument, BadParameter, Option
 
 from cli import failure, options, output
-from cli.commands import argument, option, wants_json
+from cli.commands import wants_json
 from cli.escaping import printable
 from sluice.telemetry.logs import LEVELS, Level, LogLine, parse
 
@@ -25,16 +25,20 @@ _COLOURS: Final = {"warning": output.YELLOW, "error": output.RED}
 
 
 def logs(
-    processes: list[str] | None = argument(
+    processes: list[str] | None = Argument(
         None,
-        'As `sluice status` names them; "gateway" also means "gateway.1".',
+        help='As `sluice status` names them; "gateway" also means "gateway.1".',
         metavar="PROCESS...",
     ),
-    level: Level = option("debug", "Minimum log level."),
-    request: str = option("", "Only lines about this request, or this trace.", metavar="ID"),
-    since: str = option("", "Only events younger than this: 30s, 10m, 2h or 1d.", metavar="TIME"),
-    tail: int = option(100, "Show the last N events; 0: all.", min=0, metavar="N"),
-    follow: bool = option(False, "Show new lines as they come, until Ctrl-C.", "--follow", "-f"),
+    level: Level = Option("debug", help="Minimum log level."),
+    request: str = Option("", help="Only lines about this request, or this trace.", metavar="ID"),
+    since: str = Option(
+        "", help="Only events younger than this: 30s, 10m, 2h or 1d.", metavar="TIME"
+    ),
+    tail: int = Option(100, help="Show the last N events; 0: all.", min=0, metavar="N"),
+    follow: bool = Option(
+        False, "--follow", "-f", help="Show new lines as they come, until Ctrl-C."
+    ),
     state_dir: options.StateDir = None,
 ) -> None:
     """Show the logs of the mesh's processes, in the order of time. With --json one object a line."""

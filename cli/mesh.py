@@ -7,8 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Option
+
 from cli import options, output
-from cli.commands import Group, option, wants_json
+from cli.commands import Group, wants_json
 from sluice.client.channel import ADDRESS_VARIABLE, CA_VARIABLE
 from sluice.local_mesh import STATE_DIR_VARIABLE, state_root
 from sluice.v1.admin_pb2 import (
@@ -85,15 +87,21 @@ OfMesh = Annotated["StateDir", Group(_state_of)]
 
 def up(
     *,
-    config: Path | None = option(None, "YAML file; without one the shipped tiers are served."),
-    address: str | None = option(None, "HOST:PORT of the gateway; port 0 takes a free one."),
-    http: str | None = option(None, "HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
-    state: OfMesh,
-    detach: bool = option(False, "Run in the background and return when the mesh is ready."),
-    secure: bool = option(
-        False, "Encrypt every connection, with certificates that the mesh creates."
+    config: Path | None = Option(None, help="YAML file; without one the shipped tiers are served."),
+    address: str | None = Option(None, help="HOST:PORT of the gateway; port 0 takes a free one."),
+    http: str | None = Option(
+        None, help="HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."
     ),
-    metrics: bool = option(False, "Serve pages of metrics for Prometheus, on free ports."),
+    state: OfMesh,
+    detach: bool = Option(
+        False, "--detach", help="Run in the background and return when the mesh is ready."
+    ),
+    secure: bool = Option(
+        False, "--secure", help="Encrypt every connection, with certificates that the mesh creates."
+    ),
+    metrics: bool = Option(
+        False, "--metrics", help="Serve pages of metrics for Prometheus, on free ports."
+    ),
 ) -> None:
     """Start a mesh on this machine, and run it until Ctrl-C.
 
@@ -160,7 +168,9 @@ def down(state: OfMesh) -> None:
 
 def reload(
     *,
-    config: Path | None = option(None, "YAML file; without one that of `sluice up` is read again."),
+    config: Path | None = Option(
+        None, help="YAML file; without one that of `sluice up` is read again."
+    ),
     state: OfMesh,
 ) -> None:
     """Change models, policies and limits of the running mesh.

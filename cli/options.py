@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 from typer import BadParameter, Option
 
-from cli.commands import Group, option
+from cli.commands import Group
 from cli.target import target_of
 from sluice.client import Client
 from sluice.client.channel import ADDRESS_VARIABLE
@@ -52,6 +52,13 @@ Tenant = Annotated[
         help="Tenant that the call counts for.  [default: default]",
         envvar="SLUICE_TENANT",
         metavar="NAME",
+    ),
+]
+AllowDegraded = Annotated[
+    bool | None,
+    Option(
+        "--allow-degraded/--no-allow-degraded",
+        help="Whether a fallback may answer when the model fails or is too late.  [default: if no model is named]",
     ),
 ]
 StateDir = Annotated[
@@ -129,47 +136,46 @@ def _json_text(given: str, option: str) -> str:
 def _sampling(
     model: Model = MODEL,
     priority: Priority = "interactive",
-    max_tokens: int | None = option(
-        None, "Largest number of tokens of the answer.  [default: what fits]"
+    max_tokens: int | None = Option(
+        None, help="Largest number of tokens of the answer.  [default: what fits]"
     ),
     temperature: Temperature = None,
-    top_p: float | None = option(
-        None, "top_p: sample from the smallest set of tokens with this probability.  [default: 1]"
-    ),
-    top_k: int | None = option(
-        None, "top_k: sample from this many tokens; 0 is no limit.  [default: 0]"
-    ),
-    min_p: float | None = option(
+    top_p: float | None = Option(
         None,
-        "min_p: sample from tokens at least this many times as probable as the first.  [default: 0]",
+        help="top_p: sample from the smallest set of tokens with this probability.  [default: 1]",
     ),
-    seed: int | None = option(None, "Random seed.  [default: the gateway picks one]"),
-    stop: list[str] | None = option(None, "Stop string; may be repeated.", metavar="TEXT"),
-    repetition_penalty: float | None = option(
-        None, "Repetition penalty; above 1, repeated tokens get less likely.  [default: 1]"
+    top_k: int | None = Option(
+        None, help="top_k: sample from this many tokens; 0 is no limit.  [default: 0]"
     ),
-    presence_penalty: float | None = option(
-        None, "Penalize tokens that already occur in the answer.  [default: 0]"
+    min_p: float | None = Option(
+        None,
+        help="min_p: sample from tokens at least this many times as probable as the first.  [default: 0]",
     ),
-    frequency_penalty: float | None = option(
-        None, "Penalize tokens by how often they occur in the answer.  [default: 0]"
+    seed: int | None = Option(None, help="Random seed.  [default: the gateway picks one]"),
+    stop: list[str] | None = Option(None, help="Stop string; may be repeated.", metavar="TEXT"),
+    repetition_penalty: float | None = Option(
+        None, help="Repetition penalty; above 1, repeated tokens get less likely.  [default: 1]"
     ),
-    min_tokens: int | None = option(None, "Minimum number of tokens of the answer.  [default: 0]"),
-    json_schema: str | None = option(
-        None, "JSON schema that the answer must satisfy.", metavar="FILE|TEXT"
+    presence_penalty: float | None = Option(
+        None, help="Penalize tokens that already occur in the answer.  [default: 0]"
     ),
-    regex: str | None = option(
-        None, "Regular expression that the whole answer must match.", metavar="TEXT"
+    frequency_penalty: float | None = Option(
+        None, help="Penalize tokens by how often they occur in the answer.  [default: 0]"
+    ),
+    min_tokens: int | None = Option(
+        None, help="Minimum number of tokens of the answer.  [default: 0]"
+    ),
+    json_schema: str | None = Option(
+        None, help="JSON schema that the answer must satisfy.", metavar="FILE|TEXT"
+    ),
+    regex: str | None = Option(
+        None, help="Regular expression that the whole answer must match.", metavar="TEXT"
     ),
     label: Label = None,
-    timeout: float | None = option(
-        None, "Timeout of a request, in seconds.  [default: the gateway's]", metavar="SECONDS"
+    timeout: float | None = Option(
+        None, help="Timeout of a request, in seconds.  [default: the gateway's]", metavar="SECONDS"
     ),
-    allow_degraded: bool | None = option(
-        None,
-        "Whether a fallback may answer when the model fails or is too late.  [default: if no model is named]",
-        "--allow-degraded/--no-allow-degraded",
-    ),
+    allow_degraded: AllowDegraded = None,
 ) -> GenerateOptions:
     """Return the options that were set (are not None), as the client accepts them."""
     check_timeout(timeout)

@@ -6,8 +6,6 @@ from typing import Annotated, Final, NoReturn
 
 from typer import Option
 
-from cli.commands import option
-
 TRITON_PORT: Final = 8001
 """Triton's own default."""
 
@@ -40,11 +38,13 @@ def jobs(config: Config, id: Id = None) -> None:
 
 
 def worker(
-    config: Path = option(..., "YAML file; its models are served."),
-    host: str = option("127.0.0.1", "Address to listen on; there are no credentials on this port."),
-    port: int | None = option(None, "gRPC port; default triton.port, else 8001."),
-    tritonserver: str | None = option(
-        None, "tritonserver to run, by path or name.  [default: the wheel's]"
+    config: Path = Option(..., help="YAML file; its models are served."),
+    host: str = Option(
+        "127.0.0.1", help="Address to listen on; there are no credentials on this port."
+    ),
+    port: int | None = Option(None, help="gRPC port; default triton.port, else 8001."),
+    tritonserver: str | None = Option(
+        None, help="tritonserver to run, by path or name.  [default: the wheel's]"
     ),
 ) -> None:
     """Run one model worker in the foreground until SIGTERM."""

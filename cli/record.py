@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from typer import Option
+
 from cli import failure, options, output
-from cli.commands import option
 from sluice.internal.v1.control_pb2 import ControlMessage
 from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.internal.v1.task_pb2 import Task
@@ -27,15 +28,18 @@ RESENT_S: Final = 5.0
 
 
 def record(
-    out: Path = option(..., "File to write; one that exists is replaced."),
-    seconds: float = option(
-        60.0, "Duration of the recording, in seconds.", min=0.1, metavar="SECONDS"
+    out: Path = Option(..., help="File to write; one that exists is replaced."),
+    seconds: float = Option(
+        60.0, help="Duration of the recording, in seconds.", min=0.1, metavar="SECONDS"
     ),
-    settle: float = option(
-        30.0, "Maximum wait for the last requests to end, in seconds.", min=0, metavar="SECONDS"
+    settle: float = Option(
+        30.0,
+        help="Maximum wait for the last requests to end, in seconds.",
+        min=0,
+        metavar="SECONDS",
     ),
-    nats_url: str | None = option(
-        None, "NATS URL of the mesh.  [default: of the mesh in the state folder]"
+    nats_url: str | None = Option(
+        None, help="NATS URL of the mesh.  [default: of the mesh in the state folder]"
     ),
     state_dir: options.StateDir = None,
 ) -> None:

@@ -4,10 +4,9 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from typer import BadParameter, Option
+from typer import Argument, BadParameter, Option
 
 from cli import options, output
-from cli.commands import argument, option
 from sluice.client.blocking import Client
 from sluice.v1 import admin_pb2
 from sluice.v1.inference_pb2 import Priority
@@ -23,8 +22,8 @@ OfTenant = Annotated[str, Option(help="Only requests of this tenant.", metavar="
 def requests(
     *,
     tenant: OfTenant = "",
-    model: str = option("", "Only this model.", "--model", "-m", metavar="NAME"),
-    limit: int = option(100, "Show at most N, oldest first.", min=1, max=1000, metavar="N"),
+    model: str = Option("", "--model", "-m", help="Only this model.", metavar="NAME"),
+    limit: int = Option(100, help="Show at most N, oldest first.", min=1, max=1000, metavar="N"),
     client: options.OperatorClient,
 ) -> None:
     """List the running requests of all gateways, oldest first."""
@@ -49,10 +48,12 @@ def requests(
 
 def cancel(
     *,
-    request_ids: list[str] | None = argument(
-        None, "Ids of running requests, as `sluice requests` lists them.", metavar="REQUEST_ID..."
+    request_ids: list[str] | None = Argument(
+        None,
+        help="Ids of running requests, as `sluice requests` lists them.",
+        metavar="REQUEST_ID...",
     ),
-    tenant: str = option("", "Cancel all requests of this tenant instead.", metavar="NAME"),
+    tenant: str = Option("", help="Cancel all requests of this tenant instead.", metavar="NAME"),
     client: options.OperatorClient,
 ) -> None:
     """Cancel running requests, or all of a tenant.
@@ -82,13 +83,16 @@ def cancel(
 
 def drain(
     *,
-    model: str = argument(..., "", metavar="MODEL"),
-    worker: str = argument(
-        ..., "Worker as HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"
+    model: str = Argument(..., help="", metavar="MODEL"),
+    worker: str = Argument(
+        ..., help="Worker as HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"
     ),
-    undo: bool = option(False, "Return the worker to service."),
-    wait: float = option(
-        0, "Wait at most this long until the worker is empty, in seconds.", metavar="SECONDS", min=0
+    undo: bool = Option(False, "--undo", help="Return the worker to service."),
+    wait: float = Option(
+        0,
+        help="Wait at most this long until the worker is empty, in seconds.",
+        metavar="SECONDS",
+        min=0,
     ),
     client: options.OperatorClient,
 ) -> None:

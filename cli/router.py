@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from typer import Argument, Option
+
 from cli import options, output
-from cli.commands import Commands, argument, option
+from cli.commands import Commands
 from cli.failure import CommandFailed
 from cli.files import NewFile, open_table
 
@@ -31,14 +33,18 @@ MORE: Final = (
 class MeshOutcomes:
     """Which outcomes of which mesh; no tenants stand for all, no hours for all the time that they are kept."""
 
-    from_mesh: bool = option(False, "Also learn from outcomes that the mesh has stored.")
-    tenant: list[str] | None = option(
-        None, "--from-mesh: of this tenant; may be repeated.", metavar="NAME"
+    from_mesh: bool = Option(
+        False, "--from-mesh", help="Also learn from outcomes that the mesh has stored."
     )
-    hours: float | None = option(None, "--from-mesh: of so many hours until now.", min=0)
-    pair: str | None = option(None, "--from-mesh: of these two models.", metavar="WEAK/STRONG")
-    keep: Path | None = option(
-        None, "--from-mesh: write the rows that have both sides as OUTCOMES.csv.", metavar="FILE"
+    tenant: list[str] | None = Option(
+        None, help="--from-mesh: of this tenant; may be repeated.", metavar="NAME"
+    )
+    hours: float | None = Option(None, help="--from-mesh: of so many hours until now.", min=0)
+    pair: str | None = Option(None, help="--from-mesh: of these two models.", metavar="WEAK/STRONG")
+    keep: Path | None = Option(
+        None,
+        help="--from-mesh: write the rows that have both sides as OUTCOMES.csv.",
+        metavar="FILE",
     )
     address: options.Address = None
 
@@ -116,15 +122,17 @@ router = Commands(
 @router.command("train")
 def train_(
     *,
-    files: list[Path] | None = argument(
+    files: list[Path] | None = Argument(
         None,
-        "One or more files of outcomes, plain or .gz.",
+        help="One or more files of outcomes, plain or .gz.",
         metavar="OUTCOMES.csv",
         show_default=False,
     ),
-    out: Path = option(..., "The router.", show_default=False),
-    cascade: bool = option(False, "Also read weak_response; every row must have it."),
-    seed: int = option(0, "Random seed of the training.", min=0),
+    out: Path = Option(..., help="The router.", show_default=False),
+    cascade: bool = Option(
+        False, "--cascade", help="Also read weak_response; every row must have it."
+    ),
+    seed: int = Option(0, help="Random seed of the training.", min=0),
     mesh: MeshOutcomes,
 ) -> None:
     """Train a router on recorded outcomes, on those stored by the mesh (--from-mesh), or both."""
@@ -160,19 +168,19 @@ def train_(
 @router.command()
 def score(
     *,
-    learned_by: Path = argument(..., "", metavar="ROUTER", show_default=False),
-    prompts: Path = argument(
+    learned_by: Path = Argument(..., help="", metavar="ROUTER", show_default=False),
+    prompts: Path = Argument(
         ...,
-        "prompt_id, prompt, with --cascade also weak_response; plain or .gz.",
+        help="prompt_id, prompt, with --cascade also weak_response; plain or .gz.",
         metavar="PROMPTS.csv",
         show_default=False,
     ),
-    out: Path = option(
+    out: Path = Option(
         ...,
-        "prompt_id, score; prompts with higher scores go to the large model sooner.",
+        help="prompt_id, score; prompts with higher scores go to the large model sooner.",
         show_default=False,
     ),
-    cascade: bool = option(False, "Also read weak_response."),
+    cascade: bool = Option(False, "--cascade", help="Also read weak_response."),
 ) -> None:
     """Score prompts with a router."""
     from gateway.routing.learned import artefact

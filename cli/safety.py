@@ -5,8 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from typer import Argument
+
 from cli import options, output
-from cli.commands import Commands, argument
+from cli.commands import Commands
 from cli.files import read_input
 from sluice.v1.safety_pb2 import CheckTextResponse
 
@@ -19,9 +21,9 @@ safety = Commands("Check texts against the safety policies.")
 @safety.command()
 def check(
     *,
-    what: str = argument(
+    what: str = Argument(
         ...,
-        'A text; the path of a file that exists reads it, "-" reads stdin.',
+        help='A text; the path of a file that exists reads it, "-" reads stdin.',
         metavar="TEXT|FILE|-",
         show_default=False,
     ),

@@ -7,10 +7,9 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from typer import BadParameter
+from typer import BadParameter, Option
 
 from cli import output
-from cli.commands import option
 from cli.failure import CommandFailed
 from sluice.wire.subjects import URGENT_CLASS
 
@@ -45,19 +44,21 @@ MIXED: Final = (
 class Traffic:
     """What arrives: a trace or generated requests."""
 
-    trace: Path | None = option(
-        None, "JSON lines, as `sluice record` writes them; see docs/operate/simulation.md."
+    trace: Path | None = Option(
+        None, help="JSON lines, as `sluice record` writes them; see docs/operate/simulation.md."
     )
-    arrivals: list[str] | None = option(
+    arrivals: list[str] | None = Option(
         None,
-        "Generated traffic instead of a trace, such as "
+        help="Generated traffic instead of a trace, such as "
         '"poisson:rate=20,class=interactive,lengths=sharegpt"; may be repeated. '
         "Kinds: poisson, bursty, diurnal, flood.",
         metavar="SPEC",
     )
-    seconds: float = option(60.0, "Duration of the generated traffic, in seconds.", min=0.001)
-    seed: int = option(1, "Random seed of the generated traffic.")
-    model: str | None = option(None, "Use only the trace's requests to this model.", metavar="NAME")
+    seconds: float = Option(60.0, help="Duration of the generated traffic, in seconds.", min=0.001)
+    seed: int = Option(1, help="Random seed of the generated traffic.")
+    model: str | None = Option(
+        None, help="Use only the trace's requests to this model.", metavar="NAME"
+    )
 
     def load(self, by_default: Sequence[str] = ()) -> "list[Arrival]":
         """Return the requests in order of time; ``by_default``: generated ones where nothing else is named."""
@@ -86,33 +87,35 @@ class Traffic:
 class Workers:
     """What a worker is, and the mesh around it."""
 
-    config: Path | None = option(
-        None, 'YAML file: its policy, called "config" here, weights of tenants, and limits.'
+    config: Path | None = Option(
+        None, help='YAML file: its policy, called "config" here, weights of tenants, and limits.'
     )
-    cost: str = option(
+    cost: str = Option(
         "large-cpu",
-        "Cost of a step: a shipped one, or a file of `sluice plan --measure` or `sluice bench engine --fit`.",
+        help="Cost of a step: a shipped one, or a file of `sluice plan --measure` or `sluice bench engine --fit`.",
         metavar="NAME|FILE",
     )
-    cores: int = option(
+    cores: int = Option(
         0,
-        "Cores that all workers share with the other processes, callers too, as measured in the file of --cost; "
+        help="Cores that all workers share with the other processes, callers too, as measured in the file of --cost; "
         "0: workers have their own.",
         min=0,
         max=256,
     )
-    engine: Literal["continuous", "generate"] | None = option(
+    engine: Literal["continuous", "generate"] | None = Option(
         None,
-        "continuous: the paged engine, which rows join at each step. generate: whole padded batches.  "
+        help="continuous: the paged engine, which rows join at each step. generate: whole padded batches.  "
         "[default: continuous; both with --policies all]",
     )
-    slots: int = option(32, "Maximum number of sequences that a worker computes at once.", min=1)
-    prefill_tokens: int = option(512, "Most prompt tokens of a step; 0: whole prompts.", min=0)
-    cache_tokens: int = option(
-        0, "Tokens that fit a worker's cache; 0: only slots limit it.", min=0
+    slots: int = Option(
+        32, help="Maximum number of sequences that a worker computes at once.", min=1
     )
-    admission: bool = option(
-        True, "Whether the gateway refuses what would be late.", "--admission/--no-admission"
+    prefill_tokens: int = Option(512, help="Most prompt tokens of a step; 0: whole prompts.", min=0)
+    cache_tokens: int = Option(
+        0, help="Tokens that fit a worker's cache; 0: only slots limit it.", min=0
+    )
+    admission: bool = Option(
+        True, "--admission/--no-admission", help="Whether the gateway refuses what would be late."
     )
 
     def setups(
@@ -182,13 +185,13 @@ class Workers:
 class Objectives:
     """What the classes want, and what a worker costs."""
 
-    slo: list[str] | None = option(
+    slo: list[str] | None = Option(
         None,
-        "SLO of a class; may be repeated.  [default: TTFT 0.5 s interactive, 5 s standard]",
+        help="SLO of a class; may be repeated.  [default: TTFT 0.5 s interactive, 5 s standard]",
         metavar="CLASS:ttft=S,latency=S",
     )
-    worker_hour_price: float | None = option(
-        None, "Price of one worker for one hour.", min=0, metavar="PRICE"
+    worker_hour_price: float | None = Option(
+        None, help="Price of one worker for one hour.", min=0, metavar="PRICE"
     )
 
     def slos(self) -> "dict[str, Slo]":
@@ -236,16 +239,19 @@ def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Pol
 def simulate(
     *,
     traffic: Traffic,
-    policies: str = option(
+    policies: str = Option(
         "continuous",
-        'Policies of the batcher to compare; "all": each preset on both engines, on a mixed trace unless one is named.',
+        help='Policies of the batcher to compare; "all": each preset on both engines, on a mixed '
+        "trace unless one is named.",
         metavar="A,B,C|all",
     ),
-    workers: int = option(1, "", min=1, max=4096),
+    workers: int = Option(1, help="", min=1, max=4096),
     each: Workers,
     objectives: Objectives,
-    until: float | None = option(
-        None, "Stop at this time, in seconds.  [default: when all requests have ended]", min=0.001
+    until: float | None = Option(
+        None,
+        help="Stop at this time, in seconds.  [default: when all requests have ended]",
+        min=0.001,
     ),
 ) -> None:
     """Replay traffic in virtual time, and compare batching policies.
@@ -274,21 +280,16 @@ def simulate(
 
 def show_comparison(summaries: "Mapping[str, Summary]") -> None:
     """Print one row for each policy: all requests, and the first tokens of interactive ones."""
-    headers = (
-        *("policy", "padding", "tokens/s", "ttft p50", "p95", "total p50", "p95"),
-        *("interactive p50", "p95"),
-    )
-    rows = [_comparison_row(name, summary) for name, summary in summaries.items()]
-    output.write_table(headers, rows)
+    urgent = "interactive p50", "p95"
+    headers = ("policy", "padding", "tokens/s", "ttft p50", "p95", "total p50", "p95", *urgent)
+    output.write_table(headers, [_comparison_row(name, s) for name, s in summaries.items()])
 
 
 def _comparison_row(name: str, s: "Summary") -> tuple[object, ...]:
-    urgent = [c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS]
-    times = (s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95)
-    return (
-        *(name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *map(_seconds, times)),
-        *([*map(_seconds, (urgent[0].p50, urgent[0].p95))] if urgent else (None, None)),
-    )
+    urgent = next((c.ttft_s for c in s.classes if c.priority_class == URGENT_CLASS), None)
+    times = [s.ttft_s.p50, s.ttft_s.p95, s.latency_s.p50, s.latency_s.p95]
+    times += [None, None] if urgent is None else [urgent.p50, urgent.p95]
+    return (name, f"{s.padding_share:.1%}", f"{s.tokens_per_s:.0f}", *map(_seconds, times))
 
 
 def _seconds(value: float | None) -> str | None:
@@ -297,26 +298,33 @@ def _seconds(value: float | None) -> str | None:
 
 def show(summaries: "Mapping[str, Summary]") -> None:
     """Print the summaries of several policies: tables by class, and one of the workers, of 100 columns at most."""
-    counts = ("policy", "class", "arrived", "finished", "expired", "refused", "open")
-    times = ("policy", "class", "ttft p50", "p95", "p99", "latency p50", "p95", "p99")
     classes = [(name, c) for name, summary in summaries.items() for c in summary.classes]
-    rows = [_counts_row(name, c) for name, c in classes]
-    output.write_table((*counts, "longest wait", "goodput/s", "in slo"), rows, keys=2)
+    write_records([_counts_of(name, c) for name, c in classes], keys=2)
     print()
-    output.write_table(times, [_times_row(name, c) for name, c in classes], keys=2)
+    headers = ("policy", "class", "ttft p50", "p95", "p99", "latency p50", "p95", "p99")
+    output.write_table(headers, [_times_row(name, c) for name, c in classes], keys=2)
     print()
-    totals = (
-        *("policy", "workers", "tokens/s", "padding", "rows/batch", "utilization"),
-        *("slots used", "cost", "per M tokens"),
-    )
-    output.write_table(totals, [_total_row(name, s) for name, s in summaries.items()], keys=1)
+    write_records([_totals_of(name, s) for name, s in summaries.items()], keys=1)
 
 
-def _counts_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:
-    return (
-        *(policy, c.priority_class, c.arrived, c.finished, c.expired, c.refused, c.open),
-        *(_seconds(c.longest_wait_s), f"{c.goodput_per_s:.2f}", f"{c.within_slo:.1%}"),
-    )
+def write_records(records: Sequence[Mapping[str, object]], keys: int) -> None:
+    """Print a table whose headers are the keys of the records."""
+    output.write_table(list(records[0]), [list(record.values()) for record in records], keys=keys)
+
+
+def _counts_of(policy: str, c: "ClassSummary") -> dict[str, object]:
+    return {
+        "policy": policy,
+        "class": c.priority_class,
+        "arrived": c.arrived,
+        "finished": c.finished,
+        "expired": c.expired,
+        "refused": c.refused,
+        "open": c.open,
+        "longest wait": _seconds(c.longest_wait_s),
+        "goodput/s": f"{c.goodput_per_s:.2f}",
+        "in slo": f"{c.within_slo:.1%}",
+    }
 
 
 def _times_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:
@@ -325,31 +333,37 @@ def _times_row(policy: str, c: "ClassSummary") -> tuple[object, ...]:
     return (policy, c.priority_class, *map(_seconds, times))
 
 
-def _total_row(policy: str, s: "Summary") -> tuple[object, ...]:
-    costs = (s.cost, s.cost_per_million_tokens)
-    return (
-        *(policy, s.workers, f"{s.tokens_per_s:.1f}"),
-        *(f"{s.padding_share:.1%}", f"{s.rows_per_batch:.1f}", f"{s.utilization:.1%}"),
-        *(f"{s.occupancy:.1%}", *(None if cost is None else f"{cost:.4g}" for cost in costs)),
-    )
+def _totals_of(policy: str, s: "Summary") -> dict[str, object]:
+    cost, of_tokens = s.cost, s.cost_per_million_tokens
+    return {
+        "policy": policy,
+        "workers": s.workers,
+        "tokens/s": f"{s.tokens_per_s:.1f}",
+        "padding": f"{s.padding_share:.1%}",
+        "rows/batch": f"{s.rows_per_batch:.1f}",
+        "utilization": f"{s.utilization:.1%}",
+        "slots used": f"{s.occupancy:.1%}",
+        "cost": None if cost is None else f"{cost:.4g}",
+        "per M tokens": None if of_tokens is None else f"{of_tokens:.4g}",
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Documents:
     """A job of documents instead of traffic, and the processes that it needs."""
 
-    documents: int | None = option(None, "Plan a job of this many documents instead.", min=1)
-    hours: float = option(24.0, "Maximum duration of the job.", min=0.001)
-    prompt_tokens: str = option(
+    documents: int | None = Option(None, help="Plan a job of this many documents instead.", min=1)
+    hours: float = Option(24.0, help="Maximum duration of the job.", min=0.001)
+    prompt_tokens: str = Option(
         "lognormal/500/0.7/4096",
-        "Length of a document: 900, or lognormal/900/0.6/4096.",
+        help="Length of a document: 900, or lognormal/900/0.6/4096.",
         metavar="LENGTHS",
     )
-    answer_tokens: str = option(
-        "lognormal/60/0.5/512", "Length of each answer, in the same form.", metavar="LENGTHS"
+    answer_tokens: str = Option(
+        "lognormal/60/0.5/512", help="Length of each answer, in the same form.", metavar="LENGTHS"
     )
-    zones: int = option(3, "Number of zones; with 2 or more, one may fail.", min=1)
-    headroom: float = option(0.3, "Share of each process that stays free.", min=0, max=0.9)
+    zones: int = Option(3, help="Number of zones; with 2 or more, one may fail.", min=1)
+    headroom: float = Option(0.3, help="Share of each process that stays free.", min=0, max=0.9)
 
     def lengths(self) -> "LengthMix":
         """Return the lengths of documents and of their answers."""
@@ -365,13 +379,17 @@ def plan(
     *,
     traffic: Traffic,
     job: Documents,
-    share: float = option(0.99, "Share of each class that must meet its SLO.", min=0.01, max=1),
-    workers_max: int = option(256, "", min=1, max=4096),
-    policy: str = option("continuous", "Policy of the batcher."),
+    share: float = Option(
+        0.99, help="Share of each class that must meet its SLO.", min=0.01, max=1
+    ),
+    workers_max: int = Option(256, help="", min=1, max=4096),
+    policy: str = Option("continuous", help="Policy of the batcher."),
     workers: Workers,
-    measure: bool = option(
+    measure: bool = Option(
         False,
-        "First measure the costs of --model (small or large) on this machine, for minutes, into the file of --cost.",
+        "--measure",
+        help="First measure the costs of --model (small or large) on this machine, for minutes, "
+        "into the file of --cost.",
     ),
     objectives: Objectives,
 ) -> None:

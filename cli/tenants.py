@@ -5,8 +5,10 @@ import sys
 from contextlib import suppress
 from typing import Final, Literal
 
+from typer import Argument, Option
+
 from cli import options, output
-from cli.commands import Commands, argument, option
+from cli.commands import Commands
 from sluice.client import Client
 from sluice.client.channel import API_KEY_VARIABLE
 from sluice.errors import JobsDisabled, WrongJobState
@@ -22,7 +24,7 @@ tenants = Commands("Show what tenants use of their limits, or forget one.")
 @tenants.command("list")
 def list_(
     *,
-    tenant: str = option("", "Id of one request.", metavar="NAME"),
+    tenant: str = Option("", help="Id of one request.", metavar="NAME"),
     client: options.OperatorClient,
 ) -> None:
     """List tenants with limits, running calls or costs: use and limit of each.
@@ -43,8 +45,8 @@ def list_(
 
 @tenants.command()
 def forget(
-    tenant: str = argument(..., "", metavar="NAME"),
-    yes: bool = option(False, "Do not ask for confirmation."),
+    tenant: str = Argument(..., help="", metavar="NAME"),
+    yes: bool = Option(False, "--yes", help="Do not ask for confirmation."),
     address: options.Address = None,
 ) -> None:
     """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.
@@ -82,10 +84,10 @@ def _delete_jobs(client: Client, tenant: str) -> int:
 
 def cache(
     *,
-    action: Literal["clear"] = argument(..., "", metavar="clear", show_default=False),
-    tenant: str = option("", "Only answers for this tenant.", metavar="NAME"),
-    model: str = option("", "Only answers of this model.", metavar="NAME"),
-    key: str = option("", "Only this answer, as `sluice explain` names it.", metavar="KEY"),
+    action: Literal["clear"] = Argument(..., help="", metavar="clear", show_default=False),
+    tenant: str = Option("", help="Only answers for this tenant.", metavar="NAME"),
+    model: str = Option("", help="Only answers of this model.", metavar="NAME"),
+    key: str = Option("", help="Only this answer, as `sluice explain` names it.", metavar="KEY"),
     client: options.OperatorClient,
 ) -> None:
     """Delete cached answers.

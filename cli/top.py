@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal
 
+from typer import Option
+
 from cli import options, output
-from cli.commands import option, wants_json
+from cli.commands import wants_json
 from cli.escaping import printable
 from cli.keyboard import keys
 from sluice.client.blocking import Client
@@ -81,12 +83,16 @@ _SHARED: Final = {catalog.OLDEST.name}
 
 
 def top(
-    once: bool = option(False, "Print one screen and exit; rates are measured over one second."),
-    interval: float = option(
-        2.0, "Time between two screens, in seconds.", metavar="SECONDS", min=0.5
+    once: bool = Option(
+        False, "--once", help="Print one screen and exit; rates are measured over one second."
     ),
-    sort: Sort = option("name", "What rows are sorted by."),
-    text: str = option("", "Show only rows whose name contains this.", "--filter", metavar="TEXT"),
+    interval: float = Option(
+        2.0, help="Time between two screens, in seconds.", metavar="SECONDS", min=0.5
+    ),
+    sort: Sort = Option("name", help="What rows are sorted by."),
+    text: str = Option(
+        "", "--filter", help="Show only rows whose name contains this.", metavar="TEXT"
+    ),
     address: options.Address = None,
 ) -> None:
     """Watch models, workers and tenants: load, speed, times.

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from typer import BadParameter
+from typer import Argument, BadParameter, Option
 
 from cli import output
-from cli.commands import Commands, argument, option
+from cli.commands import Commands
 from cli.jaeger import Jaeger, JaegerTrace, full_id
 from cli.trace_rules import TraceSpan, faults, is_model, is_root, lost_processes
 from sluice.telemetry import names
@@ -52,14 +52,20 @@ class Verdict:
 @traces.command()
 def check(
     *,
-    trace_ids: list[str] | None = argument(
-        None, "Trace ids, 32 hex digits.  [default: the latest traces]", metavar="[TRACE_ID]..."
+    trace_ids: list[str] | None = Argument(
+        None,
+        help="Trace ids, 32 hex digits.  [default: the latest traces]",
+        metavar="[TRACE_ID]...",
     ),
-    jaeger: str = option("http://127.0.0.1:16686", "Jaeger's query API.", metavar="URL"),
-    limit: int = option(20, "Number of latest traces to check.", min=1, max=LIMIT_MAX),
-    lookback: float = option(3600.0, "Maximum age of the latest traces, in seconds.", min=1.0),
-    settle: float = option(5.0, "Skip traces that began less than this many seconds ago.", min=0.0),
-    triton: bool = option(False, "Require spans of Triton itself in traces of answers, too."),
+    jaeger: str = Option("http://127.0.0.1:16686", help="Jaeger's query API.", metavar="URL"),
+    limit: int = Option(20, help="Number of latest traces to check.", min=1, max=LIMIT_MAX),
+    lookback: float = Option(3600.0, help="Maximum age of the latest traces, in seconds.", min=1.0),
+    settle: float = Option(
+        5.0, help="Skip traces that began less than this many seconds ago.", min=0.0
+    ),
+    triton: bool = Option(
+        False, "--triton", help="Require spans of Triton itself in traces of answers, too."
+    ),
 ) -> None:
     """Check whether traces are whole: root, parents, a span of each hop, and links.
 
