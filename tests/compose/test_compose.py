@@ -9,11 +9,9 @@ import re
 import shutil
 import subprocess
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import podman_compose
 import pytest
 import yaml
 from jsonschema.protocols import Validator
@@ -62,38 +60,11 @@ def test_file_is_valid_by_the_official_schema(name: str) -> None:
         assert schema_problems(document) == []
 
 
-def test_the_schema_would_see_a_wrong_key() -> None:
-    (problem,) = schema_problems({"services": {"nats": {"image": "nats", "comand": []}}})
-
-    assert "comand" in problem
-
-
 def test_every_variable_is_defined_and_used() -> None:
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in COMPOSE_FILES]
     used = set().union(*(used_variables(text) for text in texts))
 
     assert used == set(variables())
-
-
-@pytest.mark.parametrize("name", COMPOSE_FILES)
-def test_a_variable_that_is_missing_is_named(name: str) -> None:
-    text = (FOLDER / name).read_text(encoding="utf-8")
-    # All have the form that names them.
-    assert used_variables(text) == set(re.findall(r"(?<!\$)\$\{?([A-Z_]+)", text))
-    missing = min(used_variables(text))
-    line = next(line for line in text.splitlines() if f"${{{missing}" in line)
-    rest = {key: value for key, value in variables().items() if key != missing}
-    with pytest.raises(ValueError, match=f"variable {missing} is missing a value: see .env"):
-        podman_compose.rec_subs(line, rest)
-
-
-def test_every_variable_has_a_comment_and_a_value() -> None:
-    lines = (FOLDER / ".env").read_text(encoding="utf-8").splitlines()
-
-    for above, line in pairwise(lines):
-        if line and not line.startswith("#"):
-            assert above.startswith("# "), line
-            assert line.split("=", 1)[1], line
 
 
 def test_images_have_a_version() -> None:
@@ -153,17 +124,6 @@ def test_names_inside_the_file_exist() -> None:
                 assert source in compose()["volumes"]
 
 
-def test_every_service_has_a_health_check_on_a_port_of_its_own() -> None:
-    for name, service in services().items():
-        check = " ".join(service["healthcheck"]["test"])
-        port = re.search(r"127\.0\.0\.1:(\d+)", check)
-        if name == "batcher":
-            assert port is None
-        else:
-            assert port is not None
-            assert port[1] in text_of({**service, "healthcheck": None})
-
-
 def test_addresses_name_services_and_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in services()["gateway"]["environment"].items():
         monkeypatch.setenv(name, value)
@@ -184,32 +144,6 @@ def test_addresses_name_services_and_their_ports(monkeypatch: pytest.MonkeyPatch
     assert f"0.0.0.0:{http.removeprefix('http://jaeger:').removesuffix('/v1/traces')}" in jaeger
 
 
-def test_environment_is_the_same_for_all_processes() -> None:
-    first, *others = (services()[name]["environment"] for name in PROCESSES)
-    # Where it serves, and whom it asks.
-    own = {"SLUICE_JOBS__ADDRESS", "SLUICE_JOBS__GATEWAYS"}
-
-    for other in others:
-        assert {key for key in first | other if first.get(key) != other.get(key)} <= own
-    ports = variables()["JOBS_PORT"], variables()["GATEWAY_PORT"]
-    jobs = services()["jobs"]["environment"]
-    assert first["SLUICE_JOBS__ADDRESS"] == f"jobs:{ports[0]}"
-    assert (jobs["SLUICE_JOBS__ADDRESS"], jobs["SLUICE_JOBS__GATEWAYS"]) == (
-        f"0.0.0.0:{ports[0]}",
-        f"gateway:{ports[1]}",
-    )
-
-
-def test_settings_file_loads_by_itself_and_serves_the_shipped_tiers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("SLUICE_GATEWAY__ADDRESS", raising=False)
-
-    settings = load(FOLDER / "sluice.yaml")
-
-    assert [model.path for model in settings.models] == ["builtin:small", "builtin:large"]
-
-
 @pytest.mark.parametrize("name", PROCESSES)
 def test_commands_name_modules_scripts_and_files_that_exist(name: str) -> None:
     service = services()[name]
@@ -223,14 +157,6 @@ def test_commands_name_modules_scripts_and_files_that_exist(name: str) -> None:
             assert (FOLDER / script).is_file()
         for config in re.findall(r"--config[= ](\S+)", command):
             assert config in mounted
-
-
-@pytest.mark.parametrize("name", COMPOSE_FILES[1:])
-def test_files_that_are_laid_over_it_change_services_that_exist(name: str) -> None:
-    assert set(services(name)) - {"operator", "proxy"} <= set(services())
-    for service in services(name).values():
-        for volume in service.get("volumes", ()):
-            assert (FOLDER / volume.split(":")[0]).is_file()
 
 
 def test_proxy_passes_on_to_the_ports_of_the_gateway() -> None:
@@ -281,11 +207,6 @@ def test_passwords_are_files_that_settings_are_read_from(
         assert settings.identity.mesh_key == "0123456789abcdef-of-SLUICE_IDENTITY__MESH_KEY"
         assert not settings.gateway.allow_remote
         assert str(settings.nats.url).startswith("tls://nats:")
-
-
-def test_the_secure_nats_is_the_open_one_with_a_configuration() -> None:
-    command = services(SECURE)["nats"]["command"]
-    assert command == [*services()["nats"]["command"], "--config=/etc/nats/nats.conf"]
 
 
 def test_docker_compose_reads_it() -> None:

@@ -85,29 +85,6 @@ def test_manifests_are_valid_by_the_schemas_of_kubernetes(overlay: str) -> None:
             validate(manifest)
 
 
-def test_the_schema_would_see_a_wrong_key() -> None:
-    wrong = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"port": 1}}
-
-    with pytest.raises(kubernetes_validate.ValidationError):
-        validate(wrong)
-
-
-def test_every_file_is_part_of_an_overlay() -> None:
-    for folder in (FOLDER / "kubernetes").iterdir():
-        kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-        used = {*kustomization["resources"], "kustomization.yaml", "sluice.yaml"}
-        patches = kustomization.get("patches", ())
-        used |= {patch["path"] for patch in patches if "path" in patch}
-        used |= {"cluster.conf", "nats.conf"}
-        used |= {"operator.yaml"} if folder.name == "secure" else set()  # applied by hand
-        assert {path.name for path in folder.iterdir()} <= used
-
-
-@overlays
-def test_workloads_are_those_of_compose(overlay: str) -> None:
-    assert set(pod_containers(overlay)) == set(services())
-
-
 @pytest.mark.parametrize("name", services())
 def test_images_and_commands_are_those_of_compose(name: str) -> None:
     container, service = pod_containers()[name], services()[name]
@@ -161,24 +138,6 @@ def test_nats_is_where_processes_look_for_it(overlay: str) -> None:
         assert not routes
 
 
-def test_services_have_the_ports_that_the_addresses_name() -> None:
-    ports = {
-        name: {str(port["port"]) for port in item["spec"]["ports"]}
-        for name, item in named("base", "Service").items()
-    }
-    names = {
-        "nats": {"NATS_PORT"},
-        "triton": {"TRITON_GRPC_PORT"},
-        "gateway": {"GATEWAY_PORT", "HTTP_PORT"},
-        "jobs": {"JOBS_PORT"},
-        "jaeger": {"OTLP_GRPC_PORT", "OTLP_HTTP_PORT", "JAEGER_UI_PORT"},
-    }
-    wanted = {service: {variables()[name] for name in of} for service, of in names.items()}
-    wanted["nats"].add("6222")
-
-    assert ports == wanted
-
-
 @overlays
 def test_ports_probes_volumes_and_selectors_name_what_exists(overlay: str) -> None:
     pods = pod_specs(overlay)
@@ -209,24 +168,6 @@ def ports_of_probes(container: dict[str, Any]) -> Iterator[str | int]:
                 yield container[kind][handler]["port"]
         for word in container.get(kind, {}).get("exec", {}).get("command", ()):
             yield from map(int, re.findall(r"127\.0\.0\.1:(\d+)", word))
-
-
-@overlays
-def test_commands_of_probes_name_scripts_of_the_image(overlay: str) -> None:
-    for name, container in pod_containers(overlay).items():
-        words = json.dumps([container.get(f"{kind}Probe") for kind in ("startup", "liveness")])
-        words += json.dumps(container["readinessProbe"])
-        scripts = set(re.findall(r"/opt/sluice/(\w+\.py)", words))
-        assert scripts <= {"healthcheck.py"}, name
-        assert all((FOLDER / script).is_file() for script in scripts)
-        if overlay == "secure" and name in PROCESSES:
-            # The kubelet's own probe of gRPC does not speak TLS.
-            assert '"grpc": {' not in words
-
-
-def test_each_process_of_the_secure_overlay_is_probed_with_its_certificate() -> None:
-    for name in PROCESSES:
-        assert "healthcheck.py" in json.dumps(pod_containers("secure")[name]["readinessProbe"])
 
 
 def test_the_pod_of_the_operator_is_valid_and_names_what_exists() -> None:
@@ -263,16 +204,6 @@ def test_configurations_secrets_and_claims_exist(overlay: str) -> None:
             assert claim in {None, *claims}
         refs = pod["spec"]["containers"][0].get("envFrom", ())
         assert any("secretRef" in source for source in refs) == (name in HAVE_SECRETS), name
-
-
-@overlays
-def test_what_is_scaled_exists_once(overlay: str) -> None:
-    workloads = {(item["kind"], item["metadata"]["name"]) for item in manifests(overlay)}
-    scalers = {**named(overlay, "HorizontalPodAutoscaler"), **named(overlay, "ScaledObject")}
-    targets = [item["spec"]["scaleTargetRef"] for item in scalers.values()]
-    found = [(target["kind"], target["name"]) for target in targets]
-    assert set(found) <= workloads
-    assert len(set(found)) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -321,22 +252,6 @@ def test_a_rolling_update_lets_streams_end() -> None:
     # Those that are called leave the DNS before they refuse calls.
     for name in ("gateway", "jobs"):
         assert pod_containers()[name]["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5
-
-
-def test_triton_has_memory_to_share_with_its_models() -> None:
-    (volume,) = (one for one in pod_specs()["triton"]["spec"]["volumes"] if one["name"] == "shm")
-    assert volume["emptyDir"]["medium"] == "Memory"
-    mounts = {one["name"]: one["mountPath"] for one in pod_containers()["triton"]["volumeMounts"]}
-    assert mounts["shm"] == "/dev/shm"
-
-
-def test_gpus_and_models_from_a_volume() -> None:
-    containers = pod_containers("gpu")
-    assert containers["triton"]["resources"]["limits"]["nvidia.com/gpu"] == 1
-    for name in ("triton", "gateway"):
-        assert {"name": "models", "mountPath": "/models", "readOnly": True} in containers[name][
-            "volumeMounts"
-        ]
 
 
 def test_each_process_has_the_certificate_that_nats_knows_it_by() -> None:

@@ -8,35 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOP = {
-    ".ci",
-    ".github",
-    ".gitignore",
-    "CHANGELOG.md",
-    "CODE_OF_CONDUCT.md",
-    "CONTRIBUTING.md",
-    "LICENSE",
-    "README.md",
-    "SECURITY.md",
-    "batcher",
-    "bench",
-    "cli",
-    "compose",
-    "distributions",
-    "docs",
-    "examples",
-    "gateway",
-    "jobs",
-    "learning",
-    "model_workers",
-    "protos",
-    "pyproject.toml",
-    "scripts",
-    "simulator",
-    "sluice",
-    "supervisor",
-    "tests",
-}
 PACKAGES = (
     "batcher",
     "cli",
@@ -60,10 +31,6 @@ def tracked_files() -> list[Path]:
     )
     names = listing.stdout.decode("utf-8").split("\0")
     return [Path(name) for name in names if name and (ROOT / name).is_file()]
-
-
-def test_nothing_new_lies_at_the_top() -> None:
-    assert {path.parts[0] for path in tracked_files()} <= TOP
 
 
 def test_no_file_is_large_except_the_weights() -> None:

@@ -1,6 +1,5 @@
 """The scripts say clearly what is missing."""
 
-import ast
 import hashlib
 import json
 import os
@@ -9,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -127,48 +125,6 @@ def test_the_gpu_script_runs_the_marked_tests_and_keeps_figures(
     figures = gpu_checkout / "bench/results/engine-nvidia-h200.jsonl"
     assert figures.read_text() == '{"figure": "one"}\n'
     assert ("BENCH_S=900" in result.stderr) == (status == 124)
-
-
-GPU_PACKAGES = {
-    *("torch", "transformers", "numpy", "psutil", "safetensors", "tokenizers", "pytest"),
-    *("google", "grpc", "llguidance", "pydantic", "pydantic_settings", "typing_extensions", "yaml"),
-}
-"""What scripts/gpu says that it needs, by the names of imports."""
-
-
-def imported(files: list[str]) -> set[str]:
-    """Packages of others that importing these files imports; not what functions import when they are called."""
-    waiting, seen, others = list(files), set(), set()
-    while waiting:
-        file = waiting.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        for name in imports(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-            path = name.replace(".", "/")
-            ours = [
-                place for place in (f"{path}.py", f"{path}/__init__.py") if (ROOT / place).is_file()
-            ]
-            waiting += ours
-            if not ours and not (ROOT / name.partition(".")[0]).is_dir():
-                others.add(name.partition(".")[0])
-    return others - sys.stdlib_module_names
-
-
-def imports(tree: ast.Module) -> Iterator[str]:
-    """Modules that a file imports at its top, with the packages around them."""
-    for node in tree.body:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for name in names:
-            parts = name.split(".")
-            yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
-
-
-def test_tests_and_benchmark_of_the_engine_on_a_gpu_need_no_servers() -> None:
-    files = ["tests/model_workers/engine/forward/test_cuda.py", "bench/engine.py"]
-    assert imported(files) == GPU_PACKAGES
 
 
 def test_without_a_python_there_is_one_line_that_says_what_to_do(
