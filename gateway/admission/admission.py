@@ -46,7 +46,7 @@ from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Check, Decided, EntityGuard
 from gateway.safety.guards.families import GuardFailure
-from gateway.safety.inspector import NO_ENTITIES, TOO_LONG, EntityResults, RequestInspection
+from gateway.safety.inspector import TOO_LONG, EntityResults, RequestInspection
 from gateway.validation.conversation import USER, Conversation
 from gateway.validation.requests import ValidRequest
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
@@ -233,7 +233,7 @@ class Admission:
         if inspector.dry_run is not None:
             rehearse = partial(inspector.rehearse, inspection)
             tried = await self._inspecting.work_on(inspection.texts, context.tenant, rehearse)
-            if moves := inspector.count(inspection.inspected, tried):
+            if moves := inspector.count(inspection, tried):
                 span.set_attribute(names.DRY_RUN, move_labels(moves))
         if inspection.verdict.blocked == (TOO_LONG,):
             await self._refuse_too_long(context)
@@ -245,7 +245,7 @@ class Admission:
         begin = partial(_begin, context)
         inspection = await self._inspecting.work_on(texts, tenant, begin)
         context.inspection = inspection
-        if guards := inspection.entity_guards:
+        if guards := inspection.compiled.prompt_readers:
             entities, inspection.checks = await self._find_entities(context, guards)
             decide = partial(inspection.decide, entities)
             await self._inspecting.work_on(texts, tenant, decide)
@@ -389,11 +389,10 @@ def _check_budget(request: ValidRequest, plan: Plan, fits: Callable[[str], bool]
 def _begin(context: RequestContext) -> RequestInspection:
     """Return the inspection of a request; decided, unless token classifiers must read its texts first."""
     request = context.request
-    inspection = context.policies.inspector.begin(
-        request.tenant, request.labels, request.conversation.texts
-    )
-    if not inspection.entity_guards:
-        inspection.decide(NO_ENTITIES)
+    policy = context.policies.inspector.choose(request.tenant, request.labels)
+    inspection = RequestInspection(policy, request.conversation.texts)
+    if not policy.prompt_readers:
+        inspection.decide()
     return inspection
 
 
@@ -415,7 +414,7 @@ def passed(conversation: Conversation, inspection: RequestInspection) -> Convers
     rules, version = inspection.verdict.blocked, inspection.policy.version
     if rules:
         raise blocked(rules, version)
-    before, texts = conversation.texts, [result.text for result in inspection.inspected]
+    before, texts = conversation.texts, inspection.edited
     if texts == before:
         return conversation
     if any(was.strip() and not text.strip() for was, text in zip(before, texts, strict=True)):

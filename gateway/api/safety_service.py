@@ -51,7 +51,7 @@ class SafetyService:
         labels, timeout_s = dict(request.labels), guards_timeout_s(context)
         valid = ValidRequest(text, context.caller, labels, timeout_s)
         safety = await self.admission.check(RequestContext(CHECK, valid, untraced()))
-        if len(safety.inspected[0].taken) > ASIDE_FINDINGS:
+        if len(safety.taken[0]) > ASIDE_FINDINGS:
             return await asyncio.to_thread(_checked, safety)
         return _checked(safety)
 
@@ -85,12 +85,11 @@ class SafetyService:
 
 def _checked(safety: RequestInspection) -> pb.CheckTextResponse:
     """Return the answer about the only text of an inspection."""
-    (inspected,) = safety.inspected
     blocked = bool(safety.verdict.blocked)
     return pb.CheckTextResponse(
-        normalized_text=inspected.normalized,
-        text="" if blocked else inspected.text,
-        findings=[*map(_finding, inspected.taken), *map(_failure, safety.entities.failed)],
+        normalized_text=safety.normalized[0],
+        text="" if blocked else safety.edited[0],
+        findings=[*map(_finding, safety.taken[0]), *map(_failure, safety.entities.failed)],
         policy=safety.policy.version,
         blocked=blocked,
         model=safety.verdict.governed[0] if safety.verdict.governed else "",

@@ -58,7 +58,7 @@ class CompiledPolicy:
         rules: rules for prompts.
         output: rules for answers; None if the policy does not change them.
         guards: guard models that check prompts and answers.
-        entity_guards: token classifiers, whose findings join those of the rules.
+        prompt_readers: token classifiers that read prompts; their findings join those of the rules.
         answer_readers: token classifiers that read answers, which are filtered then.
     """
 
@@ -66,7 +66,7 @@ class CompiledPolicy:
     rules: RuleSet
     output: OutputRules | None = None
     guards: tuple[Guard, ...] = ()
-    entity_guards: tuple[EntityGuard, ...] = ()
+    prompt_readers: tuple[EntityGuard, ...] = ()
     answer_readers: tuple[EntityGuard, ...] = ()
 
 
@@ -81,13 +81,6 @@ class CompiledPolicies:
     settings: SafetySettings
     by_name: Mapping[str, CompiledPolicy]
     trial: CompiledPolicy | None
-
-    def choose(self, tenant: str, labels: Mapping[str, str]) -> CompiledPolicy:
-        """Return the policy of a request: that of the first matching rule, else the default."""
-        for rule in self.settings.choose:
-            if rule.holds(tenant, labels):
-                return self.by_name[rule.policy]
-        return self.by_name[self.settings.default]
 
 
 def compile_policies(policies: SafetyPolicies) -> CompiledPolicies:
@@ -138,8 +131,11 @@ def _compiled(
             entity_guards.append(EntityGuard(name, settings, entities))
         else:
             guards.append(Guard(name, settings, family_of(settings, model_labels)))
-    readers = tuple(guard for guard in entity_guards if "output" in guard.settings.checks)
+    prompt_readers, answer_readers = (
+        tuple(guard for guard in entity_guards if stage in guard.settings.checks)
+        for stage in ("input", "output")
+    )
     unscored = tuple(spec for spec in specs if not spec.scored)
     scanner = _rules(unscored, policy.deny, policy.allow, None)
-    output = output_rules(policy, watched_rules(unscored), scanner, scanner.lists, readers)
-    return CompiledPolicy(policy, rules, output, tuple(guards), tuple(entity_guards), readers)
+    output = output_rules(policy, watched_rules(unscored), scanner, scanner.lists, answer_readers)
+    return CompiledPolicy(policy, rules, output, tuple(guards), prompt_readers, answer_readers)

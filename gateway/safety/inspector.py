@@ -14,33 +14,18 @@ from gateway.safety.actions import Action, Placeholders, TakenAction, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import BY_PLACE, Finding, Severity
-from gateway.safety.guards.checks import Decided, EntityGuard
+from gateway.safety.guards.checks import Decided
 from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.text.edited_text import Normalized
 from gateway.safety.text.invisible import smuggled
-from gateway.safety.text.normalize import normalize
+from gateway.safety.text.normalize import NOT_PLAIN_ASCII, normalize
 from gateway.safety.text.skeleton import Skeleton
 
 TOO_LONG: Final = "limit.length"
 """Rule that reports a text too long to be inspected."""
 _NOTICED: Final = frozenset({TOO_LONG, "unicode.invisible_only"})
 """Rules of normalization that do not change the text."""
-
-
-@dataclass
-class InspectedText:
-    """The result for one text.
-
-    Attributes:
-        normalized: the text before the edits of the policy; empty if it is over the length limit.
-        text: the text for the model.
-        found: findings with their actions, by place.
-    """
-
-    normalized: str
-    text: str
-    taken: tuple[TakenAction, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,40 +52,36 @@ class PromptVerdict:
         blocked: names of the rules that block, each once.
         route: the most severe finding that routes, with its model.
         taken: count of findings by rule and action.
+        governed: model that must answer by the policy, and the rule that asked for it, if there is one.
     """
 
     blocked: tuple[str, ...]
     route: TakenAction | None
     taken: Mapping[tuple[str, Action], int]
-
-    @property
-    def governed(self) -> tuple[str, str] | None:
-        """Model that must answer by the policy, and the rule that asked for it; None if there is none."""
-        route = self.route
-        return None if route is None or route.model is None else (route.model, route.rule)
+    governed: tuple[str, str] | None = None
 
 
+_NOTHING: Final[tuple[TakenAction, ...]] = ()
 _NO_FINDINGS: Final = PromptVerdict((), None, {})
 
 
 def verdict_on(
-    inspected: Sequence[InspectedText], failed: Sequence[tuple[str, Action]] = ()
+    texts: Sequence[Sequence[TakenAction]], failed: Sequence[tuple[str, Action]] = ()
 ) -> PromptVerdict:
-    """Decide about the texts of one request; `failed` as in `EntityResults`."""
-    findings = [taken for text in inspected for taken in text.taken]
-    if not findings and not failed:
-        return _NO_FINDINGS
+    """Decide about the findings in each text of one request; `failed` as in `EntityResults`."""
+    findings = [taken for text in texts for taken in text]
     actions = [*((taken.rule, taken.action) for taken in findings), *failed]
     blocked = dict.fromkeys(rule for rule, action in actions if action is Action.BLOCK)
     routes = [taken for taken in findings if taken.action is Action.ROUTE]
-    route = max(routes, key=lambda taken: taken.severity) if routes else None
-    return PromptVerdict(tuple(blocked), route, Counter(actions))
+    route = max(routes, key=lambda taken: taken.severity, default=None)
+    governed = (route.model, route.rule) if route is not None and route.model is not None else None
+    return PromptVerdict(tuple(blocked), route, Counter(actions), governed)
 
 
 class Inspector:
     """The policies of one configuration.
 
-    `begin` and `rehearse` may run in other threads; everything else belongs to the event loop.
+    `rehearse` may run in other threads; everything else belongs to the event loop.
 
     Attributes:
         dry_run: counts of the policy in dry run, if there is one.
@@ -119,38 +100,44 @@ class Inspector:
         """Versions of its policies."""
         return sorted(compiled.policy.version for compiled in self._compiled.by_name.values())
 
-    def begin(
-        self, tenant: str, labels: Mapping[str, str], texts: Sequence[str]
-    ) -> "RequestInspection":
-        """Begin to inspect a request with all its `texts`; the policy is chosen here and stays."""
-        return RequestInspection(self._compiled.choose(tenant, labels), texts)
+    def choose(self, tenant: str, labels: Mapping[str, str]) -> CompiledPolicy:
+        """Return the policy of a request: that of the first matching rule, else the default."""
+        settings = self._compiled.settings
+        for rule in settings.choose:
+            if rule.holds(tenant, labels):
+                return self._compiled.by_name[rule.policy]
+        return self._compiled.by_name[settings.default]
 
-    def rehearse(self, inspection: "RequestInspection") -> list[InspectedText]:
-        """Inspect the texts of `inspection` by the policy in dry run; return nothing if there is none.
+    def rehearse(self, inspection: "RequestInspection") -> "RequestInspection | None":
+        """Inspect the texts of `inspection` by the policy in dry run; return None if there is none.
 
         The policy in dry run decides about the entities that the active policy's classifiers found;
         its own are not run.
         """
         trial = self._compiled.trial
         if trial is None or trial.policy is inspection.policy:
-            return []
-        return list(RequestInspection(trial, inspection.texts).results(inspection.entities))
+            return None
+        rehearsal = RequestInspection(trial, inspection.texts)
+        rehearsal.decide(inspection.entities)
+        return rehearsal
 
     def count(
-        self, inspected: Sequence[InspectedText], trial_results: Sequence[InspectedText]
+        self, inspection: "RequestInspection", rehearsal: "RequestInspection | None"
     ) -> Counter[Move]:
         """Count the differences between the active policy and the one in dry run, and return them."""
         total: Counter[Move] = Counter()
-        for active, trial in zip(inspected, trial_results, strict=False):
-            moves = moves_of(active.taken, trial.taken)
-            if self.dry_run is not None:
-                self.dry_run.add(moves, _outcome(active) != _outcome(trial))
+        if rehearsal is None or self.dry_run is None:
+            return total
+        active, trial = inspection.results, rehearsal.results
+        for (text, taken), (trial_text, trial_taken) in zip(active, trial, strict=True):
+            moves = moves_of(taken, trial_taken)
+            self.dry_run.add(moves, _outcome(text, taken) != _outcome(trial_text, trial_taken))
             total += moves
         return total
 
     def assembled(self, tenant: str, labels: Mapping[str, str]) -> AssembledFilter | None:
         """Return the filter of what is assembled from an answer; None if its policy leaves answers alone."""
-        rules = self._compiled.choose(tenant, labels).output
+        rules = self.choose(tenant, labels).output
         return None if rules is None else AssembledFilter(rules)
 
     def answer(self, inspection: "RequestInspection", system: str) -> OutputFilter | None:
@@ -171,37 +158,45 @@ class Inspector:
 class RequestInspection:
     """The texts of one request. They share placeholders: the same value reads the same in every turn.
 
+    May be made and decided in other threads.
+
     Attributes:
         compiled: the policy that decides, compiled.
         policy: the policy as configured.
         texts: the texts as they came.
+        normalized: texts for token classifiers; empty where a text is over the length limit.
         checks: decisions about token classifiers, for the record.
         entities: entities that `decide` got.
-        inspected: results of `decide`, one for each text.
+        edited: the texts for the model.
+        taken: findings in each text with their actions, by place.
         verdict: verdict of `decide`.
     """
 
-    inspected: Sequence[InspectedText]
+    edited: Sequence[str]
+    taken: Sequence[Sequence[TakenAction]]
     verdict: PromptVerdict
 
     def __init__(self, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
+        """Normalize the texts of a request."""
         self.compiled = compiled
         self.policy = compiled.policy
         self.texts = tuple(texts)
         self.checks: Sequence[Decided] = ()
         self.entities = NO_ENTITIES
-        self._longest = self.policy.settings.max_chars
-        self._normalized = [
-            normalize(text) if len(text) <= self._longest else self._too_long(text)
-            for text in texts
-        ]
+        self.normalized: list[str] = []
+        self._changes: dict[int, Normalized] = {}
+        """By the number of a text, where it may differ from what came."""
         self._placeholders: Placeholders | None = None
-
-    @property
-    def entity_guards(self) -> list[EntityGuard]:
-        """Token classifiers that read prompts."""
-        guards = self.compiled.entity_guards
-        return [guard for guard in guards if "input" in guard.settings.checks]
+        for index, text in enumerate(self.texts):
+            changed = text
+            if (
+                len(text) > compiled.policy.settings.max_chars
+                or not text.isascii()
+                or NOT_PLAIN_ASCII.search(text)
+            ):
+                self._changes[index] = change = self._normalized(text)
+                changed = change.text
+            self.normalized.append(changed)
 
     def placeholders(self) -> Placeholders:
         """Return the placeholders of the values redacted so far."""
@@ -210,62 +205,64 @@ class RequestInspection:
         return self._placeholders
 
     @property
-    def normalized(self) -> list[str]:
-        """Texts for token classifiers; empty where a text is over the length limit."""
-        return [normalized.text for normalized in self._normalized]
+    def results(self) -> Iterator[tuple[str, Sequence[TakenAction]]]:
+        """Each text for the model, with its findings."""
+        return zip(self.edited, self.taken, strict=True)
 
-    def decide(self, entities: EntityResults) -> None:
+    def decide(self, entities: EntityResults = NO_ENTITIES) -> None:
         """Inspect all texts; `entities` are what token classifiers found in them."""
-        self.entities, self.inspected = entities, list(self.results(entities))
-        self.verdict = verdict_on(self.inspected, entities.failed)
+        compiled, edited, taken = self.compiled, [], []
+        for index, text in enumerate(self.normalized):
+            findings: set[Finding] = set()
+            if self.policy.settings.enabled:
+                findings.update(compiled.rules.scan(text))
+                # Look-alikes matter for injections alone; numbers and keys are read as they are.
+                if not text.isascii():
+                    findings.update(self._look_alikes(text))
+            if entities.by_text:
+                lists = compiled.rules.lists
+                findings.update(lists.without_allowed(text, entities.by_text[index]))
+            shown, actions = text, _NOTHING
+            if findings or index in self._changes:
+                shown, actions = self._decided(index, findings)
+            edited.append(shown)
+            taken.append(actions)
+        self.entities, self.edited, self.taken = entities, edited, taken
+        is_clean = not entities.failed and not any(taken)
+        self.verdict = _NO_FINDINGS if is_clean else verdict_on(taken, entities.failed)
 
-    def results(self, entities: EntityResults = NO_ENTITIES) -> Iterator[InspectedText]:
-        """Yield the result for each text, in order; each step is one text's work."""
-        by_text = entities.by_text or [()] * len(self.texts)
-        texts = zip(self.texts, self._normalized, by_text, strict=True)
-        for original, normalized, entity_findings in texts:
-            findings = self._findings_in(normalized.text)
-            if entity_findings:
-                lists = self.compiled.rules.lists
-                findings.update(lists.without_allowed(normalized.text, entity_findings))
-            if findings or normalized.findings:
-                yield self._decided(original, normalized, findings)
-            else:
-                yield InspectedText(normalized.text, normalized.text)
+    def _normalized(self, text: str) -> Normalized:
+        """Normalize `text`; one over the limit is not inspected and so costs nothing."""
+        longest = self.policy.settings.max_chars
+        if len(text) <= longest:
+            return normalize(text)
+        return Normalized("", (Finding(TOO_LONG, longest, len(text), Severity.CRITICAL),))
 
-    def _too_long(self, text: str) -> Normalized:
-        """Return the finding for a text over the limit, which is not inspected and so costs nothing."""
-        too_long = Finding(TOO_LONG, self._longest, len(text), Severity.CRITICAL)
-        return Normalized("", (too_long,))
+    def _look_alikes(self, text: str) -> Iterator[Finding]:
+        """Yield the injections in `text` that only its look shows."""
+        look = Skeleton(text)
+        for finding in self.compiled.rules.scan(look.text) if look.text != text else ():
+            if finding.rule.startswith("injection."):
+                start, end = look.original_span(finding.start, finding.end)
+                yield Finding(finding.rule, start, end, finding.severity)
 
-    def _findings_in(self, text: str) -> set[Finding]:
-        """Return the findings in `text`, and injections that only its look shows."""
-        if not self.policy.settings.enabled:
-            return set()
-        findings = set(self.compiled.rules.scan(text))
-        # Look-alikes matter for injections alone; numbers and keys are read as they are.
-        if not text.isascii():
-            look = Skeleton(text)
-            for finding in self.compiled.rules.scan(look.text) if look.text != text else ():
-                if finding.rule.startswith("injection."):
-                    start, end = look.original_span(finding.start, finding.end)
-                    findings.add(Finding(finding.rule, start, end, finding.severity))
-        return findings
-
-    def _decided(
-        self, original: str, normalized: Normalized, findings: set[Finding]
-    ) -> InspectedText:
-        decision = apply(self.policy.actions, normalized.text, findings, self.placeholders())
+    def _decided(self, index: int, findings: set[Finding]) -> tuple[str, tuple[TakenAction, ...]]:
+        """Return a text for the model, and its findings with their actions."""
+        original, text = self.texts[index], self.normalized[index]
+        normalized = self._changes.get(index, Normalized(text, ()))
+        if not findings and not normalized.findings:
+            return text, _NOTHING
+        decision = apply(self.policy.actions, text, findings, self.placeholders())
         actions = []
         for taken in decision.taken:
             start, end = normalized.original_span(taken.start, taken.end)
             actions.append(replace(taken, start=start, end=end))
         actions += map(self._noticed, (*normalized.findings, *self._hidden(original)))
         actions.sort(key=BY_PLACE)
-        return InspectedText(normalized.text, decision.text, tuple(actions))
+        return decision.text, tuple(actions)
 
     def _hidden(self, original: str) -> Iterator[Finding]:
-        if len(original) <= self._longest and self.policy.settings.enabled:
+        if len(original) <= self.policy.settings.max_chars and self.policy.settings.enabled:
             for start, end, payload in smuggled(original):
                 yield from self.compiled.rules.scan_hidden(payload, HIDDEN, (start, end))
 
@@ -282,6 +279,8 @@ class RequestInspection:
         return replace(taken, action=action)
 
 
-def _outcome(inspected: InspectedText) -> tuple[str, tuple[str, ...], str | None]:
-    verdict = verdict_on([inspected])
-    return inspected.text, verdict.blocked, verdict.route.model if verdict.route else None
+def _outcome(
+    text: str, taken: Sequence[TakenAction]
+) -> tuple[str, tuple[str, ...], tuple[str, str] | None]:
+    verdict = verdict_on([taken])
+    return text, verdict.blocked, verdict.governed

@@ -270,7 +270,7 @@ class RequestLog:
         """Take what the safety policy has decided about the prompt."""
         verdict, self.policy = inspection.verdict, inspection.policy.version
         self.findings, self.checks = verdict.taken, inspection.checks
-        self.seen = [result.text for result in inspection.inspected]
+        self.seen = inspection.edited
         self.blocked = bool(verdict.blocked)
         self.governed_model = verdict.governed[0] if verdict.governed else ""
         if self.recorded:

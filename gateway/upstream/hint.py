@@ -18,7 +18,7 @@ from typing import Final
 from gateway.admission.prompts import encode_now, fit
 from gateway.admission.request_context import PreparedPrompt, RequestContext
 from gateway.admission.turns import TURN_COST
-from gateway.safety.inspector import NO_ENTITIES
+from gateway.safety.inspector import RequestInspection
 from gateway.streaming.model_run import ModelRun
 from gateway.validation.conversation import USER, Conversation
 from sluice.errors import SluiceError
@@ -80,16 +80,17 @@ def _filtered(run: ModelRun) -> str:
 def _inspected(context: RequestContext, draft: str) -> str:
     """Return the draft normalized, if the rules for prompts leave it as it is."""
     request = context.request
-    inspection = context.policies.inspector.begin(request.tenant, request.labels, [draft])
-    inspection.decide(NO_ENTITIES)
-    (result,) = inspection.inspected
+    policy = context.policies.inspector.choose(request.tenant, request.labels)
+    inspection = RequestInspection(policy, [draft])
+    inspection.decide()
+    (text,) = inspection.edited
     verdict = inspection.verdict
-    if verdict.blocked or verdict.route is not None or result.text != result.normalized:
+    if verdict.blocked or verdict.route is not None or inspection.edited != inspection.normalized:
         rules = sorted({rule for rule, _ in verdict.taken})
         raise HintDropped(f"the safety policy for prompts does not pass it: {', '.join(rules)}")
-    if not result.text.strip():
+    if not text.strip():
         raise HintDropped("it is empty")
-    return result.text
+    return text
 
 
 def _with_note(conversation: Conversation, note: str) -> Conversation:

@@ -17,8 +17,7 @@ import re2
 
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.patterns import compiled
-from gateway.safety.rules.lexicon import Lexicon
-from gateway.safety.rules.scanner import RuleScanner, Subject, findings_of
+from gateway.safety.rules.scanner import Subject
 from gateway.safety.rules.spec import Span
 
 PAYLOAD_BYTES_MAX: Final = 8 << 10
@@ -118,11 +117,14 @@ _NESTED_SHARE: Final = 0.8
 
 
 class Payloads:
-    """The encodings, compiled once."""
+    """The encodings, compiled once.
 
-    def __init__(self, scanner: RuleScanner, lexicon: Lexicon) -> None:
-        self._scanner = scanner
-        self._lexicon = lexicon
+    Args:
+        search: returns the findings in a decoded text, and the `HINTS` that occur in it.
+    """
+
+    def __init__(self, search: Callable[[Subject], tuple[list[Finding], list[int]]]) -> None:
+        self._search = search
         self._runs = [compiled(encoding.run.encode()) for encoding in ENCODINGS]
 
     def findings(self, subject: Subject, hints: Iterable[int]) -> list[Finding]:
@@ -146,9 +148,7 @@ class Payloads:
     def inside(self, payload: str, name: str, span: Span) -> Iterator[Finding]:
         """Yield the findings in a decoded text, one per family, at the place of the run."""
         subject = Subject(payload)
-        present, hints = self._scanner.occurring(subject)
-        inner = findings_of(subject, present)
-        inner.extend(self._lexicon.denied(subject.text))
+        inner, hints = self._search(subject)
         for family, severity in _families(inner):
             yield Finding(f"{family}.encoded.{name}", *span, severity)
         if self._is_nested(subject, hints):

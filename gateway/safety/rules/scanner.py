@@ -4,29 +4,22 @@
 characters. Digits of other scripts and the many dashes are folded to ASCII one for one, so that
 offsets stay.
 
-`Prefilter` is one pass of Vectorscan (block mode) that tells which patterns occur at all. Each
-pattern reports once at most, so hostile text costs the same as any other. It may report a pattern
-that does not occur (large repeats are approximated), never the other way round.
-
-`CompiledForm` finds the places of one pattern with RE2, only where the pass reported it.
+`CompiledForm` finds the places of one pattern with RE2, only where a pass over all patterns reported it.
 """
 
-import functools
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Final
 
-import hyperscan
 import numpy as np
 
 from gateway.safety.findings import Finding
-from gateway.safety.patterns import PatternError, compiled, longest_match
+from gateway.safety.patterns import compiled, longest_match
 from gateway.safety.rules.scoring import Indicator, judge, weight_at
 from gateway.safety.rules.spec import Form, RuleMatch, RuleSpec, Span, Validator
-from gateway.safety.rules.stored import database_of
 from gateway.safety.rules.validators import COSTLY, VALIDATORS
 from gateway.safety.text.characters import DASHES
 
@@ -71,42 +64,6 @@ class Subject:
 def _folded(match: re.Match[str]) -> str:
     char = match.group()
     return str(unicodedata.decimal(char)) if char.isdecimal() else "-"
-
-
-class Prefilter:
-    """Patterns compiled together. Thread-safe: each scan has a scratch space of its own."""
-
-    def __init__(self, patterns: Sequence[str]) -> None:
-        """Compile `patterns`; a pattern is known by its index."""
-        self._scratches: list[hyperscan.Scratch] = []
-        try:
-            self._database = database_of(patterns) if patterns else None
-        except hyperscan.error as error:
-            # A rule of the operator was tried alone when the file was loaded.
-            raise PatternError(f"the engine refuses the pattern: {error}") from None
-
-    def present(self, data: bytes) -> Mapping[int, int]:
-        """Return the patterns that occur, each with the byte offset where its first match may end."""
-        ends: dict[int, int] = {}
-        if data and self._database is not None:
-            try:  # a space that no other scan uses; appending to a list and popping from it are atomic
-                scratch = self._scratches.pop()
-            except IndexError:
-                scratch = hyperscan.Scratch(self._database)
-            self._database.scan(data, match_event_handler=_note, context=ends, scratch=scratch)
-            self._scratches.append(scratch)
-        return ends
-
-
-prefilter: Final = functools.lru_cache(maxsize=8)(Prefilter)
-"""Returns a `Prefilter`, compiled once per set of patterns: a new policy mostly has the patterns of
-the old one.
-"""
-
-
-def _note(pattern: int, start: int, end: int, flags: int, ends: object) -> None:
-    assert isinstance(ends, dict)
-    ends[pattern] = end
 
 
 COSTLY_FOUND_MAX: Final = 512
@@ -189,37 +146,6 @@ def _context_of(spec: RuleSpec) -> re.Pattern[str]:
 
 Occurring = list[tuple[CompiledForm, int]]
 """Forms that occur in a text, each with a byte offset no later than the end of its first match."""
-
-
-class RuleScanner:
-    """One pass for all patterns, then a search with RE2 for those that occur.
-
-    The pass has two halves: the scored patterns are also searched alone, and rarely change between
-    policies.
-    """
-
-    def __init__(self, specs: Sequence[RuleSpec], extra_hints: Sequence[str] = ()) -> None:
-        """Compile `specs`; `extra_hints` are patterns that others look for in the same pass."""
-        forms = [CompiledForm(spec, form) for spec in specs for form in spec.forms]
-        self._scored = [form for form in forms if form.form.weight]
-        self._plain = [form for form in forms if not form.form.weight]
-        self._scored_pass = prefilter(tuple(form.hint for form in self._scored))
-        self._plain_pass = prefilter((*(form.hint for form in self._plain), *extra_hints))
-
-    def occurring(self, subject: Subject) -> tuple[Occurring, list[int]]:
-        """Return the forms that occur, and the extra hints that do."""
-        scored, count = self.occurring_indicators(subject), len(self._plain)
-        present = self._plain_pass.present(subject.data)
-        if not present:
-            return scored, []
-        forms = [(self._plain[at], end) for at, end in present.items() if at < count]
-        extra = sorted(at - count for at in present if at >= count)
-        return scored + forms, extra
-
-    def occurring_indicators(self, subject: Subject) -> Occurring:
-        """Return the scored forms that occur. Cheaper than `occurring`."""
-        present = self._scored_pass.present(subject.data)
-        return [(self._scored[at], end) for at, end in present.items()]
 
 
 def findings_of(subject: Subject, occurring: Occurring) -> list[Finding]:

@@ -34,7 +34,8 @@ RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"
 
 _ASCII_CONTROLS = "\x00-\x08\x0b-\x1f\x7f"
 _ASCII_ODD = re.compile(f"[{_ASCII_CONTROLS}]")
-_NOT_PLAIN_ASCII = re.compile(f"[{_ASCII_CONTROLS}{''.join(map(re.escape, FIRSTS))}]")
+NOT_PLAIN_ASCII: Final = re.compile(f"[{_ASCII_CONTROLS}{''.join(map(re.escape, FIRSTS))}]")
+"""Characters of ASCII that normalization may change; other texts of ASCII stay as they are."""
 
 
 def normalize(text: str) -> Normalized:
@@ -42,7 +43,7 @@ def normalize(text: str) -> Normalized:
 
     The result has at most four times as many characters, and is stable.
     """
-    if text.isascii() and _NOT_PLAIN_ASCII.search(text) is None:
+    if text.isascii() and NOT_PLAIN_ASCII.search(text) is None:
         return Normalized(text, ())
     edited = EditedText(text)
     if not text.isascii() or _ASCII_ODD.search(text):

@@ -187,8 +187,8 @@ def test_the_environment_has_its_word(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_labels_choose_the_policy(tmp_path: Path) -> None:
     text = "safety: {policies: {default: {}, b: {severity: {low: block}}}, choose: [{labels: {k: v}, policy: b}]}"
     inspector = Inspector(load_policies_of(load(tmp_path, text)))
-    assert inspector.begin("default", {"k": "v"}, []).policy.name == "b"
-    assert inspector.begin("default", {}, []).policy.name == "default"
+    assert inspector.choose("default", {"k": "v"}).policy.name == "b"
+    assert inspector.choose("default", {}).policy.name == "default"
 
 
 def test_only_the_folders_of_classifiers_are_looked_at() -> None:

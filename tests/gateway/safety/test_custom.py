@@ -12,7 +12,7 @@ from gateway.safety.actions import Action, TakenAction
 from gateway.safety.compiled import CompiledPolicies, compile_policies
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Severity
-from gateway.safety.inspector import Inspector
+from gateway.safety.inspector import Inspector, RequestInspection
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.rules.spec import RuleMatch, RuleSpec
 from gateway.safety.rules.validators import FOR_ANY_PATTERN, VALIDATORS
@@ -48,8 +48,9 @@ def compiled() -> CompiledPolicies:
 
 
 def found(text: str, **labels: str) -> tuple[str, list[TakenAction]]:
-    (result,) = Inspector(compiled()).begin("default", labels, [text]).results()
-    return result.text, [each for each in result.taken if each.rule.startswith("custom.")]
+    made = RequestInspection(Inspector(compiled()).choose("default", labels), [text])
+    made.decide()
+    return made.edited[0], [each for each in made.taken[0] if each.rule.startswith("custom.")]
 
 
 def test_a_finding_gets_the_action_of_its_rule() -> None:
@@ -79,13 +80,14 @@ def test_what_is_encoded_is_found() -> None:
 
 def test_a_trial_counts_what_it_would_do_otherwise() -> None:
     made = Inspector(compiled())
-    inspection = made.begin("default", {}, ["TCK-123456"])
-    moves = made.count(list(inspection.results()), made.rehearse(inspection))
+    inspection = RequestInspection(made.choose("default", {}), ["TCK-123456"])
+    inspection.decide()
+    moves = made.count(inspection, made.rehearse(inspection))
     assert move_labels(moves) == ["custom.ticket:redact>block"]
 
 
 def test_versions_follow_the_rules() -> None:
-    version = compiled().choose("x", {}).policy.version
+    version = compiled().by_name["default"].policy.version
     changed = load_policies(FILE.replace("action: redact", "action: remove"), lambda path: "")
     assert changed.by_name["default"].version != version
 

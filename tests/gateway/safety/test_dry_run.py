@@ -4,7 +4,7 @@ from gateway.safety.actions import Action, TakenAction
 from gateway.safety.compiled import compile_policies
 from gateway.safety.dry_run import DryRun, move_labels, moves_of
 from gateway.safety.findings import Severity
-from gateway.safety.inspector import InspectedText, Inspector, RequestInspection
+from gateway.safety.inspector import Inspector, RequestInspection
 from tests.gateway.safety.written import load_policies
 
 FILE = """
@@ -22,9 +22,10 @@ def inspector(text: str = FILE) -> Inspector:
     return Inspector(compile_policies(load_policies(text, lambda path: "zebra")))
 
 
-def inspected(made: Inspector, *texts: str) -> tuple[RequestInspection, list[InspectedText]]:
-    inspection = made.begin("default", {}, texts)
-    return inspection, list(inspection.results())
+def inspected(made: Inspector, *texts: str) -> RequestInspection:
+    inspection = RequestInspection(made.choose("default", {}), texts)
+    inspection.decide()
+    return inspection
 
 
 def taken(rule: str, action: Action, start: int) -> TakenAction:
@@ -45,10 +46,10 @@ def test_moves_are_where_two_decisions_differ() -> None:
 
 def test_prompts_are_counted_and_left_alone() -> None:
     made = inspector()
-    inspection, results = inspected(made, f"pay {IBAN}", "a zebra", "hello")
-    moves = made.count(results, made.rehearse(inspection))
+    inspection = inspected(made, f"pay {IBAN}", "a zebra", "hello")
+    moves = made.count(inspection, made.rehearse(inspection))
     assert move_labels(moves) == ["deny.list:none>flag", "pii.iban:redact>block"]
-    assert results[0].text == "pay <IBAN_1>"
+    assert inspection.edited[0] == "pay <IBAN_1>"
     counts = made.dry_run
     assert counts is not None
     assert (counts.texts, counts.changed) == (3, 1)
@@ -60,7 +61,7 @@ def test_prompts_are_counted_and_left_alone() -> None:
 
 def test_answers_are_counted_and_left_alone() -> None:
     made = inspector()
-    inspection, _ = inspected(made, "hello")
+    inspection = inspected(made, "hello")
     answer = made.answer(inspection, "")
     assert answer is not None
     shown = answer.push(f"pay {IBAN}, zebra") + answer.finish()
@@ -74,16 +75,16 @@ def test_answers_are_counted_and_left_alone() -> None:
 
 def test_a_request_that_has_the_policy_already_is_not_counted() -> None:
     made = inspector(FILE.replace("safety:\n", "safety:\n  default: next\n"))
-    inspection, results = inspected(made, IBAN)
-    assert not made.count(results, made.rehearse(inspection))
+    inspection = inspected(made, IBAN)
+    assert not made.count(inspection, made.rehearse(inspection))
     assert made.dry_run is not None
     assert made.dry_run.texts == 0
 
 
 def test_counts_go_on_while_the_policy_under_trial_stays() -> None:
     made = inspector()
-    inspection, results = inspected(made, IBAN)
-    made.count(results, made.rehearse(inspection))
+    inspection = inspected(made, IBAN)
+    made.count(inspection, made.rehearse(inspection))
     counts = made.dry_run
     changed = FILE.replace("default: {actions: {pii.*: redact}}", "default: {}")
     made = Inspector(compile_policies(load_policies(changed, lambda path: "zebra")), made)
@@ -98,6 +99,6 @@ def test_counts_go_on_while_the_policy_under_trial_stays() -> None:
 
 def test_a_policy_that_is_switched_off_only_normalizes() -> None:
     made = inspector("safety: {policies: {default: {enabled: false, severity: {low: block}}}}")
-    inspection, results = inspected(made, f"a\u200bb {IBAN}")
-    assert results[0].text == f"ab {IBAN}"
+    inspection = inspected(made, f"a\u200bb {IBAN}")
+    assert inspection.edited[0] == f"ab {IBAN}"
     assert made.answer(inspection, "") is None

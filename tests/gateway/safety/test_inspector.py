@@ -1,6 +1,8 @@
 """The whole way of a prompt: what is found in which view, what is done, and what a model sees."""
 
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.safety.actions import Action, TakenAction
 from gateway.safety.compiled import compile_policies, rule_names
 from gateway.safety.findings import Severity
-from gateway.safety.inspector import InspectedText, Inspector, verdict_on
+from gateway.safety.inspector import Inspector, PromptVerdict, RequestInspection, verdict_on
 from tests.gateway.safety.written import load_policies
 
 IBAN = "DE89370400440532013000"
@@ -34,18 +36,30 @@ def inspector() -> Inspector:
     return Inspector(compile_policies(load_policies(FILE, LISTS.__getitem__, rule_names())))
 
 
-def inspect(text: str, labels: dict[str, str] | None = None) -> InspectedText:
-    (result,) = inspector().begin("default", labels or {}, [text]).results()
-    return result
+class Inspected(NamedTuple):
+    text: str
+    taken: Sequence[TakenAction]
 
 
-def rules(result: InspectedText) -> set[str]:
+def inspect_all(
+    texts: Sequence[str], labels: dict[str, str] | None = None
+) -> tuple[list[Inspected], PromptVerdict]:
+    made = RequestInspection(inspector().choose("default", labels or {}), texts)
+    made.decide()
+    return [Inspected(*result) for result in made.results], made.verdict
+
+
+def inspect(text: str, labels: dict[str, str] | None = None) -> Inspected:
+    return inspect_all([text], labels)[0][0]
+
+
+def rules(result: Inspected) -> set[str]:
     return {found.rule for found in result.taken}
 
 
 def test_plain_text_passes_as_it_is() -> None:
     text = "Sort: 7 3 12\n\tand say why. Grüße, 你好 👩‍👩‍👧"
-    assert inspect(text) == InspectedText(text, text)
+    assert inspect(text) == Inspected(text, ())
 
 
 def test_the_default_policy_flags_and_changes_nothing() -> None:
@@ -74,7 +88,7 @@ def test_what_is_found_lies_in_the_text_as_it_came() -> None:
 
 def test_turns_share_their_placeholders() -> None:
     texts = [f"mine is {IBAN}", f"and {IBAN} is not <IBAN_1>, mail jo@example.org"]
-    first, second = inspector().begin("default", STRICT, texts).results()
+    first, second = inspect_all(texts, STRICT)[0]
     assert first.text == "mine is <IBAN_2>"
     assert second.text == "and <IBAN_2> is not <IBAN_1>, mail <EMAIL_1>"
 
@@ -88,7 +102,7 @@ def test_look_alikes_do_not_hide_an_injection() -> None:
     text = OVERRIDE.replace("o", "о")  # Cyrillic
     result = inspect(text, STRICT)
     assert any(rule.startswith("injection.") for rule in rules(result))
-    route = verdict_on([result]).route
+    route = verdict_on([result.taken]).route
     assert route is not None
     assert route.model == "governed"
     assert result.text == text
@@ -100,22 +114,22 @@ def test_what_tags_spell_is_found_and_gone() -> None:
     assert result.text == "hello"
     assert {"unicode.tag", "injection.encoded.invisible"} <= rules(result)
     assert {found.action for found in result.taken} == {Action.REMOVE}
-    assert verdict_on([inspect(f"hello{hidden}", STRICT)]).blocked == ("unicode.tag",)
+    assert inspect_all([f"hello{hidden}"], STRICT)[1].blocked == ("unicode.tag",)
 
 
 @pytest.mark.parametrize("labels", [{}, STRICT])
 def test_what_cannot_be_inspected_blocks(labels: dict[str, str]) -> None:
-    assert verdict_on([inspect("\u200b\u2060", labels)]).blocked == ("unicode.invisible_only",)
+    assert inspect_all(["\u200b\u2060"], labels)[1].blocked == ("unicode.invisible_only",)
     longest = 4000 if labels else 200_000
     result = inspect("a b " * (longest // 4 + 1), labels)
-    assert verdict_on([result]).blocked == ("limit.length",)
+    assert verdict_on([result.taken]).blocked == ("limit.length",)
     found = TakenAction("limit.length", Severity.CRITICAL, Action.BLOCK, longest, longest + 4)
-    assert result == InspectedText("", "", (found,))
+    assert result == Inspected("", (found,))
 
 
 def test_blocked_rules_of_all_texts_are_named_once() -> None:
     texts = ["key AKIAIOSFODNN7EXAMPLX", "a blue heron", "key AKIAIOSFODNN7EXAMPLX"]
-    verdict = verdict_on(list(inspector().begin("default", STRICT, texts).results()))
+    verdict = inspect_all(texts, STRICT)[1]
     assert len(verdict.blocked) == 1
     assert verdict.blocked[0].startswith("secret.")
     assert verdict.taken["deny.list", Action.FLAG] == 1
@@ -131,11 +145,11 @@ def test_every_rule_that_is_found_has_a_known_name() -> None:
 def test_any_text_is_inspected_and_rests(text: str) -> None:
     result = inspect(text)
     assert all(0 <= f.start <= f.end <= len(text) for f in result.taken)
-    if not verdict_on([result]).blocked:
+    if not verdict_on([result.taken]).blocked:
         assert inspect(result.text).text == result.text
 
 
 def test_the_most_severe_route_decides() -> None:
     low = TakenAction("injection.a", Severity.LOW, Action.ROUTE, 0, 1, "governed")
     high = TakenAction("injection.role", Severity.HIGH, Action.ROUTE, 2, 3, "other")
-    assert verdict_on([InspectedText("abc", "abc", (low, high))]).route == high
+    assert verdict_on([(low, high)]).route == high

@@ -5,6 +5,7 @@ import pytest
 from gateway.safety.actions import Action, Choice
 from gateway.safety.compiled import CompiledPolicies, CompiledPolicy, compile_policies
 from gateway.safety.findings import Severity
+from gateway.safety.inspector import Inspector
 from gateway.safety.policy import SafetyPolicies
 from gateway.safety.rules.ruleset import RuleSet
 from sluice.errors import SettingsError
@@ -60,10 +61,10 @@ def test_the_first_rule_that_holds_chooses() -> None:
     policies = load()
     rules = RuleSet(())
     by_name = {name: CompiledPolicy(policy, rules) for name, policy in policies.by_name.items()}
-    compiled = CompiledPolicies(policies.settings, by_name, None)
-    assert compiled.choose("acme", {}).policy.name == "strict"
-    assert compiled.choose("x", {"team": "lab", "kind": "test"}).policy.name == "strict"
-    assert compiled.choose("x", {"team": "lab"}).policy.name == "standard"
+    inspector = Inspector(CompiledPolicies(policies.settings, by_name, None))
+    assert inspector.choose("acme", {}).policy.name == "strict"
+    assert inspector.choose("x", {"team": "lab", "kind": "test"}).policy.name == "strict"
+    assert inspector.choose("x", {"team": "lab"}).policy.name == "standard"
 
 
 def test_the_version_follows_all_that_decides() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.safety import patterns
 from gateway.safety.findings import Finding
-from gateway.safety.rules import payloads, scanner
+from gateway.safety.rules import payloads, ruleset, scanner
 from gateway.safety.rules.limits import CHARS_MAX
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleMatch, default_rules
@@ -44,10 +44,10 @@ class CountedRules:
 
     def scan(self, text: str) -> tuple[list[Finding], Work]:
         self._work.__init__()  # type: ignore[misc]
-        work, present, run = self._work, scanner.Prefilter.present, RuleMatch.run
+        work, present, run = self._work, ruleset.Prefilter.present, RuleMatch.run
         payload_of = payloads.payload_of
 
-        def counted_present(self: scanner.Prefilter, data: bytes) -> Any:
+        def counted_present(self: ruleset.Prefilter, data: bytes) -> Any:
             work.bytes_scanned += len(data)
             return present(self, data)
 
@@ -62,7 +62,7 @@ class CountedRules:
             return payload, is_cut
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scanner.Prefilter, "present", counted_present)
+            patch.setattr(ruleset.Prefilter, "present", counted_present)
             patch.setattr(RuleMatch, "run", counted_run)
             patch.setattr(payloads, "payload_of", counted_payload)
             return self._rules.scan(text), Work(**vars(work))

@@ -8,7 +8,7 @@ import hyperscan
 import pytest
 
 from gateway.safety.rules import stored
-from gateway.safety.rules.scanner import Prefilter
+from gateway.safety.rules.ruleset import Prefilter
 from gateway.safety.rules.stored import FILES_MAX, folder
 
 PATTERNS = ("ab+c", r"\d{4}")
