@@ -39,16 +39,12 @@ async def report(wire: Wire, *models: str, batcher: str = "b1", wait_s: float = 
 
 async def test_the_task_names_tenant_and_workload(wire: Wire) -> None:
     request = prompt("hello", labels={"task": "summary"})
-    call = wire.stub.Generate(request, metadata=[("sluice-tenant", "team-a")])
-    task = await wire.batcher.task()
+    call, task = await wire.begin(request, metadata=[("sluice-tenant", "team-a")])
     assert (task.tenant, task.workload) == ("team-a", "summary")
-    await wire.batcher.send(task, last(0, wire.tokens("x")))
-    await events_of(call)
-    call = wire.stub.Generate(prompt("hello"))
-    task = await wire.batcher.task()
+    await wire.end(call, task, "x")
+    call, task = await wire.begin(prompt("hello"))
     assert (task.tenant, task.workload) == ("default", "")
-    await wire.batcher.send(task, last(0, wire.tokens("x")))
-    await events_of(call)
+    await wire.end(call, task, "x")
 
 
 async def test_a_name_that_is_no_name_is_refused(wire: Wire) -> None:
@@ -69,10 +65,8 @@ async def test_late_request_is_refused_before_its_task_is_sent(wire: Wire) -> No
     assert code.name == "RESOURCE_EXHAUSTED"
     assert isinstance(error, Overloaded)
     assert error.retry_after_s == pytest.approx(23.75, abs=1.0)
-    call = wire.stub.Generate(prompt("hello"), timeout=60.0)
-    task = await wire.batcher.task()
-    await wire.batcher.send(task, last(0, wire.tokens("x")))
-    await events_of(call)
+    call, task = await wire.begin(prompt("hello"), timeout=60.0)
+    await wire.end(call, task, "x")
 
 
 async def test_a_degraded_answer_says_so(wire: Wire, nats_url: str) -> None:

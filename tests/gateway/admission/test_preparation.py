@@ -8,8 +8,7 @@ import pytest
 
 from sluice.settings import ModelSettings
 from sluice.v1 import inference_pb2 as pb
-from tests.gateway.kit.batcher import last
-from tests.gateway.kit.wire import Opened, Wire, error_of, events_of, open_wire, prompt
+from tests.gateway.kit.wire import Opened, Wire, error_of, open_wire, prompt
 
 LONG = "x " * 60
 """Over 60 tokens."""
@@ -21,10 +20,8 @@ def short(folder: Path, context_tokens: int = 64) -> ModelSettings:
 
 async def served(wire: Wire, expected: str, **request: Any) -> pb.Started:
     """The first event of a request that the model ``expected`` answers."""
-    call = wire.stub.Generate(prompt(**request))
-    task = await wire.batcher.task(expected)
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    started: pb.Started = (await events_of(call))[0].started
+    call, task = await wire.begin(prompt(**request), expected)
+    started: pb.Started = (await wire.end(call, task, "hello"))[0].started
     return started
 
 
@@ -50,8 +47,7 @@ async def test_an_answer_is_cut_where_no_model_has_room(opened: Opened, model_fo
         task = await wire.batcher.task("small")
         room = wire.catalog["small"].context_tokens - len(task.prompt_token_ids)
         assert task.sampling.max_tokens == min(most, room)
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        await events_of(call)
+        await wire.end(call, task, "hello")
 
 
 @pytest.mark.parametrize("model", ["", "short"])

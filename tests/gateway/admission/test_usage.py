@@ -50,10 +50,8 @@ async def test_a_model_that_fails_is_left_alone(wire: Wire) -> None:
     assert error.reason == "MODEL_UNAVAILABLE"
     assert error.retry_after_s is not None
     assert error.retry_after_s > 50
-    call = wire.stub.Generate(prompt(model="large", allow_degraded=True))
-    task = await wire.batcher.task("small")
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    started = (await events_of(call))[0].started
+    call, task = await wire.begin(prompt(model="large", allow_degraded=True))
+    started = (await wire.end(call, task, "hello"))[0].started
     assert (started.model, started.route.degraded) == ("small", True)
 
 
@@ -61,8 +59,7 @@ async def test_what_callers_do_wrong_opens_no_breaker(opened: Opened) -> None:
     refused = TaskError(reason="REQUEST_INVALID", message="a dead end", field="sampling.regex")
     async with opened(routing=ROUTING) as wire:
         for _ in range(4):
-            call = wire.stub.Generate(prompt(model="large"))
-            task = await wire.batcher.task("large")
+            call, task = await wire.begin(prompt(model="large"), "large")
             await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=refused))
             status, error = await error_of(call)
             assert status is grpc.StatusCode.INVALID_ARGUMENT
@@ -75,8 +72,7 @@ async def test_what_callers_do_wrong_opens_no_breaker(opened: Opened) -> None:
 
 async def fails(wire: Wire) -> None:
     """A request to the large model, whose engine fails."""
-    call = wire.stub.Generate(prompt(model="large"))
-    task = await wire.batcher.task("large")
+    call, task = await wire.begin(prompt(model="large"), "large")
     broken = TaskError(reason="ENGINE_FAILED", message="no luck")
     await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=broken))
     assert (await error_of(call))[1].reason == "ENGINE_FAILED"
@@ -85,10 +81,8 @@ async def fails(wire: Wire) -> None:
 @pytest.mark.wire(routing=ROUTING, prices={"large": (0.0, 1000000.0)})
 async def test_a_tenant_over_its_budget_gets_the_smaller_model(wire: Wire) -> None:
     for tenant, model in ((ACME, "large"), (ACME, "small"), ((), "large")):
-        call = wire.stub.Generate(prompt(model=""), metadata=tenant)
-        task = await wire.batcher.task(model)
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        assert (await events_of(call))[0].started.model == model
+        call, task = await wire.begin(prompt(model=""), model, metadata=tenant)
+        assert (await wire.end(call, task, "hello"))[0].started.model == model
 
 
 PRICES = {"large": (0.0, 1e6)}
@@ -101,8 +95,7 @@ async def test_concurrent_calls_do_not_overshoot_a_budget(wire: Wire) -> None:
     for _ in range(3):
         other = await wire.batcher.task("small")
         await wire.batcher.send(other, last(0, wire.tokens("hello")))
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    models = [(await events_of(call))[0].started.model for call in calls]
+    models = [(await wire.end(call, task, "hello"))[0].started.model for call in calls]
     assert sorted(models) == ["large", "small", "small", "small"]
 
 
@@ -110,33 +103,26 @@ async def test_concurrent_calls_do_not_overshoot_a_budget(wire: Wire) -> None:
 async def test_a_refused_request_reserves_nothing(wire: Wire) -> None:
     call = wire.stub.Generate(prompt("x" * 20_000, model=""), metadata=ACME)
     assert (await error_of(call))[1].reason == "PROMPT_TOO_LONG"
-    call = wire.stub.Generate(prompt(model=""), metadata=ACME)
-    task = await wire.batcher.task("large")
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    assert (await events_of(call))[0].started.model == "large"
+    call, task = await wire.begin(prompt(model=""), "large", metadata=ACME)
+    assert (await wire.end(call, task, "hello"))[0].started.model == "large"
 
 
 @pytest.mark.wire(routing=ROUTING, prices=PRICES)
 async def test_naming_a_model_does_not_skip_the_budget(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt(model="large"), metadata=ACME)
-    task = await wire.batcher.task("large")
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    await events_of(call)
+    call, task = await wire.begin(prompt(model="large"), "large", metadata=ACME)
+    await wire.end(call, task, "hello")
     code, error = await error_of(wire.stub.Generate(prompt(model="large"), metadata=ACME))
     assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "BUDGET_SPENT")
     assert error.retry_after_s is not None
     for request in (prompt(model="large", allow_degraded=True), prompt(model="small")):
-        call = wire.stub.Generate(request, metadata=ACME)
-        task = await wire.batcher.task("small")
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        assert (await events_of(call))[0].started.model == "small"
+        call, task = await wire.begin(request, metadata=ACME)
+        assert (await wire.end(call, task, "hello"))[0].started.model == "small"
 
 
 @pytest.mark.wire(prices={"small": (1000000.0, 1000000.0)})
 async def test_resumed_tokens_are_not_billed_again(wire: Wire) -> None:
     answer = wire.tokens("hello world")
-    call = wire.stub.Generate(resumed(prompt(), answer[:-1]))
-    task = await wire.batcher.task()
+    call, task = await wire.begin(resumed(prompt(), answer[:-1]))
     await wire.batcher.send(task, last(len(answer) - 1, answer[-1:]))
     events = await events_of(call)
     usage = events[-1].finished.usage

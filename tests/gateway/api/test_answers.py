@@ -63,8 +63,7 @@ def under(policy: str, text: str = "hello", **fields: Any) -> pb.GenerateRequest
 async def answered(
     wire: Wire, request: pb.GenerateRequest, answer: str
 ) -> tuple[Task, list[pb.GenerateResponse]]:
-    call = wire.stub.Generate(request)
-    task = await wire.batcher.task()
+    call, task = await wire.begin(request)
     await wire.batcher.send(task, last(0, wire.tokens(answer)))
     return task, await events_of(call)
 

@@ -23,8 +23,7 @@ async def test_an_own_rule_works_in_prompts_and_in_answers(
     nats_url: str, model_folder: Path
 ) -> None:
     async with open_wire(nats_url, model_folder, safety=SAFETY) as wire:
-        call = wire.stub.Generate(prompt("see TCK-123456"))
-        task = await wire.batcher.task()
+        call, task = await wire.begin(prompt("see TCK-123456"))
         tokens = wire.tokens("It is TCK-123456, not TCK-654321, I think.")
         for at, token in enumerate(tokens):
             await wire.batcher.send(task, frame(at, [token]))

@@ -16,8 +16,7 @@ def keyed(
 
 
 async def test_a_newer_call_takes_over_from_what_it_holds(wire: Wire) -> None:
-    first = wire.stub.Generate(keyed())
-    task = await wire.batcher.task()
+    first, task = await wire.begin(keyed())
     answer = wire.tokens("hello world, how are you?")
     await wire.batcher.send(task, frame(0, answer[:3]))
     while kind_of(event := await first.read()) != "delta":
@@ -34,8 +33,7 @@ async def test_a_newer_call_takes_over_from_what_it_holds(wire: Wire) -> None:
 
 
 async def test_a_newer_call_without_tokens_gets_all_of_it(wire: Wire) -> None:
-    first = wire.stub.Generate(keyed())
-    task = await wire.batcher.task()
+    first, task = await wire.begin(keyed())
     answer = wire.tokens("hello world")
     await wire.batcher.send(task, frame(0, answer[:2]))
     while kind_of(await first.read()) != "delta":
@@ -47,8 +45,7 @@ async def test_a_newer_call_without_tokens_gets_all_of_it(wire: Wire) -> None:
 
 
 async def test_a_finished_answer_is_replayed(wire: Wire) -> None:
-    first = wire.stub.Generate(keyed())
-    task = await wire.batcher.task()
+    first, task = await wire.begin(keyed())
     answer = wire.tokens("hello world")
     await wire.batcher.send(task, last(0, answer))
     once = await events_of(first)
@@ -77,14 +74,12 @@ async def test_another_request_with_the_same_key_is_refused(wire: Wire) -> None:
 
 
 async def test_a_key_is_free_again_after_its_caller_left(wire: Wire) -> None:
-    first = wire.stub.Generate(keyed())
-    task = await wire.batcher.task()
+    first, task = await wire.begin(keyed())
     answer = wire.tokens("hello world")
     await wire.batcher.send(task, frame(0, answer[:1]))
     first.cancel()
     await wire.batcher.cancelled(task)
-    second = wire.stub.Generate(keyed(held=answer[:1]))
-    task = await wire.batcher.task()
+    second, task = await wire.begin(keyed(held=answer[:1]))
     assert list(task.produced_token_ids) == answer[:1]
     await wire.batcher.send(task, last(1, answer[1:]))
     assert tokens_of(await events_of(second)) == answer[1:]
@@ -93,8 +88,7 @@ async def test_a_key_is_free_again_after_its_caller_left(wire: Wire) -> None:
 async def test_an_answer_goes_on_behind_the_tokens_held(wire: Wire) -> None:
     answer = wire.tokens("naïve 😀 hello")
     for held in range(1, len(answer)):
-        call = wire.stub.Generate(resumed(prompt(), answer[:held]))
-        task = await wire.batcher.task()
+        call, task = await wire.begin(resumed(prompt(), answer[:held]))
         assert list(task.produced_token_ids) == answer[:held]
         await wire.batcher.send(task, frame(0, answer[: held + 1]), last(held, answer[held:]))
         events = await events_of(call)
@@ -108,8 +102,7 @@ async def test_an_answer_goes_on_behind_the_tokens_held(wire: Wire) -> None:
 async def test_a_caller_goes_on_behind_any_delta_with_its_resume_token(wire: Wire) -> None:
     asked = prompt(sampling=pb.SamplingParams(temperature=1.0))
     answer = wire.tokens("hello world, how are you?")
-    call = wire.stub.Generate(asked)
-    task = await wire.batcher.task()
+    call, task = await wire.begin(asked)
     started = (await call.read()).started
     for held in (1, 3):
         first = 0 if held == 1 else 1
@@ -167,8 +160,7 @@ async def test_a_complete_answer_needs_no_engine(wire: Wire) -> None:
 async def test_a_stop_string_that_began_in_the_held_tokens_is_found(wire: Wire) -> None:
     answer = [token for letter in "abcd" for token in wire.tokens(letter)]
     request = resumed(prompt(sampling=pb.SamplingParams(stop=["bc"])), answer[:2])
-    call = wire.stub.Generate(request)
-    task = await wire.batcher.task()
+    call, task = await wire.begin(request)
     await wire.batcher.send(task, frame(2, answer[2:], end=TASK_END_STOP))
     events = await events_of(call)
     assert text_of(events) == ""

@@ -263,17 +263,13 @@ async def test_keys_and_answers_of_another_tenant_are_out_of_reach(
     async with secured(nats_url, model_folder, tmp_path) as mesh:
         wire = mesh.wire
         request = prompt(idempotency_key="invoice-1")
-        first = wire.stub.Generate(request, metadata=mesh["acme"])
-        task = await wire.batcher.task()
-        await wire.batcher.send(task, last(0, wire.tokens("secret")))
-        events = await events_of(first)
+        first, task = await wire.begin(request, metadata=mesh["acme"])
+        events = await wire.end(first, task, "secret")
 
         # The same key and request: another tenant's is a request of its own, and neither replayed nor joined.
-        theirs = wire.stub.Generate(request, metadata=mesh["other"])
-        own = await wire.batcher.task()
+        theirs, own = await wire.begin(request, metadata=mesh["other"])
         assert (own.tenant, own.request_id != task.request_id) == ("other", True)
-        await wire.batcher.send(own, last(0, wire.tokens("hello")))
-        assert text_of(await events_of(theirs)) == "hello"
+        assert text_of(await wire.end(theirs, own, "hello")) == "hello"
 
         # Who has not been sent the tokens cannot continue them, whoever's they are.
         forged = resumed(prompt(), tokens_of(events))

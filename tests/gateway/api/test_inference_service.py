@@ -39,8 +39,7 @@ SERVICE = "sluice.v1.InferenceService"
 
 async def test_tokens_are_counted_as_generate_counts_them(wire: Wire) -> None:
     counted = await wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello world"))
-    call = wire.stub.Generate(prompt("hello world"))
-    task = await wire.batcher.task()
+    call, task = await wire.begin(prompt("hello world"))
     assert counted.token_count == len(task.prompt_token_ids)
     assert (counted.context_tokens, counted.model) == (CONTEXT, "small")
     call.cancel()
@@ -156,8 +155,7 @@ async def test_an_error_is_recorded_by_its_reason(wire: Wire) -> None:
 
 @pytest.mark.wire(drain_s=5.0)
 async def test_draining_lets_streams_finish_and_takes_no_more(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt())
-    task = await wire.batcher.task()
+    call, task = await wire.begin(prompt())
     draining = asyncio.ensure_future(wire.gateway.drain())
     await wire.health_becomes(SERVICE, NOT_SERVING)
     code, error = await error_of(wire.stub.Generate(prompt()))
@@ -165,15 +163,13 @@ async def test_draining_lets_streams_finish_and_takes_no_more(wire: Wire) -> Non
     code, error = await error_of(wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello")))
     assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
     assert not draining.done()
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    assert text_of(await events_of(call)) == "hello"
+    assert text_of(await wire.end(call, task, "hello")) == "hello"
     await draining
 
 
 @pytest.mark.wire(drain_s=0.1)
 async def test_what_does_not_finish_in_time_is_ended(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt())
-    task = await wire.batcher.task()
+    call, task = await wire.begin(prompt())
     await wire.gateway.drain()
     code, error = await error_of(call)
     assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
@@ -186,8 +182,7 @@ async def test_a_restart_of_nats_is_survived(tmp_path: Path, model_folder: Path)
         await wait_for_nats(url, START_S)
         opened = open_wire(url, model_folder)
         wire = await opened.__aenter__()
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
+        call, task = await wire.begin(prompt())
         await wire.batcher.send(task, frame(0, wire.tokens("hello")[:1]))
         await wire.health_becomes(SERVICE, SERVING)
     await wire.health_becomes(SERVICE, NOT_SERVING)
@@ -204,8 +199,7 @@ async def test_a_restart_of_nats_is_survived(tmp_path: Path, model_folder: Path)
 
 @pytest.mark.parametrize("model", ["small", "auto"])
 async def test_raw_prompts_have_no_template(wire: Wire, model: str) -> None:
-    call = wire.stub.Generate(prompt("hello world", raw_prompt=True, model=model))
-    task = await wire.batcher.task()
+    call, task = await wire.begin(prompt("hello world", raw_prompt=True, model=model))
     assert list(task.prompt_token_ids) == wire.tokens("hello world")
     call.cancel()
 

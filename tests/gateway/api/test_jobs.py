@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -225,58 +226,55 @@ class Jobs(JobServiceServicer):
         raise await context.abort(grpc.StatusCode.NOT_FOUND, status.message, details)
 
 
+@asynccontextmanager
 async def forwarding(
-    address: str, receive_s: float = RECEIVE_S
-) -> tuple[grpc.aio.Server, Any, JobForwarder]:
+    address: str | None = None, receive_s: float = RECEIVE_S
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server that passes calls on to ``address``, by default a process that serves `Jobs`."""
+    jobs = grpc.aio.server()
+    if address is None:
+        add_JobServiceServicer_to_server(Jobs(), jobs)
+        address = f"127.0.0.1:{jobs.add_insecure_port('127.0.0.1:0')}"
+        await jobs.start()
     forwarder = JobForwarder(JobsSettings(address=address), lambda: "the key of the mesh")
-    authenticator = Authenticator(IdentitySettings())
-    limiter = ClassLimiter(8, CallShares())
+    authenticator, limiter = Authenticator(IdentitySettings()), ClassLimiter(8, CallShares())
     arrivals = Arrivals(authenticator, limiter, 1 << 20, receive_s=receive_s)
     server = grpc.aio.server(interceptors=[CallInterceptor(1 << 20, arrivals)])
     server.add_generic_rpc_handlers((forwarder,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    return server, grpc.aio.insecure_channel(f"127.0.0.1:{port}"), forwarder
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await forwarder.close()
+    await server.stop(0)
+    await jobs.stop(0)
+
+
+async def refusal_of(call: Any) -> errors.SluiceError | None:
+    with pytest.raises(grpc.RpcError) as refused:
+        await call
+    return typed_error_of(refused.value)
 
 
 async def test_calls_of_jobs_are_passed_on_with_tenant_and_errors() -> None:
-    jobs = grpc.aio.server()
-    add_JobServiceServicer_to_server(Jobs(), jobs)
-    port = jobs.add_insecure_port("127.0.0.1:0")
-    await jobs.start()
-    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}")
-    stub: Any = JobServiceStub(channel)
-    pieces = [jobs_pb2.UploadInputRequest(data=b"x" * 1000) for _ in range(5)]
-
-    stored = await stub.UploadInput(iter(pieces), metadata=(("sluice-tenant", "acme"),))
-    with pytest.raises(grpc.RpcError) as unknown:
-        await stub.GetJob(jobs_pb2.GetJobRequest(id="job-1"))
-
-    assert (stored.upload_id, stored.size_bytes) == ("acme", 5000)
-    assert isinstance(typed_error_of(unknown.value), errors.JobUnknown)
-    await forwarder.close()
-    for one in (channel.close(), server.stop(0), jobs.stop(0)):
-        await one
+    async with forwarding() as channel:
+        stub: Any = JobServiceStub(channel)
+        pieces = [jobs_pb2.UploadInputRequest(data=b"x" * 1000) for _ in range(5)]
+        stored = await stub.UploadInput(iter(pieces), metadata=(("sluice-tenant", "acme"),))
+        assert (stored.upload_id, stored.size_bytes) == ("acme", 5000)
+        unknown = await refusal_of(stub.GetJob(jobs_pb2.GetJobRequest(id="job-1")))
+        assert isinstance(unknown, errors.JobUnknown)
 
 
 async def test_messages_about_jobs_are_bounded() -> None:
-    jobs = grpc.aio.server()
-    add_JobServiceServicer_to_server(Jobs(), jobs)
-    port = jobs.add_insecure_port("127.0.0.1:0")
-    await jobs.start()
-    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}")
-    stub: Any = JobServiceStub(channel)
     long = "x" * MESSAGE_BYTES_MAX
-    for call in (
-        stub.CreateJob(jobs_pb2.CreateJobRequest(idempotency_key=long)),
-        stub.UploadInput(iter([jobs_pb2.UploadInputRequest(data=long.encode())])),
-    ):
-        with pytest.raises(grpc.RpcError) as refused:
-            await call
-        assert isinstance(typed_error_of(refused.value), errors.MessageTooLarge)
-    await forwarder.close()
-    for one in (channel.close(), server.stop(0), jobs.stop(0)):
-        await one
+    async with forwarding() as channel:
+        stub: Any = JobServiceStub(channel)
+        for call in (
+            stub.CreateJob(jobs_pb2.CreateJobRequest(idempotency_key=long)),
+            stub.UploadInput(iter([jobs_pb2.UploadInputRequest(data=long.encode())])),
+        ):
+            assert isinstance(await refusal_of(call), errors.MessageTooLarge)
 
 
 @pytest.mark.parametrize(
@@ -285,33 +283,15 @@ async def test_messages_about_jobs_are_bounded() -> None:
 async def test_without_a_process_of_jobs_the_error_says_so(
     enabled: bool, kind: type[errors.SluiceError]
 ) -> None:
-    server, channel, forwarder = await forwarding(f"127.0.0.1:{free_port() if enabled else 0}")
-    stub: Any = JobServiceStub(channel)
-
-    with pytest.raises(grpc.RpcError) as refused:
-        await stub.GetJob(jobs_pb2.GetJobRequest(id="job-1"))
-
-    assert isinstance(typed_error_of(refused.value), kind)
-    await forwarder.close()
-    await channel.close()
-    await server.stop(0)
+    async with forwarding(f"127.0.0.1:{free_port() if enabled else 0}") as channel:
+        stub: Any = JobServiceStub(channel)
+        assert isinstance(await refusal_of(stub.GetJob(jobs_pb2.GetJobRequest(id="job-1"))), kind)
 
 
 async def test_a_request_that_does_not_arrive_ends_the_call() -> None:
-    jobs = grpc.aio.server()
-    add_JobServiceServicer_to_server(Jobs(), jobs)
-    port = jobs.add_insecure_port("127.0.0.1:0")
-    await jobs.start()
-    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}", receive_s=0.05)
-    call = channel.stream_stream("/sluice.v1.JobService/GetJob")(timeout=BOUND_S)
-
-    with pytest.raises(grpc.RpcError) as late:
-        await call.read()
-
-    assert isinstance(typed_error_of(late.value), errors.DeadlinePassed)
-    await forwarder.close()
-    for one in (channel.close(), server.stop(0), jobs.stop(0)):
-        await one
+    async with forwarding(receive_s=0.05) as channel:
+        call = channel.stream_stream("/sluice.v1.JobService/GetJob")(timeout=BOUND_S)
+        assert isinstance(await refusal_of(call.read()), errors.DeadlinePassed)
 
 
 @pytest.mark.parametrize("trace", ["é", "00-\t-", "x" * 55, "0" * 5000])

@@ -26,7 +26,14 @@ from tests.gateway.kit.wire import Opened, Wire, error_of, events_of, is_served,
 from tests.support.settings import tuned
 
 ACME = (("sluice-tenant", "acme"),)
-ONE = {"acme": {"limits": tuned(LimitSettings, requests_per_minute=1, burst_s=60)}}
+
+
+def acme(burst_s: float = 60, **limits: Any) -> dict[str, Any]:
+    """The setting of a tenant with limits."""
+    return {"acme": {"limits": tuned(LimitSettings, burst_s=burst_s, **limits)}}
+
+
+ONE = acme(requests_per_minute=1)
 REQUESTS: Final[dict[str, Any]] = {
     "Generate": prompt(),
     "Score": pb.ScoreRequest(prompt="hello", answers=["you"], model="small"),
@@ -39,8 +46,7 @@ async def answered(wire: Wire, request: pb.GenerateRequest | None = None) -> str
     call = wire.stub.Generate(request or prompt(), metadata=ACME)
     model = (request or prompt()).model
     task = await wire.batcher.task("large" if model == "large" else "small")
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    started = (await events_of(call))[0].started
+    started = (await wire.end(call, task, "hello"))[0].started
     return str(started.model)
 
 
@@ -96,17 +102,13 @@ async def test_http_has_429_and_headers(wire: Wire) -> None:
     connection.writer.close()
 
 
-@pytest.mark.wire(
-    tenants={"acme": {"limits": tuned(LimitSettings, tokens_per_minute=1.0, burst_s=3600)}}
-)
+@pytest.mark.wire(tenants=acme(3600, tokens_per_minute=1.0))
 async def test_tokens_are_settled_when_the_answer_has_ended(wire: Wire) -> None:
     request = prompt(sampling=pb.SamplingParams(max_tokens=40))
-    call = wire.stub.Generate(request, metadata=ACME)
-    task = await wire.batcher.task()
+    call, task = await wire.begin(request, metadata=ACME)
     held = (await listed(wire))["tokens_per_minute"]
     assert held == pytest.approx(len(task.prompt_token_ids) + 40, abs=1)
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    await events_of(call)
+    await wire.end(call, task, "hello")
     used = len(task.prompt_token_ids) + len(wire.tokens("hello"))
     assert (await listed(wire))["tokens_per_minute"] == pytest.approx(used, abs=1)
 
@@ -162,9 +164,7 @@ async def test_the_commands_show_the_use_and_forget_a_tenant(
         assert "REQUEST_INVALID" in capsys.readouterr().err
 
 
-@pytest.mark.wire(
-    tenants={"acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60)}}
-)
+@pytest.mark.wire(tenants=acme(requests_per_minute=2))
 async def test_what_no_model_sees_counts_as_requests(wire: Wire) -> None:
     await wire.stub.CountTokens(pb.CountTokensRequest(prompt="hi"), metadata=ACME)
     await wire.safety.CheckText(CheckTextRequest(text="hi"), metadata=ACME)
@@ -250,7 +250,7 @@ BODIES: Final[dict[str, tuple[str, Any, dict[str, str]]]] = {
 
 @pytest.mark.parametrize(("path", "wrong", "headers"), BODIES.values(), ids=BODIES)
 @pytest.mark.wire(
-    tenants={"acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60)}},
+    tenants=acme(requests_per_minute=2),
     http="127.0.0.1:0",
     max_message_bytes=MESSAGE_BYTES,
 )
@@ -268,9 +268,7 @@ async def test_http_bodies_refused_for_their_content_count(
     assert listed.status == 200
 
 
-@pytest.mark.wire(
-    tenants={"acme": {"limits": tuned(LimitSettings, requests_per_minute=1, burst_s=60)}}
-)
+@pytest.mark.wire(tenants=ONE)
 async def test_requests_refused_for_want_of_capacity_do_not_count(wire: Wire) -> None:
     await wire.batcher.report("large")
     await wire.until(lambda: not is_served(wire.gateway, "small"))
@@ -300,8 +298,7 @@ async def test_request_counts_once_a_batcher_has_it(
     opened: Opened, method: str, is_taken: bool
 ) -> None:
     rate = {"requests_per_minute": 2}
-    tenants = {"acme": {"limits": tuned(LimitSettings, **rate, burst_s=60, models={"small": rate})}}
-    async with opened(tenants=tenants) as wire:
+    async with opened(tenants=acme(**rate, models={"small": rate})) as wire:
         for _ in range(2):
             await fails_without(wire, method, is_taken=is_taken)
         used = (await listed(wire))["requests_per_minute"]
@@ -314,16 +311,10 @@ async def test_request_counts_once_a_batcher_has_it(
 
 
 @pytest.mark.wire(
-    tenants={
-        "acme": {
-            "limits": tuned(
-                LimitSettings,
-                requests_per_minute=5,
-                burst_s=60,
-                models={"small": {"requests_per_minute": 1, "tokens_per_minute": 1000}},
-            )
-        }
-    }
+    tenants=acme(
+        requests_per_minute=5,
+        models={"small": {"requests_per_minute": 1, "tokens_per_minute": 1000}},
+    )
 )
 async def test_requests_refused_by_another_limit_do_not_count(wire: Wire) -> None:
     await answered(wire)
@@ -334,13 +325,8 @@ async def test_requests_refused_by_another_limit_do_not_count(wire: Wire) -> Non
     assert (await listed(wire))["requests_per_minute"] <= used
 
 
-SOFT = {"share": 0.4, "model": "small"}
-
-
 @pytest.mark.wire(
-    tenants={
-        "acme": {"limits": tuned(LimitSettings, requests_per_minute=2, burst_s=60, soft=SOFT)}
-    },
+    tenants=acme(requests_per_minute=2, soft={"share": 0.4, "model": "small"}),
     routing={"default": "large"},
     prices={"small": (1, 1), "large": (2, 2)},
 )

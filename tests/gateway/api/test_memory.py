@@ -3,19 +3,15 @@
 import gc
 from collections import Counter
 
-from tests.gateway.kit.batcher import last
-from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
+from tests.gateway.kit.wire import Wire, error_of, prompt
 
 
 async def requests(wire: Wire, count: int) -> None:
     """Of each kind: answered, left by its caller, refused."""
     for _ in range(count):
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        await events_of(call)
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task()
+        call, task = await wire.begin(prompt())
+        await wire.end(call, task, "hello")
+        call, task = await wire.begin(prompt())
         call.cancel()
         await wire.batcher.cancelled(task)
         await error_of(wire.stub.Generate(prompt("hello " * 500)))
@@ -43,10 +39,8 @@ async def test_requests_leave_no_objects_behind(wire: Wire) -> None:
 
 
 async def test_a_request_that_waits_keeps_no_list_of_its_tokens(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt("hello " * 20))
-    task = await wire.batcher.task()
+    call, task = await wire.begin(prompt("hello " * 20))
     tokens = list(task.prompt_token_ids)
     lists = (one for one in gc.get_objects() if type(one) is list and one is not tokens)
     assert not [one for one in lists if one == tokens]
-    await wire.batcher.send(task, last(0, wire.tokens("hello")))
-    await events_of(call)
+    await wire.end(call, task, "hello")

@@ -58,8 +58,7 @@ def calls_of(events: Sequence[pb.GenerateResponse]) -> list[tuple[str, str]]:
 
 
 async def test_the_model_sees_tools_and_its_calls_are_found(wire: Wire) -> None:
-    call = wire.stub.Generate(asked())
-    task = await wire.batcher.task()
+    call, task = await wire.begin(asked())
     described = {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA}
     tool = json.dumps({"type": "function", "function": described})
     text = (
@@ -147,8 +146,7 @@ async def test_without_a_choice_of_tools_the_model_does_not_see_them(wire: Wire)
 @pytest.mark.parametrize("held", [3, 24, 200])
 async def test_a_resumed_answer_and_a_replay_have_the_same_calls(wire: Wire, held: int) -> None:
     request = asked(idempotency_key=f"key {held}")
-    first = wire.stub.Generate(request)
-    task = await wire.batcher.task()
+    first, task = await wire.begin(request)
     answer = wire.tokens(f"Look:\n{CALL}\n{CALL}")
     held = min(held, len(answer))
     await wire.batcher.send(task, last(0, answer))
@@ -157,8 +155,7 @@ async def test_a_resumed_answer_and_a_replay_have_the_same_calls(wire: Wire, hel
     rest = await events_of(wire.stub.Generate(resumed(request, answer[:held])))
     assert tokens_of(rest) == answer[held:]
     assert rest[-1].finished.reason == pb.FINISH_REASON_TOOL_CALLS
-    lone = wire.stub.Generate(resumed(asked(), answer[:held]))
-    task = await wire.batcher.task()
+    lone, task = await wire.begin(resumed(asked(), answer[:held]))
     assert list(task.produced_token_ids) == answer[:held]
     await wire.batcher.send(task, last(held, answer[held:]))
     assert calls_of(await events_of(lone)) == calls_of(rest)
@@ -166,8 +163,7 @@ async def test_a_resumed_answer_and_a_replay_have_the_same_calls(wire: Wire, hel
 
 async def test_what_was_held_back_comes_to_a_caller_with_all_tokens(wire: Wire) -> None:
     request = asked(idempotency_key="held back")
-    first = wire.stub.Generate(request)
-    task = await wire.batcher.task()
+    first, task = await wire.begin(request)
     answer = wire.tokens("Look: <tool_c")
     await wire.batcher.send(task, last(0, answer))
     whole = await events_of(first)
@@ -340,11 +336,9 @@ async def test_a_kept_answer_belongs_to_the_calls_that_the_caller_sent(
     async with open_wire(nats_url, folder, safety=safety, cache=cache) as wire:
         prompts = []
         for mail in ("jo@example.org", "al@example.net"):
-            call = wire.stub.Generate(about(mail))
-            task = await wire.batcher.task()
+            call, task = await wire.begin(about(mail))
             prompts.append(list(task.prompt_token_ids))
-            await wire.batcher.send(task, last(0, wire.tokens("for <EMAIL_1>")))
-            assert text_of(await events_of(call)) == f"for {mail}"
+            assert text_of(await wire.end(call, task, "for <EMAIL_1>")) == f"for {mail}"
         assert prompts[0] == prompts[1]
         again = await events_of(wire.stub.Generate(about("jo@example.org")))
         assert text_of(again) == "for jo@example.org"
@@ -354,8 +348,7 @@ async def test_a_kept_answer_belongs_to_the_calls_that_the_caller_sent(
 async def test_a_canary_around_a_call_ends_the_answer(nats_url: str, folder: Path) -> None:
     policy = {"policies": {"default": {"output": {"canaries": ["zebra-7781"]}}}}
     async with open_wire(nats_url, folder, safety=policy) as wire:
-        call = wire.stub.Generate(asked())
-        task = await wire.batcher.task()
+        call, task = await wire.begin(asked())
         await wire.batcher.send(task, frame(0, wire.tokens(f"So zebra{CALL}-7781 it is")))
         events = await events_of(call)
         await wire.batcher.cancelled(task)

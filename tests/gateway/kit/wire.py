@@ -46,7 +46,7 @@ from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2_grpc import SafetyServiceStub
 from sluice.wire import tokens
-from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
+from tests.gateway.kit.batcher import BOUND_S, WireBatcher, last, wire_batcher
 from tests.support.events import EventStub
 from tests.support.settings import tuned
 
@@ -134,6 +134,18 @@ class Wire:
     def tokens(self, text: str) -> list[int]:
         tokenizer = self.catalog["small"].tokenizer.tokenizer
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    async def begin(
+        self, request: GenerateRequest, model: str = "small", **options: Any
+    ) -> tuple[Any, Task]:
+        """Calls Generate, and returns the call and its task for ``model``."""
+        call = self.stub.Generate(request, **options)
+        return call, await self.batcher.task(model)
+
+    async def end(self, call: Any, task: Task, text: str = "") -> list[GenerateResponse]:
+        """Answers ``task`` with ``text``, and returns all that is left to read of the call."""
+        await self.batcher.send(task, last(0, self.tokens(text)))
+        return await events_of(call)
 
     async def ready(self, *models: str) -> None:
         """Reports ``models`` and waits until the gateway has heard of it."""
