@@ -7,7 +7,6 @@ from batcher.core.queued_request import QueuedRequest, RequestState
 from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2
 from sluice.wire.codec import BUNDLE_FRAMES_MAX, MAX_MESSAGE_BYTES
-from sluice.wire.subjects import URGENT_CLASS
 
 RESEND_TOKENS_MAX: Final = 256
 """Tokens in one frame for a gateway that misses tokens; stays far below NATS's 1 MiB even with
@@ -101,13 +100,12 @@ def _without_head(frame: frame_pb2.Frame, known: int) -> frame_pb2.Frame:
 
 
 class _ForGateway(NamedTuple):
-    urgent: list[frame_pb2.Frame]
-    others: list[frame_pb2.Frame]
+    frames: list[frame_pb2.Frame]
     unacknowledged: list[QueuedRequest]
 
 
 class Outbox:
-    """Messages to gateways: acknowledgements of requests, and frames, those of urgent requests first."""
+    """Messages to gateways, which sort frames by class: acknowledgements of requests, and frames in order."""
 
     def __init__(self, batcher: str) -> None:
         self._batcher = batcher
@@ -124,8 +122,7 @@ class Outbox:
 
     def publish(self, request: QueuedRequest, frame: frame_pb2.Frame) -> None:
         """Send a frame to the request's gateway."""
-        lists = self._gateways.get(request.task.gateway) or self._of(request)
-        (lists.urgent if request.priority_class == URGENT_CLASS else lists.others).append(frame)
+        (self._gateways.get(request.task.gateway) or self._of(request)).frames.append(frame)
 
     def forget(self, request: QueuedRequest) -> None:
         """Send no more missing frames of a request."""
@@ -146,13 +143,13 @@ class Outbox:
         gateways, self._gateways = self._gateways, {}
         return [
             (gateway, bundle)
-            for gateway, (urgent, others, unacknowledged) in gateways.items()
+            for gateway, (frames, unacknowledged) in gateways.items()
             for bundle in pack_bundles(
                 self._batcher,
-                urgent + others,
+                frames,
                 [request.ref for request in unacknowledged if request.state < RequestState.ENDED],
             )
         ]
 
     def _of(self, request: QueuedRequest) -> _ForGateway:
-        return self._gateways.setdefault(request.task.gateway, _ForGateway([], [], []))
+        return self._gateways.setdefault(request.task.gateway, _ForGateway([], []))

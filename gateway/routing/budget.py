@@ -6,8 +6,11 @@ of them together.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+from typing_extensions import override
 
 MINUTE_S: Final = 60.0
 """Length of the periods of hourly budgets, in seconds."""
@@ -53,8 +56,8 @@ class Settle(Protocol):
 
 
 @dataclass(eq=False)
-class Reservation:
-    """Upper bound of the cost of one running request.
+class Reservation(AbstractContextManager[None]):
+    """Upper bound of the cost of one running request. As a context manager it is released by an error.
 
     Attributes:
         running: reservations of all tenants, by tenant.
@@ -68,9 +71,7 @@ class Reservation:
     settle: Settle | None = None
     take_back: Callable[[BaseException], None] | None = None
 
-    def __enter__(self) -> None:
-        """Release the reservation if the block raises."""
-
+    @override
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if error is not None:
             self.release(refusal=error)

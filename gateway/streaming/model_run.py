@@ -35,7 +35,7 @@ from sluice.v1.inference_pb2 import (
     FinishReason,
     Usage,
 )
-from sluice.wire.subjects import URGENT_CLASS
+from sluice.wire.subjects import BULK_CLASS, URGENT_CLASS
 
 _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
     frame_pb2.TASK_END_STOP: FINISH_REASON_STOP,
@@ -93,6 +93,7 @@ class ModelRun:
         resumed: tokens that the caller brought.
         headers: of the task's message: the trace context.
         is_urgent: whether a person waits for it: it needs no capacity, and its frames are taken first.
+        is_bulk: whether it may wait for others to leave with it, where nobody reads parts of its answer.
 
         attempt_number: how often it was sent again; frames of other attempts are dropped.
         is_sent: whether it was sent; not when the caller had the whole answer already.
@@ -143,6 +144,7 @@ class ModelRun:
     run_id: str = field(init=False)
     run_class: RunClass = field(init=False)
     is_urgent: bool = field(init=False)
+    is_bulk: bool = field(init=False)
     # Where it is: changed by `Dispatch` alone.
     attempt_number: int = 0
     is_sent: bool = False
@@ -186,6 +188,7 @@ class ModelRun:
         self.run_id = self.task.request_id
         self.run_class = run_class_of(self.task.model, self.task.priority_class)
         self.is_urgent = self.task.priority_class == URGENT_CLASS
+        self.is_bulk = self.task.priority_class == BULK_CLASS
 
     # What has arrived.
 

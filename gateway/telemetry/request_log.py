@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from opentelemetry.trace import (
     Tracer,
 )
 from opentelemetry.util.types import AttributeValue
+from typing_extensions import override
 
 from gateway.routing.router import Plan
 from gateway.safety.actions import Action
@@ -45,7 +46,7 @@ from sluice.settings.models import ModelSettings
 from sluice.telemetry import names
 from sluice.telemetry.environment import EVENT, SPAN, content_capture
 from sluice.telemetry.logs import about_request
-from sluice.telemetry.tracing import headers_of, start_server_span, trace_id_of
+from sluice.telemetry.tracing import headers_of, start_server_span
 from sluice.v1.admin_pb2 import ShadowRun
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
@@ -81,7 +82,7 @@ CONTENT_CHARS_MAX: Final = 65_536
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
-class RequestLog:
+class RequestLog(AbstractContextManager["RequestLog"]):
     """What happened to one request. As a context manager it ends the span of the request's call.
 
     Attributes:
@@ -161,7 +162,7 @@ class RequestLog:
         self.arrived_unix_ms = unix_ms()
         self.server = start_server_span(tracer, f"POST {route}" if route else span, metadata)
         context = self.server.get_span_context()
-        self.trace_id = trace_id_of(self.server)
+        self.trace_id = trace.format_trace_id(context.trace_id)
         self.recorded = self.server.is_recording()
         self._tracer = tracer
         if self.recorded:
@@ -216,9 +217,7 @@ class RequestLog:
         """Set attributes of the span of the call."""
         self.server.set_attributes(attributes)
 
-    def __enter__(self) -> "RequestLog":
-        return self
-
+    @override
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:

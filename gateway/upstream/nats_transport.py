@@ -36,7 +36,6 @@ from sluice.wire.codec import (
 from sluice.wire.connection import MeshClient, disconnect, settle
 from sluice.wire.dead_letters import store_dead_letter
 from sluice.wire.permissions import BATCHER, may_speak_as
-from sluice.wire.subjects import BULK_CLASS
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +107,7 @@ class Coalescer:
 
     def _delay_s(self, run: ModelRun) -> float:
         if not run.is_urgent:
-            is_bulk = run.run_class.priority_class == BULK_CLASS
-            return UNREAD_S if is_bulk and run.task.coalesce_ms > UNREAD_MS else 0.0
+            return UNREAD_S if run.is_bulk and run.task.coalesce_ms > UNREAD_MS else 0.0
         now = time.monotonic()
         if now < self._busy_until:
             self._recent.append(now)

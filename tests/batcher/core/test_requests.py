@@ -307,22 +307,6 @@ def test_coalescing_counts_the_running_sequences(desk: Desk) -> None:
     assert delays == {24}
 
 
-def test_urgent_frames_of_a_step_leave_first(desk: Desk) -> None:
-    desk.add("other")
-    desk.add("urgent", priority_class="interactive")
-    desk.send()
-    step = [
-        frame_pb2.Frame(request_id=name, token_ids=[token])
-        for token in range(2)
-        for name in ("other", "urgent")
-    ]
-    for token, frame in enumerate(step):
-        frame.start_index = token // 2
-    desk.report(WORKER, step)
-    left = [(frame.request_id, frame.start_index) for _, frame in frames(desk.table.take())]
-    assert left == [("urgent", 0), ("urgent", 1), ("other", 0), ("other", 1)]
-
-
 def test_only_so_many_ended_rows_are_kept(desk: Desk) -> None:
     for number in range(ENDED_MAX + 3):
         desk.add(f"r{number}", timeout_s=0.001)

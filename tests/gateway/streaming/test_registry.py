@@ -22,14 +22,12 @@ from sluice.errors import (
     InvalidRequest,
     Overloaded,
     ShuttingDown,
-    SlowReader,
 )
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, TaskError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import (
-    FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
     FINISH_REASON_STOP_SEQUENCE,
     NOTICE_KIND_RECOVERED,
@@ -168,27 +166,6 @@ def test_answer_is_read_in_one_delta_and_its_run_is_released() -> None:
     assert len(bench.registry) == 0
 
 
-def test_length_is_a_finish_reason() -> None:
-    bench = Bench()
-    stream = bench.stream()
-    reader = bench.reader(stream)
-    bench.take(frame(0, ids("a"), end=frame_pb2.TASK_END_LENGTH))
-    assert read(stream, reader)[-1].finished.reason == FINISH_REASON_LENGTH
-
-
-def test_stop_string_finishes_and_cancels_the_run() -> None:
-    bench = Bench()
-    stream = bench.stream(stop="bc")
-    reader = bench.reader(stream)
-    bench.take(frame(0, ids("abcd")))
-    delta, finished = read(stream, reader)
-    assert delta.delta.text == "a"
-    assert list(delta.delta.token_ids) == ids("abc")
-    assert finished.finished.reason == FINISH_REASON_STOP_SEQUENCE
-    assert finished.finished.stop == "bc"
-    assert bench.words() == {"cancel": ["r1"]}
-
-
 def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
     bench = Bench()
     stream = bench.stream(stop="bc")
@@ -218,47 +195,6 @@ def test_failed_run_ends_with_its_error(
     with pytest.raises(kind):
         read(stream, reader)
     assert len(bench.registry) == 0
-
-
-def test_slow_reader_is_ended_and_its_run_cancelled() -> None:
-    bench = Bench()
-    stream = bench.stream()
-    reader = bench.reader(stream, limit=4)
-    bench.take(frame(0, ids("a")))
-    for index in range(1, 8):
-        bench.take(frame(index, ids("b")))
-    with pytest.raises(SlowReader):
-        read(stream, reader)
-    assert bench.words() == {"cancel": ["r1"]}
-
-
-def test_one_large_frame_is_not_the_readers_fault() -> None:
-    bench = Bench()
-    stream = bench.stream()
-    reader = bench.reader(stream, limit=4)
-    bench.take(frame(0, ids("a" * 100)))
-    bench.take(frame(100, ids("b")))
-    (event,) = read(stream, reader)
-    assert len(event.delta.token_ids) == 101
-
-
-def test_the_deadline_ends_the_stream() -> None:
-    bench = Bench()
-    stream = bench.stream()
-    reader = bench.reader(stream)
-    bench.registry.tick(10)
-    with pytest.raises(DeadlinePassed):
-        read(stream, reader)
-    assert bench.words() == {"cancel": ["r1"]}
-
-
-def test_caller_that_leaves_cancels_its_run() -> None:
-    bench = Bench()
-    stream = bench.stream()
-    stream.leave(bench.reader(stream))
-    assert len(bench.registry) == 0
-    assert bench.words() == {"cancel": ["r1"]}
-    assert "r1" not in bench.dispatch
 
 
 def test_leaving_after_the_end_cancels_nothing() -> None:
@@ -367,20 +303,6 @@ def test_what_fails_at_the_end_of_one_stream_does_not_stop_the_others(
     assert read(bad, reader)[0].delta.text == "a"
     assert read(good, other)[0].delta.text == "b"
     assert "recording the end of request bad failed" in caplog.text
-
-
-def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
-    bench = Bench()
-    stream = bench.stream(key="k")
-    old = bench.reader(stream)
-    bench.take(frame(0, ids("ab")))
-    assert bench.registry.find("k", b"f", ids("a"), "", 1) is stream
-    new = bench.reader(stream, index=1)
-    with pytest.raises(Cancelled):
-        read(stream, old)
-    stream.leave(old)
-    assert read(stream, new)[0].delta.text == "b"
-    assert bench.words() == {}
 
 
 def test_an_answer_without_a_key_is_found_by_none() -> None:
