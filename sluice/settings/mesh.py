@@ -217,8 +217,6 @@ class CacheSettings(TenantMatch):
 
     enabled: bool = False
     max_age_s: float = Field(3600.0, ge=1, le=30 * 24 * 3600)
-    max_mib: ClassVar[int] = 256
-    """Storage of all answers in JetStream, in MiB; the oldest are deleted."""
 
 
 class JobsSettings(ProcessSettings):
