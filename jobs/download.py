@@ -86,14 +86,14 @@ class Download:
         if self._position:
             headers |= {"Range": f"bytes={self._position}-", "If-Range": self._validator}
         with self._open(headers) as response:
-            known = self._resumed(response) if self._position else self._begun(response)
+            total = self._resumed(response) if self._position else self._begun(response)
             for piece in _pieces(response):
-                fresh = piece[known:]
-                known = max(0, known - len(piece))
+                fresh = piece[total:]
+                total = max(0, total - len(piece))
                 self._position += len(fresh)
                 if fresh:
                     yield fresh
-        if known or (self._size is not None and self._position < self._size):
+        if total or (self._size is not None and self._position < self._size):
             raise self._broken(f"ended after {self._position} of {self._size} bytes")
 
     def _begun(self, response: http.client.HTTPResponse) -> int:

@@ -59,14 +59,14 @@ class OrderedLog:
 
     async def _start(self) -> int:
         """Return a sequence at or before the first segment that may have the first position (bisection)."""
-        low, wanted = FIRST, self._next_place - SPAN_MAX - BLOCK
-        if wanted <= 0:
+        low, last = FIRST, self._next_place - SPAN_MAX - BLOCK
+        if last <= 0:
             return low
         high = (await self._store.last_segment(*self._attempt))[1]
         while low < high:
             middle = (low + high) // 2
             entry = await self._store.segment_at(*self._attempt, middle)
-            if entry is None or entry[0].checkpoint.low_water > wanted:
+            if entry is None or entry[0].checkpoint.low_water > last:
                 high = middle
             else:
                 low = entry[1] + 1

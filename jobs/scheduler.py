@@ -230,8 +230,8 @@ class JobScheduler:
             if unused or expired:
                 await self._store.delete_upload(upload)
                 self._quotas.upload(upload, None)
-        gone = uploads_before.difference(upload for upload, _ in uploads)
-        self._quotas.forget(jobs_before - jobs, gone)
+        removed = uploads_before.difference(upload for upload, _ in uploads)
+        self._quotas.forget(jobs_before - jobs, removed)
         self._quotas.counted.set()
         self._owned &= jobs | self._runners.keys()
         tenants = {usage.tenant for usage in self._quotas.jobs.values()}

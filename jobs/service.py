@@ -145,26 +145,26 @@ class JobService(JobServiceServicer):
         tenant = scope_of(context)
         check_count("states", request.states, len(pb.JobState.values()))
         await self._quotas.ready()
-        asked = request.states or pb.JobState.values()
+        states = request.states or pb.JobState.values()
         jobs = {
             page_key(existing.urgency[1], job): job
             for job, existing in self._quotas.jobs.items()
-            if tenant in (None, existing.tenant) and existing.state in asked
+            if tenant in (None, existing.tenant) and existing.state in states
         }
 
         async def read(job: str) -> pb.Job | None:
             with suppress(errors.JobUnknown):
                 record, _ = await self._store.read(job)
-                return _visible_job(record) if record.job.state in asked else None
+                return _visible_job(record) if record.job.state in states else None
             return None
 
         async with self._limiter.slot(tenant_of(context)):
-            shown, token = await _page(jobs, request, read)
+            listed, token = await _page(jobs, request, read)
         totals = [
             pb.JobStateTotal(state=state, jobs=count)
             for state, count in sorted(self._quotas.totals(tenant).items())
         ]
-        return pb.ListJobsResponse(jobs=shown, next_page_token=token, totals=totals)
+        return pb.ListJobsResponse(jobs=listed, next_page_token=token, totals=totals)
 
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
         """Send a job whenever it changes, until it has ended."""
@@ -251,10 +251,10 @@ class JobService(JobServiceServicer):
         if request.follow and record.job.state not in OVER and not record.attempt:
             outcomes = self._followed(record, stage, request.from_index, context)
         else:
-            found = merge_attempts(
+            merged = merge_attempts(
                 self._store, request.id, stage, record.attempt, request.from_index, past_gaps=still
             )
-            outcomes = self._limited(context, found)
+            outcomes = self._limited(context, merged)
         async for page in _pages(outcomes):
             await context.write(pb.GetResultsResponse(results=page))
 
@@ -270,7 +270,7 @@ class JobService(JobServiceServicer):
     ) -> pb.RetryDeadLettersResponse:
         """Run the dead letters of an ended job again."""
         check_count("reasons", request.reasons, REASONS_MAX)
-        asked = set(request.reasons)
+        reasons = set(request.reasons)
         for reason in request.reasons:
             check_length("reasons", reason, NAME_CHARS_MAX)
         record = await self._readable(request.id, context)
@@ -280,9 +280,9 @@ class JobService(JobServiceServicer):
                 " which reuses the answers to its parts"
             )
         items = 0
-        async for one in dead_letters(self._process, record):
-            reason = one.result.error.reason
-            items += reason not in BAD_LINES and (not asked or reason in asked)
+        async for letter in dead_letters(self._process, record):
+            reason = letter.result.error.reason
+            items += reason not in BAD_LINES and (not reasons or reason in reasons)
         if items and not record.job.spec.input.nats_subject:
             await self._store.upload(record.upload_id)  # raises if it was deleted since
 
@@ -364,8 +364,8 @@ class JobService(JobServiceServicer):
             return None
 
         async with self._limiter.slot(tenant_of(context)):
-            shown, token = await _page(uploads, request, read)
-        return pb.ListUploadsResponse(uploads=shown, next_page_token=token)
+            listed, token = await _page(uploads, request, read)
+        return pb.ListUploadsResponse(uploads=listed, next_page_token=token)
 
     async def DeleteUpload(
         self, request: pb.DeleteUploadRequest, context: Any
@@ -408,9 +408,9 @@ class JobService(JobServiceServicer):
             Template(spec.input.template)
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
-        asked = {spec.model, *(stage.model for stage in spec.stages)} - {""}
+        models = {spec.model, *(stage.model for stage in spec.stages)} - {""}
         existing = await self._known_models()
-        if unknown := sorted(asked - existing):
+        if unknown := sorted(models - existing):
             names = ", ".join(sorted(existing))
             raise errors.UnknownModel(
                 f"spec.model: no model {unknown[0]!r}; there are {names}",
@@ -425,13 +425,13 @@ class JobService(JobServiceServicer):
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
         """Return a hash that is equal for a file that is sent again, and for a relative deadline."""
-        named = pb.JobSpec()
-        named.CopyFrom(spec)
+        spec_only = pb.JobSpec()
+        spec_only.CopyFrom(spec)
         if spec.input.upload_id:
             upload = await self._store.upload(spec.input.upload_id)
-            named.input.upload_id = upload.sha256.hex()
-        named.limits.ClearField("deadline_time")
-        return hashlib.sha256(named.SerializeToString(deterministic=True)).digest()
+            spec_only.input.upload_id = upload.sha256.hex()
+        spec_only.limits.ClearField("deadline_time")
+        return hashlib.sha256(spec_only.SerializeToString(deterministic=True)).digest()
 
     async def _own(self, job: str, context: Any) -> JobRecord:
         async with self._limiter.slot(tenant_of(context)):
@@ -446,10 +446,10 @@ class JobService(JobServiceServicer):
         tenant = tenant_of(context)
         while True:
             async with self._limiter.slot(tenant):
-                found = await anext(outcomes, None)
-            if found is None:
+                outcome = await anext(outcomes, None)
+            if outcome is None:
                 return
-            yield found
+            yield outcome
 
     async def _change(self, job: str, context: Any, edit: Callable[[JobRecord], None]) -> pb.Job:
         tenant = scope_of(context)
@@ -603,15 +603,15 @@ async def _page(
     check_length("page_token", request.page_token, PAGE_TOKEN_CHARS_MAX)
     size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     keys = sorted(key for key in entries if key > request.page_token)
-    shown: list[_Listed] = []
+    listed: list[_Listed] = []
     listed_bytes = 0
     for begin in range(0, min(size, len(keys)), READS):
         some = keys[begin : min(begin + READS, size)]
-        found = await asyncio.gather(*(read(entries[key]) for key in some))
-        for key, one in zip(some, found, strict=True):
-            if one is not None:
-                shown.append(one)
-                listed_bytes += one.ByteSize()
+        records = await asyncio.gather(*(read(entries[key]) for key in some))
+        for key, record in zip(some, records, strict=True):
+            if record is not None:
+                listed.append(record)
+                listed_bytes += record.ByteSize()
             if listed_bytes >= LIST_BYTES:
-                return shown, key if key < keys[-1] else ""
-    return shown, keys[size - 1] if len(keys) > size else ""
+                return listed, key if key < keys[-1] else ""
+    return listed, keys[size - 1] if len(keys) > size else ""

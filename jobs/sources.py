@@ -179,8 +179,8 @@ def set_idempotency_key(request: GenerateRequest, job: Job, item: str) -> None:
 
     A job that is created again with the key of a deleted one has its id, but other items.
     """
-    named = f"{job.id}\0{job.create_time.ToNanoseconds()}\0{item}".encode()
-    request.idempotency_key = hashlib.blake2b(named, digest_size=16).hexdigest()
+    name = f"{job.id}\0{job.create_time.ToNanoseconds()}\0{item}".encode()
+    request.idempotency_key = hashlib.blake2b(name, digest_size=16).hexdigest()
     request.idempotency_key_generated = True
 
 

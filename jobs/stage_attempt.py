@@ -229,13 +229,13 @@ class StageAttempt:
     async def _reused_logs(self) -> list[tuple[str, int]]:
         """Return jobs and attempts whose answers may be reused; a deleted job has none."""
         logs: list[tuple[str, int]] = []
-        for other in self._record.job.spec.dedupe.reuse_job_ids:
+        for job_id in self._record.job.spec.dedupe.reuse_job_ids:
             try:
-                record, _ = await self._process.store.read(other)
+                record, _ = await self._process.store.read(job_id)
             except JobUnknown:
                 continue
             if record.job.tenant == self._record.job.tenant:
-                logs += [(other, attempt) for attempt in range(record.attempt + 1)]
+                logs += [(job_id, attempt) for attempt in range(record.attempt + 1)]
         return logs
 
     async def load_answers(self, logs: Sequence[tuple[str, int]]) -> None:

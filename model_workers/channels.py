@@ -74,11 +74,11 @@ class ReportDelays:
 
     def load_s(self, before: worker_pb2.WorkerLoad, load: worker_pb2.WorkerLoad) -> float:
         """Return how long a changed load may be delayed, in seconds; infinite if it is the same."""
-        left = before.running + before.waiting - load.running - load.waiting
+        ended = before.running + before.waiting - load.running - load.waiting
         if load.waiting_tokens < before.waiting_tokens:
             # With all prompts computed, the next tasks may wait at the batcher for exactly this report.
             return self.soon_s if load.waiting_tokens else 0.0
-        if left > 0:
+        if ended > 0:
             return self.soon_s
         changed = (load.running, load.waiting) != (before.running, before.waiting)
         return self.update_s if changed else math.inf

@@ -132,10 +132,10 @@ class CompiledGrammar:
         """Compile `text`; raise ConstraintInvalid if that fails."""
         self.tokenizer = tokenizer
         self._text = text
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         self._start = compile_grammar(text, tokenizer)
         # `reset` comes from the engine's thread, which does not wait for a compiler.
-        self._is_slow = time.perf_counter() - begun > SLOW_S
+        self._is_slow = time.perf_counter() - started_at > SLOW_S
         self._spare = compile_grammar(text, tokenizer) if self._is_slow else None
         self.masks = 0
 

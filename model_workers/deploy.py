@@ -97,12 +97,12 @@ def place(models: Sequence[ModelSettings]) -> Mapping[str, ModelSettings]:
     caching = [worker for worker in workers.values() if worker.engine in CACHING]
     unset = Counter(d for worker in caching if not worker.memory_share for d in _devices(worker))
     devices = {device for worker in caching for device in _devices(worker)}
-    left = {device: 1 - _taken(caching, device) for device in devices}
+    free_share = {device: 1 - _taken(caching, device) for device in devices}
 
     def shared(worker: ModelSettings) -> ModelSettings:
         if worker.engine not in CACHING or worker.memory_share:
             return worker
-        share = min(left[device] / unset[device] for device in _devices(worker))
+        share = min(free_share[device] / unset[device] for device in _devices(worker))
         return worker.model_copy(update={"memory_share": share})
 
     return {name: shared(worker) for name, worker in workers.items()}

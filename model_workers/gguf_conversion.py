@@ -135,20 +135,20 @@ def convert(file: Path, folder: Path) -> None:
     with _lock(folder):
         if is_converted(folder):
             return
-        begun = time.monotonic()
+        started_at = time.monotonic()
         header = read_header(file)
         check_room(header, folder.parent)
         _say(f"converting {file.name} ({header.values / 1e6:.0f} M parameters) once, to {folder}")
         partial = folder.with_name(f"{folder.name}.partial")
-        for left in (partial, folder):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (partial, folder):
+            shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         try:
             _write(header, partial)
             partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        _say(f"converted {file.name} in {time.monotonic() - begun:.0f} s")
+        _say(f"converted {file.name} in {time.monotonic() - started_at:.0f} s")
 
 
 @contextmanager
@@ -215,14 +215,14 @@ def drop_unknown_tokens(folder: Path, size: int) -> None:
         return
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] < size]
     file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
-    named = folder / "tokenizer_config.json"
-    values = json.loads(named.read_text(encoding="utf-8"))
+    config_file = folder / "tokenizer_config.json"
+    values = json.loads(config_file.read_text(encoding="utf-8"))
     known = {
         key: value
         for key, value in values.items()
         if not (key.endswith("_token") and value in unknown)
     }
-    named.write_text(json.dumps(known, indent=2, ensure_ascii=False), encoding="utf-8")
+    config_file.write_text(json.dumps(known, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def _load_model(header: GgufFile, source: dict[str, Any], config: Any) -> Any:

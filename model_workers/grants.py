@@ -138,17 +138,22 @@ class Grants:
         if len(self._holders) == 1:  # the usual case, at every step
             ((batcher, holder),) = self._holders.items()
             return {batcher: self._grant(holder, capacities)}
-        left = load.max_tasks - load.running - load.waiting if load.max_tasks else math.inf
+        free_tasks = load.max_tasks - load.running - load.waiting if load.max_tasks else math.inf
         for holder in self._holders.values():
             if now > holder.reported_at + holder.patience_s:
                 holder.queued = (0,) * len(CLASSES)
         shares: dict[str, list[ClassCapacity]] = {batcher: [] for batcher in self._holders}
         for rank, capacity in enumerate(capacities):
-            wanted = {name: sum(each.queued[: rank + 1]) for name, each in self._holders.items()}
+            demand = {name: sum(each.queued[: rank + 1]) for name, each in self._holders.items()}
             # Tokens are divided among those that want any, or a task that needs nearly all would wait for ever.
-            wanting = sum(count > 0 for count in wanted.values()) or len(wanted)
-            for batcher, count in self._divided(capacity.tasks, wanted).items():
-                if not rank and not count and left > 0 and self._is_quiet(batcher, load.slots):
+            wanting = sum(count > 0 for count in demand.values()) or len(demand)
+            for batcher, count in self._divided(capacity.tasks, demand).items():
+                if (
+                    not rank
+                    and not count
+                    and free_tasks > 0
+                    and self._is_quiet(batcher, load.slots)
+                ):
                     count = 1
                 shares[batcher].append(ClassCapacity(count, capacity.tokens / wanting))
         return {batcher: self._grant(self._holders[batcher], shares[batcher]) for batcher in shares}
@@ -160,14 +165,14 @@ class Grants:
 
     def _divided(self, tasks: int, wanted: Mapping[str, int]) -> dict[str, int]:
         """Divide the capacity of a class by rule 3; `wanted` are the queued tasks that it is for."""
-        given = dict.fromkeys(self._holders, 0)
+        granted = dict.fromkeys(self._holders, 0)
         totals = {name: holder.running for name, holder in self._holders.items()}
         for _ in range(tasks):
-            wanting = [name for name, count in wanted.items() if given[name] < count]
+            wanting = [name for name, count in wanted.items() if granted[name] < count]
             name = min(wanting or self._holders, key=totals.__getitem__)
             totals[name] += 1
-            given[name] += 1
-        return given
+            granted[name] += 1
+        return granted
 
     def _grant(self, holder: Holder, capacities: Sequence[ClassCapacity]) -> Grant:
         tokens: Sequence[int] = ()
@@ -195,7 +200,9 @@ def class_capacities(load: EngineLoad) -> list[ClassCapacity]:
         below = load.classes[rank + 1 :]
         if present - used > reserved:
             tasks = min(load.slots - used - reserved, load.max_tasks - present)
-            tokens = free_tokens + sum(each.running_tokens + each.waiting_tokens for each in below)
+            tokens = free_tokens + sum(
+                capacity.running_tokens + capacity.waiting_tokens for capacity in below
+            )
             capacities[rank] = ClassCapacity(
                 max(free_slots, tasks), tokens if tasks > 0 else free_tokens
             )

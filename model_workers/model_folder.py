@@ -188,8 +188,8 @@ def _check_folder(folder: Path, engine: str = "transformers") -> None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = read_json(path, required=True)
-    return found
+    content: dict[str, Any] = read_json(path, required=True)
+    return content
 
 
 def _weight_files(folder: Path) -> Iterable[Path]:
@@ -226,9 +226,9 @@ def _vocabulary(path: Path) -> Mapping[str, int]:
     """Return the tokens and their ids."""
     _json(path)
     try:
-        found: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
+        vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
     except Exception as error:  # the library raises nothing more specific
         raise SettingsError(f"{path} is not a tokenizer ({error}); copy it again") from error
-    if not found:
+    if not vocabulary:
         raise SettingsError(f"{path} is not a tokenizer with a vocabulary; copy it again")
-    return found
+    return vocabulary

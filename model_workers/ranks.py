@@ -100,8 +100,8 @@ def meet(devices: Sequence[torch.device], rank: int, port: int) -> None:
     """Join the process group of the ranks, on this rank's device."""
     device = devices[rank]
     # What transformers reads: it takes the device of the number LOCAL_RANK.
-    told = {"RANK": rank, "WORLD_SIZE": len(devices), "LOCAL_RANK": device.index or 0}
-    os.environ.update({name: str(number) for name, number in told.items()})
+    environment = {"RANK": rank, "WORLD_SIZE": len(devices), "LOCAL_RANK": device.index or 0}
+    os.environ.update({name: str(number) for name, number in environment.items()})
     if device.type == "cuda":
         torch.cuda.set_device(device)
     distributed.init_process_group(

@@ -22,13 +22,13 @@ def merge(request: QueuedRequest, frame: frame_pb2.Frame) -> frame_pb2.Frame | N
     Raises:
         ChannelBroken: tokens between the request and the frame are missing.
     """
-    known = len(request.produced) - frame.start_index
-    if known < 0:
+    known_tokens = len(request.produced) - frame.start_index
+    if known_tokens < 0:
         raise ChannelBroken("frames are missing")
-    if known:
-        if known >= len(frame.token_ids) and not frame.HasField("final"):
+    if known_tokens:
+        if known_tokens >= len(frame.token_ids) and not frame.HasField("final"):
             return None
-        frame = _without_head(frame, known)
+        frame = _without_head(frame, known_tokens)
     request.produced.extend(frame.token_ids)
     request.logprobs.extend(frame.logprobs)
     return frame

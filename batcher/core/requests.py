@@ -116,12 +116,12 @@ class RequestTable:
 
     def add(self, request: QueuedRequest, now: float) -> None:
         """Add a request. It replaces an earlier attempt; the same attempt is a duplicate and is acknowledged."""
-        known = self.requests.get(request.request_id)
-        if known is not None:
-            if known.attempt >= request.attempt:
-                self._outbox.acknowledge(known)
+        earlier = self.requests.get(request.request_id)
+        if earlier is not None:
+            if earlier.attempt >= request.attempt:
+                self._outbox.acknowledge(earlier)
                 return
-            self._close(known, now)
+            self._close(earlier, now)
         self.requests[request.request_id] = request
         self.active += 1
         self.size += request.size
@@ -154,12 +154,12 @@ class RequestTable:
             if request.task.gateway == gateway and is_included:
                 self._close(request, now)
 
-    def answer_query(self, asked: control_pb2.TaskProgress) -> bool:
+    def answer_query(self, progress: control_pb2.TaskProgress) -> bool:
         """Send a gateway what it misses of a request; return False if the request is not here."""
-        request = self.requests.get(asked.request_id)
-        if request is None or request.attempt < asked.attempt:
+        request = self.requests.get(progress.request_id)
+        if request is None or request.attempt < progress.attempt:
             return False
-        self._outbox.resend(request, asked.next_index)
+        self._outbox.resend(request, progress.next_index)
         self._outbox.acknowledge(request)
         return True
 

@@ -139,7 +139,7 @@ class WorkerState:
             name: the worker.
             requests_max: requests of this batcher that may be in it.
         """
-        load, left = self.load, requests_max - len(self.requests)
+        load, remaining = self.load, requests_max - len(self.requests)
         prefill = sum([request.prefill_tokens for request in self._in_flight()])
         # Reading a message field takes a microsecond, and most often nothing waits.
         by_rank = (
@@ -148,7 +148,7 @@ class WorkerState:
         waiting, classes = prefill, list[UsableCapacity]()
         for slots, tokens, more in zip(*self._granted(), by_rank or _NOTHING, strict=False):
             waiting += more
-            free_slots = min(slots - self.sent_requests, left)
+            free_slots = min(slots - self.sent_requests, remaining)
             classes.append(UsableCapacity(free_slots, tokens - self._sent_tokens, waiting))
         return Capacity(
             worker=name,

@@ -227,21 +227,21 @@ class HttpCall(Call, Request):
         Raises:
             ClientDisconnect: The client closed it.
         """
-        task, gone = asyncio.current_task(), False
+        task, is_gone = asyncio.current_task(), False
         assert task is not None
 
         async def watch() -> None:
-            nonlocal gone
+            nonlocal is_gone
             while (await self.receive())["type"] != "http.disconnect":
                 pass
-            gone = True
+            is_gone = True
             task.cancel()
 
         watching = asyncio.ensure_future(watch())
         try:
             yield
         except asyncio.CancelledError:
-            if gone and task.uncancel() == 0:
+            if is_gone and task.uncancel() == 0:
                 raise ClientDisconnect from None
             raise
         finally:

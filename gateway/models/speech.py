@@ -171,15 +171,15 @@ def chunks_of(pcm: bytes, chunk_s: float) -> Iterator[bytes]:
             return
 
 
-def overlap(left: Sequence[int], right: Sequence[int]) -> tuple[int, int]:
+def overlap(earlier: Sequence[int], right: Sequence[int]) -> tuple[int, int]:
     """Return (a, b) such that `left[:a] + right[b:]` is the joined text.
 
     Without two tokens that agree, it is all of both.
     """
-    best_score, best = 0.0, (len(left), 0)
-    for shift in range(1, len(left) + len(right)):
-        left_from, right_from = max(0, len(left) - shift), max(0, shift - len(left))
-        left_part, right_part = left[left_from:], right[right_from:shift]
+    best_score, best = 0.0, (len(earlier), 0)
+    for shift in range(1, len(earlier) + len(right)):
+        left_from, right_from = max(0, len(earlier) - shift), max(0, shift - len(earlier))
+        left_part, right_part = earlier[left_from:], right[right_from:shift]
         agreed = sum(map(eq, left_part, right_part))
         score = agreed / shift + shift / _LONGER
         if agreed > 1 and score > best_score:

@@ -525,9 +525,9 @@ class Detokenizer:
         return text
 
     def _pending_text(self) -> str:
-        shown = self._tokenizer.decode(self._shown, skip_special_tokens=True)
+        released = self._tokenizer.decode(self._shown, skip_special_tokens=True)
         both = self._tokenizer.decode(self._shown + self._pending, skip_special_tokens=True)
-        return both[len(shown) :]
+        return both[len(released) :]
 
 
 class PlainTextEncoder:

@@ -76,9 +76,9 @@ class ToolCallParser:
     def _read(self) -> Iterator[None]:
         """Read the answer; here and below each `yield` waits for more text."""
         if self._form.bare:
-            while not (begun := self._rest.lstrip(_BLANKS)):
+            while not (pending := self._rest.lstrip(_BLANKS)):
                 yield
-            if begun[0] == "{":
+            if pending[0] == "{":
                 yield from self._objects()
         while True:
             yield from self._opening()
@@ -316,8 +316,8 @@ class PartEvents:
         """End the answer. Its last message has no tokens, which would reveal the text that is not shown."""
         if response.HasField("delta"):
             delta = response.delta
-            shown = pb.Delta(index=delta.index, text=delta.text, reasoning=delta.reasoning)
-            delta.CopyFrom(shown)
+            delta_of_block = pb.Delta(index=delta.index, text=delta.text, reasoning=delta.reasoning)
+            delta.CopyFrom(delta_of_block)
         if response.HasField("finished"):
             response.finished.reason = pb.FINISH_REASON_CONTENT_FILTER
             response.finished.rules[:] = self.blocked

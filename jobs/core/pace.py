@@ -45,10 +45,10 @@ class CostBudget:
 
     def allows(self, in_flight: int) -> bool:
         """Return whether another item may be sent beside this many."""
-        left = self.limit - self._spent
-        if not self.limit or (left > 0 and not in_flight):
+        remaining = self.limit - self._spent
+        if not self.limit or (remaining > 0 and not in_flight):
             return True
-        return self._dearest is not None and (in_flight + 1) * self._dearest <= left
+        return self._dearest is not None and (in_flight + 1) * self._dearest <= remaining
 
     def consume(self, cost: float, items: int = 1) -> None:
         """Record the cost of finished items."""

@@ -227,8 +227,8 @@ class ItemParser:
     def _id_of(self, row: Mapping[str, Any], number: int) -> tuple[str, dict[str, Any]]:
         """Return the id of a row, without one its number, and the other fields."""
         rest = dict(row)
-        named = [value for key in self.id_fields if (value := rest.pop(key, None)) is not None]
-        custom = named[0] if named else number
+        ids = [value for key in self.id_fields if (value := rest.pop(key, None)) is not None]
+        custom = ids[0] if ids else number
         if not isinstance(custom, str | int) or isinstance(custom, bool):
             raise BadField("custom_id: is neither text nor a whole number")
         custom_id = str(custom)

@@ -115,16 +115,16 @@ class BlockManager:
         self._hash(table, tokens, len(tokens))
         # A sequence that was here before has hashes of tokens behind these.
         cached_units = min(self._found(table), len(tokens) // self.share_tokens)
-        wanted = self.blocks_for(len(tokens))
-        shared, begun = divmod(cached_units, self._units)
-        whole = not begun and shared * self.block_tokens == len(tokens)
-        if whole and not self._affords(table, shared, wanted + 1 - shared, reserve):
+        block_count = self.blocks_for(len(tokens))
+        shared, partial_units = divmod(cached_units, self._units)
+        whole = not partial_units and shared * self.block_tokens == len(tokens)
+        if whole and not self._affords(table, shared, block_count + 1 - shared, reserve):
             cached_units, whole = cached_units - 1, False
-            shared, begun = divmod(cached_units, self._units)
-        if not self._affords(table, shared, wanted + whole - shared, reserve):
+            shared, partial_units = divmod(cached_units, self._units)
+        if not self._affords(table, shared, block_count + whole - shared, reserve):
             return None
         # The block may be reused for this very sequence: copies are made before anything is written.
-        source = self._block_of[table.hashes[cached_units - 1]] if begun else None
+        source = self._block_of[table.hashes[cached_units - 1]] if partial_units else None
         for digest in table.block_hashes[:shared]:
             table.blocks.append(self._held(self._block_of[digest]))
         table.known = cached_units
@@ -195,8 +195,8 @@ class BlockManager:
 
     def _affords(self, table: BlockTable, shared: int, fresh: int, reserve: int) -> bool:
         """Return whether `fresh` blocks exist beside the `shared` cached ones, which may be idle themselves."""
-        known = (self._block_of[digest] for digest in table.block_hashes[:shared])
-        idle = sum(self._references[block] == 0 for block in known)
+        cached = (self._block_of[digest] for digest in table.block_hashes[:shared])
+        idle = sum(self._references[block] == 0 for block in cached)
         return self.free_blocks - idle >= fresh + reserve
 
     def _held(self, block: int) -> int:

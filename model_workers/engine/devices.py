@@ -106,8 +106,8 @@ def cache_bytes(device: torch.device, share: float | None) -> float:
     """Return the default size of a cache, beside the weights."""
     if device.type != "cuda":
         return int(psutil.virtual_memory().available) * CPU_SHARE * (share or 1.0)
-    left = memory_limit(device, share) - torch.cuda.memory_reserved(device)
-    return max(0, left) * CUDA_SHARE
+    free_bytes = memory_limit(device, share) - torch.cuda.memory_reserved(device)
+    return max(0, free_bytes) * CUDA_SHARE
 
 
 def on_device(values: NDArray[Any], device: torch.device) -> Tensor:

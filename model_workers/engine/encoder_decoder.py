@@ -196,9 +196,11 @@ class DecodingBatch:
         longest, columns = max((*self._lengths, length)), self._own[0].keys.shape[2]
         if longest <= self._end < columns:
             return
-        held, end = max(self._lengths, default=0), longest
+        longest_held, end = max(self._lengths, default=0), longest
         self._own = [
-            self._moved(buffer, slice(self._end - held, self._end), end, 2 * longest + COLUMNS)
+            self._moved(
+                buffer, slice(self._end - longest_held, self._end), end, 2 * longest + COLUMNS
+            )
             for buffer in self._own
         ]
         self._end = end

@@ -207,19 +207,19 @@ class PagedEngine(ScheduledEngine):
     def _compute(self, work: abc.Sequence[PlannedSequence]) -> list[SequenceStep]:
         """Begin a step, then read the draws of the one before; its own too, unless they are read with the next step."""
         before, self._begun = self._begun, None
-        begun = self._begin(work) if work else None
+        step = self._begin(work) if work else None
         steps = self._end(before) if before is not None else []
-        if begun is None:
+        if step is None:
             return steps
-        for item in begun.computed:
+        for item in step.computed:
             if item.sequence.state is SequenceState.RUNNING:
                 self._scheduler.advance(item.sequence, item.count)
-        if not self._overlap or begun.waits:
-            return steps + self._end(begun)
-        for place, item in enumerate(begun.drawing):
+        if not self._overlap or step.waits:
+            return steps + self._end(step)
+        for place, item in enumerate(step.drawing):
             if item.sequence.state is SequenceState.RUNNING:
                 item.sequence.expect(place)
-        self._begun = begun
+        self._begun = step
         return steps
 
     def _begin(self, work: abc.Sequence[PlannedSequence]) -> BegunStep:
@@ -237,20 +237,20 @@ class PagedEngine(ScheduledEngine):
         drawn = None
         if drawing:
             drawn = self.sampler.begin(logits, [item.draw_request() for item in drawing])
-        begun = BegunStep(broken, whole, drawing, drawn, scored)
-        if drawn is not None and self._overlap and not begun.waits:
+        step = BegunStep(broken, whole, drawing, drawn, scored)
+        if drawn is not None and self._overlap and not step.waits:
             model.feed(drawn.tokens)
-        return begun
+        return step
 
-    def _end(self, begun: BegunStep) -> list[SequenceStep]:
+    def _end(self, step: BegunStep) -> list[SequenceStep]:
         """Read the draws of a step. Sequences that have ended since it began get nothing of it."""
         steps = [
-            self._fail(*pair) for pair in begun.broken if pair[0].state is not SequenceState.ENDED
+            self._fail(*pair) for pair in step.broken if pair[0].state is not SequenceState.ENDED
         ]
-        for item, logits in begun.scored:
+        for item, logits in step.scored:
             steps += self._take_scores(item, logits)
-        if begun.drawn is not None:
-            pairs = zip(begun.drawing, begun.drawn.read(), strict=True)
+        if step.drawn is not None:
+            pairs = zip(step.drawing, step.drawn.read(), strict=True)
             steps += [
                 self._take(item, drawn)
                 for item, drawn in pairs

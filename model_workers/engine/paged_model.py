@@ -110,8 +110,8 @@ class FaultIsolator:
             # The other sequences must not fail with it. Computing a chunk twice writes the same values again.
             logger.exception("a step of %d chunks failed", len(chunks))
             logits, errors = self._isolate(chunks, error)
-        others = len(errors) < len(chunks)
-        return logits, {place: _fault(error, others) for place, error in errors.items()}
+        is_partial = len(errors) < len(chunks)
+        return logits, {place: _fault(error, is_partial) for place, error in errors.items()}
 
     def _isolate(
         self, chunks: Sequence[SequenceChunk], error: Exception

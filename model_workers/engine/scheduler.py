@@ -217,16 +217,16 @@ class Scheduler:
         A head that does not fit blocks the queue: no sequence joins before a more urgent one.
         """
         self._queue_blocked = False
-        begun = deque(s for s in self._running if s not in self._plan and not s.full)
+        partial = deque(s for s in self._running if s not in self._plan and not s.full)
         while True:
             # Sequences that a head of the queue has preempted meanwhile are in the queue again.
-            while begun and begun[0].state is not SequenceState.RUNNING:
-                begun.popleft()
+            while partial and partial[0].state is not SequenceState.RUNNING:
+                partial.popleft()
             head = self._queue[0] if self._queue and not self._queue_blocked else None
-            if head is not None and (not begun or head.urgency < begun[0].urgency):
+            if head is not None and (not partial or head.urgency < partial[0].urgency):
                 yield head
-            elif begun:
-                yield begun.popleft()
+            elif partial:
+                yield partial.popleft()
             else:
                 return
 
@@ -277,9 +277,9 @@ class Scheduler:
     def _open(self, sequence: Sequence) -> list[tuple[int, int]] | None:
         if len(self._running) >= self.limits.slots:
             return None
-        blocks, known = self.blocks, sequence.sharable
-        more = blocks.blocks_for(len(sequence.tokens)) - blocks.blocks_for(len(known))
-        copies = blocks.open(sequence.table, known, reserve=len(self._running) + more)
+        blocks, sharable = self.blocks, sequence.sharable
+        more = blocks.blocks_for(len(sequence.tokens)) - blocks.blocks_for(len(sharable))
+        copies = blocks.open(sequence.table, sharable, reserve=len(self._running) + more)
         if copies is not None and more:
             blocks.grow(sequence.table, len(sequence.tokens))
         return copies
@@ -289,8 +289,8 @@ class Scheduler:
         victims = [other for other in self._running if other.spec.rank > sequence.spec.rank]
         blocks = sum(len(other.table.blocks) for other in victims)
         stay = len(self._running) - len(victims)
-        wanted = self.blocks.blocks_for(len(sequence.tokens)) + stay
-        return bool(victims) and self.blocks.free_blocks + blocks >= wanted
+        needed_blocks = self.blocks.blocks_for(len(sequence.tokens)) + stay
+        return bool(victims) and self.blocks.free_blocks + blocks >= needed_blocks
 
     def _preempt(self, sequence: Sequence) -> None:
         self._plan.pop(sequence, None)

@@ -255,8 +255,8 @@ class RequestIndex:
         if now < self._scan_at:
             return []
         ended = [(sequence, end) for sequence in self if (end := sequence.end_now(now)) is not None]
-        gone = {sequence for sequence, _ in ended}
-        deadlines = (sequence.spec.deadline for sequence in self if sequence not in gone)
+        ended_sequences = {sequence for sequence, _ in ended}
+        deadlines = (sequence.spec.deadline for sequence in self if sequence not in ended_sequences)
         self._scan_at = min((d for d in deadlines if d is not None), default=math.inf)
         return ended
 

@@ -57,9 +57,9 @@ class RecentMean:
     def add(self, value: float) -> None:
         """Add a measurement."""
         self.count += 1
-        known = self.count - SKIPPED
-        if known > 0:
-            self.value += (value - self.value) * max(1 / known, _WEIGHT)
+        counted = self.count - SKIPPED
+        if counted > 0:
+            self.value += (value - self.value) * max(1 / counted, _WEIGHT)
 
     @property
     def is_known(self) -> bool:
@@ -166,12 +166,12 @@ class SequenceDraft:
         """Return what the small model computes next, at most `tokens_max` tokens."""
         sequence = self.sequence
         count = min(self.missing, tokens_max)
-        wanted = 1 if count == self.missing else 0
+        logits_count = 1 if count == self.missing else 0
         missing = (
             sequence.tokens[sequence.drafted :]
             + self.tokens[max(0, sequence.drafted - len(sequence.tokens)) :]
         )
-        return SequenceChunk(missing[:count], sequence.drafted, sequence.table.blocks, wanted)
+        return SequenceChunk(missing[:count], sequence.drafted, sequence.table.blocks, logits_count)
 
 
 class Speculator:
@@ -291,12 +291,12 @@ class Speculator:
 
     def _known_tokens(self, sequence: Sequence) -> int:
         """Return the number of leading tokens of a new sequence that the small model has in its blocks."""
-        known = 0
+        common = 0
         for block, digest in zip(sequence.table.blocks, sequence.table.block_hashes, strict=False):
             if self._content.get(block) != digest:
                 break
-            known += self._model.block_tokens
-        return min(known, len(sequence.tokens) - 1)
+            common += self._model.block_tokens
+        return min(common, len(sequence.tokens) - 1)
 
     def _extend(self, drafts: abc.Sequence[SequenceDraft]) -> None:
         """Draft one more token for each sequence that the small model has caught up with."""
@@ -309,9 +309,9 @@ class Speculator:
             return
         logits = logits[:, : self._vocab_size]
         drawn = self._sampler.draw(logits, [DrawRequest(draft.sampling) for draft in drawing])
-        for draft, found in zip(drawing, drawn, strict=True):
-            draft.tokens += found.token_ids
-            if found.error or found.token_ids[-1] in draft.sampling.stop_token_ids:
+        for draft, token in zip(drawing, drawn, strict=True):
+            draft.tokens += token.token_ids
+            if token.error or token.token_ids[-1] in draft.sampling.stop_token_ids:
                 draft.limit = len(draft.tokens)
 
     def _chunk(self, draft: SequenceDraft) -> SequenceChunk | None:

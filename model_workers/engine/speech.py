@@ -93,8 +93,8 @@ class SpeechModel(EncoderDecoder):
     def _decoder_tokens(self, sequence: Sequence) -> list[int]:
         return sequence.tokens
 
-    def _features(self, heard: abc.Sequence[bytes]) -> Tensor:
-        waves = [np.frombuffer(pcm, "<i2").astype(np.float32) / _LOUDEST for pcm in heard]
+    def _features(self, samples: abc.Sequence[bytes]) -> Tensor:
+        waves = [np.frombuffer(pcm, "<i2").astype(np.float32) / _LOUDEST for pcm in samples]
         found = self._extractor(waves, sampling_rate=SAMPLES_A_SECOND, return_tensors="pt")
         features: Tensor = found.input_features
         return features
@@ -120,11 +120,11 @@ def load_speech_model(path: str, dtype: torch.dtype, device: torch.device) -> Sp
         make: Any = WhisperFeatureExtractor
         extractor = make(feature_size=model.config.num_mel_bins)
     config = model.config
-    wanted = (config.num_mel_bins, 2 * config.max_source_positions, SAMPLES_A_SECOND)
-    found = (extractor.feature_size, extractor.nb_max_frames, extractor.sampling_rate)
-    if wanted != found:
+    expected = (config.num_mel_bins, 2 * config.max_source_positions, SAMPLES_A_SECOND)
+    actual = (extractor.feature_size, extractor.nb_max_frames, extractor.sampling_rate)
+    if expected != actual:
         raise SettingsError(
             "preprocessor_config.json: (feature_size, frames, sampling_rate) are "
-            f"{found}, the model takes {wanted}"
+            f"{actual}, the model takes {expected}"
         )
     return SpeechModel(model.to(device).eval(), extractor)

@@ -104,9 +104,9 @@ class ClassifierEngine(WholeTextEngine):
 
     def _answer(self, sequence: Sequence, values: abc.Sequence[float]) -> SequenceStep:
         order = sorted(range(len(values)), key=lambda label: -values[label])
-        asked = sequence.spec.sampling
-        top = tuple((label, values[label]) for label in order[: asked.top_logprobs])
-        logprobs = (TokenLogprobs(values[order[0]], top),) if asked.logprobs else ()
+        sampling = sequence.spec.sampling
+        top = tuple((label, values[label]) for label in order[: sampling.top_logprobs])
+        logprobs = (TokenLogprobs(values[order[0]], top),) if sampling.logprobs else ()
         return sequence.take((order[0],), logprobs)
 
 
@@ -193,12 +193,12 @@ def _labelled(logits: torch.Tensor) -> Values:
 
 def _activation(config: Any) -> Any:
     """Return what sentence-transformers applies to the logits: the configured activation, else the sigmoid."""
-    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
-    named = named or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
-    kind = named.rpartition(".")[2]
+    name = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    name = name or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
+    kind = name.rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         supported = ", ".join(_ACTIVATIONS)
-        raise SettingsError(f"the activation {named} is not served, only {supported}")
+        raise SettingsError(f"the activation {name} is not served, only {supported}")
     return _ACTIVATIONS[kind]
 
 

@@ -40,10 +40,10 @@ def read_whole(make: Any, path: str | Path, *, unused: Sequence[str] = (), **opt
             f"{path}: is not whole, its weights lack {_some(missing - tied)}: copy or download it again, "
             f"or take a checkpoint of {type(model).__name__}"
         )
-    other = {str(key[0]) for key in about["mismatched_keys"]}
-    if other:
+    mismatched = {str(key[0]) for key in about["mismatched_keys"]}
+    if mismatched:
         raise SettingsError(
-            f"{path}: {_some(other)} in its weights has another shape than config.json says; "
+            f"{path}: {_some(mismatched)} in its weights has another shape than config.json says; "
             "take both from the same model"
         )
     return model

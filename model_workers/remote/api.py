@@ -191,8 +191,8 @@ class ServerApi:
             **_options(sampling),
             **{name: _unless_neutral(sampling, name) for name in _PLAIN},
         }
-        asked = {key: value for key, value in values.items() if value is not None}
-        body = {name: asked[key] for key, name in names.items() if key in asked}
+        fields = {key: value for key, value in values.items() if value is not None}
+        body = {name: fields[key] for key, name in names.items() if key in fields}
         if names.get("logprobs") in body:
             of_api = {"top_logprobs": sampling.top_logprobs}
             body |= of_api if self.settings.api == "chat" else {"return_tokens_as_token_ids": True}
@@ -231,12 +231,12 @@ class ServerApi:
         if self.settings.api == "completions":
             return Chunk(text=_text(choice.get("text")), end=end, usage=usage)
         delta = choice.get("delta") or {}
-        said = _text(delta.get("content")) + _text(delta.get("refusal"))
+        text = _text(delta.get("content")) + _text(delta.get("refusal"))
         # DeepSeek's name, SGLang's and the older one of vLLM; vLLM's present one.
         reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"))
         tokens = _server_tokens(choice.get("logprobs"))
         calls = delta.get("tool_calls") or ()
-        return Chunk(reasoning, said, calls, server_tokens=tokens, end=end, usage=usage)
+        return Chunk(reasoning, text, calls, server_tokens=tokens, end=end, usage=usage)
 
 
 def _unless_neutral(sampling: Sampling, name: str) -> float | None:
@@ -251,8 +251,8 @@ def _response_format(sampling: Sampling) -> dict[str, Any] | None:
         return shape
     if sampling.json_schema is None:
         return None
-    named = {"name": "answer", "schema": json.loads(sampling.json_schema), "strict": True}
-    return {"type": "json_schema", "json_schema": named}
+    schema = {"name": "answer", "schema": json.loads(sampling.json_schema), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def _options(sampling: Sampling) -> dict[str, Any]:
@@ -316,8 +316,8 @@ def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
 
 def _bytes_of(token: Mapping[str, Any]) -> bytes:
     """Return a token's bytes: its text if the server does not send them."""
-    given = token.get("bytes")
-    return str(token["token"]).encode() if given is None else bytes(given)
+    raw = token.get("bytes")
+    return str(token["token"]).encode() if raw is None else bytes(raw)
 
 
 def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:

@@ -104,8 +104,8 @@ class ServerClient:
         tries = 0
         while True:
             await self._until_open(spec.deadline)
-            known, wanted = self._api.known_text(spec), spec.sampling.logprobs
-            reading = _Reading(self._api.tokens, known, emit, with_logprobs=wanted)
+            known_text, with_logprobs = self._api.known_text(spec), spec.sampling.logprobs
+            reading = _Reading(self._api.tokens, known_text, emit, with_logprobs=with_logprobs)
             try:
                 return await self._ask(spec, reading)
             except ServerFault as fault:
@@ -246,7 +246,7 @@ def _faults() -> Iterator[None]:
 def _model_names(listed: bytes) -> list[str]:
     """Return the names of a list of models; not every server has a list of this form."""
     try:
-        return [str(one["id"]) for one in json.loads(listed)["data"]]
+        return [str(model["id"]) for model in json.loads(listed)["data"]]
     except (ValueError, TypeError, LookupError):
         return []
 
@@ -281,8 +281,8 @@ class _Reading:
             ServerFault: It is not what was requested, or differs from what was sent before.
         """
         token_ids, logprobs = chunk.token_ids, chunk.logprobs
-        if said := self._text(chunk):
-            token_ids, logprobs = self._as_tokens(said, chunk)
+        if text := self._text(chunk):
+            token_ids, logprobs = self._as_tokens(text, chunk)
         if token_ids:
             self.emitted = True
             self._emit(token_ids, logprobs)
@@ -338,20 +338,20 @@ class _Reading:
 
     def _marked(self, reasoning: str, text: str) -> str:
         """Return reasoning and text as one text."""
-        said = reasoning
+        reasoning_text = reasoning
         if reasoning and not self._reasons:
-            said, self._reasons = REASONING + reasoning, True
+            reasoning_text, self._reasons = REASONING + reasoning, True
         if text and self._reasons:
-            said, self._reasons = said + REASONING_END, False
-        return said + text
+            reasoning_text, self._reasons = reasoning_text + REASONING_END, False
+        return reasoning_text + text
 
     def _unknown(self, text: str) -> str:
         """Return `text` without what the caller has from an earlier attempt."""
-        known = self._known[: len(text)]
-        if not text.startswith(known):
+        known_text = self._known[: len(text)]
+        if not text.startswith(known_text):
             raise _differs()
         self._known = self._known[len(text) :]
-        return text[len(known) :]
+        return text[len(known_text) :]
 
 
 def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, TokenLogprobs]]:
@@ -367,7 +367,7 @@ def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, T
     if "".join(text for text, _ in pieces) == said:
         yield from pieces
     elif said:
-        total = sum(one.logprob for one in tokens)
+        total = sum(token.logprob for token in tokens)
         has_entry = tokens and len(said) <= TOKEN_CHARS_MAX
         yield said, TokenLogprobs(total, text=said) if has_entry else NO_LOGPROBS
 
@@ -376,17 +376,17 @@ def _whole_characters(
     said: str, tokens: Sequence[ServerToken]
 ) -> Iterator[tuple[str, TokenLogprobs]]:
     """Yield whole characters up to the end of `said`: a token without text ends an answer."""
-    held, total, left = b"", 0.0, len(said)
-    for one in tokens:
-        alone, held, total = not held, held + one.data, total + one.logprob
+    pending, total, remaining = b"", 0.0, len(said)
+    for token in tokens:
+        alone, pending, total = not pending, pending + token.data, total + token.logprob
         try:
-            text = held.decode()
+            text = pending.decode()
         except UnicodeDecodeError:
             continue
-        if not text or left <= 0 or len(text) > TOKEN_CHARS_MAX:
+        if not text or remaining <= 0 or len(text) > TOKEN_CHARS_MAX:
             continue
-        yield text, TokenLogprobs(total, text=text, top_texts=one.top if alone else ())
-        held, total, left = b"", 0.0, left - len(text)
+        yield text, TokenLogprobs(total, text=text, top_texts=token.top if alone else ())
+        pending, total, remaining = b"", 0.0, remaining - len(text)
 
 
 def _differs() -> ServerFault:

@@ -182,8 +182,8 @@ class RemoteEngine(Engine):
 
         try:
             async with asyncio.timeout_at(spec.deadline), self._slots:
-                answered = await self.client.answer(spec, emit)
-            self._tell(sequence, sequence.answered(*answered))
+                result = await self.client.answer(spec, emit)
+            self._tell(sequence, sequence.answered(*result))
         except TimeoutError:
             self._tell(sequence, spec.ended(SequenceEnd.DEADLINE))
         except ServerFault as fault:

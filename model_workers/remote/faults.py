@@ -100,8 +100,8 @@ def _codes(body: bytes) -> str:
 def _named(error: Any) -> str:
     if not isinstance(error, Mapping):
         return ""
-    named = [error.get(key) for key in ("type", "code", "param")]
+    names = [error.get(key) for key in ("type", "code", "param")]
     words = [
-        word[:CODE_CHARS_MAX] for word in named if isinstance(word, str) and word.isprintable()
+        word[:CODE_CHARS_MAX] for word in names if isinstance(word, str) and word.isprintable()
     ]
     return f" ({', '.join(words)})" if words else ""

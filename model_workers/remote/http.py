@@ -108,8 +108,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _stall(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            said = f"the server said nothing for {self._stall_s:g} s"
-            self._waiter.set_exception(ServerFault(said, EngineFailed))
+            problem = f"the server said nothing for {self._stall_s:g} s"
+            self._waiter.set_exception(ServerFault(problem, EngineFailed))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -286,8 +286,8 @@ class HttpClient:
         proxy = self._proxy
         if proxy is None or proxy.username is None:
             return []
-        named = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-        return [f"proxy-authorization: Basic {base64.b64encode(named.encode()).decode()}"]
+        credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        return [f"proxy-authorization: Basic {base64.b64encode(credentials.encode()).decode()}"]
 
 
 def proxy_of(url: str) -> SplitResult | None:

@@ -33,7 +33,7 @@ def check_key(model: str, settings: ServerSettings) -> None:
     except ServerFault as fault:
         raise SettingsError(f"models: {model}: server.{fault.message}") from fault
     if not key and (settings.api_key_env or settings.api_key_file):
-        named = settings.api_key_env or settings.api_key_file
+        source = settings.api_key_env or settings.api_key_file
         raise SettingsError(
-            f"models: {model}: server: {named} holds no key; set it, or leave it out"
+            f"models: {model}: server: {source} holds no key; set it, or leave it out"
         )

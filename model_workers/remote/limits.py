@@ -69,11 +69,11 @@ def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
     """Return when to come back by the headers, in seconds from now; None: they do not say."""
     if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return milliseconds / 1000
-    said = headers.get("retry-after", "")
-    if not said or (seconds := _number(said)) is not None:
-        return seconds if said else None
+    header = headers.get("retry-after", "")
+    if not header or (seconds := _number(header)) is not None:
+        return seconds if header else None
     try:
-        at = parsedate_to_datetime(said)
+        at = parsedate_to_datetime(header)
     except ValueError:
         return None
     return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - unix_now)
@@ -81,17 +81,17 @@ def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
 
 def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
     """Return how long a limit is exhausted, in seconds; 0: it is not."""
-    left = _number(headers.get(_REMAINING[what], ""))
-    return 0.0 if left is None or left > 0 else _duration_s(headers, what)
+    remaining = _number(headers.get(_REMAINING[what], ""))
+    return 0.0 if remaining is None or remaining > 0 else _duration_s(headers, what)
 
 
 def _duration_s(headers: Mapping[str, str], what: str) -> float:
     """Return the seconds of `1.5`, `20ms` or `6m0s`; a default for anything else."""
-    said = headers.get(f"x-ratelimit-reset-{what}", "").strip()
-    if (seconds := _number(said)) is not None:
+    header = headers.get(f"x-ratelimit-reset-{what}", "").strip()
+    if (seconds := _number(header)) is not None:
         return seconds
-    parts = _DURATION.findall(said)
-    if not parts or "".join(map("".join, parts)) != said:
+    parts = _DURATION.findall(header)
+    if not parts or "".join(map("".join, parts)) != header:
         return LIMIT_S
     return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
 

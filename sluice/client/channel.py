@@ -137,11 +137,11 @@ def target_of(address: str) -> str:
     parts = [part.strip() for part in address.split(",") if part.strip()]
     if len(parts) < 2:
         return parts[0] if parts else address
-    found = [number for part in parts for number in _numbers_of(part)]
-    kind = next((kind for kind, _ in found), None)
+    numbers = [number for part in parts for number in _numbers_of(part)]
+    kind = next((kind for kind, _ in numbers), None)
     if kind is None:
         raise InvalidRequest.of("address", f"none of {address} can be resolved")
-    return f"{kind}:" + ",".join(number for one, number in found if one == kind)
+    return f"{kind}:" + ",".join(number for number_kind, number in numbers if number_kind == kind)
 
 
 def has_several(address: str) -> bool:
@@ -189,15 +189,19 @@ def _numbers_of(part: str) -> list[tuple[str, str]]:
     if not colon or not port.isdigit():
         raise InvalidRequest.of("address", f"{part!r} is not HOST:PORT")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
         return []
     # A name may have both families, and gRPC takes one: the older one, which is everywhere.
     old = [
-        ("ipv4", f"{where[0]}:{port}") for family, *_, where in found if family == socket.AF_INET
+        ("ipv4", f"{where[0]}:{port}")
+        for family, *_, where in addresses
+        if family == socket.AF_INET
     ]
     new = [
-        ("ipv6", f"[{where[0]}]:{port}") for family, *_, where in found if family == socket.AF_INET6
+        ("ipv6", f"[{where[0]}]:{port}")
+        for family, *_, where in addresses
+        if family == socket.AF_INET6
     ]
     return old or new
 
@@ -208,11 +212,11 @@ def call_metadata(tenant: str | None, api_key: str | None) -> tuple[tuple[str, s
     Raises:
         InvalidRequest: the key cannot travel.
     """
-    named = () if tenant is None else ((TENANT_METADATA, tenant),)
+    tenant_pair = () if tenant is None else ((TENANT_METADATA, tenant),)
     key = (api_key or os.environ.get(API_KEY_VARIABLE) or "").strip()
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise InvalidRequest.of("api_key", "is none: it has characters that no key has")
-    return (*named, *bearer_metadata(key))
+    return (*tenant_pair, *bearer_metadata(key))
 
 
 def bearer_metadata(credential: str | None) -> tuple[tuple[str, str], ...]:

@@ -166,9 +166,9 @@ def generate_request(prompt: Prompt, options: GenerateOptions, n: int = 1) -> pb
         with _naming("gather"):
             request.gather.FromNanoseconds(round(1e9 * gather_s))
     _set_tools(request, options)
-    named = options.get("idempotency_key")
-    set_fields(request, idempotency_key=named or uuid.uuid4().hex)
-    request.idempotency_key_generated = not named
+    key = options.get("idempotency_key")
+    set_fields(request, idempotency_key=key or uuid.uuid4().hex)
+    request.idempotency_key_generated = not key
     sampling = {name: options.get(name) for name in SamplingOptions.__annotations__}
     schema, regex = sampling["json_schema"], sampling["regex"]
     if schema is not None and regex is not None:
@@ -249,8 +249,8 @@ def _set_audio(message: pb.AudioInput, audio: Audio) -> None:
 def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:
     for tool in options.get("tools", ()):
         with _naming("tools"):
-            given = tool.parameters
-            text = given if isinstance(given, str) else json.dumps(given)
+            parameters = tool.parameters
+            text = parameters if isinstance(parameters, str) else json.dumps(parameters)
             request.tools.add(
                 name=tool.name, description=tool.description, parameters=text, strict=tool.strict
             )

@@ -143,16 +143,16 @@ class ResumableAnswer:
         return notice
 
     def _accept_delta(self, delta: Delta, resume_token: bytes) -> Delta | None:
-        known = self._known_tokens(delta)
-        if len(delta.token_ids) > known:
+        known_count = self._known_tokens(delta)
+        if len(delta.token_ids) > known_count:
             self._resume_token = resume_token
-        has_news = len(delta.token_ids) > known or not delta.token_ids
+        has_news = len(delta.token_ids) > known_count or not delta.token_ids
         return self._keep(
             Delta(
                 text=self._text.unseen(delta.text, delta.index),
-                token_ids=delta.token_ids[known:],
-                index=delta.index + known,
-                logprobs=delta.logprobs[known:],
+                token_ids=delta.token_ids[known_count:],
+                index=delta.index + known_count,
+                logprobs=delta.logprobs[known_count:],
                 tool_calls=delta.tool_calls if has_news else (),
                 reasoning=self._reasoning.unseen(delta.reasoning, delta.index),
             )
@@ -160,13 +160,13 @@ class ResumableAnswer:
 
     def _known_tokens(self, delta: Delta) -> int:
         """Return how many tokens of `delta` the caller has; they must be equal."""
-        held = len(self._token_ids)
-        if delta.index > held:
-            raise InternalError(f"tokens {held} to {delta.index - 1} of the answer are missing")
-        known = min(held - delta.index, len(delta.token_ids))
-        if tuple(self._token_ids[delta.index : delta.index + known]) != delta.token_ids[:known]:
+        count = len(self._token_ids)
+        if delta.index > count:
+            raise InternalError(f"tokens {count} to {delta.index - 1} of the answer are missing")
+        overlap = min(count - delta.index, len(delta.token_ids))
+        if tuple(self._token_ids[delta.index : delta.index + overlap]) != delta.token_ids[:overlap]:
             raise InternalError("the answer differs from what came before the reconnect")
-        return known
+        return overlap
 
     def _keep(self, new: Delta) -> Delta | None:
         if not (new.text or new.token_ids or new.reasoning or new.tool_calls):

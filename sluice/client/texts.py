@@ -63,11 +63,11 @@ def text_request(request: M, options: TextOptions, **fields: Any) -> M:
 
 def embeddings_of(responses: Sequence[pb.EmbedResponse]) -> Embeddings:
     """Return the embeddings of all calls for one list."""
-    found = [one for response in responses for one in response.embeddings]
+    embeddings = [embedding for response in responses for embedding in response.embeddings]
     return Embeddings(
-        tuple(array("f", one.values) for one in found),
-        tuple(one.token_count for one in found),
-        tuple(one.truncated for one in found),
+        tuple(array("f", embedding.values) for embedding in embeddings),
+        tuple(embedding.token_count for embedding in embeddings),
+        tuple(embedding.truncated for embedding in embeddings),
         responses[0].model,
         tuple(response.request_id for response in responses),
     )

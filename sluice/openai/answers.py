@@ -166,10 +166,10 @@ def text_logprobs(
 
 def joined(*parts: Json | None) -> Json | None:
     """Join the log-probabilities of consecutive parts of a text; return None if no part has any."""
-    known = [part for part in parts if part is not None]
-    if not known:
+    present = [part for part in parts if part is not None]
+    if not present:
         return None
-    return {name: [value for part in known for value in part[name]] for name in known[0]}
+    return {name: [value for part in present for value in part[name]] for name in present[0]}
 
 
 def _by_text(top: Iterable[pb.TokenLogprob]) -> dict[str, float]:

@@ -72,8 +72,8 @@ def set_messages(chat: pb.ChatInput, messages: Any, system: Collection[pb.ChatMe
 def _set_message(message: pb.ChatMessage, fields: Mapping[str, Any], path: str) -> None:
     role = fields.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        shown = repr(role)[:_TYPE_CHARS_MAX]
-        raise BadField(f"{path}.role: {shown} is not one of {', '.join(ROLES)}")
+        quoted = repr(role)[:_TYPE_CHARS_MAX]
+        raise BadField(f"{path}.role: {quoted} is not one of {', '.join(ROLES)}")
     message.role = ROLES[role]
     names = {key for key, value in fields.items() if value not in (None, [])}
     _check_fields(names, message.role, path)
@@ -92,10 +92,10 @@ def _check_fields(names: Collection[str], role: "pb.Role.ValueType", path: str) 
     if role == pb.ROLE_ASSISTANT:
         wrong = min(_REFUSED.keys() & names, default=None)
     else:
-        known = {"role", "content"} | _IGNORED
+        allowed = {"role", "content"} | _IGNORED
         if role == pb.ROLE_TOOL:
-            known |= {"tool_call_id"}
-        wrong = min(set(names) - known, default=None)
+            allowed |= {"tool_call_id"}
+        wrong = min(set(names) - allowed, default=None)
     if wrong is not None:
         raise BadField(f"{path}.{wrong}: {_REFUSED.get(wrong, 'is not supported; leave it out')}")
 

@@ -70,13 +70,13 @@ class OutputLengths:
         shorter than `QueueEntry.min_tokens`.
         """
         prompt, max_tokens, min_tokens = entry.prompt_tokens, entry.max_tokens, entry.min_tokens
-        seen = self._known(entry.tenant, entry.workload) or self._known(None, entry.workload)
-        entry.guessed = seen is None
-        if seen is None:
+        statistics = self._known(entry.tenant, entry.workload) or self._known(None, entry.workload)
+        entry.guessed = statistics is None
+        if statistics is None:
             entry.cost_tokens = prompt + max(min_tokens, min(max_tokens, GUESS_TOKENS))
             entry.cache_tokens = prompt + max_tokens
             return
-        expected, reserved = seen.expected, seen.reserved
+        expected, reserved = statistics.expected, statistics.reserved
         produced = entry.prefill_tokens - prompt
         if produced:
             expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
@@ -91,15 +91,15 @@ class OutputLengths:
         """
         is_cut = tokens >= entry.max_tokens
         for key in ((entry.tenant, entry.workload), (None, entry.workload)):
-            seen = self._seen.get(key)
-            if seen is not None:
-                if not is_cut or tokens >= seen.expected:
-                    seen.observe(tokens, self.quantile)
+            statistics = self._seen.get(key)
+            if statistics is not None:
+                if not is_cut or tokens >= statistics.expected:
+                    statistics.observe(tokens, self.quantile)
                 continue
             if len(self._seen) >= KEYS_MAX:
                 del self._seen[next(iter(self._seen))]
             self._seen[key] = _Seen(tokens)
 
     def _known(self, tenant: str | None, workload: str) -> _Seen | None:
-        seen = self._seen.get((tenant, workload))
-        return None if seen is None or seen.answers < TRUSTED_FROM else seen
+        statistics = self._seen.get((tenant, workload))
+        return None if statistics is None or statistics.answers < TRUSTED_FROM else statistics

@@ -156,8 +156,8 @@ class StaticBatchPolicy(BatchPolicy):
             return Decision(None, min(closes_at, members.pressing_at(first)))
         batch: Batch[QueueEntry] = Batch(worker.worker, cause)
         self._send(first, batch, now)
-        others = filter(is_unlimited, self._companions(first, now, unlimited=True))
-        self._fill(batch, others, worker, now)
+        companions = filter(is_unlimited, self._companions(first, now, unlimited=True))
+        self._fill(batch, companions, worker, now)
         if batch.limit is BatchLimit.ALL_WAITING and self._order.waiting:
             batch.limit = BatchLimit.WORKER_BATCHES
         return Decision(batch)

@@ -62,9 +62,11 @@ def check_agreement(
         [(7 * place + 3 + 11 * row) % paged.vocab_size for place in range(length)]
         for row in range(ROWS)
     ]
-    ours = torch.stack(list(_decoded(paged, rows, tokens)), 1)
-    theirs = reference(torch.tensor(rows)[:, :-1])[:, length - 1 :].float().to(ours.device)
-    wrong = ~_agrees(ours, theirs, tolerance).all(0)
+    logits = torch.stack(list(_decoded(paged, rows, tokens)), 1)
+    reference_logits = (
+        reference(torch.tensor(rows)[:, :-1])[:, length - 1 :].float().to(logits.device)
+    )
+    wrong = ~_agrees(logits, reference_logits, tolerance).all(0)
     if wrong.any():
         raise SettingsError(
             f"{name}: the paged engine computes it otherwise than transformers, from token {int(wrong.nonzero()[0])} "

@@ -92,9 +92,9 @@ class VisibleBlocks:
             for position in range(chunk.start, chunk.start + chunk.count):
                 first = 0 if window is None else max(0, position - window + 1)
                 block = first // block_tokens
-                seen = chunk.blocks[block : position // block_tokens + 1]
-                rows.extend(seen)
-                starts.append(len(seen))
+                visible = chunk.blocks[block : position // block_tokens + 1]
+                rows.extend(visible)
+                starts.append(len(visible))
                 firsts.append(first - block * block_tokens)
                 positions.append(position - block * block_tokens)
         self.counts = np.array(starts)
@@ -214,17 +214,17 @@ class PrefillAttention:
         """Return the answers [tokens, heads, value size] to the chunk's scaled queries [tokens, heads, key size]."""
         keys, values = self._keys_values(key, value, layer_cache)
         kv_heads, softcap = self._shape.kv_heads, self._shape.softcap
-        asked = query.view(len(query), kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
-        answers = query.new_empty(len(query), kv_heads, asked.shape[1], values.shape[-1])
+        queries = query.view(len(query), kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
+        answers = query.new_empty(len(query), kv_heads, queries.shape[1], values.shape[-1])
         for piece, hidden in zip(self._pieces(), self._hidden, strict=True):
-            part = asked[:, :, piece.start : piece.stop]
-            seen = hidden.shape[-1]
-            scores = torch.matmul(part.flatten(1, 2), keys[:, :, :seen])
+            part = queries[:, :, piece.start : piece.stop]
+            length = hidden.shape[-1]
+            scores = torch.matmul(part.flatten(1, 2), keys[:, :, :length])
             if softcap is not None:
                 scores.div_(softcap).tanh_().mul_(softcap)
-            scores = scores.view(*part.shape[:3], seen).add_(hidden)
-            found = torch.matmul(torch.softmax(scores, -1).flatten(1, 2), values[:, :seen])
-            answers[piece.start : piece.stop] = found.view(*part.shape[:3], -1).permute(2, 0, 1, 3)
+            scores = scores.view(*part.shape[:3], length).add_(hidden)
+            output = torch.matmul(torch.softmax(scores, -1).flatten(1, 2), values[:, :length])
+            answers[piece.start : piece.stop] = output.view(*part.shape[:3], -1).permute(2, 0, 1, 3)
         return answers.flatten(1, 2)
 
     def _keys_values(
@@ -302,7 +302,7 @@ class PagedAttention:
         visible = {window: VisibleBlocks(chunks, window, self.cache) for window in windows}
         self._visible = [visible[shape.window] for shape in self._shapes]
         pairs = zip(self._decode, self._visible, strict=False)
-        if not self._decode or not all(decode.serves(seen) for decode, seen in pairs):
+        if not self._decode or not all(decode.serves(chunk_pair) for decode, chunk_pair in pairs):
             self._decode = [
                 PagedDecodeAttention(visible[shape.window], shape, self.cache)
                 for shape in self._shapes

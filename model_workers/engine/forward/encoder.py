@@ -94,8 +94,8 @@ def _window_mask(tokens: int, window: int | None, causal: bool) -> Tensor | None
         return None
     place = torch.arange(tokens)
     distance = place[:, None] - place
-    seen = distance.abs() < window
-    return seen & (distance >= 0) if causal else seen
+    visible = distance.abs() < window
+    return visible & (distance >= 0) if causal else visible
 
 
 AttentionInterface.register(ATTENTION, packed_attention)
@@ -141,12 +141,14 @@ class PaddedTexts:
     @torch.inference_mode()
     def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
         """Return the output of each text, float32, without the positions of padding."""
-        found: dict[int, Tensor] = {}
+        output_of: dict[int, Tensor] = {}
         for group in groups([len(text.tokens) for text in texts]):
             outputs = self._output(self._run([texts[place] for place in group])).float()
-            for place, one in zip(group, outputs, strict=True):
-                found[place] = one[: len(texts[place].tokens)] if one.dim() > 1 else one
-        return [found[place] for place in range(len(texts))]
+            for place, output in zip(group, outputs, strict=True):
+                output_of[place] = (
+                    output[: len(texts[place].tokens)] if output.dim() > 1 else output
+                )
+        return [output_of[place] for place in range(len(texts))]
 
     def _run(self, texts: Sequence[Text]) -> Any:
         shape = len(texts), max(len(text.tokens) for text in texts)

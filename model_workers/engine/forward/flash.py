@@ -297,8 +297,8 @@ class DecodeGraphs:
             return self._replayed(chunks)
         order = sorted(range(len(chunks)), key=lambda place: place not in short)
         captured = [chunks[place] for place in order[: len(short)]]
-        others = [chunks[place] for place in order[len(short) :]]
-        logits = torch.cat((self._replayed(captured), self._eager(others)))
+        long_chunks = [chunks[place] for place in order[len(short) :]]
+        logits = torch.cat((self._replayed(captured), self._eager(long_chunks)))
         return self._attention.select(logits, _places_of_logits(chunks, order))
 
     def _short(self, chunks: Sequence[SequenceChunk]) -> set[int]:

@@ -79,12 +79,12 @@ def read_folder(
 ) -> FusedFolder | None:
     """Read the weights of a folder with a `config` of `read_config`; return None if they differ from it."""
     try:
-        found = _read(Path(path), dtype, device)
+        folder = _read(Path(path), dtype, device)
     except (OSError, ValueError, SafetensorError):
         return None
-    if {name: tuple(tensor.shape) for name, tensor in found.items()} != _shapes(config):
+    if {name: tuple(tensor.shape) for name, tensor in folder.items()} != _shapes(config):
         return None
-    return FusedFolder(config, found)
+    return FusedFolder(config, folder)
 
 
 def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

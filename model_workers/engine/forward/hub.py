@@ -57,9 +57,9 @@ def read_config(path: str) -> Any:
         raise SettingsError(
             f"{path}: is an encoder-decoder model; name a decoder-only one, or {GENERATE}"
         )
-    others = set(getattr(config, "layer_types", None) or ()) - LAYERS_WITH_KEYS
-    if others:
-        kinds = ", ".join(sorted(others))
+    unsupported = set(getattr(config, "layer_types", None) or ()) - LAYERS_WITH_KEYS
+    if unsupported:
+        kinds = ", ".join(sorted(unsupported))
         raise SettingsError(f"{path}: layers of kind {kinds} cannot be served here; {GENERATE}")
     check_supported(path, config.to_dict())
     if _is_fp8(config):

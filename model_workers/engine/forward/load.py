@@ -109,10 +109,10 @@ def load_model(
     where = find_device(device)
     number = find_dtype(dtype, where)
     _check_quantization(quantization, where)
-    known = read_config(path) if ranks == 1 else None
-    if known is not None:
-        context = find_context(path, known, context_tokens)
-        folder = read_folder(path, known, number, where)
+    fused = read_config(path) if ranks == 1 else None
+    if fused is not None:
+        context = find_context(path, fused, context_tokens)
+        folder = read_folder(path, fused, number, where)
         if folder is not None:
             return LoadedModel(path, context, where, number, quantization, 1, folder, folder.shapes)
     # Imported here: a worker that needs no code of transformers starts in a third of the time.
@@ -130,11 +130,11 @@ def _check_quantization(quantization: str, device: torch.device) -> None:
             "quantization: int8 is for CPUs, on other devices it is slower than without; take fp8, or leave it out"
         )
     if quantization == "fp8" and device.type == "cuda":
-        found = torch.cuda.get_device_capability(device)
-        if found < FP8_CAPABILITY:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < FP8_CAPABILITY:
             raise SettingsError(
                 f"quantization: fp8 needs a device of compute capability {'.'.join(map(str, FP8_CAPABILITY))}, "
-                f"{device} has {'.'.join(map(str, found))}; leave it out"
+                f"{device} has {'.'.join(map(str, capability))}; leave it out"
             )
 
 

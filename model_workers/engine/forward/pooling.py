@@ -72,7 +72,9 @@ class Pipeline:
     @torch.inference_mode()
     def __call__(self, hidden: Sequence[Tensor]) -> Tensor:
         """Return the embeddings [texts, size] of texts by their hidden states."""
-        pooled = torch.stack([torch.cat([pool(one) for pool in self._pool]) for one in hidden])
+        pooled = torch.stack(
+            [torch.cat([pool(states) for pool in self._pool]) for states in hidden]
+        )
         for layer in self._dense:
             pooled = layer(pooled)
         return functional.normalize(pooled, dim=1) if self.normalizes else pooled
@@ -111,10 +113,10 @@ def _dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
 
 
 def _activation(folder: Path, config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
-    named = str(config.get("activation_function", "Tanh") or "Identity")
-    kind = named.rpartition(".")[2]
+    name = str(config.get("activation_function", "Tanh") or "Identity")
+    kind = name.rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise SettingsError(
-            f"{folder}: activation {named} is not served, only {', '.join(_ACTIVATIONS)}"
+            f"{folder}: activation {name} is not served, only {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[kind]

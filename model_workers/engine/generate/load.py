@@ -87,14 +87,16 @@ def _class_of(path: str, config: Any) -> Any:
     Raises:
         SettingsError: It has no `generate()` that reads a text.
     """
-    named = (config.architectures or [""])[0]
-    model_class: Any = getattr(transformers, named, None)
+    name = (config.architectures or [""])[0]
+    model_class: Any = getattr(transformers, name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, GenerationMixin)):
         mappings = _SEQ2SEQ if config.is_encoder_decoder else _DECODERS
-        model_class = next((each[type(config)] for each in mappings if type(config) in each), None)
+        model_class = next(
+            (mapping[type(config)] for mapping in mappings if type(config) in mapping), None
+        )
     if model_class is None:
         raise SettingsError(
-            f"{path}: {named or config.model_type} has no generate() in transformers; "
+            f"{path}: {name or config.model_type} has no generate() in transformers; "
             "take a model that answers prompts, or another engine"
         )
     if model_class.main_input_name != "input_ids":
@@ -174,10 +176,12 @@ def _find_batching(path: str, loaded: Any, model: GenerateModel, tolerance: floa
 
 def _agrees(alone: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float) -> bool:
     """Return whether logits are equal up to rounding, until a tie."""
-    for one, other in zip(alone, beside, strict=True):
-        if not (one - other).abs().max() <= tolerance * (one.max() - one.min()):
+    for alone_logits, beside_logits in zip(alone, beside, strict=True):
+        if not (alone_logits - beside_logits).abs().max() <= tolerance * (
+            alone_logits.max() - alone_logits.min()
+        ):
             return False
-        if one.argmax() != other.argmax():
+        if alone_logits.argmax() != beside_logits.argmax():
             break  # what follows differs for that reason
     return True
 

@@ -156,12 +156,12 @@ def _configuration(**options: Any) -> Any:
 
 def _named_tokens(config: Mapping[str, Any]) -> tuple[set[int], set[int]]:
     """Return the tokens that a configuration names, and of these the ones that stand for pictures or sounds."""
-    named: set[int] = set()
+    token_ids: set[int] = set()
     media: set[int] = set()
     for key, value in config.items():
         if isinstance(value, Mapping):
             more = _named_tokens(value)
-            named |= more[0]
+            token_ids |= more[0]
             media |= more[1]
         elif _TOKEN.search(str(key)):
             tokens = {
@@ -169,6 +169,6 @@ def _named_tokens(config: Mapping[str, Any]) -> tuple[set[int], set[int]]:
                 for token in (value if isinstance(value, list) else [value])
                 if isinstance(token, int)
             }
-            named |= tokens
+            token_ids |= tokens
             media |= tokens if _MEDIA.search(key) else set()
-    return named, media
+    return token_ids, media

@@ -108,9 +108,9 @@ class BatchRun:
             for sequence in sequences
             if sequence.sampling is not None
         ]
-        wanted = logits[places]
-        self._model.restrict(sequences, wanted)
-        self._drawn = dict(zip(places, self._sampler.draw(wanted, requests), strict=True))
+        logits_of_places = logits[places]
+        self._model.restrict(sequences, logits_of_places)
+        self._drawn = dict(zip(places, self._sampler.draw(logits_of_places, requests), strict=True))
         tokens = [self._model.pad] * len(self._sequences)
         for place, drawn in self._drawn.items():
             tokens[place] = drawn.token_ids[0] if drawn.token_ids else self._model.pad

@@ -213,26 +213,26 @@ def _packed(
     shaped: Sequence[int],
 ) -> Tensor:
     """Join tokens and log-probabilities in one tensor, to reach the host in one copy."""
-    wanted = [i for i, place in enumerate(shaped) if positions[place].sampling.logprobs]
-    if not wanted:
+    scored = [i for i, place in enumerate(shaped) if positions[place].sampling.logprobs]
+    if not scored:
         return tokens
-    tops = [positions[shaped[i]].sampling.top_logprobs for i in wanted]
-    rows = on_device(np.array(wanted), scores.device)
+    tops = [positions[shaped[i]].sampling.top_logprobs for i in scored]
+    rows = on_device(np.array(scored), scores.device)
     pack = _pack_logprobs(scores[rows], drawn[rows], min(max(tops), scores.shape[-1]))
     return torch.cat([tokens.double(), pack.flatten()])
 
 
 def unpack(values: Sequence[float], positions: Sequence[SamplingPosition]) -> list[Token]:
     """Return the tokens of positions, with log-probabilities where requested, from a tensor of `draw_shaped`."""
-    found: list[Token] = [(int(token_id), None) for token_id in values[: len(positions)]]
-    wanted = [i for i, position in enumerate(positions) if position.sampling.logprobs]
-    if wanted:
-        width = (len(values) - len(positions)) // len(wanted)
-        for start, i in zip(count(len(positions), width), wanted, strict=False):
+    tokens: list[Token] = [(int(token_id), None) for token_id in values[: len(positions)]]
+    scored = [i for i, position in enumerate(positions) if position.sampling.logprobs]
+    if scored:
+        width = (len(values) - len(positions)) // len(scored)
+        for start, i in zip(count(len(positions), width), scored, strict=False):
             top = positions[i].sampling.top_logprobs
             logprobs = _unpack_logprobs(values[start : start + width], top)
-            found[i] = (found[i][0], logprobs)
-    return found
+            tokens[i] = (tokens[i][0], logprobs)
+    return tokens
 
 
 def _pack_logprobs(scores: Tensor, tokens: Tensor, top: int) -> Tensor:
@@ -255,8 +255,8 @@ def _unpack_logprobs(values: Sequence[float], top: int) -> TokenLogprobs:
     """Return one row of `_pack_logprobs`, with `top` alternatives at most and without excluded tokens."""
     most = len(values) // 2
     pairs = zip(values[1 : 1 + top], values[1 + most :], strict=False)
-    found = tuple((int(token_id), value) for value, token_id in pairs if value > -math.inf)
-    return TokenLogprobs(values[0], found)
+    alternatives = tuple((int(token_id), value) for value, token_id in pairs if value > -math.inf)
+    return TokenLogprobs(values[0], alternatives)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
