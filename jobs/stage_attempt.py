@@ -149,7 +149,9 @@ class StageAttempt:
         if self.log.complete:
             return
         self.items_read = skipped
+        # Answers of earlier jobs are loaded first, so that identical items are not computed again.
         await self.load_answers(await self._reused_logs())
+        # Its own earlier answers are loaded beside the work: waiting for them would cost more.
         job, _, attempt = self.log.key
         own = self.load_answers([(job, number) for number in range(attempt + 1)])
         loops = [
@@ -161,6 +163,7 @@ class StageAttempt:
         ]
         tasks = [asyncio.ensure_future(loop) for loop in loops]
         try:
+            # The writer ends last; an error of any other loop ends them all.
             await _first_end(tasks, tasks[-1])
         finally:
             for task in tasks:
@@ -178,6 +181,7 @@ class StageAttempt:
         """Add the items to the window while there is room."""
         async for block in blocks:
             await self.changed.until(self._has_room)
+            # Items with an outcome were done before this process took over.
             fresh = [item for item in map(self.register, block) if item is not None]
             self.window.add([item for item in fresh if not self._settle_cached(item)])
             self.check_bad_lines(BAD_LINES_FROM)
@@ -257,12 +261,15 @@ class StageAttempt:
         """Send the items of the window when its limits allow it."""
         while True:
             now = time.monotonic()
+            # A response has shown that the job needs a person.
             if self._stops is not None:
                 raise self._stops
+            # JetStream is slower than the workers: send nothing until it has caught up.
             if len(self.log.waiting) >= UNWRITTEN_MAX:
                 await self.changed.until(lambda: len(self.log.waiting) < UNWRITTEN_MAX)
             elif (item := self.window.next_item(now)) is None:  # limits, or nothing waits
                 await self.changed.wait(self.window.wait_s(now))
+            # Each item goes to one gateway; without a connected one it waits a moment.
             elif self.calls.send(item, self.timeout_s):
                 self.changed.notify()
             else:
@@ -291,6 +298,7 @@ class StageAttempt:
         usage = answer.usage
         item.tries += 1
         computed = usage.prompt_tokens + usage.completion_tokens
+        # Identical items share the answer and cost nothing.
         followers = self.window.on_answer(item, computed, answer.cost)
         self.settle(item, answer)
         for follower in followers:
@@ -309,6 +317,7 @@ class StageAttempt:
         if self._stops is not None:
             self.window.on_returned(item, now)
             return
+        # Not the fault of the item: show operators what the job waits for.
         if kind is FailureKind.NO_ROOM:
             self.wait_reason = error.message
         dead = self.window.on_failure(item, kind, error.retry_after_s or 0.0, now, random.random())
@@ -334,6 +343,7 @@ class StageAttempt:
         """Write outcomes in segments until every item has one."""
         while not self.log.complete:
             await self.changed.until(lambda: bool(self.log.waiting) or self.is_at_end)
+            # A segment is cheaper the more outcomes it has: wait a moment for others.
             full_at = time.monotonic() + COMMIT_S
             while not (self.log.has_segment or self.is_at_end) and time.monotonic() < full_at:
                 await self.changed.wait(full_at - time.monotonic())

@@ -118,6 +118,7 @@ class BlockManager:
         block_count = self.blocks_for(len(tokens))
         shared, partial_units = divmod(cached_units, self._units)
         whole = not partial_units and shared * self.block_tokens == len(tokens)
+        # A fully cached prompt needs one block more, for the copy of its last block; without it, compute the last unit.
         if whole and not self._affords(table, shared, block_count + 1 - shared, reserve):
             cached_units, whole = cached_units - 1, False
             shared, partial_units = divmod(cached_units, self._units)
@@ -125,9 +126,11 @@ class BlockManager:
             return None
         # The block may be reused for this very sequence: copies are made before anything is written.
         source = self._block_of[table.hashes[cached_units - 1]] if partial_units else None
+        # Take the shared blocks first: idle ones could be evicted for the fresh ones.
         for digest in table.block_hashes[:shared]:
             table.blocks.append(self._held(self._block_of[digest]))
         table.known = cached_units
+        # The last token is computed again and writes into its block, which others may share.
         copies = [self._own_last(table)] if whole else []
         self.grow(table, len(tokens))
         if source is not None and source != table.blocks[shared]:
@@ -155,6 +158,7 @@ class BlockManager:
         if full <= table.known or self.prefix_cache == "off":
             return
         self._hash(table, tokens, count)
+        # Another sequence may have registered the same unit meanwhile: the first one stays.
         for place in range(table.known, full):
             digest, block = table.hashes[place], table.blocks[place // self._units]
             if digest not in self._block_of:
@@ -164,6 +168,7 @@ class BlockManager:
 
     def close(self, table: BlockTable) -> list[int]:
         """Empty a table; return the blocks that are free now."""
+        # From the last block on, so that idle blocks at the end of a prompt are evicted first.
         freed = [block for block in reversed(table.blocks) if self._dropped(block)]
         table.blocks = []
         table.known = 0
@@ -207,6 +212,7 @@ class BlockManager:
     def _fresh(self) -> int:
         if self._free:
             return self._held(heapq.heappop(self._free))
+        # No free block is left: evict the idle one that was used longest ago.
         block, _ = self._idle.popitem(last=False)
         self._forget(block)
         return self._held(block)
@@ -225,6 +231,7 @@ class BlockManager:
         assert self._references[block] >= 0, f"block {block} was given back twice"
         if self._references[block]:
             return False
+        # Its units can still be found: keep the content until the block is needed.
         if block in self._known_in:
             self._idle[block] = None
             return False

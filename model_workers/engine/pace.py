@@ -40,6 +40,7 @@ class BulkPace:
         """
         if rank < BULK_RANK:
             self._urgent_at = now
+        # Without a measurement, or without urgent sequences lately, bulk prompts are not limited.
         if not self._token_s or now > self._urgent_at + URGENT_S:
             return 0
         prompts_s = max(BULK_STEP_S - self._step_s, PROMPT_SHARE * self._step_s)
@@ -58,6 +59,7 @@ class BulkPace:
     def _measure(self, seconds: float) -> None:
         if not self._tokens:
             self._step_s = _mean(self._step_s, seconds)
+        # What a step with prompts takes beyond one without is the cost of its prompt tokens.
         elif self._step_s:
             more_s = max(0.0, seconds - self._step_s)
             self._token_s = _mean(self._token_s, more_s / self._tokens)

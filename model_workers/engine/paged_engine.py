@@ -158,7 +158,9 @@ class PagedEngine(ScheduledEngine):
     def step(self, now: float) -> list[SequenceStep]:
         self._steps += 1
         swept = self._scheduler.sweep(now)
+        # 1. Cancelled and expired sequences leave before anything is computed for them.
         steps = [sequence.end_step(end) for sequence, end in swept]
+        # 2. The scheduler says which tokens are computed; bulk prompts have a limit of their own.
         planned = self._scheduler.schedule(self._pace.limit(self._scheduler.most_urgent(), now))
         if not planned and self._begun is None:
             return steps
@@ -206,16 +208,19 @@ class PagedEngine(ScheduledEngine):
 
     def _compute(self, work: abc.Sequence[PlannedSequence]) -> list[SequenceStep]:
         """Begin a step, then read the draws of the one before; its own too, unless they are read with the next step."""
+        # The order matters: the device gets the new step before the host reads the draws of the old one.
         before, self._begun = self._begun, None
         step = self._begin(work) if work else None
         steps = self._end(before) if before is not None else []
         if step is None:
             return steps
+        # Sequences may have ended with the draws that were just read.
         for item in step.computed:
             if item.sequence.state is SequenceState.RUNNING:
                 self._scheduler.advance(item.sequence, item.count)
         if not self._overlap or step.waits:
             return steps + self._end(step)
+        # The next step is planned with a placeholder for each token that is still being drawn.
         for place, item in enumerate(step.drawing):
             if item.sequence.state is SequenceState.RUNNING:
                 item.sequence.expect(place)
@@ -227,9 +232,11 @@ class PagedEngine(ScheduledEngine):
         if self._scheduler.copies:
             model.copy_blocks(self._scheduler.copies)
         logits, faults = self._runner.forward([item.chunk() for item in work])
+        # What fails on its own is left out; the rest of the step goes on.
         broken = [(work[place].sequence, fault) for place, fault in faults.items()]
         whole = [item for place, item in enumerate(work) if place not in faults]
         scored: list[tuple[PlannedSequence, Tensor]] = []
+        # Scored sequences draw nothing: their logits leave the batch before the sampler sees it.
         if any(item.sequence.scored for item in whole):
             logits, scored = _split(logits, whole)
             whole = [item for item in whole if not item.sequence.scored]
@@ -261,6 +268,7 @@ class PagedEngine(ScheduledEngine):
     def _take_scores(self, item: PlannedSequence, logits: Tensor) -> list[SequenceStep]:
         sequence = item.sequence
         if len(logits):
+            # Index of the first of these positions among all scored ones.
             first = sequence.computed + item.count - len(logits) - sequence.scored_from
             tokens = torch.tensor(
                 sequence.scored[first : first + len(logits)], device=logits.device
@@ -274,6 +282,7 @@ class PagedEngine(ScheduledEngine):
                 sequence.best_ids[places] = best.indices.flatten().tolist()
                 sequence.best_scores[places] = best.values.flatten().tolist()
         self._scheduler.advance(sequence, item.count)
+        # Further chunks of the prompt follow.
         if sequence.pending:
             return []
         scores = np.array(
@@ -291,6 +300,7 @@ class PagedEngine(ScheduledEngine):
                 sequence, Fault(drawn.error, of_sequence=True, field=drawn.field), drawn
             )
         step = sequence.take(drawn.token_ids, drawn.logprobs)
+        # Accepted drafts are in the cache already; the last token is computed with the next step.
         if item.drafted:
             self._scheduler.advance(sequence, len(drawn.token_ids) - 1)
         if self._speculator is not None:
@@ -306,6 +316,7 @@ class PagedEngine(ScheduledEngine):
         # A caller who sends many requests that cannot be answered does not fill the log.
         level = logging.DEBUG if fault.field else logging.WARNING
         logger.log(level, "request %s failed: %s", sequence.spec.request_id, fault.message)
+        # NaN in a freed block would spread to its next owner (0 x NaN is NaN): clear the blocks.
         freed = self._scheduler.discard(sequence)
         step = sequence.take(drawn.token_ids, drawn.logprobs)
         if freed:

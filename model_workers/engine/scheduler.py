@@ -1,8 +1,10 @@
 """The engine's scheduler: chooses the sequences of the next step, and how many tokens of each to compute.
 
-    add / cancel   sequences come and go between steps sweep          removes cancelled and late sequences schedule
-    plans a step: [(sequence, tokens to compute)] advance        records tokens that the step has computed finish
-    removes a sequence that has ended
+    add, cancel   sequences come and go between steps
+    sweep         remove cancelled and late sequences
+    schedule      plan a step: [(sequence, tokens to compute)]
+    advance       record tokens that the step has computed
+    finish        remove a sequence that has ended
 
 Sequences are ordered by urgency: rank of the class, then arrival. WAITING and PREEMPTED ones are in the queue and hold
 no blocks; RUNNING ones hold blocks for all their tokens. A step is planned in this order:
@@ -114,14 +116,17 @@ class Scheduler:
         self.copies = []
         self._bulk_tokens = bulk_tokens
         self._computing.clear()
+        # Rule 1. A copy of the list, because making room preempts sequences of it.
         for sequence in tuple(self._running):
             decodes = sequence.pending == 1 and not sequence.full
             if decodes and sequence.state is SequenceState.RUNNING and self._make_room(sequence):
                 self._plan[sequence] = 1
+        # Rule 2: what is left of the step goes to prompts.
         self._plan_prompts()
         plan, self._plan = list(self._plan.items()), {}
         waits = self._bulk_waits()
         self._withheld = self._withheld + 1 if waits else 0
+        # Rule 4, second half: bulk sequences do not decode in a step for urgent prompts.
         if waits and self._sequences_cost_time:
             urgent = [pair for pair in plan if pair[0].spec.rank < BULK_RANK]
             return urgent if 2 * len(urgent) < len(plan) else plan
@@ -187,6 +192,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence) -> bool:
         """Get blocks for all tokens of a running sequence by preemption; return False if it was preempted itself."""
         while not self.blocks.grow(sequence.table, len(sequence.tokens)):
+            # The running list is in order of urgency: the last one is the least urgent.
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:
@@ -204,6 +210,7 @@ class Scheduler:
             most = min(limit, self._prefill_tokens(sequence))
             if spent >= most:
                 return
+            # The head of the queue joins before its first chunk; if it cannot, prompts that run already continue.
             if sequence.state is not SequenceState.RUNNING and not self._join(sequence):
                 self._queue_blocked = True
                 continue
@@ -245,12 +252,14 @@ class Scheduler:
     def _plan_chunk(self, sequence: Sequence, budget: int) -> int:
         count = min(sequence.pending, budget)
         if sequence.scored:
+            # Positions before the first scored one cost no logits.
             before = max(0, sequence.scored_from - sequence.computed)
             count = min(count, before + self._scored_left)
             self._scored_left -= max(0, count - before)
             if not count:
                 return 0
         self._plan[sequence] = count
+        # Note which units this step computes, so that an equal prompt waits for them instead of computing them twice.
         size = self.blocks.share_tokens
         first, end = sequence.computed // size, (sequence.computed + count) // size
         self._computing.update(sequence.table.hashes[first:end])
@@ -266,6 +275,7 @@ class Scheduler:
             if not self._fits_after_preemption(sequence):
                 return False
             self._preempt(self._running[-1])
+        # The sequence starts behind what the prefix cache has of it.
         self.copies += copies
         sequence.computed = self.blocks.cached_tokens(sequence.table, len(sequence.sharable))
         sequence.note_cached()
@@ -278,6 +288,7 @@ class Scheduler:
         if len(self._running) >= self.limits.slots:
             return None
         blocks, sharable = self.blocks, sequence.sharable
+        # Scored positions are always computed: the cache serves the tokens before them, fresh blocks the rest.
         more = blocks.blocks_for(len(sequence.tokens)) - blocks.blocks_for(len(sharable))
         copies = blocks.open(sequence.table, sharable, reserve=len(self._running) + more)
         if copies is not None and more:
@@ -297,6 +308,7 @@ class Scheduler:
         self._running.remove(sequence)
         sequence.move(SequenceState.PREEMPTED)
         self.blocks.close(sequence.table)
+        # Its tokens stay; keys and values are computed again, or found in the prefix cache.
         sequence.computed = sequence.drafted = 0
         self.preemptions += 1
         bisect.insort(self._queue, sequence, key=_urgency)

@@ -147,6 +147,7 @@ class Sequence:
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()
     ) -> SequenceStep:
         """Append the tokens of a step and return the step."""
+        # The placeholder of `expect` makes way for the token.
         if self.expecting:
             self.tokens.pop()
             self.expecting = False
@@ -231,6 +232,7 @@ class RequestIndex:
         sequence = Sequence(spec, self._limits.context_tokens, self._arrivals)
         self._arrivals += 1
         self._sequences[spec.request_id] = sequence
+        # A resumed sequence may lack nothing but its end: find it with the next sweep.
         if sequence.end_by_tokens() is not None:
             self._scan_at = -math.inf
         elif spec.deadline is not None:
@@ -252,6 +254,7 @@ class RequestIndex:
 
     def due(self, now: float) -> list[tuple[Sequence, SequenceEnd]]:
         """Return the sequences that must not be computed any further, and why; scan only when one may be due."""
+        # Nothing can be due yet: the common case, once a step.
         if now < self._scan_at:
             return []
         ended = [(sequence, end) for sequence in self if (end := sequence.end_now(now)) is not None]

@@ -102,6 +102,7 @@ class Order:
         for members in self.classes.values():
             if members.waiting:
                 overdue_at = members.overdue_at
+                # Part 1 of the key: the class that is overdue longest, else the most urgent one with requests.
                 if overdue_at <= now and overdue_at < overdue_since:
                     chosen, overdue_since = members, overdue_at
                 elif chosen is None:
@@ -125,6 +126,7 @@ class Order:
         self.waiting -= 1
         members = self.classes[entry.priority_class]
         members.take(entry, now)
+        # Answers of the tenant may have ended since it arrived: charge what is known now.
         if entry.guessed:
             self._estimate(entry)
         members.charge(entry, entry.cost_tokens)
@@ -138,6 +140,7 @@ class Order:
         """Return until when the class leaves capacity free for more urgent requests, if no more of them arrive."""
         if not self.by_class:
             return -math.inf
+        # Classes are listed from the most to the least urgent.
         more_urgent = CLASSES[: RANKS[priority_class]]
         seen_at = max((self.classes[name].seen_at for name in more_urgent), default=-math.inf)
         return seen_at + self._spare_s

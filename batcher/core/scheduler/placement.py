@@ -39,6 +39,7 @@ class Placement:
     ) -> Capacity | None:
         """Return the worker for a request, or None if it fits none."""
         fitting = [worker for worker in capacities if self._fits(worker, entry, now)]
+        # One worker or none: there is nothing to compare.
         if len(fitting) < 2:
             return fitting[0] if fitting else None
         soonest = min(fitting, key=lambda worker: _wait_key(worker, entry))
@@ -57,12 +58,14 @@ class Placement:
         most a quarter of the worker, so that small workers are not blocked.
         """
         urgent, name = worker.urgent, entry.priority_class
+        # The engine preempts: it says itself what each class may have.
         if urgent:
             return capacity_of(worker, RANKS[name] if self._order.by_class else len(urgent))
         members = self._order.classes[name]
         spare = SPARE_SLOTS[name]
         if not spare or self._order.reserve_until(name) <= now or members.is_overdue(now):
             return worker
+        # Keep slots free for more urgent requests, but never more than a quarter of the worker.
         free = worker.free_slots
         free -= min(spare, (free + worker.running) // 4)
         return UsableCapacity(free, worker.free_tokens, worker.waiting_tokens)
@@ -92,6 +95,7 @@ class Placement:
             return BatchLimit.WORKER_ROWS
         if size >= size_max:
             return BatchLimit.ROWS
+        # Prompts that the worker has not computed yet delay each other.
         waiting = free.waiting_tokens + batch.tokens + entry.prefill_tokens
         if waiting > self._policy.waiting_tokens_max:
             return BatchLimit.WORKER_PREFILL

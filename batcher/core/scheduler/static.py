@@ -115,6 +115,7 @@ class StaticBatchPolicy(BatchPolicy):
         if first is None:
             return Decision(None)
         free = self._below_limit(capacities)
+        # Rule 5: workers at their limit of batches do not count, except for requests that ignore it.
         worker = self._placement.choose(first, free, now)
         if worker is not None:
             return self._form_in_order(first, worker, now)
@@ -172,6 +173,7 @@ class StaticBatchPolicy(BatchPolicy):
             return BatchCause.URGENT, first
         if self._windows.closes_at() <= now:
             return BatchCause.WINDOW_OVER, first
+        # Rule 4: a full bucket of the same class need not wait for the window of the first request.
         for bucket, cause in self._complete(first).items():
             head = self._head(bucket, first, now)
             if self._placement.choose(head, [worker], now) is not None:
@@ -196,10 +198,12 @@ class StaticBatchPolicy(BatchPolicy):
     def _is_full(self, bucket: Bucket) -> bool:
         """Return whether enough requests or tokens wait to fill a batch."""
         tokens_max = self._policy.batch_tokens_max
+        # Without padding all waiting requests are one group.
         if not self._policy.pads:
             tokens = sum(members.prefill_tokens for members in self._order.classes.values())
             return self._order.waiting >= self.size or tokens >= tokens_max
         entries = self._buckets[bucket]
+        # The bucket holds lengths of one ratio: count each request with the shortest, so that the batch is surely full.
         shortest = math.exp(bucket[1] * self._width)
         return len(entries) >= self.size or len(entries) * shortest >= tokens_max
 
@@ -249,6 +253,7 @@ class StaticBatchPolicy(BatchPolicy):
         """Return which budget of the policy a request would exceed."""
         policy, tokens = self._policy, batch.tokens + entry.prefill_tokens
         longest = max(batch.longest, entry.prefill_tokens)
+        # A padded batch costs its longest prompt once per request.
         cells = (len(batch.entries) + 1) * longest if policy.pads else tokens
         if cells > policy.batch_tokens_max:
             return BatchLimit.TOKENS
@@ -265,6 +270,7 @@ class StaticBatchPolicy(BatchPolicy):
             return
         own = self._bucket_of(first)[1]
         for name in CLASSES if self._order.by_class else ("",):
+            # The nearest buckets first, longer and shorter ones alike.
             near = sorted((abs(n - own), n) for other, n in self._buckets if other == name)
             for _, number in near:
                 bucket = self._buckets[name, number].values()
@@ -278,6 +284,7 @@ class StaticBatchPolicy(BatchPolicy):
         """Record how much of a due batch the worker had no capacity for."""
         before = self._rests.pop(bucket, None)
         is_cut = batch.cause in COMPLETE and batch.limit in CUT_BY_WORKER
+        # Rule 3: remember what was due but did not fit; it needs no window of its own.
         due = before or (Rest(self.size, batch.cause) if is_cut else None)
         if due is not None:
             entries = min(due.entries - len(batch.entries), self._waiting(bucket))

@@ -53,6 +53,7 @@ class BatchWindows:
         drop_stale(deadlines)
         if not oldest:
             return math.inf
+        # The oldest request closes the window, unless a deadline needs it earlier.
         end = oldest[0][0] + self._lengths_s[name]
         if not deadlines:
             return end
