@@ -119,6 +119,7 @@ class JobRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
         ended = [task for task in (beating, working) if not task.cancelled()]
         error = next((task.exception() for task in ended if task.exception()), None)
+        # The new owner continues from the log; this process must write nothing more.
         if isinstance(error, JobLost | Fenced):
             logger.info("lost the lease on job %s: another process owns it", self.job)
             return
@@ -174,6 +175,7 @@ class JobRunner:
             headers = headers_of(span)
             key = ((KEY_METADATA, self.record.key_id),) if self.record.key_id else ()
             metadata = ((TENANT_METADATA, self.tenant), *key, *headers.items())
+            # Each pass is one attempt at a stage; an outage of JetStream repeats it from the log.
             while self.record.stage < stages_of(self.record):
                 try:
                     self._process.quotas.check_results(self.tenant)
@@ -235,6 +237,7 @@ class JobRunner:
             # Items that all have an outcome need not be parsed again, where indexes are lines.
             skipped = 0 if record.attempt or record.job.spec.stages else attempt.log.done.low_water
             self._source, blocks = await open_stage(self._process, record, stage, metadata, skipped)
+            # A later attempt runs dead letters again, and nothing else.
             if record.attempt:
                 blocks = retry_dead_letters(blocks, self._process.store, record, stage)
             await attempt.run(blocks, skipped)
@@ -277,6 +280,7 @@ class JobRunner:
             if isinstance(error, errors.TransportUnavailable):
                 raise
             raise JobLost from error
+        # The epoch is the fence: another process has claimed the job.
         if fresh.epoch != self._epoch:
             raise JobLost
         # Only the owner writes the stage, so ours is newer.
@@ -309,6 +313,7 @@ class JobRunner:
         record.results_bytes = self._stored_bytes + attempt.log.written_bytes
         progress = self._earlier.progress(attempt.log.written, record.attempt)
         progress.in_flight = attempt.window.in_flight
+        # A retry knows its items: the dead letters of the attempts before.
         if record.attempt:
             progress.total_final = True
             progress.total = self._earlier.total

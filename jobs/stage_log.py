@@ -77,6 +77,7 @@ class StageLog:
         self.reasons = Counter(point.dead_by_reason)
         self.split_documents = point.split_documents
         self.complete = point.complete
+        # An empty segment fences the former writer: its next one no longer follows the last.
         if not self.complete:
             await self.append([], at_end=False)
 
@@ -112,9 +113,11 @@ class StageLog:
             self.count(outcome)
             if not outcome.carried:
                 self._process.items[_what_became(outcome.result),] += 1
+        # The last segment: the input is read and nothing waits.
         self.complete = at_end and not self.waiting
         assert self.done.is_whole or not self.complete, "no place is left out"
         segment = JobSegment(outcomes=outcomes, checkpoint=self._checkpoint())
+        # Shielded: a cancel must not leave open whether the segment was stored.
         self._appending = asyncio.ensure_future(self._append_segment(segment))
         await asyncio.shield(self._appending)
 
@@ -124,6 +127,7 @@ class StageLog:
             try:
                 self.sequence = await store.append(*self.key, segment, self.sequence)
                 break
+            # JetStream is away: nothing is lost, the same segment is tried again.
             except TransportUnavailable:
                 await asyncio.sleep(RETRY_AFTER_S / 2)
             except Fenced:
@@ -193,6 +197,7 @@ class StageLog:
             return
         counts.retried += result.attempts > 1
         usage = answer.usage
+        # A shared answer cost nothing; count what it saved.
         if answer.deduplicated:
             counts.deduplicated += 1
             counts.saved_tokens += usage.prompt_tokens + usage.completion_tokens

@@ -87,6 +87,7 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Accept requests; their responses follow later."""
         for request in requests:
+            # Each request is refused by itself; an exception here would end all of this call.
             responses = TritonResponseSender(request.get_response_sender())
             try:
                 self._worker.handle(_message(request), responses, _traceparent(request))

@@ -132,11 +132,13 @@ class Channel:
         """Add a step of a sequence."""
         name = step.request_id
         growing = self.coalesced.get(name)
+        # Tokens of the same attempt join the frame that waits; another attempt begins a new one.
         if growing is not None and growing.frame.attempt == step.attempt:
             frame = growing.frame
             messages.extend(frame, step)
         else:
             frame, growing = messages.frame(step), None
+        # The sequence goes on and its frame may still grow: wait until it is due.
         if final is None and len(frame.token_ids) < COALESCED_TOKENS_MAX:
             if growing is None:
                 due_at = DELAYS.tokens_due_at(now, step.delay_s)
@@ -151,6 +153,7 @@ class Channel:
 
     def take(self, now: float) -> list[frame_pb2.Frame]:
         """Remove and return the frames of a report that is sent now."""
+        # Frames that are due join those that are complete, in the order of their sequences.
         if self.coalesced_at <= now:
             due = [name for name, entry in self.coalesced.items() if entry.due_at <= now]
             self.frames += [self.coalesced.pop(name).frame for name in due]
@@ -202,6 +205,7 @@ class Channels:
         """
         batcher, heartbeat_ms = opening.batcher, opening.heartbeat_ms
         current = self._channels.get(batcher)
+        # Only the request behind the channel is replaced; what was not sent goes over the new one.
         if opening.renews:
             renewed = self.get(batcher, opening.epoch)
             if renewed is None:
@@ -255,6 +259,7 @@ class Channels:
 
     def post(self, batcher: str, steps: Iterable[Posted], now: float) -> None:
         """Add steps; drop them if the engine does not serve the batcher's channel."""
+        # Without a served channel the batcher has lost these sequences and sends them elsewhere.
         channel = self._channels.get(batcher)
         if channel is not None and channel.ready:
             for step, final in steps:

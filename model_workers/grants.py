@@ -128,6 +128,7 @@ class Grants:
 
     def give(self, load: EngineLoad, now: float) -> Mapping[str, Grant]:
         """Return the grants of all batchers after a step or a command."""
+        # Rule 6.
         if self.withdrawn or load.batch_running:
             return {
                 name: self._grant(holder, NO_CAPACITY) for name, holder in self._holders.items()
@@ -140,6 +141,7 @@ class Grants:
             return {batcher: self._grant(holder, capacities)}
         free_tasks = load.max_tasks - load.running - load.waiting if load.max_tasks else math.inf
         for holder in self._holders.values():
+            # Rule 4: a batcher that is silent for too long counts as one without a queue.
             if now > holder.reported_at + holder.patience_s:
                 holder.queued = (0,) * len(CLASSES)
         shares: dict[str, list[ClassCapacity]] = {batcher: [] for batcher in self._holders}
@@ -147,6 +149,7 @@ class Grants:
             demand = {name: sum(each.queued[: rank + 1]) for name, each in self._holders.items()}
             # Tokens are divided among those that want any, or a task that needs nearly all would wait for ever.
             wanting = sum(count > 0 for count in demand.values()) or len(demand)
+            # Rule 3, with rule 5 for the most urgent class.
             for batcher, count in self._divided(capacity.tasks, demand).items():
                 if (
                     not rank
@@ -168,6 +171,7 @@ class Grants:
         granted = dict.fromkeys(self._holders, 0)
         totals = {name: holder.running for name, holder in self._holders.items()}
         for _ in range(tasks):
+            # One task at a time, to the batcher with the fewest: totals stay as equal as they can be.
             wanting = [name for name, count in wanted.items() if granted[name] < count]
             name = min(wanting or self._holders, key=totals.__getitem__)
             totals[name] += 1
@@ -177,6 +181,7 @@ class Grants:
     def _grant(self, holder: Holder, capacities: Sequence[ClassCapacity]) -> Grant:
         tokens: Sequence[int] = ()
         if not math.isinf(capacities[0].tokens):
+            # Rule 1: totals, so that what is on its way is counted already.
             tokens = [holder.sent_tokens + max(0, int(each.tokens)) for each in capacities]
         tasks = [holder.sent_tasks + each.tasks for each in capacities]
         return Grant(tasks, tokens, any(holder.queued), len(self._holders))
@@ -196,6 +201,7 @@ def class_capacities(load: EngineLoad) -> list[ClassCapacity]:
     reserved = -(-load.slots // RESERVED_SHARE)
     used = 0
     for rank, own in enumerate(load.classes[:-1]):
+        # Rule 2: what this class may take is what it and more urgent ones have not taken yet.
         used += own.running + own.waiting
         below = load.classes[rank + 1 :]
         if present - used > reserved:

@@ -151,12 +151,14 @@ class EngineLoop:
             return None if self._stopping else commands
 
     def _execute(self, commands: Sequence[Command]) -> None:
+        # Commands first: a cancel or a new sequence changes what the step computes.
         if commands:
             self._last_load = self._execute_all(commands)
         if self.is_due and self._sender.has_capacity():
             self._last_load = self._step(self._last_load)
 
     def _execute_all(self, commands: Sequence[Command]) -> EngineLoad:
+        # A command may hang too: the watchdog gives it the time of a step without tokens.
         self._watchdog.begin(0, self._clock())
         for command in commands:
             command()
@@ -173,6 +175,7 @@ class EngineLoop:
     def serve(self, channel: worker_pb2.OpenChannel) -> None:
         """Serve the new channel of a batcher; cancel the sequences of the channel before it."""
         batcher, epoch = channel.batcher, channel.epoch
+        # The channel may have been replaced again while the command was queued.
         if self._sender.has_channel(batcher, epoch):
             self._engine.cancel([spec.request_id for spec in self._telemetry.owned(batcher)])
             self._grants.open(batcher, epoch, channel.heartbeat_ms / 1000)
@@ -209,11 +212,13 @@ class EngineLoop:
         arrived_at: float,
     ) -> None:
         """Add the valid sequences of a batch to the engine; `refused` are the invalid tasks."""
+        # The channel was lost meanwhile: its batcher sends these tasks elsewhere.
         if not self._sender.has_channel(batch.batcher, batch.epoch):
             return
         admission = worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)
         self._grants.take(batch, arrived_at)
         for spec, parents in sequences:
+            # One refused task does not affect the others of its batch.
             try:
                 self._add(spec, arrived_at)
             except SluiceError as error:
@@ -248,10 +253,12 @@ class EngineLoop:
 
     def _isolate(self, spec: SequenceSpec) -> None:
         """Return all sequences, so that `spec` is computed alone."""
+        # From here on nothing is granted, until the sequence has a token or has ended.
         self._alone = spec.request_id
         self._grants.withdrawn = True
         now = self._clock()
         self._begins_at = now + self._alone_s
+        # NOT_ACCEPTED: their gateways do not count this as a loss of the worker.
         steps = self._engine.abort("another sequence is computed alone")
         self._report(steps, now, frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
 
@@ -269,6 +276,7 @@ class EngineLoop:
             self._faults = 0
         except Exception as error:
             self._faults += 1
+            # The exception ends the thread, and with it the process; the supervisor starts a new one.
             if self._faults == FAULTS_MAX:
                 raise
             # One fault does not end the worker: its sequences go elsewhere, later ones may succeed.
@@ -295,6 +303,7 @@ class EngineLoop:
                 self._grants.left(step.owner)
                 self._batches.leave(step.request_id)
             by_batcher[step.owner].append((step, final))
+            # Any step of the isolated sequence shows that it does not end the worker.
             self._end_isolation(step.request_id)
         load = self._engine.load()
         grants = self._grants.give(load, now)

@@ -78,6 +78,7 @@ def pack_bundles(
 ) -> list[frame_pb2.FrameBundle]:
     """Pack frames and acknowledgements for one gateway, in order, into messages that NATS accepts."""
     bundle = frame_pb2.FrameBundle(batcher=batcher, frames=frames, pending=held)
+    # Halve what NATS would refuse; order within a request is kept, because halves are sent in order.
     few = max(len(frames), len(held)) <= BUNDLE_FRAMES_MAX
     if (few and bundle.ByteSize() <= BUNDLE_BYTES_MAX) or len(frames) + len(held) < 2:
         return [bundle]
@@ -130,6 +131,7 @@ class Outbox:
 
     def resend(self, request: QueuedRequest, from_index: int) -> None:
         """Send the frames that the gateway misses, from an index on."""
+        # Several queries before one send: the earliest index covers all of them.
         _, earlier = self._resends.get(request.request_id, (request, from_index))
         self._resends[request.request_id] = (request, min(earlier, from_index))
 

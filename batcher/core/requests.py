@@ -118,9 +118,11 @@ class RequestTable:
         """Add a request. It replaces an earlier attempt; the same attempt is a duplicate and is acknowledged."""
         earlier = self.requests.get(request.request_id)
         if earlier is not None:
+            # A duplicate, or late: the gateway has sent this request again meanwhile.
             if earlier.attempt >= request.attempt:
                 self._outbox.acknowledge(earlier)
                 return
+            # A higher attempt replaces it; its worker drops the old one by the attempt number.
             self._close(earlier, now)
         self.requests[request.request_id] = request
         self.active += 1
@@ -128,6 +130,7 @@ class RequestTable:
         self._actions.added.append(request)
         if not math.isinf(request.deadline):
             heappush(self._deadlines, (request.deadline, request.request_id))
+        # A draining batcher accepts nothing: the gateway sends it to another one.
         if self._draining:
             self._return_to_gateway(request, now)
         else:
@@ -172,6 +175,7 @@ class RequestTable:
             ChannelBroken: an earlier report or frame is missing; the channel must be opened again.
         """
         state = self.workers.state_of(worker)
+        # Admissions first: frames of a batch may come with the report that admits it.
         state.on_report(report)
         for admission in report.admissions:
             for admitted in state.admit(admission.batch_id):
@@ -192,6 +196,7 @@ class RequestTable:
                 if new.token_ids and not request.answered:
                     self.queue.on_first_token(request.request_id, now)
                 self._outbox.publish(request, new)
+            # The worker gave it back: only a real failure counts against the worker.
             elif new.final.end == frame_pb2.TASK_END_RETURNED:
                 failed |= new.final.return_cause != _NOT_ACCEPTED
                 self._on_returned(request, new, now)
@@ -243,6 +248,7 @@ class RequestTable:
             When to call again if no event comes before.
         """
         wake_at = math.inf
+        # Overdue requests leave first, so that no batch is formed of them.
         self._end_overdue(now)
         while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
             request = self._ended.popleft()[1]
@@ -259,6 +265,7 @@ class RequestTable:
                     request.is_acknowledged = True
                     self._outbox.acknowledge(request)
             waiting = self._actions.waiting = self.queue.waiting_by_class()
+            # A batch carries the demand of its batcher; only other workers need a message.
             formed = {batch.worker for batch in self._actions.batches}
             self._actions.demands += self.workers.demand_changes(waiting, active, formed, now)
             self._has_demand = any(waiting)
@@ -294,6 +301,7 @@ class RequestTable:
 
     def drain(self, now: float, *, running: bool = False) -> None:
         """Return waiting requests to their gateways, now and from now on; with `running` those in workers too."""
+        # Requests in workers stay until the drain time is over, unless `running` is set.
         self._draining = True
         states = {RequestState.WAITING, RequestState.SENT} if running else {RequestState.WAITING}
         for request in list(self.requests.values()):
@@ -308,6 +316,7 @@ class RequestTable:
         batch.batch_id, batch.worker_id = f"{self._batcher}-{self._batches}", worker.worker_id
         for request in batch.entries:
             request.worker, request.state = batch.worker, RequestState.SENT
+            # The request names no interval: the class and the load of the worker decide.
             if not request.task.HasField("coalesce_ms"):
                 delay_s = coalesce_s(
                     request.priority_class, worker.load.running + len(batch.entries)

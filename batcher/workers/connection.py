@@ -113,11 +113,13 @@ class WorkerConnection:
 
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         """Send a batch; Triton makes spans under `traceparent` unless it is empty."""
+        # The first request: from now on the worker may be silent for `stall_s` only.
         batch.epoch = self._epoch
         if not self._has_requests:
             self._has_requests = True
             self._watchdog.cancel()
             self._watch(self._settings.stall_s)
+        # Triton reads a trace context from the metadata of a stream alone.
         if traceparent and self._may_open_stream():
             queued = asyncio.get_running_loop().create_future()
             self._unqueued.add(queued)
@@ -175,6 +177,7 @@ class WorkerConnection:
         reports = Reports(call)
         while True:
             report = await reports.next()
+            # The worker is back: open a new channel, which ends the requests of this one.
             if self._is_lost:
                 return
             if self._call is call and reports.wants_renewal:
@@ -200,6 +203,7 @@ class WorkerConnection:
 
         Nothing is sent to a worker that was lost meanwhile: it has no requests any more.
         """
+        # Traced batches travel on other streams: a cancel must not overtake them.
         if self._unqueued and request.HasField("cancel_tasks"):
             await asyncio.wait(self._unqueued)
         if self._call is None:
@@ -241,6 +245,7 @@ class WorkerConnection:
         if self._is_lost:
             return
         self._is_lost, self._call = True, None
+        # Keep reading for a while: cancelling the stream of a suspended process can crash Triton.
         if self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time() + SILENT_S_MAX)
         if fault and self._was_live:

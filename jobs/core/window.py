@@ -123,6 +123,7 @@ class ItemWindow:
         """Return how long until an item may be sent, in seconds; None: not before something else happens."""
         in_flight = len(self._in_flight)
         limit = self.concurrency
+        # Only a response changes these: no time to wait for.
         if in_flight >= limit or self._in_flight_bytes >= limit * ITEM_BYTES:
             return None
         if not self._budget.allows(in_flight):
@@ -174,6 +175,7 @@ class ItemWindow:
 
     def _expected_tokens(self, item: Item) -> float:
         """Return the tokens to set aside: the mean so far, at first what the request could take."""
+        # The mean of real answers is better than any guess from the request.
         if self._answers:
             return self._answered_tokens / self._answers
         sampling = getattr(item.request, "sampling", None)
@@ -194,6 +196,7 @@ class ItemWindow:
 
     def _remove(self, item: Item) -> list[Item]:
         self._leave_flight(item)
+        # Later items with this hash find the answer in the cache, or try for themselves.
         if item.input_hash:
             del self._leaders[item.input_hash]
         for ended in (item, *item.followers):
