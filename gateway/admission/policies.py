@@ -57,18 +57,23 @@ class InForce:
     Attributes:
         policies: The one reference that a reload changes, by `replace`.
         problem: Why this gateway cannot use what the others use; empty if it does.
+        prepare_s: How long a replaced model may still get requests that are being prepared, in seconds.
     """
 
-    def __init__(self, policies: Policies, registry: Registry) -> None:
+    def __init__(
+        self, policies: Policies, registry: Registry, prepare_s: float = PREPARE_S
+    ) -> None:
         """Begin with `policies`.
 
         Args:
             policies: What requests get.
             registry: The live streams. A stream that is older than a reload may still send tasks to the models of
                 before; and its answer may have begun at another gateway, with a version that was replaced since.
+            prepare_s: See `PREPARE_S`.
         """
         self.policies = policies
         self.problem = ""
+        self.prepare_s = prepare_s
         self._registry = registry
         registry.dispatch.use_weights(policies.settings.weights)
         self._reloaded = False
@@ -91,7 +96,7 @@ class InForce:
             self._replaced = {
                 name: at
                 for name, at in self._replaced.items()
-                if oldest <= at or now < at + PREPARE_S
+                if oldest <= at or now < at + self.prepare_s
             }
         rows = self._registry.dispatch.task_names if self._reloaded else ()
         return {*self.policies.catalog.tasks.values(), *self._replaced, *rows}

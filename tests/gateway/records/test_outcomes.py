@@ -12,7 +12,6 @@ import pytest
 
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import ANY, Caller
-from gateway.upstream import shadow_runner
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP, Logprobs
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings.routing import RoutingSettings
@@ -26,7 +25,7 @@ from sluice.v1.admin_pb2 import (
     SubmitFeedbackRequest,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
-from sluice.wire import jetstream, subjects
+from sluice.wire import subjects
 from sluice.wire.clock import ms_of, timestamp
 from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, typed
@@ -262,10 +261,7 @@ async def test_a_tenant_can_opt_in_while_the_gateway_runs(opened: Any) -> None:
         assert [one.request_id for one in await listed(wire)] == [found.request_id]
 
 
-async def test_many_are_listed_and_since_leaves_the_older_out(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jetstream, "FETCH_MAX", 2)
+async def test_many_are_listed_and_since_leaves_the_older_out(opened: Any) -> None:
     async with opened({"shadows": SHADOWS}) as wire:
         tasks = []
         for _ in range(5):
@@ -297,17 +293,6 @@ async def test_shadows_and_outcomes_follow_the_routing_policy(opened: Any) -> No
         found = await outcome_of(wire, task, lambda one: one.HasField("weak"))
         assert (found.policy, found.weak_model, found.strong_model) == ("p", "small", "large")
         assert [one.request_id for one in await listed(wire)] == [task.request_id]
-
-
-async def test_long_texts_are_cut_to_their_ends(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shadow_runner, "TEXT_CHARS_MAX", 10)
-    async with opened({}) as wire:
-        task = await answered(wire, "hello world, how are you")
-        await graded(wire, task.request_id, 1)
-        found = await outcome_of(wire, task, lambda one: True)
-        assert (found.prompt, found.weak_answer) == ("hello\ne you", "hello\nworld")
 
 
 async def purged(url: str, stream: str) -> None:

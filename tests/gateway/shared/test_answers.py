@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admission import policies
 from sluice.errors import InvalidRequest
 from sluice.settings import CacheSettings
 from sluice.telemetry import catalog, names
@@ -76,15 +75,13 @@ async def test_an_equal_request_gets_the_same_answer_as_its_own(wire: Wire) -> N
     assert not again[-1].finished.attempts
 
 
-async def test_replaced_model_computes_answers_again(
-    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replaced_model_computes_answers_again(nats_url: str, tmp_path: Path) -> None:
     """Also where only one number of its weights is another."""
-    monkeypatch.setattr(policies, "PREPARE_S", 0.0)
     folder = write_model(tmp_path / "m")
     weights = folder / "model.safetensors"
     weights.write_bytes(bytes(8_000_000))
     async with open_wire(nats_url, folder, cache=ON) as wire:
+        wire.gateway.in_force.prepare_s = 0.0
         before = prompt(model="small")
         await compute(wire, before, "old")
         assert cached(await ask(wire, before))

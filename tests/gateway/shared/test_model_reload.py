@@ -4,7 +4,6 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from gateway.admission import policies
 from gateway.shared.reload import ReloadTimes
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
@@ -20,10 +19,8 @@ def with_models(wire: Wire, *models: ModelSettings) -> Settings:
     return wire.settings.model_copy(update={"models": models, "routing": default})
 
 
-async def test_replaced_model_serves_new_requests_only(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policies, "PREPARE_S", 0.0)
+async def test_replaced_model_serves_new_requests_only(wire: Wire) -> None:
+    wire.gateway.in_force.prepare_s = 0.0
     wire.reload.times = ReloadTimes(ready_s=0.1)
     small, large = wire.settings.models
     after = with_models(wire, small.model_copy(update={"generation": 1}), large)
@@ -46,10 +43,8 @@ async def test_replaced_model_serves_new_requests_only(
     assert await wire.health("model.small") == await wire.health("tasks.small--1") == SERVING
 
 
-async def test_tokens_of_a_replaced_version_are_continued_by_it_alone(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policies, "PREPARE_S", 0.0)
+async def test_tokens_of_a_replaced_version_are_continued_by_it_alone(wire: Wire) -> None:
+    wire.gateway.in_force.prepare_s = 0.0
     small, large = wire.settings.models
     request = GenerateRequest(prompt="one", model="small")
     running = wire.stub.Generate(request)
