@@ -87,7 +87,6 @@ def reserved(settings: Settings) -> dict[str, int]:
         "records.max_mib": records.enabled,
         "records.audit_max_mib": records.audit_enabled,
         "routing.outcomes.max_mib": bool(settings.routing.outcomes.tenants),
-        "cache.max_mib": settings.cache.enabled,
         "jobs.inputs_max_bytes": bool(settings.jobs.replicas),
         "jobs.results_max_bytes": bool(settings.jobs.replicas),
     }
@@ -100,7 +99,6 @@ def _limits(settings: Settings) -> dict[str, int]:
         "records.max_mib": settings.records.max_mib * _MIB,
         "records.audit_max_mib": settings.records.audit_max_mib * _MIB,
         "routing.outcomes.max_mib": settings.routing.outcomes.max_mib * _MIB,
-        "cache.max_mib": settings.cache.max_mib * _MIB,
         "jobs.inputs_max_bytes": settings.jobs.inputs_max_bytes,
         "jobs.results_max_bytes": settings.jobs.results_max_bytes,
     }

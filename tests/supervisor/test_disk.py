@@ -40,12 +40,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_reserved_leaves_out_what_is_switched_off() -> None:
     settings = Settings(
-        records={"enabled": False, "audit_enabled": False},
+        records={"enabled": False, "audit_enabled": True},
         jobs={"replicas": 0},
-        cache={"enabled": True},
     )
     assert {key: size for key, size in reserved(settings).items() if size} == {
-        "cache.max_mib": 256 * 1024**2
+        "records.audit_max_mib": 1024 * 1024**2
     }
 
 
