@@ -34,6 +34,8 @@ MESH_ONLY: Final = frozenset({MESH})
 """Roles of methods that only processes of the mesh call: these arrive without a turn."""
 RECEIVE_S: Final = 30.0
 """How long the message of a call may take to arrive, in seconds."""
+ABORT_S: Final = 5.0
+"""How long gRPC may take to send the status of a call whose client does not read, in seconds."""
 RECEIVING_BYTES: Final = 64 * 1024 * 1024
 """Bytes of messages of a tenant that may be arriving at the same time."""
 RECEIVING_MIN: Final = 4
@@ -165,6 +167,7 @@ class Arrivals:
         receiving_max: Messages of a tenant that may be arriving at the same time; more wait unread.
         receive_s: How long a message may take, in seconds.
         health_s: How long a call about health may take, in seconds; watching is not limited.
+        abort_s: See `ABORT_S`.
         bytes: Bytes of messages that a tenant's calls keep.
         streams: Calls of a tenant that have no class.
         uploads: Those of them whose client may send many messages.
@@ -194,6 +197,7 @@ class Arrivals:
         self.on_rejected = on_rejected
         self.receive_s = receive_s
         self.health_s = health_s
+        self.abort_s = ABORT_S
         fitting = RECEIVING_BYTES // max_message_bytes
         self.receiving_max = min(max(fitting, RECEIVING_MIN), RECEIVING_MAX)
         self.bytes = CountLimit(

@@ -133,11 +133,7 @@ def score_prompts(
 
 
 def _score_prompt(
-    model: ServedModel,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    place: int,
-    alternatives: int,
+    model: ServedModel, prompt: Sequence[int], answer: Sequence[int], place: int, alternatives: int
 ) -> PreparedPrompt:
     token_ids = [*prompt, *answer]
     # The first token has no probability without one before it.

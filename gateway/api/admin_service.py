@@ -20,13 +20,7 @@ from gateway.shared.state import SharedState
 from gateway.streaming.registry import Registry, ResultCollector
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.request_record import audit_response
-from sluice.errors import (
-    Cancelled,
-    InvalidRequest,
-    PermissionDenied,
-    RequestUnknown,
-    WorkerUnknown,
-)
+from sluice.errors import Cancelled, InvalidRequest, PermissionDenied, RequestUnknown, WorkerUnknown
 from sluice.internal.v1.gateway_pb2 import (
     ForgetQuery,
     GatewayQuery,

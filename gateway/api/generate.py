@@ -51,12 +51,7 @@ from sluice.internal.v1.frame_pb2 import TaskTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
-from sluice.v1.inference_pb2 import (
-    FinishReason,
-    GenerateRequest,
-    GenerateResponse,
-    SamplingParams,
-)
+from sluice.v1.inference_pb2 import FinishReason, GenerateRequest, GenerateResponse, SamplingParams
 from sluice.wire.enums import word_of
 
 Write = Callable[[GenerateResponse], Awaitable[None]]
@@ -138,6 +133,7 @@ class Generator:
                 raise
             log.validated(valid)
             if valid.sampling.n <= 1:
+                del request  # see `UnaryMethod`
                 context = RequestContext(GENERATE, valid, log, key)
                 await context.run(self._run(context, write))
             else:
@@ -207,11 +203,7 @@ class Generator:
     def _find(self, request: ValidRequest) -> AnswerStream | Replay | None:
         """Return the live or complete answer that the key of the request names; None if there is none."""
         return self.upstream.registry.find(
-            request.key,
-            request.fingerprint,
-            request.resume,
-            request.resume_model,
-            time.monotonic(),
+            request.key, request.fingerprint, request.resume, request.resume_model, time.monotonic()
         )
 
     async def _begin(self, context: RequestContext) -> AnswerStream | Replay:

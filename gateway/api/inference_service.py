@@ -42,7 +42,9 @@ class InferenceService:
             else:
                 last = response
 
-        await self.generator.answer(request, context, write)
+        answering = self.generator.answer(request, context, write)
+        del request  # see `UnaryMethod`
+        await answering
         return last
 
     async def GenerateText(
@@ -85,9 +87,7 @@ class InferenceService:
         """See the proto."""
         now = time.monotonic()
         names, next_page = _page_of(
-            self.generator.catalog.names,
-            request.page_size,
-            request.page_token,
+            self.generator.catalog.names, request.page_size, request.page_token
         )
         models = [self._model(name, now) for name in names]
         return pb.ListModelsResponse(models=models, next_page_token=next_page)

@@ -14,11 +14,7 @@ from google.protobuf.message import Message
 from gateway.admission.request_context import Call
 from gateway.api.methods import GrpcCall
 from gateway.identity.caller import JOB_READS, MESH
-from sluice.client.channel import (
-    RECONNECT_IN_MESH_MS_MAX,
-    error_of,
-    open_aio,
-)
+from sluice.client.channel import RECONNECT_IN_MESH_MS_MAX, error_of, open_aio
 from sluice.defaults import ALL_TENANTS_METADATA, KEY_METADATA, TENANT_METADATA
 from sluice.errors import (
     RETRY_AFTER_S,

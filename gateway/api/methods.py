@@ -46,8 +46,6 @@ METHODS_MAX: Final = 256
 """Methods whose handlers are kept: callers choose names, and reflection answers any."""
 HEALTH_BYTES_MAX: Final = 1024
 """Largest request about health, in bytes: the name of a service."""
-ABORT_S: Final = 5.0
-"""How long gRPC may take to send the status of a call whose client does not read, in seconds."""
 
 
 class GrpcCall(Call):
@@ -63,7 +61,7 @@ class GrpcCall(Call):
         method: str,
         on_error: Callable[[SluiceError], object],
         serialize: Callable[[Any], bytes] | None,
-        abort_s: float = ABORT_S,
+        abort_s: float,
     ) -> None:
         """Take over a call.
 
@@ -72,7 +70,7 @@ class GrpcCall(Call):
             method: The name of its method.
             on_error: Counts the error that it ends with.
             serialize: Serializes its messages; None if they are bytes.
-            abort_s: See `ABORT_S`.
+            abort_s: See `Arrivals.abort_s`.
         """
         self._serialize = serialize
         self._context = context
@@ -118,7 +116,7 @@ class GrpcCall(Call):
     async def fail(self, error: SluiceError) -> None:
         """End the call with `error`; always raises.
 
-        For a client that does not read, gRPC keeps the status: after `ABORT_S` the rest of the call is released.
+        For a client that does not read, gRPC keeps the status: after `abort_s` the rest of the call is released.
         """
         self._on_error(error)
         status = error.as_abort()
@@ -172,7 +170,8 @@ class Method(ABC):
             self.handler = grpc.stream_stream_rpc_method_handler(self._handle, read, None)
 
     async def _handle(self, requests: Any, context: Any) -> Any:
-        call = GrpcCall(context, self._name, self._arrivals.on_error, self._serialize)
+        on_error, abort_s = self._arrivals.on_error, self._arrivals.abort_s
+        call = GrpcCall(context, self._name, on_error, self._serialize, abort_s)
         return await fail_with(self._answer(requests, call), call.fail, call)
 
     @abstractmethod
@@ -220,7 +219,9 @@ class UnaryMethod(Method):
             priority_class = class_of(request)
             await arrivals.limiter.begin(priority_class)
             with arrivals.limiter.running(priority_class, tenant):
-                return await self._behaviour(request, call)
+                answering = self._behaviour(request, call)
+                del request  # it may be large, and the answer may take long
+                return await answering
         finally:
             arrivals.bytes.give(tenant, size)
 

@@ -84,9 +84,7 @@ def _check_together(request: pb.GenerateRequest, use: ToolUse, violations: Field
 
 def _tool(tool: pb.Tool, path: str, violations: FieldViolations) -> FunctionTool:
     violations.check(
-        is_token(tool.name),
-        f"{path}.name",
-        "must be 1 to 64 letters, digits, '_' and '-'",
+        is_token(tool.name), f"{path}.name", "must be 1 to 64 letters, digits, '_' and '-'"
     )
     field, parameters = f"{path}.parameters", {}
     if len(tool.parameters.encode()) > JSON_SCHEMA_MAX_BYTES:

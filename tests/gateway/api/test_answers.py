@@ -37,10 +37,7 @@ SAFETY = {
         "block": {"actions": {"secret.*": "block"}},
         "restore": {"actions": {"pii.*": "redact"}, "restore": True},
         "echo": {
-            "output": {
-                "actions": {"output.system_echo": "redact"},
-                "canaries": ["zebra-7781"],
-            }
+            "output": {"actions": {"output.system_echo": "redact"}, "canaries": ["zebra-7781"]}
         },
         "off": {"enabled": False},
     },

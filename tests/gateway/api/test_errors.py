@@ -228,12 +228,10 @@ async def test_a_slow_reader_is_ended(wire: Wire) -> None:
     assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "READER_TOO_SLOW")
 
 
-async def test_unread_call_is_released_with_its_status(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.api.methods.ABORT_S", 0.1)
+async def test_unread_call_is_released_with_its_status(opened: Opened) -> None:
     limits: dict[str, Any] = {"reader_buffer_tokens": 1 << 30, "default_timeout_s": 1.0}
     async with opened(**limits) as wire:
+        wire.gateway.arrivals.abort_s = 0.1
         call, task = await wire.begin(prompt())
         await wire.batcher.send(task, *flood(wire, 0, bundles=20))
         await wire.until(lambda: wire.gateway.active == 0)

@@ -250,9 +250,7 @@ BODIES: Final[dict[str, tuple[str, Any, dict[str, str]]]] = {
 
 @pytest.mark.parametrize(("path", "wrong", "headers"), BODIES.values(), ids=BODIES)
 @pytest.mark.wire(
-    tenants=acme(requests_per_minute=2),
-    http="127.0.0.1:0",
-    max_message_bytes=MESSAGE_BYTES,
+    tenants=acme(requests_per_minute=2), http="127.0.0.1:0", max_message_bytes=MESSAGE_BYTES
 )
 async def test_http_bodies_refused_for_their_content_count(
     wire: Wire, path: str, wrong: Any, headers: dict[str, str]

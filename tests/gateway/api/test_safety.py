@@ -21,11 +21,7 @@ SAFETY = {
     "policies": {
         "default": {},
         "strict": {
-            "actions": {
-                "pii.*": "redact",
-                "pii.us_ssn": "block",
-                "injection.*": {"route": "large"},
-            },
+            "actions": {"pii.*": "redact", "pii.us_ssn": "block", "injection.*": {"route": "large"}}
         },
     },
     "choose": [{"labels": LAB, "policy": "strict"}],

@@ -19,12 +19,7 @@ from gateway.identity.authenticator import Authenticator, Identities
 from gateway.identity.caller import Caller
 from gateway.identity.credentials import KeyMissing, caller_of_token, key_set
 from gateway.identity.key_sources import KeyBucket
-from sluice.errors import (
-    PermissionDenied,
-    SettingsError,
-    SluiceError,
-    Unauthenticated,
-)
+from sluice.errors import PermissionDenied, SettingsError, SluiceError, Unauthenticated
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.settings import IdentitySettings, JwtSettings
 from sluice.wire import jetstream

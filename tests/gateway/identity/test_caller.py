@@ -51,7 +51,7 @@ READS = {
     "ListDeadLetters",
 }
 OWN_OR_ALL = {
-    *("ListRequests", "ListTenants", "GetRequestRecord", "GetAuditEntry", "StreamOutcomes"),
+    *("ListRequests", "ListTenants", "GetRequestRecord", "GetAuditEntry", "StreamOutcomes")
 }
 
 

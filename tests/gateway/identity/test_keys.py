@@ -80,9 +80,7 @@ def test_the_checksum_finds_one_wrong_character(at: int, character: str) -> None
     assert (id_of(wrong) == KEY.id) is (wrong == KEY.text)
 
 
-def test_only_hashes_of_secrets_are_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_hashes_of_secrets_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
     def compare(a: bytes, b: bytes) -> bool:

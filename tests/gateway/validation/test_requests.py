@@ -25,13 +25,7 @@ from gateway.validation.conversation import (
 from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
 from sluice.errors import InvalidRequest, PromptTooLong, UnknownModel
 from sluice.settings import ModelSettings
-from sluice.v1.inference_pb2 import (
-    ChatInput,
-    ChatMessage,
-    GenerateRequest,
-    Resume,
-    SamplingParams,
-)
+from sluice.v1.inference_pb2 import ChatInput, ChatMessage, GenerateRequest, Resume, SamplingParams
 from sluice.v1.inference_pb2 import ToolCall as PbToolCall
 from tests.gateway.kit.tokenizer import CONTEXT
 from tests.gateway.kit.wire import RESUME_KEY, resumed, settings_for
@@ -126,10 +120,7 @@ INPUTS: list[tuple[dict[str, Any], list[str]]] = [
         {"resume": Resume(hidden_indexes=[1, 1]), "sampling": SamplingParams(max_tokens=1)},
         ["resume.token_ids"],
     ),
-    (
-        {"resume": Resume(token_ids=[9]), "sampling": SamplingParams(temperature=1)},
-        ["resume.seed"],
-    ),
+    ({"resume": Resume(token_ids=[9]), "sampling": SamplingParams(temperature=1)}, ["resume.seed"]),
 ]
 
 
@@ -287,10 +278,7 @@ def test_a_prompt_longer_than_the_context_says_both_numbers(catalog: Catalog) ->
     request = valid(catalog)
     with pytest.raises(PromptTooLong) as caught:
         fit(request, catalog["small"], CONTEXT)
-    assert caught.value.metadata == {
-        "prompt_tokens": str(CONTEXT),
-        "context_tokens": str(CONTEXT),
-    }
+    assert caught.value.metadata == {"prompt_tokens": str(CONTEXT), "context_tokens": str(CONTEXT)}
     assert str(CONTEXT) in caught.value.message
 
 
