@@ -202,7 +202,8 @@ class Router:
         for candidate in route.candidates:
             settings = self._models[candidate.model]
             candidate.cost = settings.cost(prompt_tokens, features.answer_tokens)
-            set_duration(candidate.expected_wait, state.wait_s(candidate.model) * 1e3)
+            if wait_s := state.wait_s(candidate.model):
+                set_duration(candidate.expected_wait, wait_s * 1e3)
         route.versions["routing"] = self._version
         plan.policy = name
         return plan

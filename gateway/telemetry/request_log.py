@@ -64,7 +64,7 @@ from sluice.v1.inference_pb2 import (
     Usage,
 )
 from sluice.wire import subjects
-from sluice.wire.clock import set_duration, unix_ms
+from sluice.wire.clock import set_duration
 from sluice.wire.enums import word_of
 
 Attributes = Mapping[str, AttributeValue]
@@ -159,7 +159,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
         self.request_id = request_id or new_request_id()
         self.operation = operation
         self.arrived_at = time.monotonic()
-        self.arrived_unix_ms = unix_ms()
+        self.arrived_unix_ms = time.time_ns() // 1_000_000
         self.server = start_server_span(tracer, f"POST {route}" if route else span, metadata)
         context = self.server.get_span_context()
         self.trace_id = trace.format_trace_id(context.trace_id)

@@ -187,31 +187,18 @@ def test_batcher_that_forgot_a_run_is_queried_for_others() -> None:
     assert words(desk.tick(0.05)) == {"task": ["r"], "query": ["waits"]}
 
 
-def test_all_runs_of_a_silent_batcher_are_lost_with_one() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_all_runs_of_a_silent_batcher_are_lost_with_one(waits: bool) -> None:
     desk = Desk("b1")
-    desk.tokens(1)
-    desk.accept_another("waits")
+    if waits:
+        desk.tokens(1)
+        desk.accept_another("other")
+    else:  # both are due at the same time
+        desk.send("other")
     desk.batchers.names = ("b1", "b2")
     desk.dispatch.drain(desk.now)
-    assert words(desk.tick(2.9 * STALL_S)) == {"query": ["r"]}
-    assert words(desk.tick(0.5 * STALL_S)) == {"task": ["r", "waits"]}
-
-
-def test_runs_due_together_are_sent_again_and_not_queried() -> None:
-    desk = Desk("b1")
-    desk.send("other")
-    desk.batchers.names = ("b1", "b2")
-    desk.dispatch.drain(desk.now)
-    assert words(desk.tick(2.9 * STALL_S)) == {"query": ["r", "other"]}
+    assert words(desk.tick(2.9 * STALL_S)) == {"query": ["r"] if waits else ["r", "other"]}
     assert words(desk.tick(0.5 * STALL_S)) == {"task": ["r", "other"]}
-
-
-def test_batcher_without_subscription_is_gone_at_once() -> None:
-    desk = Desk()
-    desk.tokens(1)
-    desk.dispatch.drain(desk.now)
-    desk.dispatch.lose_batcher("b1", desk.now)
-    assert desk.sent_to() == [("b2", 1, 1)]
 
 
 def test_run_stays_where_it_was_without_another_batcher() -> None:
@@ -350,14 +337,6 @@ def test_survived_query_says_nothing_of_the_next_batcher() -> None:
         desk.confirm()
         desk.forget(number)
     assert desk.failed
-
-
-def test_run_that_a_worker_had_waits_for_another() -> None:
-    desk = Desk("b1")
-    desk.batchers.names = ()
-    desk.lose_worker()
-    desk.tick(2 * NO_BATCHER_S)
-    assert not desk.failed
 
 
 def test_run_without_batcher_is_not_queried() -> None:

@@ -1,5 +1,6 @@
 """The owner of all live requests, without a loop."""
 
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -238,30 +239,41 @@ def test_deferred_frames_are_bounded_and_requested_again() -> None:
     assert bench.words() == {"query": ["r1"]}
 
 
-def test_a_later_attempt_is_noticed_by_the_reader() -> None:
+@pytest.mark.parametrize(("dtype", "is_inexact"), [("auto", False), ("bfloat16", True)])
+def test_a_later_attempt_is_noticed_by_the_reader(dtype: Any, is_inexact: bool) -> None:
     bench = Bench()
     stream = bench.stream()
+    stream.current.settings = ModelSettings(name="m", path="m", dtype=dtype)
     reader = bench.reader(stream)
     bench.take(frame(0, ids("a")))
     stream.current.start_attempt("batcher")
     bench.take(frame(1, ids("b"), attempt=1))
-    notice, delta = read(stream, reader)
-    assert notice.notices[0].kind == NOTICE_KIND_RECOVERED
+    event, delta = read(stream, reader)
+    (notice,) = event.notices
+    assert (notice.kind, notice.inexact) == (NOTICE_KIND_RECOVERED, is_inexact)
+    assert ("may differ" in notice.message) == is_inexact
     assert delta.delta.text == "ab"
     assert read(stream, reader) == []
 
 
-def test_bfloat16_recovery_is_noticed_as_inexact() -> None:
+def kept_bytes(*, reads: bool) -> int:
+    """How much memory an answer of a thousand tokens takes, read as it comes or not at all."""
     bench = Bench()
     stream = bench.stream()
-    stream.current.settings = ModelSettings(name="m", path="m", dtype="bfloat16")
-    reader = bench.reader(stream)
-    bench.take(frame(0, ids("a")))
-    stream.current.start_attempt("batcher")
-    bench.take(frame(1, ids("b"), attempt=1))
-    (notice,) = read(stream, reader)[0].notices
-    assert (notice.kind, notice.inexact) == (NOTICE_KIND_RECOVERED, True)
-    assert "may differ" in notice.message
+    reader = bench.reader(stream, limit=10_000)
+    frames = [Frame(request_id="r1", start_index=n, token_ids=[97]) for n in range(1000)]
+    tracemalloc.start()
+    for sent in frames:
+        take(bench.registry, sent, now=1.0)
+        if reads:
+            stream.read(reader)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size
+
+
+def test_a_slow_reader_takes_no_more_memory_than_a_fast_one() -> None:
+    assert kept_bytes(reads=False) <= kept_bytes(reads=True)
 
 
 @pytest.mark.parametrize(("dtype", "notices"), [("bfloat16", [True]), ("auto", [])])

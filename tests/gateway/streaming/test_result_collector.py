@@ -7,7 +7,7 @@ from gateway.streaming.registry import Registry, ResultCollector, StreamState
 from sluice.errors import DeadlinePassed, EngineFailed, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame
-from sluice.v1.inference_pb2 import FINISH_REASON_STOP, FINISH_REASON_STOP_SEQUENCE
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.runs import Asked, confirm, dispatch_to, new_run, take, words
 from tests.gateway.streaming.test_registry import ids
@@ -56,21 +56,6 @@ def test_values_are_in_the_last_frame() -> None:
     assert bench.run.final is not None
     assert (bench.run.final.values, bench.result.state) == (sent.final.values, StreamState.FINISHED)
     assert bench.has_ended()
-
-
-def test_stop_string_ends_the_result_and_cancels_the_run() -> None:
-    bench = Bench(stop="b")
-    bench.take(frame(0, ids("abc")))
-    assert (bench.run.transcript.text, bench.result.reason) == ("a", FINISH_REASON_STOP_SEQUENCE)
-    assert bench.has_ended()
-    assert words(bench.dispatch.drain(0.0)) == {"cancel": ["r1"]}
-
-
-def test_missing_frames_are_queried() -> None:
-    bench = Bench()
-    bench.take(frame(2, ids("c")))
-    assert words(bench.dispatch.drain(0.0)) == {"query": ["r1"]}
-    assert bench.ends == 0
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), EngineFailed("broken")])

@@ -35,7 +35,7 @@ from sluice.v1.admin_pb2 import (
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.wire.enums import word_of
-from tests.gateway.kit.batcher import BOUND_S, last
+from tests.gateway.kit.batcher import BOUND_S
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
 from tests.gateway.upstream.test_escalation import saying
@@ -218,10 +218,8 @@ async def answered(wire: Wire, texts: Iterable[str], model: str) -> list[str]:
     """The request ids of requests that ``model`` answered."""
     request_ids = []
     for text in texts:
-        call = wire.stub.Generate(prompt(text, model=""))
-        task = await wire.batcher.task(model)
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        await events_of(call)
+        call, task = await wire.begin(prompt(text, model=""), model)
+        await wire.end(call, task, "hello")
         request_ids.append(task.request_id)
     return request_ids
 
@@ -298,8 +296,7 @@ async def test_a_judged_answer_counts_for_the_cascade_head(
     }
     routing = learned(artefact, 0.01, cascade=cascade)
     async with open_wire(nats_url, model_folder, routing=routing) as wire:
-        call = wire.stub.Generate(prompt("How many are 5 and 7 by the garden?", model=""))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt("How many are 5 and 7 by the garden?", model=""))
         answer = "There are 5 + 7 = 12 in all.\n#### 12"
         await wire.batcher.send(task, saying(wire, answer, -0.01, end=TASK_END_STOP))
         await events_of(call)

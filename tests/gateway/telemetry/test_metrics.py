@@ -26,8 +26,7 @@ def requests(wire: Wire) -> dict[tuple[object, ...], float]:
 
 async def test_answers_count_tokens_and_first_token(wire: Wire) -> None:
     for end in (TASK_END_LENGTH, None):
-        call = wire.stub.Generate(prompt("hello world"))
-        task = await wire.batcher.task()
+        call, task = await wire.begin(prompt("hello world"))
         tokens = wire.tokens("hello world")
         whole = last(0, tokens) if end is None else frame(0, tokens, end=end)
         await wire.batcher.send(task, whole)
@@ -56,8 +55,7 @@ async def test_predictions_are_judged_of_answers_that_waited(wire: Wire) -> None
     await wire.until(lambda: loads.load("small", monotonic()).of_class("interactive").token_s > 0)
 
     async def answer(max_tokens: int, waited_ms: float) -> None:
-        call = wire.stub.Generate(prompt(sampling=pb.SamplingParams(max_tokens=max_tokens)))
-        task = await wire.batcher.task()
+        call, task = await wire.begin(prompt(sampling=pb.SamplingParams(max_tokens=max_tokens)))
         whole = frame(0, wire.tokens("x")[:1], end=TASK_END_LENGTH)
         whole.final.timings.queue_ms = waited_ms
         await wire.batcher.send(task, whole)
@@ -116,8 +114,7 @@ async def test_no_label_grows_with_tenants_or_requests(wire: Wire) -> None:
             prompt(labels={"task": f"t{number}"}), metadata=(("sluice-tenant", f"t{number}"),)
         )
         task = await wire.batcher.task()
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        await events_of(call)
+        await wire.end(call, task, "hello")
     assert requests(wire) == {("small", "interactive", "stop"): 3}
 
 

@@ -40,8 +40,7 @@ async def test_a_refused_call_says_what_one_searches_by(wire: Wire) -> None:
 
 
 async def test_an_answer_that_was_recovered_says_so(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt("hello world"))
-    task = await wire.batcher.task()
+    call, task = await wire.begin(prompt("hello world"))
     tokens = wire.tokens("hello world")
     await wire.batcher.send(task, frame(0, tokens[:1]))
     await wire.batcher.forget(task)
@@ -60,8 +59,7 @@ async def test_model_span_has_usage_cost_and_conversation(
     nats_url: str, model_folder: Path
 ) -> None:
     async with open_wire(nats_url, model_folder, prices={"small": (1e6, 2e6)}) as wire:
-        call = wire.stub.Generate(prompt("hello", labels={"conversation_id": "c-7"}))
-        task = await wire.batcher.task()
+        call, task = await wire.begin(prompt("hello", labels={"conversation_id": "c-7"}))
         answer = last(0, wire.tokens("hello world"))
         answer.final.cached_prompt_tokens = 1
         await wire.batcher.send(task, answer)

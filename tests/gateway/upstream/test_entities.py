@@ -122,8 +122,7 @@ async def test_names_in_a_prompt_are_redacted_before_a_model_sees_them(opened: A
         await tagger.read()
         task = await wire.batcher.task("small")
         assert seen_by(wire, task) == "Ask <PER_1>, <EMAIL_1>, in <LOC_1>"
-        await wire.batcher.send(task, last(0, wire.tokens("I asked <PER_1>")))
-        assert text_of(await events_of(call)) == "I asked Anna Smith"
+        assert text_of(await wire.end(call, task, "I asked <PER_1>")) == "I asked Anna Smith"
         span = wire.span(names.SPAN_GUARD)
         assert span.attributes[names.GUARDRAIL_TARGET] == "input"
         assert set(span.attributes[names.GUARDRAIL_OUTCOMES]) == {
@@ -156,11 +155,9 @@ async def test_an_entity_may_be_refused_or_flagged(opened: Any) -> None:
     async with opened({"ner.per": "block", "ner.loc": "flag"}) as (wire, tagger), serving(tagger):
         _, error = await error_of(wire.stub.Generate(prompt("call Mia")))
         assert error.metadata["rules"] == "ner.per"
-        call = wire.stub.Generate(prompt("off to Berlin"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt("off to Berlin"))
         assert seen_by(wire, task) == "off to Berlin"
-        await wire.batcher.send(task, last(0))
-        await events_of(call)
+        await wire.end(call, task)
         record = await explained(wire, task.request_id)
         assert [(one.rule, one.action) for one in record.decisions] == [
             ("ner.loc", safety_pb2.SAFETY_ACTION_FLAG)
@@ -187,8 +184,7 @@ async def test_policy_decides_about_an_unchecked_prompt(opened: Any, fail: str, 
             return
         task = await wire.batcher.task("small")
         assert seen_by(wire, task) == "call Mia"
-        await wire.batcher.send(task, last(0))
-        await events_of(call)
+        await wire.end(call, task)
         record = await explained(wire, task.request_id)
         assert [one.failure for one in record.guards] == [how]
 
@@ -205,8 +201,7 @@ async def test_a_check_of_a_text_shows_what_is_found(opened: Any) -> None:
 
 async def test_an_answer_shows_when_it_has_been_read(opened: Any) -> None:
     async with opened(checks=["output"]) as (wire, tagger):
-        call = wire.stub.Generate(prompt(idempotency_key="k"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(idempotency_key="k"))
         tokens = wire.tokens(ANSWER)
         half = len(wire.tokens("It was Anna Smith of New York who said so. Then"))
         await wire.batcher.send(task, frame(0, tokens[:half]))
@@ -231,8 +226,7 @@ async def test_an_answer_shows_when_it_has_been_read(opened: Any) -> None:
 async def test_a_stop_string_behind_a_name_ends_the_answer(opened: Any) -> None:
     async with opened(checks=["output"]) as (wire, tagger), serving(tagger):
         sampling = pb.SamplingParams(stop=[" who"])
-        call = wire.stub.Generate(prompt(sampling=sampling))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(sampling=sampling))
         await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
         events = await events_of(call)
         assert text_of(events) == "It was <PER_1> of <LOC_1>"
@@ -242,8 +236,7 @@ async def test_a_stop_string_behind_a_name_ends_the_answer(opened: Any) -> None:
 
 async def test_a_refused_entity_ends_the_answer_before_it(opened: Any) -> None:
     async with opened({"ner.per": "block"}, checks=["output"]) as (wire, tagger), serving(tagger):
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
         events = await events_of(call)
         assert text_of(events) == "It was "
@@ -255,10 +248,8 @@ async def test_a_refused_entity_ends_the_answer_before_it(opened: Any) -> None:
 @pytest.mark.parametrize("fail", ["open", "closed"])
 async def test_policy_decides_about_an_unchecked_answer(opened: Any, fail: str) -> None:
     async with opened(checks=["output"], fail=fail, budget_s=0.05) as (wire, _):
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
-        await wire.batcher.send(task, last(0, wire.tokens("said Mia")))
-        events = await events_of(call)
+        call, task = await wire.begin(prompt())
+        events = await wire.end(call, task, "said Mia")
         assert text_of(events) == ("said Mia" if fail == "open" else "")
         rules = list(events[-1].finished.rules)
         assert rules == ([] if fail == "open" else ["guard.names.timeout"])
@@ -266,8 +257,7 @@ async def test_policy_decides_about_an_unchecked_answer(opened: Any, fail: str) 
 
 async def test_a_resumed_answer_is_read_again_and_goes_on(opened: Any) -> None:
     async with opened(checks=["output"]) as (wire, tagger), serving(tagger):
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         tokens = wire.tokens(ANSWER)
         half = len(wire.tokens("It was Anna Smith of New York who said so. Then"))
         await wire.batcher.send(task, frame(0, tokens[:half]))
@@ -276,8 +266,7 @@ async def test_a_resumed_answer_is_read_again_and_goes_on(opened: Any) -> None:
         held = [None if i in delta.hidden_indexes else t for i, t in enumerate(delta.token_ids)]
         call.cancel()
         await wire.batcher.cancelled(task)
-        call = wire.stub.Generate(resumed(prompt(), held, "small"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(resumed(prompt(), held, "small"))
         start = len(task.produced_token_ids)
         await wire.batcher.send(task, last(start, tokens[start:]))
         assert text_of(await events_of(call)) == "Then she went home to <LOC_2>."
@@ -285,8 +274,7 @@ async def test_a_resumed_answer_is_read_again_and_goes_on(opened: Any) -> None:
 
 async def test_an_answer_that_waits_is_dropped_with_its_caller(opened: Any) -> None:
     async with opened(checks=["output"]) as (wire, _):
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         await wire.batcher.send(task, last(0, wire.tokens("said Mia")))
         check = await wire.batcher.task("ner")
         await call.read()

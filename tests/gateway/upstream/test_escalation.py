@@ -97,8 +97,7 @@ async def test_an_answer_that_the_policy_ends_before_its_commit_point_ends(
     safety = {"policies": {"default": {"actions": {"secret.*": "block"}}}}
     routing = {"default": "small", "cascade": CASCADE | {"commit_tokens": 64}}
     async with open_wire(nats_url, model_folder, routing=routing, safety=safety) as wire:
-        call = wire.stub.Generate(prompt(model=""))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(model=""))
         await wire.batcher.send(
             task, saying(wire, "The key is AKIAQ3ZK7WPX2MNB5TRD, keep it.", -0.01)
         )
@@ -115,8 +114,7 @@ async def test_first_answer_is_kept_without_a_second_worker(
     async with open_wire(nats_url, model_folder, routing=routing) as wire:
         await wire.batcher.report("small")
         await wire.until(lambda: not is_served(wire.gateway, "large"))
-        call = wire.stub.Generate(prompt(model=""))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(model=""))
         await wire.batcher.send(task, saying(wire, BAD, -3.0, end=TASK_END_STOP))
         events = await events_of(call)
         assert text_of(events) == BAD
@@ -129,8 +127,7 @@ async def test_a_replaced_answer_streams_at_once_to_callers_that_accept_it(
 ) -> None:
     routing = {"default": "small", "cascade": CASCADE | {"mode": "replace", "commit_tokens": 16}}
     async with open_wire(nats_url, model_folder, routing=routing) as wire:
-        call = wire.stub.Generate(prompt(model="", accept_replace=True))
-        first = await wire.batcher.task("small")
+        call, first = await wire.begin(prompt(model="", accept_replace=True))
         await wire.batcher.send(first, saying(wire, BAD, -0.01))
         assert (await call.read()).HasField("started")
         assert (await call.read()).delta.text == BAD
@@ -138,8 +135,7 @@ async def test_a_replaced_answer_streams_at_once_to_callers_that_accept_it(
         unsure = Logprobs(logprob=-30.0, top_token_ids=[1, 2], top_logprobs=[-30.0, -31.0])
         await wire.batcher.send(first, frame(count, [5], logprobs=[unsure]))
         second = await wire.batcher.task("large")
-        await wire.batcher.send(second, last(0, wire.tokens("hello")))
-        events = await events_of(call)
+        events = await wire.end(call, second, "hello")
         assert notices(events)[0].kind == pb.NOTICE_KIND_ESCALATED
         assert next(event.delta.index for event in events if event.HasField("delta")) == 0
         assert text_of(events) == "hello"
@@ -148,8 +144,7 @@ async def test_a_replaced_answer_streams_at_once_to_callers_that_accept_it(
         first = await wire.batcher.task("small")
         await wire.batcher.send(first, saying(wire, BAD, -3.0))
         second = await wire.batcher.task("large")
-        await wire.batcher.send(second, last(0, wire.tokens("hello")))
-        assert text_of(await events_of(call)) == "hello"
+        assert text_of(await wire.end(call, second, "hello")) == "hello"
 
 
 async def test_a_reconnecting_caller_gets_the_escalation_notice(cascade: Wire) -> None:

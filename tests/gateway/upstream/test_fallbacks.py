@@ -39,13 +39,11 @@ async def fail(wire: Wire, task: Task, reason: str = "MODEL_UNAVAILABLE") -> Non
 
 @pytest.mark.parametrize("reason", ["MODEL_UNAVAILABLE", "ENGINE_FAILED", "OVERLOADED"])
 async def test_a_fallback_answers_the_request_that_fails(wire: Wire, reason: str) -> None:
-    call = wire.stub.Generate(prompt("hello", model=""))
-    first = await wire.batcher.task("large")
+    call, first = await wire.begin(prompt("hello", model=""), "large")
     await fail(wire, first, reason)
     second = await wire.batcher.task("small")
     assert second.sampling.seed == first.sampling.seed
-    await wire.batcher.send(second, last(0, wire.tokens("hello")))
-    events = await events_of(call)
+    events = await wire.end(call, second, "hello")
     assert text_of(events) == "hello"
     assert events[-1].finished.model == "small"
     (notice,) = notices(events)
@@ -93,8 +91,7 @@ async def test_a_model_without_worker_is_replaced_for_auto(wire: Wire) -> None:
 
 
 async def test_a_shown_answer_is_not_replaced(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt("hello", model=""))
-    task = await wire.batcher.task("large")
+    call, task = await wire.begin(prompt("hello", model=""), "large")
     await wire.batcher.send(task, frame(0, wire.tokens("hello")))
     error = TaskError(reason="ENGINE_FAILED", message="it broke")
     count = len(wire.tokens("hello"))
@@ -116,8 +113,7 @@ async def test_failures_count_for_the_breaker_at_once(wire: Wire) -> None:
         await fail(wire, await wire.batcher.task("large"))
         task = await wire.batcher.task("small")
         if is_answered:  # which is no success of the model that failed
-            await wire.batcher.send(task, last(0, wire.tokens("hello")))
-            await events_of(call)
+            await wire.end(call, task, "hello")
     _, error = await error_of(wire.stub.Generate(prompt("hello", model="large")))
     assert "circuit breaker is open" in error.message
     call.cancel()
@@ -143,8 +139,7 @@ async def test_a_fallback_without_room_is_passed_over(nats_url: str, model_folde
 async def test_what_failed_costs_nothing(nats_url: str, model_folder: Path) -> None:
     prices = {"large": (1e6, 1e6), "small": (0.0, 1e6)}
     async with open_wire(nats_url, model_folder, routing=ROUTING, prices=prices) as wire:
-        call = wire.stub.Generate(prompt("hello", model=""))
-        first = await wire.batcher.task("large")
+        call, first = await wire.begin(prompt("hello", model=""), "large")
         await fail(wire, first)
         await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
         await events_of(call)
@@ -158,13 +153,11 @@ async def test_a_degraded_answer_is_not_kept(nats_url: str, model_folder: Path) 
     sampling = pb.SamplingParams(seed=1)
     async with open_wire(nats_url, model_folder, routing=ROUTING, cache=cache) as wire:
         for failing in (True, False):
-            call = wire.stub.Generate(prompt("hello", model="", sampling=sampling))
-            task = await wire.batcher.task("large")
+            call, task = await wire.begin(prompt("hello", model="", sampling=sampling), "large")
             if failing:
                 await fail(wire, task)
                 task = await wire.batcher.task("small")
-            await wire.batcher.send(task, last(0, wire.tokens("hello")))
-            await events_of(call)
+            await wire.end(call, task, "hello")
 
 
 async def test_the_deadline_holds_while_a_fallback_answers(wire: Wire) -> None:

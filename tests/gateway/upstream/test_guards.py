@@ -90,8 +90,7 @@ async def test_check_runs_beside_the_run_and_holds_the_answer(
 
 async def test_an_objection_stops_the_row_and_names_the_rule_and_no_text(opened: Any) -> None:
     async with opened() as wire:
-        call = wire.stub.Generate(prompt("a dreadful plan"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt("a dreadful plan"))
         await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
         await judge(wire, await wire.batcher.task("large"), "unsafe\nS1,S9")
         code, error = await error_of(call)
@@ -106,8 +105,7 @@ async def test_safe_verdict_shows_held_text_and_streaming_continues(
     opened: Any,
 ) -> None:
     async with opened() as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
         await judge(wire, await wire.batcher.task("large"), "\n\nsafe")
         assert (await call.read()).HasField("started")
@@ -127,12 +125,10 @@ async def test_safe_verdict_shows_held_text_and_streaming_continues(
 
 async def test_rows_of_a_guard_hang_under_its_span(opened: Any) -> None:
     async with opened() as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         message = await wire.batcher.message("large")
         await judge(wire, Task.FromString(message.data), "safe")
-        await wire.batcher.send(task, last(0))
-        await events_of(call)
+        await wire.end(call, task)
         span = wire.span(names.SPAN_GUARD)
         assert f"{span.context.span_id:016x}" in message.headers["traceparent"]
         assert span.parent.span_id == wire.span(names.SPAN_GENERATE).context.span_id
@@ -153,8 +149,7 @@ async def test_without_a_verdict_the_policy_says_what_happens(
             await wire.batcher.report("small", batcher="b1")
             await wire.batcher.report("large", batcher="b2", classes=[late])
             await wire.until(lambda: is_served(wire.gateway, "large"))
-        call = wire.stub.Generate(prompt(), timeout=60)
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(), timeout=60)
         if how in ("unparsable", "failed", "timeout"):
             check = await wire.batcher.task("large")
             if how == "unparsable":
@@ -168,8 +163,7 @@ async def test_without_a_verdict_the_policy_says_what_happens(
             _, refused = await error_of(call)
             assert refused.metadata["rules"] == f"guard.harm.{how}"
             return
-        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
-        assert text_of(await events_of(call)) == ANSWER
+        assert text_of(await wire.end(call, task, ANSWER)) == ANSWER
         record = await explained(wire, task.request_id)
         assert [one.failure for one in record.guards] == [how]
         assert [(one.rule, one.action) for one in record.decisions] == [
@@ -186,8 +180,7 @@ async def test_a_prompt_that_does_not_fit_the_guard_has_no_verdict(opened: Any) 
 
 async def test_windows_of_an_answer_are_checked_and_an_objection_ends_it(opened: Any) -> None:
     async with opened(checks=["output"], window_tokens=4) as wire:
-        call = wire.stub.Generate(prompt("what is it"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt("what is it"))
         tokens = wire.tokens(ANSWER)
         await wire.batcher.send(task, frame(0, tokens[:6]))
         assert (await call.read()).HasField("started")
@@ -205,8 +198,7 @@ async def test_windows_of_an_answer_are_checked_and_an_objection_ends_it(opened:
 
 async def test_an_answer_does_not_end_before_the_verdict_about_all_of_it(opened: Any) -> None:
     async with opened(checks=["output"], window_tokens=0) as wire:
-        call = wire.stub.Generate(prompt(idempotency_key="k"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(idempotency_key="k"))
         await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
         await wire.forgotten(task)
         check = await wire.batcher.task("large")
@@ -225,8 +217,7 @@ async def test_an_answer_does_not_end_before_the_verdict_about_all_of_it(opened:
 @pytest.mark.parametrize("verdict", ["safe", UNSAFE])
 async def test_a_guard_that_holds_shows_all_or_nothing(opened: Any, verdict: str) -> None:
     async with opened(checks=["output"], hold=True, window_tokens=4) as wire:
-        call = wire.stub.Generate(prompt(idempotency_key="k"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(idempotency_key="k"))
         tokens = wire.tokens(ANSWER)
         await wire.batcher.send(task, frame(0, tokens[:6]))
         await judge(wire, await wire.batcher.task("large"), "safe")
@@ -243,11 +234,9 @@ async def test_a_guard_that_holds_shows_all_or_nothing(opened: Any, verdict: str
 
 async def test_categories_that_the_policy_does_not_name_are_flagged(opened: Any) -> None:
     async with opened(categories=["S2"]) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         await judge(wire, await wire.batcher.task("large"), UNSAFE)
-        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
-        assert text_of(await events_of(call)) == ANSWER
+        assert text_of(await wire.end(call, task, ANSWER)) == ANSWER
         (guard,) = (await explained(wire, task.request_id)).guards
         assert (list(guard.categories), guard.action) == (["S1"], safety_pb2.SAFETY_ACTION_FLAG)
 
@@ -255,8 +244,7 @@ async def test_categories_that_the_policy_does_not_name_are_flagged(opened: Any)
 async def test_a_threshold_counts_and_the_score_and_the_cost_are_kept(opened: Any) -> None:
     prices = {"large": (1e6, 0.0)}
     async with opened({"prices": prices}, threshold=0.2) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         check = await wire.batcher.task("large")
         assert check.sampling.logprobs
         tokens = wire.tokens("safe")
@@ -276,8 +264,7 @@ async def test_rows_of_guards_count_for_the_spending_of_the_tenant(opened: Any) 
         call = wire.stub.Generate(prompt(model=""))
         task = await wire.batcher.task("small")  # which costs nothing
         await judge(wire, await wire.batcher.task("large"), "safe")
-        await wire.batcher.send(task, last(0))
-        await events_of(call)
+        await wire.end(call, task)
         call = wire.stub.Generate(prompt(model=""))
         await wire.batcher.task("large")
         assert (await call.read()).started.route.strategy == pb.ROUTE_STRATEGY_BUDGET
@@ -286,8 +273,7 @@ async def test_rows_of_guards_count_for_the_spending_of_the_tenant(opened: Any) 
 
 async def test_a_caller_that_leaves_cancels_the_checks(opened: Any) -> None:
     async with opened() as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         check = await wire.batcher.task("large")
         await call.read()
         call.cancel()
@@ -298,16 +284,14 @@ async def test_a_caller_that_leaves_cancels_the_checks(opened: Any) -> None:
 
 async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any) -> None:
     async with opened(action={"route": "large"}) as wire:
-        call = wire.stub.Generate(prompt())
-        first = await wire.batcher.task("small")
+        call, first = await wire.begin(prompt())
         check = await wire.batcher.task("large")
         await wire.batcher.send(first, last(0, wire.tokens(ANSWER)))
         await wire.forgotten(first)
         await judge(wire, check, UNSAFE)
         second = await wire.batcher.task("large")
         assert second.request_id == f"{first.request_id}-r1"
-        await wire.batcher.send(second, last(0, wire.tokens("hello")))
-        events = await events_of(call)
+        events = await wire.end(call, second, "hello")
         assert text_of(events) == "hello"
         (notice,) = [event.notices[0] for event in events if event.notices]
         assert (notice.kind, notice.model) == (pb.NOTICE_KIND_ESCALATED, "large")
@@ -333,11 +317,9 @@ async def test_a_caller_with_tokens_of_the_governed_model_continues_with_it(open
 
 async def test_an_answer_of_the_governed_model_continues(opened: Any) -> None:
     async with opened(action={"route": "small"}) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         await judge(wire, await wire.batcher.task("large"), UNSAFE)
-        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
-        events = await events_of(call)
+        events = await wire.end(call, task, ANSWER)
         assert text_of(events) == ANSWER
         assert not any(event.notices for event in events)
 
@@ -346,8 +328,7 @@ async def test_after_an_escalation_the_second_answer_is_checked(opened: Any) -> 
     cascade = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
     routing = {"default": "small", "cascade": cascade}
     async with opened({"routing": routing}, checks=["input", "output"], window_tokens=2) as wire:
-        call = wire.stub.Generate(prompt(model=""))
-        first = await wire.batcher.task("small")
+        call, first = await wire.begin(prompt(model=""))
         await judge(wire, await wire.batcher.task("large"), "safe")
         tokens = wire.tokens("world world world world")
         unsure = [
@@ -369,8 +350,7 @@ async def test_takeover_keeps_the_verdict_and_resume_checks_again(
     opened: Any,
 ) -> None:
     async with opened() as wire:
-        call = wire.stub.Generate(prompt(idempotency_key="k"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(idempotency_key="k"))
         await judge(wire, await wire.batcher.task("large"), "safe")
         await wire.batcher.send(task, frame(0, wire.tokens("hello")))
         assert (await call.read()).HasField("started")
@@ -379,8 +359,7 @@ async def test_takeover_keeps_the_verdict_and_resume_checks_again(
         await wire.batcher.send(task, last(1, wire.tokens(" world")))
         assert text_of(await events_of(again)) == "hello world"
 
-        call = wire.stub.Generate(resumed(prompt(), wire.tokens("hello")))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(resumed(prompt(), wire.tokens("hello")))
         assert list(task.produced_token_ids) == wire.tokens("hello")
         await judge(wire, await wire.batcher.task("large"), UNSAFE)
         _, error = await error_of(call)
@@ -404,8 +383,7 @@ async def test_placeholders_are_not_restored_for_guards(nats_url: str, model_fol
     safety = guarded(checks=["input", "output"], window_tokens=0)
     safety["policies"]["default"] |= {"actions": {"pii.*": "redact"}, "restore": True}
     async with open_wire(nats_url, model_folder, safety=safety) as wire:
-        call = wire.stub.Generate(prompt(f"pay {iban}"))
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt(f"pay {iban}"))
         checks = [await wire.batcher.task("large")]
         await judge(wire, checks[0], "safe")
         await wire.batcher.send(task, last(0, wire.tokens("<IBAN_1> it is")))
@@ -417,8 +395,7 @@ async def test_placeholders_are_not_restored_for_guards(nats_url: str, model_fol
 
 async def test_every_verdict_is_audited_and_no_text(opened: Any) -> None:
     async with opened(checks=["input", "output"], window_tokens=0) as wire:
-        call = wire.stub.Generate(prompt())
-        task = await wire.batcher.task("small")
+        call, task = await wire.begin(prompt())
         await judge(wire, await wire.batcher.task("large"), "safe")
         await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
         await judge(wire, await wire.batcher.task("large"), UNSAFE)

@@ -11,10 +11,10 @@ from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import ModelAttempt
-from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.cascades import BAD, explained, saying
 from tests.gateway.kit.tokenizer import SPECIALS
-from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of
+from tests.gateway.kit.wire import Wire, open_wire, prompt, text_of
 
 CASCADE = {"first": "small", "second": "large", "commit_tokens": 64, "mode": "hold"}
 HINT = "Draft {draft} end"
@@ -35,15 +35,13 @@ async def escalate(
     wire: Wire, draft: str = BAD, request: pb.GenerateRequest | None = None
 ) -> tuple[str, Task, ModelAttempt]:
     """Let ``small`` draft and doubt; return the prompt, the task and the record of the second model."""
-    call = wire.stub.Generate(request or prompt(model=""))
-    first = await wire.batcher.task("small")
+    call, first = await wire.begin(request or prompt(model=""))
     # As a model writes it: what looks like a control token is plain text.
     tokens = wire.catalog["small"].tokenizer.bare(draft)
     doubt = [Logprobs(logprob=-3.0, top_token_ids=[1], top_logprobs=[-3.0])] * len(tokens)
     await wire.batcher.send(first, frame(0, tokens, logprobs=doubt))
     second = await wire.batcher.task("large")
-    await wire.batcher.send(second, last(0, wire.tokens("hello")))
-    assert text_of(await events_of(call)) == "hello"
+    assert text_of(await wire.end(call, second, "hello")) == "hello"
     record = await explained(wire, first.request_id)
     attempt = record.attempts[-1]
     assert attempt.prompt_tokens == len(second.prompt_token_ids)
@@ -110,15 +108,13 @@ async def test_hint_keeps_the_placeholders_of_the_prompt(nats_url: str, model_fo
         }
     }
     async with hinting(nats_url, model_folder, safety=safety) as wire:
-        call = wire.stub.Generate(prompt(f"ask {EMAIL}", model=""))
-        first = await wire.batcher.task("small")
+        call, first = await wire.begin(prompt(f"ask {EMAIL}", model=""))
         tokenizer = wire.catalog["small"].tokenizer.tokenizer
         shown = tokenizer.decode(first.prompt_token_ids)
         placeholder = shown[shown.index("<EMAIL") : shown.index(">", shown.index("<EMAIL")) + 1]
         await wire.batcher.send(first, saying(wire, f"I ask {placeholder}", -3.0))
         second = await wire.batcher.task("large")
-        await wire.batcher.send(second, last(0, wire.tokens("hello")))
-        await events_of(call)
+        await wire.end(call, second, "hello")
     seen = tokenizer.decode(second.prompt_token_ids)
     assert f"I ask {placeholder}" in seen
     assert EMAIL not in seen

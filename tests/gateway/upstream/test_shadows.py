@@ -19,7 +19,7 @@ from sluice.v1 import safety_pb2
 from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame, last
-from tests.gateway.kit.wire import Wire, events_of, is_served, open_wire, prompt, text_of, typed
+from tests.gateway.kit.wire import Wire, is_served, open_wire, prompt, text_of, typed
 
 ROUTING = {
     "default": "small",
@@ -42,10 +42,8 @@ def opened(nats_url: str, model_folder: Path) -> Any:
 
 async def answered(wire: Wire, said: str = "hello world", **fields: Any) -> Task:
     """The task of a request that the small model has answered."""
-    call = wire.stub.Generate(prompt(**{"model": "", **fields}))
-    task = await wire.batcher.task()
-    await wire.batcher.send(task, last(0, wire.tokens(said)))
-    assert text_of(await events_of(call)) == said
+    call, task = await wire.begin(prompt(**{"model": "", **fields}))
+    assert text_of(await wire.end(call, task, said)) == said
     return task
 
 
@@ -85,8 +83,7 @@ async def test_the_shadow_gets_the_same_prompt_after_the_answer(
         )
         task = await wire.batcher.task("small", "standard")
         assert wire.span(names.SPAN_SHADOW) is None
-        await wire.batcher.send(task, last(0, wire.tokens("hello world")))
-        assert text_of(await events_of(call)) == "hello world"
+        assert text_of(await wire.end(call, task, "hello world")) == "hello world"
         shadow = await shadow_of(wire, "hello there")
         assert shadow.request_id == f"{task.request_id}-s1"
         assert shadow.prompt_token_ids == task.prompt_token_ids
@@ -200,10 +197,8 @@ async def test_a_request_that_the_safety_policy_acted_on_is_not_shadowed(
 ) -> None:
     iban = "DE89370400440532013000"
     async with opened(safety={"policies": {"default": safety}}) as wire:
-        call = wire.stub.Generate(prompt(f"pay {iban}", model=""))
-        task = await wire.batcher.task()
-        await wire.batcher.send(task, last(0, wire.tokens(f"to {iban} then")))
-        await events_of(call)
+        call, task = await wire.begin(prompt(f"pay {iban}", model=""))
+        await wire.end(call, task, f"to {iban} then")
         assert not (await explained(wire, task.request_id, lambda r: r.attempts)).shadows
         # The next one is the first that is asked.
         fine = await answered(wire)
@@ -229,12 +224,10 @@ async def test_a_request_that_a_guard_acted_on_is_not_shadowed(opened: Any) -> N
         "action": {"route": "small"},
     }
     async with opened(safety={"policies": {"default": {"guard": {"harm": guard}}}}) as wire:
-        call = wire.stub.Generate(prompt("a plan", model=""))
-        task = await wire.batcher.task()
+        call, task = await wire.begin(prompt("a plan", model=""))
         check = await wire.batcher.task("large")
         await wire.batcher.send(check, last(0, wire.tokens("unsafe\nS1")))
-        await wire.batcher.send(task, last(0, wire.tokens("hello")))
-        await events_of(call)
+        await wire.end(call, task, "hello")
         record = await explained(wire, task.request_id, lambda r: r.attempts)
         assert [one.action for one in record.decisions] == [safety_pb2.SAFETY_ACTION_ROUTE]
         assert not record.shadows
