@@ -1,5 +1,6 @@
-"""Answers as a step of a Ray Data pipeline, for data sets that outgrow one machine (docs/use/ray.md: when a job is
-better).
+"""Answers as a step of a Ray Data pipeline, for data sets that outgrow one machine.
+
+docs/use/ray.md says when a job is better.
 
     answered = ray.data.read_parquet("s3://docs").map_batches(
         Generate,

@@ -97,7 +97,8 @@ def server_credentials(folder: Path, client_cas: Sequence[Path] = ()) -> grpc.Se
     """Return credentials of a server: each handshake reads the files anew; broken ones leave the last good ones in use.
 
     Args:
-        client_cas: callers must show a certificate of one of these authorities; empty: they are not asked.
+        folder: Folder of the certificate.
+        client_cas: Callers must show a certificate of one of these authorities; empty: they are not asked.
 
     Raises:
         SettingsError: as `read_pair` and `read_authorities`.

@@ -82,15 +82,12 @@ def check_room(settings: Settings, store: Path) -> None:
 
 def reserved(settings: Settings) -> dict[str, int]:
     """Return the limits of the streams that a mesh makes, in bytes, by the key of the setting."""
-    records = settings.records
     used = {
-        "records.max_mib": records.enabled,
-        "records.audit_max_mib": records.audit_enabled,
         "routing.outcomes.max_mib": bool(settings.routing.outcomes.tenants),
         "jobs.inputs_max_bytes": bool(settings.jobs.replicas),
         "jobs.results_max_bytes": bool(settings.jobs.replicas),
     }
-    return {key: size * used[key] for key, size in _limits(settings).items()}
+    return {key: size * used.get(key, True) for key, size in _limits(settings).items()}
 
 
 def _limits(settings: Settings) -> dict[str, int]:

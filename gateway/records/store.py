@@ -220,7 +220,7 @@ class RecordStore:
     async def audit_entry(self, request_id: str, tenant: str | None) -> AuditEntry:
         """Return the audit entry of a request of `tenant` (None for any); raise RecordUnknown if there is none."""
         if not self._settings.audit_enabled:
-            raise RecordUnknown("the audit is disabled; set records.audit_enabled")
+            raise RecordUnknown("the audit is disabled; set records.audit_max_mib")
         subject = subjects.audit(tenant or subjects.ANY, request_id)
         return await self._last(AuditEntry, subjects.AUDIT_STREAM, subject)
 
@@ -281,7 +281,7 @@ class RecordStore:
 
     async def _record(self, kind: type[M], subject: str, *, direct: bool = False) -> M:
         if not self._settings.enabled:
-            raise RecordUnknown("records are disabled; set records.enabled")
+            raise RecordUnknown("records are disabled; set records.max_mib")
         return await self._last(kind, subjects.RECORDS_STREAM, subject, direct=direct)
 
     def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:

@@ -355,7 +355,6 @@ def matches(rule: RouteRule, features: Features) -> bool:
     length = len(features.text)
     return (
         selects(rule, features)
-        and (rule.min_prompt_chars is None or length >= rule.min_prompt_chars)
         and (rule.max_prompt_chars is None or length <= rule.max_prompt_chars)
         and (rule.min_prompt_tokens is None or features.prompt_tokens >= rule.min_prompt_tokens)
         and (

@@ -222,10 +222,12 @@ class Client(Caller):
         """Return the embeddings of any number of texts; many are sent in several calls, a few at a time.
 
         Args:
+            texts: The texts, any number.
             prompt_name: of the model's prompt before each text, such as "query" or "document"; empty: its default.
             dimensions: so many numbers of each embedding; 0: all.
             normalize: whether embeddings have length 1; None: as the model's folder says.
             truncate: whether texts that are too long are cut, else they are an error.
+            timeout_s: Upper bound of each call, in seconds.
 
         Raises:
             SluiceError: a text cannot be embedded; of several calls the first error.

@@ -228,7 +228,10 @@ def policy_notes(policy: Policy, model: str, engine: str, *, streams: bool) -> S
     """Return a line for what a policy does not change, for the log.
 
     Args:
-        streams: whether the engine admits requests at every step, and so pads nothing.
+        policy: The policy of the model.
+        model: Name of the model.
+        engine: Name of its engine.
+        streams: Whether the engine admits requests at every step, and so pads nothing.
     """
     name = policy.name or "continuous"
     where = f"policy {name} for model {model}"

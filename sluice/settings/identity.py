@@ -1,5 +1,6 @@
-"""The section ``identity``: who may call, and as whom. Without it calls are not authenticated
-(docs/operate/security.md).
+"""The section `identity`: who may call, and as whom.
+
+Without it calls are not authenticated (docs/operate/security.md).
 """
 
 from typing import ClassVar, Literal, Self
@@ -55,7 +56,9 @@ class CertificateIdentity(Section):
     """Whose calls a client certificate makes."""
 
     tenant: Name
+    """Tenant of the calls."""
     roles: tuple[Role, ...] = (CALLER,)
+    """Roles of the calls: caller, operator, auditor."""
 
 
 class IdentitySettings(Section):
@@ -64,6 +67,7 @@ class IdentitySettings(Section):
     api_keys: bool = False
     """Keys of `sluice keys`."""
     jwt: tuple[JwtSettings, ...] = ()
+    """Issuers of JSON Web Tokens that are accepted."""
     certificates: dict[str, CertificateIdentity] = Field(default_factory=dict)
     """Client certificates by a subject alternative name, such as ``spiffe://example.org/team-a``."""
     mesh_key: str | None = Field(None, pattern=r"^[!-~]{16,}$", repr=False)

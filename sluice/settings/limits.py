@@ -10,8 +10,9 @@ class RateLimits(Section):
     """Rates; unset: no limit."""
 
     requests_per_minute: Positive | None = None
+    """Requests a minute."""
     tokens_per_minute: Positive | None = None
-    """Of prompts and answers. A request reserves its longest answer, and what it did not use is returned at its end."""
+    """Tokens of prompts and answers a minute. A request reserves its longest answer; unused tokens are returned."""
 
 
 class SoftLimit(ModelChoice):
@@ -33,7 +34,8 @@ class LimitSettings(RateLimits):
     concurrent_bulk: Count | None = None
     """Calls of class bulk at the same time, waiting ones included."""
     cost_per_day: NotNegative | None = None
-    """In ``currency``; days and months are those of UTC."""
+    """Spending a day (UTC), in `currency`."""
     cost_per_month: NotNegative | None = None
+    """Spending a month (UTC), in `currency`."""
     soft: SoftLimit | None = None
     """Cheaper answers before a limit is reached; unset: none."""

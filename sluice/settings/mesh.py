@@ -30,7 +30,7 @@ from sluice.settings.base import (
     BYTES_MAX,
     NAME_MAX,
     Count,
-    Mebibytes,
+    MebibytesOrNone,
     Name,
     NotNegative,
     Port,
@@ -75,9 +75,11 @@ class GatewaySettings(ProcessSettings):
     """The gRPC server."""
 
     address: str = DEFAULT_ADDRESS
+    """Where the gateway listens for gRPC, HOST:PORT; port 0 takes a free one in `sluice up`."""
     allow_remote: bool = False
     """Other machines may call although no credentials are asked for: only behind a network policy or a proxy."""
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    """Largest message of a call, in bytes."""
     audio_max_s: ClassVar[float] = 900.0
     """Longest audio of a request, in seconds; its bytes may exceed `max_message_bytes`. Bounds memory."""
     max_concurrent_requests: Count = 1024
@@ -145,13 +147,14 @@ class BatcherSettings(ProcessSettings):
 
     @property
     def idle_heartbeat_ms(self) -> int:
-        """How often a worker without rows reports at least."""
+        """Longest time between two reports of a worker without requests, in milliseconds."""
         return int(500 * self.idle_stall_s)
 
     @property
     def idle_stall_s(self) -> float:
-        """How long one without rows may be silent: each report costs all processes of an idle mesh. As soon as a row
-        is sent to it that is `stall_s`.
+        """How long a worker without requests may be silent, in seconds; `stall_s` once a request is sent to it.
+
+        Each report costs all processes of an idle mesh.
         """
         return 4 * self.stall_s
 
@@ -192,31 +195,46 @@ class TritonSettings(ServerOfMesh):
     """Triton; each worker has a server, and `port` is for gRPC."""
 
     start_s: Positive = 120.0
+    """How long a server may take to load its model, in seconds."""
 
 
 class RecordsSettings(Section):
     """Retention of request records (`sluice explain`) and of safety decisions (audit); both in JetStream."""
 
-    enabled: bool = True
-    max_mib: Mebibytes = 256
+    max_mib: MebibytesOrNone = 256
+    """Storage of records, in MiB; the oldest are deleted. 0: no records."""
     max_age_h: Positive = 72.0
+    """Age after which records are deleted, in hours."""
     tenant_share: ClassVar[float] = 0.5
     """Share of `max_mib`, and of `audit_max_mib`, that one tenant's entries may take; above it the oldest are deleted,
     so that no tenant pushes out the entries of others."""
-    audit_enabled: bool = True
-    audit_max_mib: Mebibytes = 1024
+    audit_max_mib: MebibytesOrNone = 1024
+    """Storage of the audit, in MiB; the oldest entries are deleted. 0: no audit."""
     audit_max_age_h: Positive = 24.0 * 365
+    """Age after which entries of the audit are deleted, in hours."""
     audit_key: str | None = Field(None, min_length=16, repr=False)
     """Key of the hashes of prompts in the audit, for all gateways of a mesh; unset: no hashes."""
     audit_text_tenants: frozenset[str] = frozenset()
     """Tenants that want the text of their prompts in the audit."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether records are kept."""
+        return self.max_mib > 0
+
+    @property
+    def audit_enabled(self) -> bool:
+        """Whether safety decisions are kept."""
+        return self.audit_max_mib > 0
 
 
 class CacheSettings(TenantMatch):
     """Answers that are kept for equal requests; see docs/concepts/cache.md."""
 
     enabled: bool = False
+    """Whether answers are cached."""
     max_age_s: float = Field(3600.0, ge=1, le=30 * 24 * 3600)
+    """Age after which a cached answer is deleted, in seconds."""
 
 
 class JobsSettings(ProcessSettings):
@@ -251,8 +269,6 @@ class JobsSettings(ProcessSettings):
     """Of prefixes and streams listed above, those that only some tenants may use ({"s3://bucket/payroll": [hr]})."""
     private_hosts: list[str] = Field(default_factory=list)
     """Names and networks at private or loopback addresses that webhooks and inputs may reach, over http too."""
-    drain_s: NotNegative = 5.0
-    """How long a process that stops lets running items end, in seconds."""
 
     @model_validator(mode="after")
     def _tenants_of_what_is_listed(self) -> Self:
@@ -268,8 +284,9 @@ monitoring, JSON for its Prometheus exporter."""
 
 
 class TelemetrySettings(Section):
-    """Where traces and metrics go; OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, switch them on. See
-    docs/operate/telemetry.md.
+    """Where traces and metrics go; see docs/operate/telemetry.md.
+
+    OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, switch them on.
     """
 
     trace_ratio: float = Field(1.0, ge=0, le=1)
@@ -284,13 +301,15 @@ class TelemetrySettings(Section):
     """Pages for Prometheus by process, "HOST:PORT" such as 127.0.0.1:9464; port 0 takes a free one, and the log says
     which. Further processes of a kind take the next ports. A process that is not named, or null, has no page."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level of log lines that are written."""
     log_format: Literal["text", "json"] = "text"
-    """Of gateways, batchers and processes of jobs; `sluice logs` reads both."""
+    """Format of the logs of gateways, batchers and processes of jobs; `sluice logs` reads both."""
 
 
 class TlsSettings(Section):
-    """Encryption; see docs/operate/security.md. A folder has the files of a Secret of cert-manager: tls.crt, tls.key
-    and ca.crt.
+    """Encryption; see docs/operate/security.md.
+
+    A folder has the files of a Secret of cert-manager: tls.crt, tls.key and ca.crt.
     """
 
     embedded: bool = False
@@ -322,11 +341,12 @@ class Settings(BaseSettings):
     )
 
     models: tuple[ModelSettings, ...] = Field(default_factory=shipped_models)
+    """Models to serve; unset: the shipped ones."""
     retiring: tuple[ModelSettings, ...] = ()
     """Models that were replaced or removed while the mesh ran, until their last rows have ended; `sluice reload` writes
     it (docs/operate/deploy.md)."""
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$")
-    """Of all prices and budgets, ISO 4217."""
+    """Currency of all prices and budgets, ISO 4217."""
     routing: RoutingSettings = SPECIALIST_ROUTING
     gateway: GatewaySettings = GatewaySettings()
     http: HttpSettings = HttpSettings()
@@ -342,7 +362,7 @@ class Settings(BaseSettings):
     tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
     """Tenants that differ from the default, by name."""
     limits: LimitSettings = LimitSettings()
-    """Of every tenant without limits of its own; see docs/operate/limits.md."""
+    """Limits of every tenant without limits of its own; see docs/operate/limits.md."""
     safety: dict[str, Any] = Field(default_factory=dict)
     """Policies for prompts, see docs/concepts/safety.md. The gateway checks it."""
 

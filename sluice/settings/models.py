@@ -77,10 +77,12 @@ class ModelSettings(Section):
     """One model to serve."""
 
     name: Name
+    """Name of the model in requests, routes and metrics."""
     generation: Whole = 0
     """Counts how often the model was replaced while the mesh ran; `sluice reload` sets it. Tasks of each generation go
     to its own workers (docs/operate/deploy.md)."""
     tier: Name = "small"
+    """Tier of the model, such as small or large: a label of metrics, and what `auto` chooses between."""
     path: str
     """A folder in Hugging Face layout, a GGUF file, a hub id, or a shipped model: "builtin:small", "builtin:large",
     "builtin:chat". Of the engine "openai" only the tokenizer is used."""
@@ -103,17 +105,17 @@ class ModelSettings(Section):
     server: ServerSettings | None = None
     """Somebody else's server, of the engine "openai"; ``slots`` is how many requests it gets at the same time."""
     echo_step_ms: float = Field(0.0, ge=0, le=10_000)
-    """What a step of the engine "echo" takes, whatever its rows."""
+    """Time of a step of the engine "echo", in milliseconds, whatever the number of its sequences."""
     slots: int = Field(32, ge=1, le=1024)
-    """Rows computed at once."""
+    """Sequences that a worker computes at the same time."""
     max_waiting_rows: ClassVar[int] = 32
     """Requests that may wait inside the worker for a slot; more are refused back to the batcher."""
     context_tokens: int | None = Field(None, ge=8)
-    """Prompt and answer together; unset: the limit in the model's configuration."""
+    """Longest prompt and answer together, in tokens; unset: the limit in the model's configuration."""
     max_answer_tokens: Count | None = None
     """Largest max_tokens of a request, in tokens; unset: the context. Limits what one answer can cost."""
     threads: int = Field(1, ge=1, le=256)
-    """Torch threads of the worker."""
+    """Number of torch threads of a worker."""
     device: str = "auto"
     """"auto" takes CUDA where there is one, else the CPU; "cpu"; "cuda:1" is the second CUDA device."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
@@ -124,14 +126,15 @@ class ModelSettings(Section):
     """Share of its device's memory that one worker may take, weights and cache; unset: the workers of a device have
     equal shares of what others leave."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the model computes in; docs/internals/decisions/engine-numerics.md says what "auto" takes and why."""
+    """Type of the numbers that the model computes in; docs/internals/decisions/engine-numerics.md says what "auto"
+    takes and why."""
     quantization: Literal["none", "int8", "fp8"] = "none"
     """Keeps the weights of linear layers in 8 bits: "int8" for CPUs, "fp8" for GPUs from Ada and Hopper on;
     docs/internals/decisions/engine-numerics.md says what it costs."""
     cache_gb: Positive | None = None
-    """Memory of the KV cache, GB; unset: what ``memory_share`` leaves (docs/internals/engine.md)."""
+    """Memory of the KV cache of a worker, in GB; unset: what ``memory_share`` leaves (docs/internals/engine.md)."""
     prefill_tokens: Count = 512
-    """Most tokens of prompts in one step, beside one of every row that decodes."""
+    """Most tokens of prompts in one step of the engine, beside one of every sequence that decodes."""
     prefix_cache: PrefixCache = "tenant"
     """Which prompts that begin with the same tokens share their blocks: those of one tenant ("tenant", also written
     true), of all tenants ("mesh": one can find out by timing what another one asked), or none ("off", also false)."""
@@ -142,8 +145,9 @@ class ModelSettings(Section):
     tool_format: Literal["hermes", "llama3", "mistral"] | None = None
     """How the model writes calls of tools (docs/use/tools.md); unset: as its chat template shows."""
     prompt_price: NotNegative = 0.0
+    """Price of a million tokens of prompts, in `currency`."""
     answer_price: NotNegative = 0.0
-    """Per million tokens of prompt and of answer, in a currency of the operator's choice."""
+    """Price of a million tokens of answers, in `currency`."""
     triton_url: str | tuple[str, ...] | None = None
     """Where this model is served, one address or several; unset: ``triton.url``."""
     replicas: int = Field(1, ge=1, le=64)
@@ -338,8 +342,9 @@ def check_modality(where: object, config: Mapping[str, Any], engine: str = "tran
     The paged engine computes text models and Whisper. The engine "generate" computes the text of others too.
 
     Args:
-        where: what to call it in the error.
-        engine: as in `ModelSettings.engine`.
+        where: What to call it in the error.
+        config: The configuration of the model, its config.json.
+        engine: As in `ModelSettings.engine`.
 
     Raises:
         SettingsError: what it is, and what to do.

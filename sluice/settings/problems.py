@@ -126,8 +126,9 @@ def joined(found: Sequence[Problem], where: str, lines: Lines) -> str:
     """Return one message: one line for one problem, else a line for each, in the order of the file.
 
     Args:
-        where: what to call the file.
-        lines: where it has its values.
+        found: The problems, in any order.
+        where: What to call the file.
+        lines: Where the file has its values.
     """
     ordered = sorted(found, key=lambda one: 0 if one.origin else _line(one.place, lines))
     if len(ordered) == 1:

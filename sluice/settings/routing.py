@@ -34,6 +34,7 @@ class RouteRule(RequestMatch, ModelChoice):
     """Sends a request to `model` when all conditions that are set hold."""
 
     reason: str = Field(min_length=1, max_length=200)
+    """Why, for people: shown by `sluice explain`."""
     min_numbers: Count | None = None
     """At least this many numbers in the prompt."""
     contains: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(
@@ -42,8 +43,6 @@ class RouteRule(RequestMatch, ModelChoice):
     """Regular expressions (RE2), of which one is found in the caller's last turn."""
     min_prompt_tokens: Count | None = None
     """At least this many tokens of the default model in the prompt."""
-    min_prompt_chars: Count | None = None
-    """At least this many characters in the caller's turns."""
     max_prompt_chars: Count | None = None
     """At most this many characters in the caller's turns."""
     languages: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}$")], ...] = ()
@@ -89,7 +88,9 @@ class LearnedRoute(TrainedRoute):
     """Asks a trained router (`sluice router train`) whether the strong model would be better."""
 
     weak: Name
+    """The model that answers where that is good enough."""
     strong: Name
+    """The better, more expensive model."""
 
     @model_validator(mode="after")
     def _has_artefact(self) -> Self:
@@ -111,7 +112,9 @@ class CascadeRoute(TrainedRoute):
     """Starts with ``first`` and escalates to ``second`` when the answer is in doubt before the commit point."""
 
     first: Name
+    """The model that begins the answer."""
     second: Name
+    """The model that answers when the first one is in doubt."""
     mode: Literal["hold", "replace"] = "hold"
     """"hold" sends nothing before the commit point; "replace" streams at once to callers that accept a replacement."""
     commit_tokens: Count = 32
@@ -165,6 +168,7 @@ class Trial(ModelChoice):
     of: Name
     """The model of whose requests it gets a share."""
     share: Share
+    """Share of the requests of `of`, above 0 and at most 1."""
 
     @model_validator(mode="after")
     def _differs(self) -> Self:
@@ -177,16 +181,21 @@ class RoutingPolicy(Section):
     """How "auto" is resolved: the first rule that holds, else the learned router, else ``default``."""
 
     default: Name = "small"
+    """The model of requests that nothing else decides."""
     rules: tuple[RouteRule, ...] = ()
+    """Rules, in their order; the first that holds decides."""
     learned: LearnedRoute | None = None
+    """The trained router that decides where no rule holds; unset: none."""
     cascade: CascadeRoute | None = None
     """For requests that routing gives to its ``first`` model."""
     budgets: tuple[Budget, ...] = ()
+    """Hourly spending limits above which a cheaper model answers."""
     load: LoadRoute | None = None
+    """Where another model answers while the chosen one is overloaded; unset: nowhere."""
     canaries: tuple[Trial, ...] = ()
-    """Answer their share in place of the model."""
+    """Models that answer a share of the requests of another one in its place."""
     shadows: tuple[Trial, ...] = ()
-    """Get their share of the model's requests after its answer has ended; their answers are not shown to callers."""
+    """Models that get a share of the requests of another one after its answer has ended; callers do not see theirs."""
 
     @property
     def pair(self) -> tuple[str, str] | None:
@@ -210,6 +219,7 @@ class Selection(RequestMatch):
     """Requests of these tenants with these labels are routed by ``policy``."""
 
     policy: Name
+    """Name of the policy, a key of `routing.policies`."""
 
     @model_validator(mode="after")
     def _has_condition(self) -> Self:
@@ -255,34 +265,28 @@ class OutcomeSettings(Section):
 
     tenants: tuple[Name, ...] = ()
     """Those that let their prompts be kept."""
-    weak: Name | None = None
-    strong: Name | None = None
-    """The two models that are compared, in policies without ``learned`` and ``cascade``."""
+    pair: tuple[Name, Name] | None = None
+    """The weak and the strong model that are compared, in policies without `learned` and `cascade`."""
     max_mib: ClassVar[int] = 256
     """Storage of all outcomes, in MiB; a trained router needs a few thousand of about 4 KiB."""
     max_age_h: ClassVar[float] = 24.0 * 30
     """Age after which outcomes are deleted, in hours."""
 
-    @property
-    def pair(self) -> tuple[str, str] | None:
-        """The two models, if they are named."""
-        return None if self.weak is None or self.strong is None else (self.weak, self.strong)
-
-    @model_validator(mode="after")
-    def _both_or_none(self) -> Self:
-        if (self.weak is None) != (self.strong is None):
-            raise ValueError("set both weak and strong, or none of them")
-        if self.weak is not None and self.weak == self.strong:
-            raise ValueError("weak and strong are the same model")
-        return self
+    @field_validator("pair")
+    @classmethod
+    def _are_two(cls, pair: tuple[str, str] | None) -> tuple[str, str] | None:
+        if pair is not None and pair[0] == pair[1]:
+            raise ValueError("names the same model twice")
+        return pair
 
 
 class RoutingSettings(RoutingPolicy):
     """The policy of requests that no selection matches, and the settings that all policies share."""
 
     policies: dict[Name, RoutingPolicy] = Field(default_factory=dict)
+    """Further policies by name, for the requests that `select` gives them."""
     select: tuple[Selection, ...] = ()
-    """The first that fits decides."""
+    """Which requests a policy of `policies` routes; the first that fits decides."""
     fallbacks: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
     """By model: smaller ones that may answer when it could not in time, and the caller allows it; in this order."""
     breaker: ClassVar[BreakerRules] = BreakerRules()
@@ -296,7 +300,7 @@ class RoutingSettings(RoutingPolicy):
     def _outcomes_have_a_pair(self) -> Self:
         pairs = [self.outcomes.pair, self.pair, *(one.pair for one in self.policies.values())]
         if self.outcomes.tenants and not any(pairs):
-            raise ValueError("outcomes: name the two models that are compared: weak and strong")
+            raise ValueError("outcomes: name the two models that are compared in pair")
         return self
 
     @model_validator(mode="after")
@@ -325,6 +329,8 @@ def _named_models(section: Any) -> Iterator[tuple[str, str]]:
     for key, value in entries:
         if key in _OF_MODELS and isinstance(value, str):
             yield str(key), value
+        elif key == "pair" and isinstance(value, tuple):
+            yield from ((f"pair.{number}", name) for number, name in enumerate(value))
         elif isinstance(value, Section | tuple) or key == "policies":
             for below, name in _named_models(value):
                 yield f"{key}.{below}", name

@@ -1,5 +1,6 @@
-"""Every metric: its name, kind, unit and labels, and which process emits it. docs/operate/telemetry.md has this as
-tables.
+"""Every metric: its name, kind, unit and labels, and which process emits it.
+
+docs/reference/metrics.md has this as tables.
 
 Labels are models, classes, workers, policies and fixed words. Tenants, requests and texts are not: they are unbounded.
 """

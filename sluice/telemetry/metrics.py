@@ -61,7 +61,8 @@ def measuring(
     OTEL_METRIC_EXPORT_INTERVAL milliseconds (60,000). An endpoint that is down costs a line in the log.
 
     Args:
-        instance: the name of this process among those of ``service``.
+        service: A name of `sluice.telemetry.names`.
+        instance: The name of this process among those of ``service``.
         address: "HOST:PORT" of a page for Prometheus; port 0 takes a free one. None: no page.
         key: the setting that ``address`` comes from, for the error.
 

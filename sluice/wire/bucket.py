@@ -65,6 +65,8 @@ class Bucket:
         """Write `message`; return its revision, or None if `last` is not the revision of `key`.
 
         Args:
+            key: The key, a part of a subject.
+            message: The new value.
             last: 0: the key must be absent; None: whatever it has.
             ttl_s: it expires after this time.
         """

@@ -33,9 +33,7 @@ def duration(ms: float) -> Duration:
 
 
 def set_duration(message: Duration, ms: float) -> None:
-    """Set `message`, a new one, to a duration; 0 of one that is negative or cannot be, which another process may
-    have sent.
-    """
+    """Set a new `message` to a duration; 0 for one that is negative or too long, as another process may send it."""
     if 0 <= ms < _SHORT_MS:
         message.nanos = round(ms * 1e6)
         return

@@ -1,5 +1,6 @@
-"""Packs and unpacks every message that crosses NATS or Triton, where nothing else calls protobuf for them, and reads
-requests of callers.
+"""Packs and unpacks every message that crosses NATS or Triton, and reads requests of callers.
+
+Nothing else calls protobuf for messages that cross NATS or Triton.
 """
 
 from collections.abc import Callable, Mapping
@@ -79,8 +80,9 @@ def unpack_to_keep(kind: type[_M], payload: bytes) -> _M:
 def request_reader(
     parse: Callable[[bytes], Message],
 ) -> Callable[[bytes], Message | InvalidRequest]:
-    """Return `parse` for a gRPC server, with an error in place of a malformed request: gRPC would end the call
-    as INTERNAL. The method raises it.
+    """Return `parse` for a gRPC server; for a malformed request it returns an error, which the method raises.
+
+    gRPC would end the call as INTERNAL.
     """
 
     def read(payload: bytes) -> Message | InvalidRequest:

@@ -133,10 +133,11 @@ async def connect(
     """Connect to `settings.url`; create the streams if the process is a gateway or the operator.
 
     Args:
-        kind: of the process, one of `permissions.KINDS`.
-        process: its id.
-        on_loss: called when messages to this process may have been dropped.
-        tls: folder of the process's certificate; None: not encrypted.
+        settings: The section `nats`; its `url` is set.
+        kind: Kind of the process, such as `permissions.GATEWAY`.
+        process: Id of the process.
+        on_loss: Called when messages to this process may have been dropped.
+        tls: Folder of the process's certificate; None: not encrypted.
 
     Raises:
         NatsUnreachable: no answer within ``settings.connect_s`` seconds, or the certificate is refused.

@@ -1,5 +1,6 @@
-"""What a gateway shows a process of ``jobs``: whose jobs a call may see, signed with the key of the mesh; and keys
-of lists.
+"""What a gateway shows a process of `jobs`: whose jobs a call may see, signed with the key of the mesh.
+
+Keys of lists are here too.
 
 The key itself is not sent: who listens in place of ``jobs`` while it is down would learn it, and could then call
 gateways for every tenant. A signature is good for one tenant's jobs alone.

@@ -176,6 +176,8 @@ def may_speak_as(speaker: str, kind: str, process: str) -> bool:
     """Return whether the account ``speaker`` is that of the process of ``kind`` with the id ``process``.
 
     Args:
+        kind: Kind of the process, such as `BATCHER`.
+        process: Id of the process.
         speaker: The end of the subject of its message; empty: it is of the account of gateways, or there are no
             accounts.
     """

@@ -38,8 +38,9 @@ _ANSWERS_MAX: Final = 16
 
 @asynccontextmanager
 async def reloading(path: Path, apply: Apply, client: Client) -> AsyncIterator[None]:
-    """Load ``path`` at SIGHUP or a question, and hand it to ``apply``, on the running loop; afterwards SIGHUP does what
-    it did before.
+    """Load `path` at SIGHUP or a request to reload, and hand it to `apply`, on the running loop.
+
+    Afterwards SIGHUP does what it did before.
     """
     loop = asyncio.get_running_loop()
     reloads = _Reloads(path, apply, client)

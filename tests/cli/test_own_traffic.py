@@ -33,7 +33,7 @@ AT_ONCE = 12
 ROUTING = {
     "default": "small",
     "shadows": [{"model": "large", "of": "small", "share": 1}],
-    "outcomes": {"tenants": ["acme"], "weak": "small", "strong": "large"},
+    "outcomes": {"tenants": ["acme"], "pair": ["small", "large"]},
 }
 
 

@@ -58,7 +58,7 @@ def parts() -> Policies:
         {
             "gateway": {"address": "127.0.0.1:0", "resume_key": "of the gateway that is fuzzed"},
             "http": {"address": "127.0.0.1:0"},
-            "records": {"enabled": False, "audit_enabled": False},
+            "records": {"max_mib": 0, "audit_max_mib": 0},
             "nats": {"url": "nats://127.0.0.1:1"},
             "limits": {"requests_per_minute": 1e9, "tokens_per_minute": 1e9, "concurrent": 500},
             "routing": {"default": "small"},

@@ -40,7 +40,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_reserved_leaves_out_what_is_switched_off() -> None:
     settings = Settings(
-        records={"enabled": False, "audit_enabled": True},
+        records={"max_mib": 0},
         jobs={"replicas": 0},
     )
     assert {key: size for key, size in reserved(settings).items() if size} == {

@@ -284,7 +284,7 @@ async def test_outcomes_of_others_need_a_role(
 ) -> None:
     routing = {
         "default": "small",
-        "outcomes": {"tenants": ["acme", "other"], "weak": "small", "strong": "large"},
+        "outcomes": {"tenants": ["acme", "other"], "pair": ["small", "large"]},
     }
     async with secured(nats_url, model_folder, tmp_path, routing=routing) as mesh:
         admin: Any = AdminServiceStub(mesh.wire.channel)

@@ -31,7 +31,7 @@ from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, typed
 
 IBAN = "DE89370400440532013000"
-KEPT = {"tenants": ["acme"], "weak": "small", "strong": "large"}
+KEPT = {"tenants": ["acme"], "pair": ["small", "large"]}
 SHADOWS = [{"model": "large", "of": "small", "share": 1}]
 BACK = [{"model": "small", "of": "large", "share": 1}]
 CASCADE = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}

@@ -110,7 +110,7 @@ async def test_floods_and_large_records_are_dropped_and_counted() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 async def test_audit_entries_fill_the_queue_and_are_not_dropped(enabled: bool) -> None:
-    settings = RecordsSettings(audit_enabled=enabled)
+    settings = RecordsSettings(audit_max_mib=1024 if enabled else 0)
     store = RecordStore(settings, Settings, queue_max_bytes=1 << 21)
     assert not store.audit_writer.is_full
     for number in range((1 << 21) // 65_536):
@@ -195,9 +195,9 @@ async def test_new_limits_of_a_stream_are_set(client: Client) -> None:
 
 
 async def test_explain_says_that_records_are_disabled() -> None:
-    store = new_store(enabled=False, audit_enabled=False)
+    store = new_store(max_mib=0, audit_max_mib=0)
     store.write_record(RequestRecord(request_id="req-1"))
-    with pytest.raises(RecordUnknown, match=r"records\.enabled"):
+    with pytest.raises(RecordUnknown, match=r"records\.max_mib"):
         await store.explain("req-1", None)
 
 

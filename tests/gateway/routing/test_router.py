@@ -153,7 +153,6 @@ def test_plan_names_model_strategy_policy_and_reason(
     ("condition", "fits", "fails"),
     [
         ({"min_prompt_tokens": 10}, auto(prompt_tokens=10), auto(prompt_tokens=9)),
-        ({"min_prompt_chars": 3}, auto("abc"), auto("ab")),
         ({"max_prompt_chars": 3}, auto("abc"), auto("abcd")),
         ({"labels": {"team": "a"}}, auto(labels={"team": "a"}), auto(labels={"team": "b"})),
         ({"tenants": ["acme"]}, auto(tenant="acme"), auto()),

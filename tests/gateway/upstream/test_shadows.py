@@ -24,7 +24,7 @@ from tests.gateway.kit.wire import Wire, is_served, open_wire, prompt, text_of, 
 ROUTING = {
     "default": "small",
     "shadows": [{"model": "large", "of": "small", "share": 1}],
-    "outcomes": {"weak": "small", "strong": "large"},
+    "outcomes": {"pair": ["small", "large"]},
 }
 
 

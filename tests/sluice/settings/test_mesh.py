@@ -141,9 +141,9 @@ def test_as_shipped_a_batcher_has_room_for_all_calls_that_a_gateway_admits() -> 
         ("routing: {cascade: {first: small, second: large, hint: '{draft}{draft}'}}", "once"),
         ("routing: {cascade: {first: small, second: large, hint: [x]}}", "cascade.hint"),
         ("routing: {canaries: [{model: small, of: small, share: 1}]}", "routing.canaries.0"),
-        ("routing: {outcomes: {weak: small, strong: x}}", "routing.outcomes.strong"),
+        ("routing: {outcomes: {pair: [small, x]}}", "routing.outcomes.pair.1"),
         ("routing: {outcomes: {weak: small}}", "routing.outcomes"),
-        ("routing: {outcomes: {weak: small, strong: small}}", "routing.outcomes"),
+        ("routing: {outcomes: {pair: [small, small]}}", "routing.outcomes.pair"),
         ("routing: {outcomes: {tenants: [acme]}}", r"routing\.outcomes: name the two models"),
     ],
 )

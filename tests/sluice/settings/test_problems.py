@@ -59,7 +59,7 @@ def message_of(tmp_path: Path, text: str) -> str:
         ("gateway: {drain_s: 1e999}", "gateway.drain_s: '1e999' is not a finite number"),
         ("gateway: {drain_s: .nan}", "gateway.drain_s: nan is not a finite number"),
         ("gateway: {drain_s: 1e300}", "gateway.drain_s: '1e300' is too large; use at most 1e+09"),
-        ("records: {max_mib: -5}", "records.max_mib: -5 is too small; use at least 1"),
+        ("records: {max_mib: -5}", "records.max_mib: -5 is too small; use at least 0"),
         (
             "records: {max_mib: 99999999999999999999}",
             "records.max_mib: 99999999999999999999 is too l",
