@@ -69,8 +69,8 @@ def expanded(command: Command, *, with_json: bool = True) -> Command:
 
     @wraps(command)
     def run(**values: Any) -> None:
-        _as_json.set(values.pop(_JSON.name, False))
         with ExitStack() as stack:
+            stack.callback(_as_json.reset, _as_json.set(values.pop(_JSON.name, False)))
             for name, group in groups.items():
                 made = group.make(
                     **{option.name: values.pop(option.name) for option in group.options}

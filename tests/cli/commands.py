@@ -6,7 +6,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import grpc.aio
 
 COMMAND: Final = (sys.executable, "-m", "cli")
 BOUND_S: Final = 60.0
@@ -41,3 +43,16 @@ async def process(address: str, *arguments: str) -> AsyncIterator[asyncio.subpro
         if started.returncode is None:
             started.kill()
         await started.communicate()
+
+
+@asynccontextmanager
+async def served(add: Callable[[Any, grpc.aio.Server], None], service: Any) -> AsyncIterator[str]:
+    """Serve `service`, which `add` registers, and yield its address."""
+    server = grpc.aio.server()
+    add(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

@@ -1,17 +1,15 @@
 """`sluice drift`."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from sluice.client import AsyncClient
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
-from tests.cli.commands import Cli
+from tests.cli.commands import Cli, served
 
 ROUTERS = (
     pb.RouterHealth(
@@ -65,16 +63,8 @@ class Admin(AdminServiceServicer):
         return pb.GetRouterHealthResponse(routers=self._routers, gateway="gw-1")
 
 
-@asynccontextmanager
-async def serving(*routers: pb.RouterHealth) -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    add_AdminServiceServicer_to_server(Admin(routers), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+def serving(*routers: pb.RouterHealth) -> AbstractAsyncContextManager[str]:
+    return served(add_AdminServiceServicer_to_server, Admin(routers))
 
 
 async def test_one_line_a_router_for_people(cli: Cli) -> None:

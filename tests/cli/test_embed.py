@@ -20,7 +20,7 @@ from sluice.v1.inference_pb2_grpc import (
     InferenceServiceServicer,
     add_InferenceServiceServicer_to_server,
 )
-from tests.cli.commands import Cli
+from tests.cli.commands import Cli, served
 
 
 class Words(InferenceServiceServicer):
@@ -56,14 +56,9 @@ class Words(InferenceServiceServicer):
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[str, Words]]:
-    server, words = grpc.aio.server(), Words()
-    add_InferenceServiceServicer_to_server(words, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}", words
-    finally:
-        await server.stop(None)
+    words = Words()
+    async with served(add_InferenceServiceServicer_to_server, words) as address:
+        yield address, words
 
 
 async def test_a_long_list_is_several_calls_and_one_result_in_order() -> None:

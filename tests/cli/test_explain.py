@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from sluice.v1 import admin_pb2
@@ -19,7 +17,7 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.v1.safety_pb2 import SAFETY_ACTION_FLAG, SAFETY_ACTION_REDACT
 from sluice.wire.clock import duration, timestamp
-from tests.cli.commands import Cli
+from tests.cli.commands import Cli, served
 
 RECORD = admin_pb2.RequestRecord(
     request_id="req-1",
@@ -153,15 +151,9 @@ class Admin(AdminServiceServicer):
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[Admin, str]]:
-    server = grpc.aio.server()
     service = Admin()
-    add_AdminServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield service, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with served(add_AdminServiceServicer_to_server, service) as address:
+        yield service, address
 
 
 async def test_for_people(cli: Cli) -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from cli import top as top_command
@@ -18,7 +17,7 @@ from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2 import PRIORITY_INTERACTIVE
 from sluice.wire.clock import duration
-from tests.cli.commands import Cli
+from tests.cli.commands import Cli, served
 from tests.cli.terminal import Terminal
 
 WORKER = "127.0.0.1:8001/small"
@@ -118,14 +117,9 @@ class Admin(AdminServiceServicer):
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[Admin, str]]:
-    server, service = grpc.aio.server(), Admin()
-    add_AdminServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield service, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    service = Admin()
+    async with served(add_AdminServiceServicer_to_server, service) as address:
+        yield service, address
 
 
 def view(seconds: int = 1) -> View:
