@@ -55,14 +55,14 @@ async def check_grpc(address: str) -> None:
         raise NotWellError(f"{address}: {name}")
 
 
-async def check_batcher(nats_url: str, batcher: str) -> None:
+async def check_batcher(nats_url: str, batcher: str, timeout_s: float = TIMEOUT_S) -> None:
     """Wait for a report of `batcher`.
 
     Raises:
         NotWellError: none came in time, or it says that the batcher is leaving.
     """
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             servers = nats_url.split(",")
             folder = certificate()
             tls = {} if folder is None else {"tls": ClientContext(folder).context}

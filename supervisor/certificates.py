@@ -51,10 +51,10 @@ class Issued:
 
 
 class Authority:
-    """The authority in ``folder``."""
+    """The authority in `folder`; its certificates are valid for `days`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, days: int = DAYS) -> None:
+        self.folder, self._days = folder, days
 
     @property
     def ca(self) -> Path:
@@ -86,7 +86,7 @@ class Authority:
         alternatives: list[x509.GeneralName] = [_general_name(name) for name in names]
         alternatives.append(x509.UniformResourceIdentifier(identity(process)))
         builder = (
-            _builder(process, ca.subject, key, DAYS)
+            _builder(process, ca.subject, key, self._days)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         )

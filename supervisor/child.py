@@ -191,22 +191,24 @@ def _open_log(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
     return path.open("ab")
 
 
-async def keep_log_small(path: Path) -> None:
-    """Move what is in a log aside whenever it is larger than `LOG_MAX_BYTES`, until it is cancelled."""
+async def keep_log_small(
+    path: Path, max_bytes: int = LOG_MAX_BYTES, every_s: float = ROTATE_S
+) -> None:
+    """Move what is in a log aside whenever it is larger than `max_bytes`, until it is cancelled."""
     while True:
-        await asyncio.sleep(ROTATE_S)
+        await asyncio.sleep(every_s)
         try:
-            rotate_log(path)
+            rotate_log(path, max_bytes)
         except OSError as error:
             _logger.warning("rotation of %s failed: %s", path, error.strerror)
 
 
-def rotate_log(path: Path) -> None:
+def rotate_log(path: Path, max_bytes: int = LOG_MAX_BYTES) -> None:
     """Move what is in a large log to NAME.log.1, also while a process writes to it. Raises OSError.
 
     The process appends to the same file, so the file is copied and emptied. A line that comes between is lost.
     """
-    if path.stat().st_size > LOG_MAX_BYTES:
+    if path.stat().st_size > max_bytes:
         shutil.copyfile(path, path.with_name(f"{path.name}.1"))
         os.truncate(path, 0)
 

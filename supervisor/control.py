@@ -86,7 +86,7 @@ def _end_supervisor(state: StateDir, seen: MeshState, on_wait: OnWait) -> bool:
         return False
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        if _ends(descriptor, seen.stop_s + STOP_MARGIN_S, state, on_wait):
+        if await_end(descriptor, seen.stop_s + STOP_MARGIN_S, state, on_wait):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         if not _ended(descriptor, _KILLED_BOUND_S):
@@ -100,11 +100,17 @@ def _end_supervisor(state: StateDir, seen: MeshState, on_wait: OnWait) -> bool:
         os.close(descriptor)
 
 
-def _ends(descriptor: int, bound_s: float, state: StateDir, on_wait: OnWait) -> bool:
-    """Wait for the end of the supervisor, and tell for which of its processes it waits."""
+def await_end(
+    descriptor: int,
+    bound_s: float,
+    state: StateDir,
+    on_wait: OnWait,
+    silent_s: float = WAIT_TOLD_S,
+) -> bool:
+    """Wait for the end of the supervisor; report which of its processes it waits for after `silent_s`."""
     until, told = time.monotonic() + bound_s, tuple[str, ...]()
     while (left_s := until - time.monotonic()) > 0:
-        if _ended(descriptor, min(WAIT_TOLD_S, left_s)):
+        if _ended(descriptor, min(silent_s, left_s)):
             return True
         mesh = state.read()
         names = tuple(one.name for one in mesh.processes if one.pid is not None) if mesh else ()

@@ -113,13 +113,13 @@ def _size(size: float) -> str:
     return f"{size / _MIB:.0f} MiB" if size < 1024 * _MIB else f"{size / 1024 / _MIB:.1f} GiB"
 
 
-def nats_watcher(store: Path, log: Path) -> Watcher:
-    """Restart nats-server when it could not write to ``store`` and the disk has room again; ``log`` is its output."""
+def nats_watcher(store: Path, log: Path, check_s: float = CHECK_S) -> Watcher:
+    """Restart nats-server when it could not write to `store` and the disk has room again; `log` is its output."""
 
     async def watcher(child: Child) -> None:
         failed, position = False, child.log_start
         while not failed or shutil.disk_usage(store).free < START_BYTES:
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(check_s)
             has_failed, position = _read_on(log, position)
             failed = failed or has_failed
         if not child.ending:

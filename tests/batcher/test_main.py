@@ -7,6 +7,9 @@ from pathlib import Path
 STARTS = """
 import sys
 from batcher.__main__ import main
+from sluice.settings import NatsSettings
+
+NatsSettings.connect_s = 0.5
 
 for path in list(sys.argv[1:]):
     sys.argv[1:] = ["--config", path]

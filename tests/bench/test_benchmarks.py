@@ -74,7 +74,7 @@ def check(found: list[dict[str, object]]) -> None:
 
 
 @pytest.mark.parametrize("size", transformers_sides.CUDA_SIZES, ids=str)
-def test_a_peer_on_a_gpu_leaves_memory_for_the_next_that_is_tried(
+def test_peer_on_a_gpu_leaves_memory_for_the_next(
     size: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers_sides, "load", lambda *_: None)

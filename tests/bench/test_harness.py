@@ -49,7 +49,7 @@ def test_the_option_runs_says_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize("higher", [True, False])
-def test_a_ratio_is_the_median_of_the_ratios_of_rounds_and_above_1_where_ours_is_better(
+def test_ratio_is_the_median_over_rounds_and_above_1_if_better(
     higher: bool,
 ) -> None:
     better, worse = [2.0, 30.0, 8.0, 20.0, 6.0], [1.0, 10.0, 2.0, 10.0, 4.0]
@@ -92,7 +92,7 @@ def test_a_line_has_commit_versions_and_settings(capsys: pytest.CaptureFixture[s
     assert "load" in line
 
 
-def test_new_lines_take_the_place_of_old_ones_of_the_same_processor(tmp_path: Path) -> None:
+def test_new_lines_replace_those_of_the_same_processor(tmp_path: Path) -> None:
     path = tmp_path / "figures.jsonl"
     other = {**LINE, "machine": "Xeon, 2 cores, Python 3.11"}
     record.keep(path, [{**LINE, "figure": "a", "ours": 1}, {**LINE, "figure": "b", "ours": 2}])
@@ -107,7 +107,7 @@ def test_new_lines_take_the_place_of_old_ones_of_the_same_processor(tmp_path: Pa
 @pytest.mark.parametrize(
     ("low", "high", "differs"), [(1.3, 1.5, True), (0.5, 0.7, True), (1.0, 1.5, False)]
 )
-def test_figures_that_differ_by_more_than_their_intervals_are_told(
+def test_figures_beyond_their_intervals_are_reported(
     low: float, high: float, differs: bool
 ) -> None:
     before = {"a": [{**LINE, "ratio": 1.0, "low": 0.8, "high": 1.2}]}
@@ -160,7 +160,7 @@ def test_a_table_shows_the_further_values_of_a_figure(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.endswith("note\n  p99_ms 4\n")
 
 
-def test_the_machine_is_named_with_the_generation_of_its_processor() -> None:
+def test_machine_names_the_generation_of_its_processor() -> None:
     """Two processors of one name must not share a line of a page."""
     fields = re.findall(r"^(cpu family|model)\s*: (\d+)$", Path("/proc/cpuinfo").read_text(), re.M)
     family, model = (dict(fields)[name] for name in ("cpu family", "model"))

@@ -168,7 +168,7 @@ async def test_a_file_that_cannot_be_a_job_is_not_sent(
     assert not jobs.uploads
 
 
-async def test_an_output_that_cannot_be_written_is_told_before_the_job_is_created(
+async def test_unwritable_output_fails_before_the_job_is_created(
     cli: Cli, source: Path, tmp_path: Path
 ) -> None:
     async with ScriptedJobs().serve() as jobs:
@@ -182,7 +182,7 @@ async def test_an_output_that_cannot_be_written_is_told_before_the_job_is_create
 
 
 @pytest.mark.parametrize(("known", "said"), [(False, "at least 0:01:30 left"), (True, "· 0:01:30")])
-def test_the_time_that_is_left_is_the_least_while_the_input_is_read(known: bool, said: str) -> None:
+def test_eta_is_a_minimum_while_the_input_is_read(known: bool, said: str) -> None:
     job = pb.Job(state=pb.JOB_STATE_RUNNING)
     job.progress.total, job.progress.total_final = 1536, known
     job.progress.remaining.seconds = 90

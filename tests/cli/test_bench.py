@@ -63,7 +63,7 @@ async def test_where_lower_is_better_the_ratio_is_turned() -> None:
     assert figure.ratio == 2.0
 
 
-def test_json_has_the_agreed_keys_and_a_table_names_what_is_missing(
+def test_json_has_all_keys_and_a_table_names_missing_sides(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     figure = Figure("x_vs_y", 1.0, None, None, "ms", 5, "m", "the peer is not installed")

@@ -71,9 +71,7 @@ def test_intervals_hold_the_score_and_chance_makes_no_difference() -> None:
         assert difference(right, right, metric)["p"] == 1
 
 
-async def test_a_model_is_scored_by_a_job_and_a_floor_fails_the_command(
-    cli: Cli, golden: Path
-) -> None:
+async def test_model_is_scored_by_a_job_and_fails_below_its_floor(cli: Cli, golden: Path) -> None:
     async with ScriptedJobs(found=[answered(0, "abc"), answered(1, "abc")]).serve() as jobs:
         words = ("eval", "--golden", str(golden), "--address", jobs.address)
         ran = await cli(*words, "-m", "small", "--json", "--floor", "exact=1", "--label", "a=b")

@@ -80,9 +80,7 @@ async def trained(cli: Cli, address: str, out: Path, *words: str) -> Any:
     return await cli("router", "train", *words, *common)
 
 
-async def test_a_router_is_learned_from_rows_with_both_sides_and_with_one(
-    cli: Cli, tmp_path: Path
-) -> None:
+async def test_router_learns_from_rows_with_one_or_both_sides(cli: Cli, tmp_path: Path) -> None:
     listed = [*rows(60), *rows(50, 1, "strong"), *rows(20, 2, "weak")]
     # What comes again has changed; the later one holds.
     listed = [StreamOutcomesResponse(request_id=listed[0].request_id, weak=0.5), *listed]

@@ -73,7 +73,7 @@ def bare(*lines: Sequence[str]) -> list[Ran]:
     return [Ran(*result) for result in json.loads(ran.stdout)]
 
 
-def test_the_client_and_modules_of_commands_load_nothing_heavy_before_they_run() -> None:
+def test_modules_of_commands_import_nothing_heavy() -> None:
     command = [sys.executable, "-c", LOADED, *MODULES]
     ran = subprocess.run(command, capture_output=True, check=True, text=True)
     assert json.loads(ran.stdout) == {name: [] for name in MODULES}

@@ -89,7 +89,7 @@ def test_what_the_service_names_is_configured() -> None:
 
 
 @pytest.mark.parametrize("percent", ["0", "10", "0.5"])
-def test_errors_and_slow_requests_are_kept_whatever_the_part_of_the_rest(percent: str) -> None:
+def test_errors_and_slow_requests_are_always_sampled(percent: str) -> None:
     values = {**environment(), "TRACES_KEPT_PERCENT": percent}
     sampling = collector(values)["processors"]["tail_sampling"]
     policies = {one["type"]: one[one["type"]] for one in sampling["policies"]}

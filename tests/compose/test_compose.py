@@ -92,7 +92,7 @@ def test_images_may_be_pinned_by_digest() -> None:
     }
 
 
-def test_only_the_gateway_and_the_trace_page_are_published_and_only_on_loopback() -> None:
+def test_only_gateway_and_jaeger_are_published_on_loopback() -> None:
     published = {
         name: service["ports"] for name, service in services().items() if "ports" in service
     }
@@ -174,7 +174,7 @@ SECURE = "compose.secure.yaml"
 
 
 @pytest.mark.parametrize("name", ["nats", "operator", *PROCESSES])
-def test_each_process_has_its_own_certificate_in_the_form_of_cert_manager(name: str) -> None:
+def test_each_process_has_a_certificate_of_its_own(name: str) -> None:
     secrets = compose(SECURE)["secrets"]
     folder = variables()["SECRETS_FOLDER"]
     files = {

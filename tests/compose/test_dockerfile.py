@@ -46,7 +46,7 @@ def test_copied_paths_exist_and_are_in_the_build_context() -> None:
         assert in_build_context(source), source
 
 
-def test_wheel_stage_copies_every_package_and_what_its_metadata_reads() -> None:
+def test_wheel_stage_copies_packages_and_their_metadata() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {*project["tool"]["importlinter"]["root_packages"], "distributions"}
 

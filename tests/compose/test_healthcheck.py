@@ -103,21 +103,15 @@ async def test_a_batcher_that_is_leaving_is_not_well(nats_url: str) -> None:
             await healthcheck.check_batcher(nats_url, "b1")
 
 
-async def test_a_batcher_whose_reports_do_not_come_is_not_well(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(healthcheck, "TIMEOUT_S", 0.3)
-
+async def test_a_batcher_whose_reports_do_not_come_is_not_well(nats_url: str) -> None:
     async with reporting(nats_url, BatcherReport(batcher="another")):
         with pytest.raises(healthcheck.NotWellError, match="no report of batcher b1"):
-            await healthcheck.check_batcher(nats_url, "b1")
+            await healthcheck.check_batcher(nats_url, "b1", timeout_s=0.3)
 
 
-async def test_a_batcher_without_nats_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(healthcheck, "TIMEOUT_S", 0.3)
-
+async def test_a_batcher_without_nats_is_not_well() -> None:
     with pytest.raises(healthcheck.NotWellError, match="no report"):
-        await healthcheck.check_batcher(f"nats://127.0.0.1:{free_port()}", "b1")
+        await healthcheck.check_batcher(f"nats://127.0.0.1:{free_port()}", "b1", timeout_s=0.3)
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

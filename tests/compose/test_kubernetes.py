@@ -313,7 +313,7 @@ def apps_of(selector: dict[str, Any], apps: Iterable[str]) -> set[str]:
 
 
 @overlays
-def test_policies_of_the_network_let_through_what_is_used_and_nothing_else(overlay: str) -> None:
+def test_network_policies_allow_only_used_connections(overlay: str) -> None:
     policies = named(overlay, "NetworkPolicy").values()
     apps = {*pod_specs(overlay), OPERATOR}
     everything = [one for one in policies if one["spec"]["podSelector"] == {}]

@@ -27,7 +27,7 @@ async def test_a_job_past_its_deadline_expires_and_keeps_its_results(
 ) -> None:
     await processes.start(window_items=4)
     gateway.plan = lambda prompt, tries: gateway.hold.clear() if prompt == "prompt 9" else None
-    limits = pb.JobLimits(deadline_time=timestamp(unix_ms() + 4000))
+    limits = pb.JobLimits(deadline_time=timestamp(unix_ms() + 2500))
     job = await processes.create(lines(20), limits=limits)
     job = await processes.ended(job.id)
 

@@ -67,7 +67,7 @@ def test_speed_stands_in_tables_of_figures_or_names_its_figure(page: Path) -> No
     assert list(speeds(page)) == []
 
 
-def test_every_figure_has_enough_rounds_and_says_where_it_was_measured() -> None:
+def test_figures_have_enough_rounds_and_a_machine() -> None:
     for line in (line for lines in load_results(RESULTS).values() for line in lines):
         assert line["commit"], line["figure"]
         assert {"settings", "versions", "label"} <= set(line), line["figure"]

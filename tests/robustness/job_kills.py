@@ -208,18 +208,24 @@ async def _run(
 
 
 async def kill_for(
-    seconds: float, mesh: FaultMesh, kind: str, ending: asyncio.Future[Outcome], into: list[float]
+    seconds: float,
+    mesh: FaultMesh,
+    kind: str,
+    ending: asyncio.Future[Outcome],
+    into: list[float],
+    every_s: float = EVERY_S,
+    settled_s: float = SETTLED_S,
 ) -> None:
     """Kills every now and then until the time, or the job, is over."""
     begun = time.monotonic()
     async with written(mesh) as seen:
         while time.monotonic() < begun + seconds:
-            await asyncio.wait([ending], timeout=EVERY_S)
+            await asyncio.wait([ending], timeout=every_s)
             if ending.done():
                 return
             killed_at = time.monotonic()
             await FAULTS[f"{kind}-kill"].strike(mesh)
-            going = asyncio.ensure_future(seen.after(killed_at + SETTLED_S))
+            going = asyncio.ensure_future(seen.after(killed_at + settled_s))
             waits: set[asyncio.Future[Any]] = {going, ending}
             await asyncio.wait(waits, timeout=GONE_S, return_when=asyncio.FIRST_COMPLETED)
             if not going.done():

@@ -56,7 +56,7 @@ async def test_memory_of_a_short_soak_is_printed() -> None:
 @pytest.mark.long
 @pytest.mark.mesh
 @pytest.mark.timeout(300)
-async def test_what_a_held_request_costs_is_printed_by_state_and_process() -> None:
+async def test_cost_of_held_requests_by_state_and_process() -> None:
     found = await asyncio.to_thread(lines, "soak", "--hold", "16", "--prompt-words", "8")
     names = {figure["figure"] for figure in found}
     states = ("waiting", "running", "token", "waiting_ended", "running_ended")
@@ -66,7 +66,7 @@ async def test_what_a_held_request_costs_is_printed_by_state_and_process() -> No
 @pytest.mark.long
 @pytest.mark.mesh
 @pytest.mark.timeout(300)
-async def test_hostile_calls_end_with_typed_errors_and_cost_an_interactive_caller_no_call() -> None:
+async def test_hostile_calls_end_with_typed_errors() -> None:
     options = ["--size", "100", "--hold", "1"]
     found = await asyncio.to_thread(lines, "abuse", *options)
     assert len(found) == len(ATTACKS)
@@ -80,7 +80,7 @@ async def test_hostile_calls_end_with_typed_errors_and_cost_an_interactive_calle
 @pytest.mark.long
 @pytest.mark.mesh
 @pytest.mark.timeout(300)
-async def test_hostile_tenants_end_no_process_and_no_call_of_a_quiet_one() -> None:
+async def test_hostile_tenants_fail_no_call_of_a_quiet_one() -> None:
     options = ["--attacks", "hostile", "--minutes", "0.5", "--cycle", "0.5"]
     found = {one["figure"]: one for one in await asyncio.to_thread(lines, "abuse", *options)}
     assert found["abuse_quiet_failed"]["ours"] == 0, found
@@ -96,7 +96,7 @@ async def test_hostile_tenants_end_no_process_and_no_call_of_a_quiet_one() -> No
 @pytest.mark.long
 @pytest.mark.mesh
 @pytest.mark.timeout(300)
-async def test_a_tenant_beside_one_that_floods_two_gateways_has_its_share() -> None:
+async def test_tenant_beside_a_flood_has_its_share() -> None:
     (found,) = await asyncio.to_thread(lines, "fairness", "--calls", "4000")
     assert found["also"]["ended"] == 4_400, found  # type: ignore[index]
     assert found["also"]["failed"] == 0, found  # type: ignore[index]

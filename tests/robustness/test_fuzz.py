@@ -28,7 +28,7 @@ async def test_a_slice_finds_nothing(name: str, capsys: pytest.CaptureFixture[st
     assert name != "jobs" or {"OK", "FAILED_PRECONDITION"} & run.outcomes.keys(), "no store"
 
 
-async def test_a_message_may_have_any_subject_for_its_reply_and_any_header() -> None:
+async def test_messages_have_any_reply_subject_and_header() -> None:
     drawn = [Mutator(Random(seed)).envelope() for seed in range(200)]
     assert {one.get("reply") for one in drawn} > {
         None,
@@ -43,7 +43,7 @@ async def test_a_message_may_have_any_subject_for_its_reply_and_any_header() -> 
         await nats.publish("a", reply="b c")
 
 
-async def test_an_input_of_a_constraint_that_is_slow_to_look_at_is_a_finding(
+async def test_slow_constraint_is_a_finding(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = Run("constraints", seed=1)

@@ -4,13 +4,14 @@ import asyncio
 from typing import Any, cast
 
 import nats
-import pytest
 from nats.aio.client import Client
 
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobSegment
 from sluice.wire.subjects import job_results
-from tests.robustness import job_kills
 from tests.robustness.faults.mesh import FaultMesh
+from tests.robustness.job_kills import kill_for
+
+SETTLED_S = 0.05
 
 
 class Killed:
@@ -32,20 +33,17 @@ class Killed:
         subject = job_results("job", 0, 0)
         # An empty segment, as whoever takes a job over writes it, is no progress.
         await self._client.publish(subject, JobSegment().SerializeToString())
-        await asyncio.sleep(job_kills.SETTLED_S)
+        await asyncio.sleep(SETTLED_S)
         await self._client.publish(
             subject, JobSegment(outcomes=[ItemOutcome()]).SerializeToString()
         )
 
 
-async def test_a_kill_is_over_with_the_next_items_or_the_end_of_the_job(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_kills, "EVERY_S", 0.01)
-    monkeypatch.setattr(job_kills, "SETTLED_S", 0.05)
+async def test_kill_is_over_with_the_next_items_or_the_job(nats_url: str) -> None:
     client, resumes = await nats.connect(nats_url), list[float]()
     mesh = Killed(nats_url, client, kills=3)
-    await job_kills.kill_for(60.0, cast("FaultMesh", mesh), "gateway", mesh.ending, resumes)
+    faulty = cast("FaultMesh", mesh)
+    await kill_for(60.0, faulty, "gateway", mesh.ending, resumes, 0.01, SETTLED_S)
     await client.close()
     assert len(resumes) == 2
-    assert min(resumes) >= job_kills.SETTLED_S
+    assert min(resumes) >= SETTLED_S

@@ -5,8 +5,7 @@ import pytest
 
 from sluice.errors import SetupError
 from sluice.tls import read_pair
-from supervisor import certificates
-from supervisor.certificates import Authority
+from supervisor.certificates import RENEW_DAYS, Authority
 
 
 def test_certificates_are_made_once_and_belong_to_their_user(tmp_path: Path) -> None:
@@ -20,13 +19,9 @@ def test_certificates_are_made_once_and_belong_to_their_user(tmp_path: Path) -> 
     assert [one.process for one in authority.issued()] == ["ca", "batcher", "gateway"]
 
 
-def test_what_is_about_to_expire_or_lacks_a_name_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_about_to_expire_or_lacks_a_name_is_made_again(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    monkeypatch.setattr(certificates, "DAYS", certificates.RENEW_DAYS)
-    authority.ensure(["gateway"])
-    monkeypatch.undo()
+    Authority(tmp_path, days=RENEW_DAYS).ensure(["gateway"])
     before = read_pair(authority.of("gateway"))
     assert authority.ensure(["gateway"], ["models.example"])
     assert read_pair(authority.of("gateway")) != before

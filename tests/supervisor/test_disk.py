@@ -14,7 +14,6 @@ from sluice.errors import SetupError
 from sluice.settings import Settings
 from sluice.startup import free_port
 from sluice.wire.jetstream import JOBS, job_streams
-from supervisor import disk
 from supervisor.child import ChildSpec
 from supervisor.disk import check_room, file_limit, nats_watcher, reserved
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
@@ -75,7 +74,7 @@ async def start_nats(supervisor: Supervisor, store: Path) -> NatsConfig:
     config = NatsConfig(free_port(), store / "nats", max_file_bytes=file_limit(Settings(), store))
     command = nats_command(config, store / "nats.conf")
     log = store.parent / "nats.log"
-    supervisor.start(ChildSpec("nats", command, log=log), nats_watcher(config.store, log))
+    supervisor.start(ChildSpec("nats", command, log=log), nats_watcher(config.store, log, 0.05))
     await wait_for_nats(config.url, BOUND_S)
     return config
 
@@ -94,9 +93,8 @@ async def test_streams_of_all_settings_fit_a_small_disk(small_disk: Path) -> Non
 
 
 async def test_jetstream_goes_on_after_a_full_disk(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(disk, "CHECK_S", 0.05)
     caplog.set_level(logging.WARNING)
     filler, supervisor = small_disk / "filler", Supervisor()
     try:

@@ -17,7 +17,7 @@ def crash(life: Lifecycle, now: float, up_s: float = 0.0) -> float:
     return life.exited(now + up_s)
 
 
-def test_the_first_restart_is_at_once_and_waits_double_up_to_the_largest() -> None:
+def test_first_restart_is_at_once_and_later_waits_double() -> None:
     life = Lifecycle()
     waits = [crash(life, now=float(i)) for i in range(9)]
     assert waits == [0.0, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]

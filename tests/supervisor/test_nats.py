@@ -154,7 +154,7 @@ async def test_encrypted_files_have_no_text_and_need_their_key(tmp_path: Path, k
             nats_command(NatsConfig(4222, store, encryption_key=other), tmp_path / "nats.conf")
 
 
-async def test_files_that_were_written_without_a_key_are_kept_when_there_is_one(
+async def test_unencrypted_files_are_kept_once_there_is_a_key(
     tmp_path: Path,
 ) -> None:
     config = NatsConfig(free_port(), tmp_path / "js")

@@ -92,7 +92,7 @@ def test_the_gateway_is_not_open_without_credentials(tmp_path: Path, address: st
         plan(tmp_path, gateway={"address": address})
 
 
-def test_the_page_of_metrics_gets_a_port_and_stays_on_this_machine(tmp_path: Path) -> None:
+def test_metrics_page_gets_a_port_on_loopback(tmp_path: Path) -> None:
     made = plan(tmp_path, telemetry={"prometheus": {"gateway": "127.0.0.1:0"}})
     page = made.settings.telemetry.prometheus.get("gateway")
     assert page is not None
@@ -121,9 +121,7 @@ def test_a_model_of_another_triton_is_not_served_here(tmp_path: Path, taken_port
     assert plan(tmp_path, models=far, routing={"default": "far"}).tritons == ()
 
 
-def test_every_worker_of_a_model_has_a_server_and_every_address_is_asked(
-    tmp_path: Path, taken_port: int
-) -> None:
+def test_every_worker_has_a_server_and_an_address(tmp_path: Path, taken_port: int) -> None:
     model = {"name": "echo", "path": "builtin:small", "engine": "echo", "replicas": 2}
     here = plan(tmp_path, models=[model], routing={"default": "echo"})
     assert [triton.name for triton in here.tritons] == ["triton-echo", "triton-echo.1"]
@@ -182,7 +180,7 @@ def test_a_missing_nats_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         plan(tmp_path)
 
 
-def test_gateways_have_ports_one_behind_the_other_and_their_own_environment(tmp_path: Path) -> None:
+def test_gateways_have_consecutive_ports_and_own_environments(tmp_path: Path) -> None:
     port = free_port()
     address, page = f"127.0.0.1:{port}", {"gateway": "127.0.0.1:0"}
     made = plan(
@@ -228,7 +226,7 @@ def test_each_process_has_a_password_of_its_own_for_nats(tmp_path: Path) -> None
     assert min(map(len, both)) >= 32
 
 
-def test_jobs_keep_their_names_and_others_have_a_new_one_at_each_start(tmp_path: Path) -> None:
+def test_only_jobs_keep_their_names_over_a_restart(tmp_path: Path) -> None:
     made = plan(tmp_path)
     assert jobs_spec(made, made.jobs[0]).argv[-2:] == ("--id", "jobs")
     assert "--id" not in (*gateway_spec(made, made.gateways[0]).argv, *batcher_spec(made).argv)

@@ -7,8 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from supervisor import control, detach
 from supervisor.progress import tell_while_waiting
 from supervisor.state import MeshState, ProcessState, StateDir
@@ -54,8 +52,7 @@ async def test_a_start_tells_what_it_waits_for() -> None:
     ]
 
 
-def test_a_stop_names_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "WAIT_TOLD_S", 0.01)
+def test_a_stop_names_what_it_waits_for(tmp_path: Path) -> None:
     state, told = StateDir(tmp_path), list[tuple[str, ...]]()
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as supervisor, state.lock():
@@ -77,7 +74,7 @@ def test_a_stop_names_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.Monk
         state.write(running("nats", "jobs"))
         descriptor = os.pidfd_open(supervisor.pid)
         try:
-            assert control._ends(descriptor, BOUND_S, state, on_wait)
+            assert control.await_end(descriptor, BOUND_S, state, on_wait, silent_s=0.01)
         finally:
             os.close(descriptor)
     assert told == [("nats", "jobs"), ("nats",)]

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from sluice.errors import SetupError
-from supervisor import child as children
-from supervisor.child import Child, ChildSpec, log_tail
+from supervisor.child import Child, ChildSpec, keep_log_small, log_tail
 from supervisor.orphans import OrphanReaper
 from supervisor.supervisor import Supervisor
 
@@ -387,19 +386,16 @@ async def test_a_child_gives_way_to_others(supervisor: Supervisor, tmp_path: Pat
     assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
 
 
-async def test_a_log_is_bounded_while_its_process_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(children, "LOG_MAX_BYTES", 10_000)
-    monkeypatch.setattr(children, "ROTATE_S", 0.01)
+async def test_a_log_is_bounded_while_its_process_writes(tmp_path: Path) -> None:
     log, older = tmp_path / "x.log", tmp_path / "x.log.1"
     program = "while True: print('a line of a flood', flush=True)"
-    supervisor = Supervisor()
+    child = Child(ChildSpec("x", (sys.executable, "-c", program), log=log))
+    rotating = asyncio.create_task(keep_log_small(log, max_bytes=10_000, every_s=0.01))
     try:
-        supervisor.start(ChildSpec("x", (sys.executable, "-c", program), log=log))
         async with asyncio.timeout(BOUND_S):
             while not older.exists() or not log.stat().st_size:  # noqa: ASYNC110  files have no event
                 await asyncio.sleep(0.01)
     finally:
-        await supervisor.stop()
+        rotating.cancel()
+        await child.end(1.0)
     assert b"\0" not in log.read_bytes()

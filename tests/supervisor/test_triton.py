@@ -119,7 +119,7 @@ async def answers(running: Running, payload: bytes, **parameters: Any) -> list[b
         return [data async for data, _ in ask(running, payload, parameters) if data is not None]
 
 
-def test_the_runtime_folder_leads_to_the_wheel_and_to_this_python(tmp_path: Path) -> None:
+def test_runtime_folder_links_to_the_wheel_and_this_python(tmp_path: Path) -> None:
     for _ in range(2):  # a second time changes nothing
         prepare_runtime(tmp_path)
         stub = tmp_path / "backends" / "python" / "triton_python_backend_stub"
@@ -245,7 +245,7 @@ async def test_a_stopped_process_is_noticed(config: TritonConfig, server: bool) 
             os.kill(stopped, signal.SIGCONT)
 
 
-async def test_a_stub_that_stood_still_with_a_request_dies_when_it_goes_on(
+async def test_stopped_stub_with_a_request_dies_when_it_continues(
     config: TritonConfig,
 ) -> None:
     # As on a machine that pauses for more than a second: the supervisor replaces both.
@@ -335,5 +335,5 @@ async def test_nothing_of_a_state_directory_reaches_a_shell(tmp_path: Path) -> N
         [stub] = stub_pids(child.pid).values()
         assert str(tmp_path) not in " ".join(psutil.Process(stub).cmdline())
     finally:
-        await child.end(10.0)
+        await child.end(0.5)
         remove_shared_memory(planned.shm_prefix)

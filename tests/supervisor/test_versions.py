@@ -63,7 +63,7 @@ def test_a_rollback_takes_back_the_version_that_is_still_loaded() -> None:
     assert back.words == {"small": "replaced"}
 
 
-def test_a_version_that_has_ended_is_loaded_anew_under_a_new_number() -> None:
+def test_ended_version_is_loaded_again_under_a_new_number() -> None:
     second = served(model(path="/models/v2"), generation=1)
     asked = [(model(), "f"), (model("large"), "f")]
     back = change_of(asked, (second, LARGE), (), {"small": 1, "large": 0})

@@ -112,10 +112,11 @@ def test_a_resumed_row_answers_as_if_nothing_had_happened(
     llama: Path, sampling: Sampling, cut: int, neighbours: int, seed: int
 ) -> None:
     prompt, *others = prompts(4, seed)
-    whole = drive(engine(llama), sequence_spec("r", prompt, sampling)).tokens["r"]
+    core = engine(llama)
+    whole = drive(core, sequence_spec("r", prompt, sampling)).tokens["r"]
     again = sequence_spec("r", prompt, sampling, produced=whole[:cut], attempt=1)
     beside = [sequence_spec(f"n{i}", other) for i, other in enumerate(others[:neighbours])]
-    rest = drive(engine(llama), *beside, again).tokens["r"]
+    rest = drive(core, *beside, again).tokens["r"]
     assert whole[:cut] + rest == whole
 
 

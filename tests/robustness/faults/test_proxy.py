@@ -72,7 +72,7 @@ async def test_what_is_sent_through_a_cut_link_arrives_when_it_heals() -> None:
         assert await waiting == b"after"
 
 
-async def test_a_connection_through_a_cut_link_is_silent_until_it_heals() -> None:
+async def test_connection_through_a_cut_link_is_silent() -> None:
     async with proxied_echo() as proxy:
         proxy.cut()
         async with connected(proxy) as streams:
