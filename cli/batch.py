@@ -294,12 +294,12 @@ def results(
     """
     with opened(out) as file:
         number = None if stage is None else stage - 1
-        found = client.jobs.results(job, from_index=from_index, follow=follow, stage=number)
+        results = client.jobs.results(job, from_index=from_index, follow=follow, stage=number)
         if file is None:
-            for result in found:
+            for result in results:
                 output.write_json(output_line(job, result))
             return
-        _fill(file, job, found)
+        _fill(file, job, results)
     described = {"id": job, "out": str(out), "lines": file.lines}
     output.show(described, f"wrote {file.lines} lines to {out}")
 
@@ -377,9 +377,9 @@ def _state_of(word: str) -> pb.JobState.ValueType:
     try:
         return value_of(pb.JobState, word)
     except ValueError as error:
-        known = ", ".join(word_of(pb.JobState, state) for state in pb.JobState.values()[1:])
+        states = ", ".join(word_of(pb.JobState, state) for state in pb.JobState.values()[1:])
         raise BadParameter(
-            f"unknown state {word!r}; use one of {known}", param_hint="--state"
+            f"unknown state {word!r}; use one of {states}", param_hint="--state"
         ) from error
 
 

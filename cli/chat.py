@@ -68,7 +68,7 @@ class ChatSession:
 
     def models(self) -> list[str]:
         """List the models that can be asked, `AUTO` first."""
-        return [AUTO, *(one.name for one in self._client.list_models())]
+        return [AUTO, *(model.name for model in self._client.list_models())]
 
     def clear(self) -> None:
         """Forget the turns, but for the instructions."""

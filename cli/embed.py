@@ -86,10 +86,10 @@ def embed(
         read = _Lines(lines, field)
         texts = iter(read)
         while window := list(islice(texts, WINDOW)):
-            found = client.embed([one.text for one in window], **settings)
-            write(count, window, found)
-            count, tokens = count + len(window), tokens + found.prompt_tokens
-            served_by = found.model
+            embeddings = client.embed([one.text for one in window], **settings)
+            write(count, window, embeddings)
+            count, tokens = count + len(window), tokens + embeddings.prompt_tokens
+            served_by = embeddings.model
     took_s = monotonic() - began
     done = {
         "texts": count,

@@ -156,18 +156,20 @@ def evaluate(
         return
     if references.compare or references.floor:
         raise CommandFailed("USAGE", "--compare and --floor belong to --golden")
-    found, about = asked.load("heldout" if outcomes is None else "train"), asked.described()
-    for number, question in enumerate(found if outcomes else (), 1):
+    questions, about = asked.load("heldout" if outcomes is None else "train"), asked.described()
+    for number, question in enumerate(questions if outcomes else (), 1):
         if not isinstance(question.prompt, str):
             message = f"question {number}: outcomes are of prompts that are texts"
             raise CommandFailed("BAD_QUESTIONS", message)
-    ask = partial(_ask, address, tenant, found, concurrency, given)
+    ask = partial(_ask, address, tenant, questions, concurrency, given)
     if outcomes is None:
         results = asyncio.run(ask(model or []))
     else:
         with NewFile(outcomes) as file:
             results = asyncio.run(ask([pair.weak, pair.strong]))
-            rows = write_outcomes(file, found, results[: len(found)], results[len(found) :])
+            rows = write_outcomes(
+                file, questions, results[: len(questions)], results[len(questions) :]
+            )
         about |= {"outcomes": str(outcomes), "rows": rows}
     _show(results, about, pair.strong)
 

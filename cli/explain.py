@@ -53,8 +53,8 @@ def explain(
         entry = client.audit(_request_id(client, request_id))
         output.show(_object(entry), _text(_audit(entry)))
         return
-    found = look_up(client, request_id)
-    output.show(_object(found), _text(_lines(found)))
+    response = look_up(client, request_id)
+    output.show(_object(response), _text(_lines(response)))
 
 
 def _text(lines: Iterable[str]) -> str:
@@ -125,14 +125,17 @@ def _safety(record: pb.RequestRecord) -> str:
     if not record.policy:
         return "not reached"
     # What guards said has lines of its own.
-    found = _decisions(one for one in record.decisions if not one.rule.startswith(_GUARD))
-    return f"{found or 'nothing found'}, policy {record.policy}"
+    actions = _decisions(
+        decision for decision in record.decisions if not decision.rule.startswith(_GUARD)
+    )
+    return f"{actions or 'nothing actions'}, policy {record.policy}"
 
 
 def _decisions(decisions: Iterable[pb.SafetyDecision]) -> str:
     return ", ".join(
-        f"{one.rule} x{one.count} {_action(one.action)}" + (" (answer)" if one.in_answer else "")
-        for one in decisions
+        f"{decision.rule} x{decision.count} {_action(decision.action)}"
+        + (" (answer)" if decision.in_answer else "")
+        for decision in decisions
     )
 
 

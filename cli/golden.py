@@ -114,9 +114,9 @@ def _resamples(scored: Scored) -> list[list[int]]:
 
 def _interval(value: float, drawn: Iterable[float]) -> dict[str, float]:
     """Return a value with the bounds of the middle 95 % of ``drawn``."""
-    found = sorted(drawn)
-    cut = int(_TAIL * len(found))
-    return {"value": value, "low": found[cut], "high": found[-1 - cut]}
+    ordered = sorted(drawn)
+    cut = int(_TAIL * len(ordered))
+    return {"value": value, "low": ordered[cut], "high": ordered[-1 - cut]}
 
 
 def best(score: Callable[[str, str], float], answer: str, references: Sequence[str]) -> float:
@@ -182,8 +182,8 @@ def evaluate_golden(
         described["differences"] = {metric: difference(first, second, metric) for metric in METRICS}
     last, failed = described["scores"][systems[-1]], None
     if low := [name for name, bound in bounds.items() if last[name]["value"] < bound]:
-        said = ", ".join(f"{name} {last[name]['value']:.3f} < {bounds[name]:g}" for name in low)
-        failed = ("BELOW_FLOOR", f"{systems[-1]}: {said}")
+        problems = ", ".join(f"{name} {last[name]['value']:.3f} < {bounds[name]:g}" for name in low)
+        failed = ("BELOW_FLOOR", f"{systems[-1]}: {problems}")
     output.show(described, lambda: _write(described, systems), failed)
 
 
@@ -230,7 +230,7 @@ def _ask(
     if job.state != pb.JOB_STATE_COMPLETED:
         raise CommandFailed(job.reason_code or "UNANSWERED", f"{job.id}: {job.reason}")
     results = list(client.jobs.results(job.id))
-    if dead := [one for one in results if one.HasField("error")]:
+    if dead := [result for result in results if result.HasField("error")]:
         message = f"{len(dead)} of {len(golden)} questions got no answer ({job.id}): {dead[0].error.message}"
         raise CommandFailed("UNANSWERED", message)
     return job.id, [one.answer.text for one in results]
@@ -271,10 +271,10 @@ def _write(described: Mapping[str, Any], systems: Sequence[str]) -> None:
         print(f"only {described['items']} items: the intervals say little; use {FEW_ITEMS} or more")
     for system, job in described["jobs"].items():
         print(f"the answers of {system} are kept: sluice batch results {job} --out FILE")
-    for metric, found in described.get("differences", {}).items():
+    for metric, difference in described.get("differences", {}).items():
         print(
-            f"{metric}: {systems[1]} - {systems[0]}: {found['value']:+.3f}"
-            f" [{found['low']:+.3f}, {found['high']:+.3f}], p = {found['p']:.3f}"
+            f"{metric}: {systems[1]} - {systems[0]}: {difference['value']:+.3f}"
+            f" [{difference['low']:+.3f}, {difference['high']:+.3f}], p = {difference['p']:.3f}"
         )
 
 

@@ -67,10 +67,10 @@ class Keys:
 
     def get(self, key_id: str) -> tuple[ApiKeyRecord, int]:
         """Return the key and its revision, which `put` takes."""
-        found = self._run(self._bucket.read(key_id, ApiKeyRecord)) if is_token(key_id) else None
-        if found is None:
+        stored = self._run(self._bucket.read(key_id, ApiKeyRecord)) if is_token(key_id) else None
+        if stored is None:
             raise CommandFailed("KEY_UNKNOWN", f"there is no key {key_id!r}; see: sluice keys list")
-        record, revision = found
+        record, revision = stored
         return record, revision
 
     def put(self, key_id: str, record: ApiKeyRecord, revision: int) -> None:
@@ -173,10 +173,10 @@ def list_(
     mine: OfMesh,
 ) -> None:
     """List API keys with tenant, roles and expiry."""
-    found = [_described(*one) for one in mine.all() if tenant in (None, one[1].tenant)]
+    keys_shown = [_described(*one) for one in mine.all() if tenant in (None, one[1].tenant)]
     columns = ("id", "tenant", "roles", "name", "created", "state")
-    rows = ([one[column] for column in columns] for one in found)
-    output.show({"keys": found}, lambda: output.write_table(columns, rows))
+    rows = ([one[column] for column in columns] for one in keys_shown)
+    output.show({"keys": keys_shown}, lambda: output.write_table(columns, rows))
 
 
 @keys.command()

@@ -67,15 +67,15 @@ def _paths(state_dir: Path | None, names: Sequence[str]) -> list[Path]:
     from supervisor.state import StateDir
 
     state = StateDir.of(state_dir)
-    found = sorted(state.logs.glob("*.log"))
-    if not found:
+    files = sorted(state.logs.glob("*.log"))
+    if not files:
         raise failure.CommandFailed("NO_LOGS", f"no mesh has written a log in {state.logs}")
-    missing = [name for name in names if not any(_is_of(path, name) for path in found)]
+    missing = [name for name in names if not any(_is_of(path, name) for path in files)]
     if missing:
-        known = ", ".join(path.stem for path in found)
+        known = ", ".join(path.stem for path in files)
         message = f"{', '.join(missing)}: no such process; there are {known}"
         raise failure.CommandFailed("NO_LOGS", message)
-    return [path for path in found if not names or any(_is_of(path, name) for name in names)]
+    return [path for path in files if not names or any(_is_of(path, name) for name in names)]
 
 
 def _is_of(path: Path, name: str) -> bool:
@@ -136,8 +136,8 @@ def _write(lines: Iterable[LogLine]) -> None:
     for line in lines:
         if wants_json():
             when = datetime.fromtimestamp(line.at).astimezone().isoformat(timespec="milliseconds")
-            found = {key: value for key, value in asdict(line).items() if value and key != "at"}
-            output.write_json({"time": when, **found})
+            fields = {key: value for key, value in asdict(line).items() if value and key != "at"}
+            output.write_json({"time": when, **fields})
             continue
         when = datetime.fromtimestamp(line.at).strftime("%H:%M:%S.%f")[:-3]
         about = f"  [{line.request_id}]" if line.request_id else ""

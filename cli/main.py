@@ -97,13 +97,13 @@ class LazyCommands(CommandGroup):
         if cmd_name not in COMMANDS:
             return None
         module, function, _ = COMMANDS[cmd_name]
-        found = getattr(importlib.import_module(f"cli.{module}"), function)
-        if isinstance(found, typer.Typer):
-            return typer.main.get_command(found)
+        command = getattr(importlib.import_module(f"cli.{module}"), function)
+        if isinstance(command, typer.Typer):
+            return typer.main.get_command(command)
         single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=HELP)
-        context = getattr(sys.modules[found.__module__], "CONTEXT_SETTINGS", None)
+        context = getattr(sys.modules[command.__module__], "CONTEXT_SETTINGS", None)
         single.command(cmd_name, context_settings=context)(
-            expanded(found, with_json=module != "process")
+            expanded(command, with_json=module != "process")
         )
         return typer.main.get_command(single)
 

@@ -228,16 +228,16 @@ def _write_started(state: "MeshState", ready_s: float, root: Path, stop: str) ->
         if state.ca is not None:
             print(f"callers need: export {CA_VARIABLE}={state.ca}")
         print(f"ready in {ready_s:.1f} s at {state.address}{_http(state)}", flush=True)
-        found = root == state_root()
-        if not found:
+        is_default = root == state_root()
+        if not is_default:
             output.note(
                 f"commands find it with: export {STATE_DIR_VARIABLE}={shlex.quote(str(root))}"
             )
-        who = "commands find it by themselves; other programs" if found else "other programs"
+        who = "commands find it by themselves; other programs" if is_default else "other programs"
         output.note(f"{who}: export {ADDRESS_VARIABLE}={state.address}")
         output.note(
             stop
-            if found
+            if is_default
             else stop.replace("sluice down", f"sluice down --state-dir {shlex.quote(str(root))}")
         )
 

@@ -248,7 +248,8 @@ def answer_object(answer: Answer) -> dict[str, Any]:
     """Return an answer as JSON, without empty fields, and without attempts if there was only one."""
     described = {"tier": answer.tier, **_described(answer)}
     described["attempts"] = [
-        {"model": one.model, "usage": message_object(one.usage)} for one in answer.attempts
+        {"model": attempt.model, "usage": message_object(attempt.usage)}
+        for attempt in answer.attempts
     ]
     for name in _MAY_BE_LEFT_OUT:
         if not described[name] or (name == "attempts" and len(answer.attempts) == 1):
@@ -259,7 +260,7 @@ def answer_object(answer: Answer) -> dict[str, Any]:
 def _described(value: Any) -> Any:
     """Return a value of an answer as JSON."""
     if is_dataclass(value):
-        return {one.name: _described(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: _described(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
         return [*map(_described, value)]
     return message_object(value) if isinstance(value, Message) else value

@@ -155,7 +155,7 @@ def _in_order(items: Iterable[_T]) -> list[_T]:
 
 def _times_ms(seconds: Iterable[float]) -> dict[str, float | None]:
     """Return percentiles by nearest rank, in milliseconds; None without a value."""
-    ordered = sorted(1000 * one for one in seconds)
+    ordered = sorted(1000 * second for second in seconds)
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
     return {
         name: ordered[ceil(share * len(ordered)) - 1] if ordered else None
@@ -273,8 +273,8 @@ async def ask_all(
     async def ask(place: int) -> Result:
         return await _ask(client, asked, questions[order[place]], options)
 
-    found = dict(zip(order, await all_aio(ask, len(order), concurrency), strict=True))
-    return [found[at] for at in range(len(questions))]
+    results = dict(zip(order, await all_aio(ask, len(order), concurrency), strict=True))
+    return [results[at] for at in range(len(questions))]
 
 
 async def _ask(
@@ -316,7 +316,7 @@ def _question(place: str, number: int, row: Mapping[str, Any]) -> Question:
     most = str(row.get("max_tokens") or "")
     if most and not (most.isascii() and most.isdigit() and int(most) > 0):
         raise _bad(f"{place}: max_tokens is {most!r}, not a number of tokens")
-    right = {one.strip() for one in references}
+    right = {reference.strip() for reference in references}
     return Question(
         next(
             (str(row[name]) for name in ("id", "custom_id", "prompt_id") if row.get(name)),

@@ -28,18 +28,18 @@ def requests(
 ) -> None:
     """List the running requests of all gateways, oldest first."""
     listed = client.requests(tenant=tenant, model=model, limit=limit)
-    total, shown = sum(one.requests for one in listed.counts), len(listed.requests)
+    total, shown = sum(count.requests for count in listed.counts), len(listed.requests)
 
     def write() -> None:
         if listed.requests:
             header = ("request", "tenant", "class", "model", "state", "age", "tokens", "gateway")
-            output.write_table(header, [_row(one) for one in listed.requests])
+            output.write_table(header, [_row(request) for request in listed.requests])
         some = f", the oldest {shown} are shown" if shown < total else ""
         output.write_line(f"{total} requests run{some}")
         _tell_silent(listed.silent_gateways, "their requests are missing here")
 
     described = {
-        "requests": [_object(one) for one in listed.requests],
+        "requests": [_object(request) for request in listed.requests],
         "total": total,
         "silent_gateways": list(listed.silent_gateways),
     }

@@ -99,13 +99,13 @@ def _pair(rows: "Collection[StreamOutcomesResponse]", wanted: str | None) -> str
     counts = Counter(_pair_of(row) for row in rows)
     if not counts:
         raise CommandFailed("NO_OUTCOMES", f"the mesh has kept no outcomes yet; {MORE}")
-    told = ", ".join(f"{pair} ({count})" for pair, count in counts.most_common())
+    pairs = ", ".join(f"{pair} ({count})" for pair, count in counts.most_common())
     if wanted is None and len(counts) > 1:
         raise CommandFailed(
-            "USAGE", f"outcomes of several pairs are kept: {told}; choose one with --pair"
+            "USAGE", f"outcomes of several pairs are kept: {pairs}; choose one with --pair"
         )
     if wanted is not None and wanted not in counts:
-        raise CommandFailed("NO_OUTCOMES", f"no outcomes of {wanted} are kept; there are {told}")
+        raise CommandFailed("NO_OUTCOMES", f"no outcomes of {wanted} are kept; there are {pairs}")
     return wanted or next(iter(counts))
 
 

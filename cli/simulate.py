@@ -76,8 +76,8 @@ class Traffic:
                 ),
                 "--arrivals",
             )
-        found = checked(lambda: parse_trace(lines_of(trace)), str(trace))
-        chosen = [arrival for arrival in found if model is None or arrival.model == model]
+        arrivals_read = checked(lambda: parse_trace(lines_of(trace)), str(trace))
+        chosen = [arrival for arrival in arrivals_read if model is None or arrival.model == model]
         if not chosen:
             raise CommandFailed("CANNOT_SIMULATE", f"{trace}: no request to model {model!r}")
         return chosen
@@ -128,11 +128,11 @@ class Workers:
         from sluice.settings.models import DEFAULT_POLICIES
 
         mesh = settings.load(self.config)
-        found = _policies(policies, mesh, model)
+        policies_by_name = _policies(policies, mesh, model)
         engine = self.engine or "continuous"
         costs = self.costs
         first = Setup(
-            policy=next(iter(found.values())),
+            policy=next(iter(policies_by_name.values())),
             cost=costs.step,
             workers=workers,
             limits=self._limits(),
@@ -150,12 +150,14 @@ class Workers:
             sharing = replace(costs.mesh.sharing, cores=self.cores)
             first = replace(first, links=costs.mesh.links, sharing=sharing)
         if policies != ALL or self.engine:
-            return {name: replace(first, policy=policy) for name, policy in found.items()}
+            return {
+                name: replace(first, policy=policy) for name, policy in policies_by_name.items()
+            }
         default = Policy().named(DEFAULT_POLICIES["generate"])
         return {
             f"{engine}/{name}": replace(first, policy=policy, engine=engine)
             for engine in ENGINE_NAMES
-            for name, policy in {**found, DEFAULT: default}.items()
+            for name, policy in {**policies_by_name, DEFAULT: default}.items()
             if engine == "generate" or name != DEFAULT
         }
 
@@ -224,16 +226,16 @@ def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Pol
     """Policies by name, in the order they were named; "config" is the configuration's for ``model``."""
     from sluice.settings.batching import PRESETS, Policy
 
-    known = {name: Policy.model_validate(name) for name in PRESETS}
+    by_name = {name: Policy.model_validate(name) for name in PRESETS}
     if names == ALL:
-        return known
+        return by_name
     served = mesh.model(model) if model else None
-    known["config"] = mesh.policy_of(served) if served else mesh.batcher.policy
+    by_name["config"] = mesh.policy_of(served) if served else mesh.batcher.policy
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen or [""]:
-        if name not in known:
-            raise BadParameter(f"no policy {name!r}; there are {', '.join(known)}")
-    return {name: known[name] for name in chosen}
+        if name not in by_name:
+            raise BadParameter(f"no policy {name!r}; there are {', '.join(by_name)}")
+    return {name: by_name[name] for name in chosen}
 
 
 def simulate(
@@ -264,11 +266,11 @@ def simulate(
     from simulator.simulator import simulate as run
 
     is_comparison = policies == ALL
-    found, slos = traffic.load(MIXED if is_comparison else ()), objectives.slos()
+    arrivals, slos = traffic.load(MIXED if is_comparison else ()), objectives.slos()
     if is_comparison:
         each = replace(each, admission=False)
     setups = each.setups(policies, traffic.model, workers, until)
-    histories = checked(lambda: {name: run(found, setup) for name, setup in setups.items()})
+    histories = checked(lambda: {name: run(arrivals, setup) for name, setup in setups.items()})
     summaries = {
         name: summarize(history, slos, objectives.worker_hour_price)
         for name, history in histories.items()
@@ -409,10 +411,10 @@ def plan(
     (setup,) = setups.values()
     price = objectives.worker_hour_price
     if job.documents is None:
-        found, slos = traffic.load(), objectives.slos()
+        arrivals, slos = traffic.load(), objectives.slos()
         planned = checked(
             lambda: plan_trace(
-                found, setup, slos, share=share, workers_max=workers_max, worker_hour_price=price
+                arrivals, setup, slos, share=share, workers_max=workers_max, worker_hour_price=price
             )
         )
         output.show(asdict(planned), lambda: _show_trace(planned))

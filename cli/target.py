@@ -84,8 +84,8 @@ def target_of(address: str | None) -> GatewayTarget:
     except SetupError:
         state_dir = None
     mesh = None if state_dir is None else running_mesh(state_dir)
-    found = address or (DEFAULT_ADDRESS if mesh is None else mesh.address)
-    target = GatewayTarget(found, bool(address), mesh, state_dir)
+    chosen = address or (DEFAULT_ADDRESS if mesh is None else mesh.address)
+    target = GatewayTarget(chosen, bool(address), mesh, state_dir)
     _last.set(target)
     return target
 

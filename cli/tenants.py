@@ -31,15 +31,15 @@ def list_(
 
     Of a rate: what is missing in its bucket, and the bucket, which is filled with the rate (docs/operate/limits.md).
     """
-    found = client.list_tenants(tenant)
-    listed = [output.message_object(one) for one in found.tenants]
+    response = client.list_tenants(tenant)
+    listed = [output.message_object(one) for one in response.tenants]
     rows = []
-    for one in found.tenants:
+    for one in response.tenants:
         who = (one.tenant, str(one.running), f"{one.cost_last_hour:.4g}")
         uses = [(use.name, f"{use.used:.4g}", f"{use.limit:.4g}") for use in one.limits]
         rows += [(*who, *use) for use in uses or [("-", "-", "-")]]
-    headers = ("tenant", "running", f"{found.currency} last hour", "limit", "used", "of")
-    described = {"currency": found.currency, "tenants": listed}
+    headers = ("tenant", "running", f"{response.currency} last hour", "limit", "used", "of")
+    described = {"currency": response.currency, "tenants": listed}
     output.show(described, lambda: output.write_table(headers, sorted(rows)))
 
 

@@ -135,7 +135,7 @@ def _view_of(samples: "deque[Sample]") -> "View":
     last = samples[-1]
     while last.at - samples[0].at > _QUANTILE_S:
         samples.popleft()
-    earlier = [one for one in samples if one is not last]
+    earlier = [sample for sample in samples if sample is not last]
     before = next((one for one in earlier if last.at - one.at <= _RATE_S), None)
     return View(last, before, earlier[0] if earlier else None)
 
@@ -158,15 +158,15 @@ class Sample:
         for process in read.processes:
             for series in process.metrics:
                 points = values.setdefault(series.name, {})
-                for one in series.points:
-                    points[process.instance, tuple(one.labels)] = (one.value, *one.buckets)
+                for point in series.points:
+                    points[process.instance, tuple(point.labels)] = (point.value, *point.buckets)
         processes = [(process.service, process.instance) for process in read.processes]
         return cls(at, values, processes, running)
 
     def now(self, metric: Metric) -> dict[Labels, float]:
         """Return a gauge over all processes."""
-        found = self.values.get(metric.name, {})
-        merged = _merged(metric, ((labels, value) for (_, labels), value in found.items()))
+        points = self.values.get(metric.name, {})
+        merged = _merged(metric, ((labels, value) for (_, labels), value in points.items()))
         return {labels: value[0] for labels, value in merged.items()}
 
     def since(self, before: "Sample | None", metric: Metric) -> dict[Labels, Value]:
@@ -190,9 +190,9 @@ def _merged(metric: Metric, found: Iterable[tuple[Labels, Value]]) -> dict[Label
     highest = metric.name in _SHARED or names.WORKER_ADDRESS in metric.labels
     together: dict[Labels, Value] = {}
     for labels, value in found:
-        known = together.get(labels, value if highest else (0.0,) * len(value))
+        total = together.get(labels, value if highest else (0.0,) * len(value))
         together[labels] = (
-            max(known, value) if highest else tuple(map(sum, zip(known, value, strict=True)))
+            max(total, value) if highest else tuple(map(sum, zip(total, value, strict=True)))
         )
     return together
 
@@ -214,7 +214,7 @@ class View:
         tokens, jobs = self._rates(catalog.WORKER_TOKENS), self._sample.now(catalog.JOBS_RUNNING)
         counts = self._sample.running.counts
         return {
-            "running": sum(one.requests for one in counts),
+            "running": sum(count.requests for count in counts),
             "waiting": sum(one.waiting for one in counts),
             "requests_per_s": _total(self._rates(catalog.REQUESTS)),
             "errors_per_s": _total(self._rates(catalog.REQUESTS), (), _is_error),
@@ -242,8 +242,8 @@ class View:
         queued, waiting, oldest = map(now, (catalog.QUEUED, catalog.ROOM_WAITING, catalog.OLDEST))
         first, token = self._times(catalog.FIRST_TOKEN), self._times(catalog.TOKEN_TIME)
         running: Counter[Labels] = Counter()
-        for one in self._sample.running.counts:
-            running[one.model, word_of(Priority, one.priority)] += one.requests
+        for count in self._sample.running.counts:
+            running[count.model, word_of(Priority, count.priority)] += count.requests
         return [
             {
                 "model": labels[0],
@@ -302,8 +302,8 @@ class View:
 
     def _tenants(self) -> list[Row]:
         counts: dict[str, list[RunningCount]] = {}
-        for one in self._sample.running.counts:
-            counts.setdefault(one.tenant, []).append(one)
+        for count in self._sample.running.counts:
+            counts.setdefault(count.tenant, []).append(count)
         return [
             {
                 "tenant": name,

@@ -79,17 +79,17 @@ def faults(
         known: every (trace, span) there is; None: links are not checked.
         incomplete: whether spans may be missing, as rule 8 says.
     """
-    tops = [one for one in _roots(spans) if not (is_root(one) or _is_triton(one))]
+    tops = [root for root in _roots(spans) if not (is_root(root) or _is_triton(root))]
     if not spans or (tops and not incomplete):
         return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
-    found = [] if known is None or incomplete else list(_lost_links(spans, known))
-    found += _clock_faults(spans)
+    problems = [] if known is None or incomplete else list(_lost_links(spans, known))
+    problems += _clock_faults(spans)
     for call in filter(_is_generate, spans):
         below = [call, *_below(call, spans)]
-        found += _root_faults(call, below)
+        problems += _root_faults(call, below)
         if not incomplete:
-            found += _answer_faults(call, below)
-    return found
+            problems += _answer_faults(call, below)
+    return problems
 
 
 def lost_processes(spans: Iterable[TraceSpan]) -> set[str]:
@@ -157,8 +157,8 @@ def _is_cancelled(span: TraceSpan) -> bool:
 
 
 def _reasons(span: TraceSpan) -> list[str]:
-    found = span.attributes.get(names.GEN_AI_FINISH_REASONS, ())
-    return [found] if isinstance(found, str) else [str(one) for one in found]
+    reasons = span.attributes.get(names.GEN_AI_FINISH_REASONS, ())
+    return [reasons] if isinstance(reasons, str) else [str(one) for one in reasons]
 
 
 def _root_faults(root: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[str]:

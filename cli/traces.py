@@ -74,11 +74,11 @@ def check(
     """
     source = Jaeger(jaeger)
     if trace_ids:
-        found, verdicts = _named(source, [_id_of(one) for one in trace_ids])
+        checked, verdicts = _named(source, [_id_of(one) for one in trace_ids])
     else:
-        found, verdicts = source.find(names.SERVICE_GATEWAY, limit, lookback, settle), []
-    known = _known(source, found)
-    verdicts += [_verdict(trace, known, triton=triton) for trace in found]
+        checked, verdicts = source.find(names.SERVICE_GATEWAY, limit, lookback, settle), []
+    known = _known(source, checked)
+    verdicts += [_verdict(trace, known, triton=triton) for trace in checked]
     _show(verdicts)
 
 
@@ -93,14 +93,14 @@ def _id_of(text: str) -> str:
 
 def _named(source: Jaeger, ids: Sequence[str]) -> tuple[list[JaegerTrace], list[Verdict]]:
     """Return the traces with these ids, and verdicts on those that Jaeger does not have."""
-    found, missing = list[JaegerTrace](), list[Verdict]()
+    traces_read, missing = list[JaegerTrace](), list[Verdict]()
     for trace_id in dict.fromkeys(ids):
         trace = source.get(trace_id)
         if trace is None:
             missing.append(Verdict(trace_id, 0, ["Jaeger has no trace of this id"], ()))
         else:
-            found.append(trace)
-    return found, missing
+            traces_read.append(trace)
+    return traces_read, missing
 
 
 def _known(source: Jaeger, found: Sequence[JaegerTrace]) -> set[tuple[str, str]]:

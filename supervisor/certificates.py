@@ -109,14 +109,14 @@ class Authority:
 
     def renew(self, processes: Iterable[str]) -> list[Path]:
         """Issue new certificates of ``processes`` for the same names."""
-        known = {one.process: one for one in self.issued() if one.file != self.ca}
-        wanted = list(processes) or list(known)
-        unknown = [process for process in wanted if process not in known]
+        by_process = {one.process: one for one in self.issued() if one.file != self.ca}
+        wanted = list(processes) or list(by_process)
+        unknown = [process for process in wanted if process not in by_process]
         if unknown:
             raise SetupError(
-                f"there is no certificate of {unknown[0]!r}; known: {', '.join(known) or 'none'}"
+                f"there is no certificate of {unknown[0]!r}; known: {', '.join(by_process) or 'none'}"
             )
-        return [self.issue(process, known[process].names) for process in wanted]
+        return [self.issue(process, by_process[process].names) for process in wanted]
 
     def _is_good(self, process: str, names: Sequence[str]) -> bool:
         folder = self.of(process)
@@ -201,10 +201,12 @@ def _certificate(file: Path) -> x509.Certificate:
 def _issued(process: str, file: Path) -> Issued:
     certificate = _certificate(file)
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        extension = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value
         names = (
-            *found.get_values_for_type(x509.DNSName),
-            *map(str, found.get_values_for_type(x509.IPAddress)),
+            *extension.get_values_for_type(x509.DNSName),
+            *map(str, extension.get_values_for_type(x509.IPAddress)),
         )
     except x509.ExtensionNotFound:
         names = ()

@@ -31,8 +31,8 @@ def check(config: Path | None) -> Settings:
         SettingsError: the message has all problems of the file, or else all of what it names.
     """
     settings = load(config)
-    found = [*_policy_problems(settings), *_reach_problems(settings), *_model_problems(settings)]
-    refuse(found, config)
+    problems = [*_policy_problems(settings), *_reach_problems(settings), *_model_problems(settings)]
+    refuse(problems, config)
     return settings
 
 

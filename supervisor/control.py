@@ -108,15 +108,19 @@ def await_end(
     silent_s: float = WAIT_TOLD_S,
 ) -> bool:
     """Wait for the end of the supervisor; report which of its processes it waits for after `silent_s`."""
-    until, told = time.monotonic() + bound_s, tuple[str, ...]()
+    until, reported = time.monotonic() + bound_s, tuple[str, ...]()
     while (left_s := until - time.monotonic()) > 0:
         if _ended(descriptor, min(silent_s, left_s)):
             return True
         mesh = state.read()
-        names = tuple(one.name for one in mesh.processes if one.pid is not None) if mesh else ()
-        if names and names != told:
+        names = (
+            tuple(process.name for process in mesh.processes if process.pid is not None)
+            if mesh
+            else ()
+        )
+        if names and names != reported:
             on_wait(names, until - time.monotonic())
-            told = names
+            reported = names
     return False
 
 

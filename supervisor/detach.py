@@ -109,5 +109,5 @@ def _outcome(
     code = process.wait()
     if message is not None:
         raise SetupError(message["error"])
-    said = log_tail(log, log_start)
-    raise SetupError(f"the supervisor ended ({describe_exit(code)}); log {log}: {said}")
+    last_lines = log_tail(log, log_start)
+    raise SetupError(f"the supervisor ended ({describe_exit(code)}); log {log}: {last_lines}")

@@ -34,7 +34,7 @@ async def wait_until_serving(
     Raises:
         SetupError: not within ``bound_s`` seconds; the message has the last status.
     """
-    model, said = "", "no answer"
+    model, status = "", "no answer"
     try:
         async with (
             asyncio.timeout(bound_s),
@@ -42,15 +42,15 @@ async def wait_until_serving(
         ):
             for model in models:
                 while True:
-                    said = await _health_of(channel, f"model.{model}")
-                    if said == _SERVING:
+                    status = await _health_of(channel, f"model.{model}")
+                    if status == _SERVING:
                         on_ready(model)
                         break
                     await asyncio.sleep(_RETRY_S)
             return [one for one in remote if not await _serves_soon(channel, one)]
     except TimeoutError:
         raise SetupError(
-            f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {said}); "
+            f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {status}); "
             "see the logs of batcher and triton, or raise triton.start_s"
         ) from None
 

@@ -82,12 +82,15 @@ class Mesh:
     @property
     def address(self) -> str:
         """Where clients call the gateway, or the gateways with commas between them."""
-        return ",".join(reachable(one.address) for one in self._plan.gateways)
+        return ",".join(reachable(gateway.address) for gateway in self._plan.gateways)
 
     @property
     def http(self) -> str | None:
         """Where clients call OpenAI's API, in the same order; None: nowhere."""
-        return ",".join(reachable(one.http) for one in self._plan.gateways if one.http) or None
+        return (
+            ",".join(reachable(gateway.http) for gateway in self._plan.gateways if gateway.http)
+            or None
+        )
 
     @property
     def nats_url(self) -> str:
@@ -152,8 +155,8 @@ class Mesh:
         self.supervisor.start(batcher_spec(self._plan), kill_when_stopped)
         for gateway in self._plan.gateways:
             self.supervisor.start(gateway_spec(self._plan, gateway), kill_when_stopped)
-        for one in self._plan.jobs:
-            self.supervisor.start(jobs_spec(self._plan, one), kill_when_stopped)
+        for job in self._plan.jobs:
+            self.supervisor.start(jobs_spec(self._plan, job), kill_when_stopped)
         for remote in self._plan.remotes:
             worker_at, tls = f"{LOOPBACK}:{remote.port}", self.settings.tls.mesh
             answering = wait_until_reachable(remote.name, worker_at, bound_s, tls)
@@ -202,11 +205,11 @@ class Mesh:
 
     def _workers_of(self, models: Iterable[str]) -> dict[str, str]:
         """Return by model the names of the processes that load it."""
-        found = {}
+        addresses = {}
         for model in models:
-            names = [one.name for one in self._plan.tritons if model in one.models]
-            found[model] = ", ".join(names) or f"model {model}"
-        return found
+            names = [triton.name for triton in self._plan.tritons if model in triton.models]
+            addresses[model] = ", ".join(names) or f"model {model}"
+        return addresses
 
     def _prepare_files(self) -> None:
         state = self.state_dir

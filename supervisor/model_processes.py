@@ -46,10 +46,10 @@ def reword_missing_gpu(log: Path, start: int) -> None:
     """
     with log.open("r+b") as file:
         file.seek(start)
-        found = _NO_GPU.search(file.read(START_BYTES))
-        if found is not None:
-            calm = b"I" + found[1] + _NO_GPU_WORDS.ljust(len(found[2]))
-            file.seek(start + found.start())
+        match = _NO_GPU.search(file.read(START_BYTES))
+        if match is not None:
+            calm = b"I" + match[1] + _NO_GPU_WORDS.ljust(len(match[2]))
+            file.seek(start + match.start())
             file.write(calm)
 
 
@@ -120,7 +120,7 @@ async def _ended_or_stopped(ended: asyncio.Event, states: Collection[int]) -> No
                 await ended.wait()
                 return
         except TimeoutError:
-            stopped = {one for one in states if _is_stopped(one)}
+            stopped = {state for state in states if _is_stopped(state)}
         if stopped & before:
             return
         before = stopped

@@ -123,9 +123,10 @@ class MeshPlan:
     def processes(self) -> dict[str, tuple[str, str]]:
         """Names of the processes that connect to NATS, with their kinds and ids."""
         gateways = {
-            id_of(one.name): (permissions.GATEWAY, id_of(one.name)) for one in self.gateways
+            id_of(gateway.name): (permissions.GATEWAY, id_of(gateway.name))
+            for gateway in self.gateways
         }
-        jobs = {id_of(one.name): (permissions.JOBS, id_of(one.name)) for one in self.jobs}
+        jobs = {id_of(job.name): (permissions.JOBS, id_of(job.name)) for job in self.jobs}
         return {
             **gateways,
             BATCHER: (permissions.BATCHER, BATCHER),
@@ -167,8 +168,8 @@ def worker_addresses(
     tritons: Sequence[TritonConfig], remotes: Sequence[RemoteConfig]
 ) -> list[tuple[str, str]]:
     """Return the address of one worker of each model, by the name of the model."""
-    found = [(one, config.address) for config in tritons for one in config.models]
-    return found + [(config.model, f"{LOOPBACK}:{config.port}") for config in remotes]
+    addresses = [(one, config.address) for config in tritons for one in config.models]
+    return addresses + [(config.model, f"{LOOPBACK}:{config.port}") for config in remotes]
 
 
 def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> MeshPlan:
@@ -190,8 +191,8 @@ def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> Me
         for one in _plan_tritons(alone, plan.state, ports)
     )
     remotes = tuple(
-        replace(one, config=folder / "config.yaml")
-        for one in _plan_remotes(alone, plan.state, ports)
+        replace(remote, config=folder / "config.yaml")
+        for remote in _plan_remotes(alone, plan.state, ports)
     )
     served = _served_by(model, worker_addresses(tritons, remotes))
     settings = settings.model_copy(update={"models": (served,)})
@@ -241,7 +242,7 @@ def _secured(plan: MeshPlan) -> MeshPlan:
 
     authority = Authority(plan.state.tls)
     nats_config = replace(plan.nats, tls=authority.of(NATS), users=plan.processes)
-    tritons = tuple(replace(one, tls=authority.of(TRITON)) for one in plan.tritons)
+    tritons = tuple(replace(triton, tls=authority.of(TRITON)) for triton in plan.tritons)
     settings = changed(
         plan.settings, nats={"url": nats_config.url}, tls={"mesh": authority.of(OPERATOR)}
     )
@@ -255,7 +256,7 @@ def certify(plan: MeshPlan) -> None:
         SetupError: a file cannot be written.
     """
     if plan.authority is not None:
-        hosts = [split_address(one.address, "gateway.address")[0] for one in plan.gateways]
+        hosts = [split_address(gateway.address, "gateway.address")[0] for gateway in plan.gateways]
         if any(host in ("0.0.0.0", "::") for host in hosts):
             hosts = [socket.gethostname()]
         plan.authority.ensure((NATS, TRITON, *plan.processes), hosts)
@@ -275,8 +276,8 @@ def plan_triton(
     Raises:
         SetupError: ``program``, or without one Triton's wheel or libpython, is missing.
     """
-    found = None if program is None else find_program(program)
-    if found is None:
+    path = None if program is None else find_program(program)
+    if path is None:
         find_wheel()
         find_libpython()
     endpoint = triton_endpoint(settings.telemetry.otlp_http_endpoint)
@@ -292,7 +293,7 @@ def plan_triton(
         load_timeout_s=max(1, int(settings.triton.start_s)),
         shm_prefix=f"{shm_prefix(root)}{name}_",
         tls=settings.tls.mesh,
-        program=found,
+        program=path,
     )
 
 
@@ -447,8 +448,8 @@ def _resolve(
     settings = with_pages(settings, gateway=first.page, batcher=batcher_page, jobs=jobs_page)
     settings = changed(settings, gateway={"address": first.address}, http={"address": first.http})
     if jobs:
-        addresses = {"address": ",".join(one.address for one in jobs)}
-        addresses["gateways"] = ",".join(one.address for one in gateways)
+        addresses = {"address": ",".join(job.address for job in jobs)}
+        addresses["gateways"] = ",".join(gateway.address for gateway in gateways)
         settings = changed(settings, jobs=addresses)
     if nats_config is not None:
         settings = changed(settings, nats={"url": nats_config.url, "port": nats_config.port})

@@ -147,7 +147,7 @@ class Reload:
             started = await self._start_all(change.new, asked)
             try:
                 by_name = {one.settings.task_name: one for one in started}
-                served = [by_name.get(one.settings.task_name, one) for one in change.models]
+                served = [by_name.get(model.settings.task_name, model) for model in change.models]
                 await self._put_in_force(_settings_of(asked, served, change.retired), names)
             except BaseException:
                 await self._end_all(started)
@@ -288,12 +288,12 @@ class Reload:
             kind = GATEWAY if is_gateway(process.name) else process.name
             if process.phase == Phase.RUNNING and process.alive:
                 by_kind.setdefault(kind, process)
-        found = [process for kind, process in by_kind.items() if kind in TAKEN_WHILE_RUNNING]
-        if not found:
+        reloading = [process for kind, process in by_kind.items() if kind in TAKEN_WHILE_RUNNING]
+        if not reloading:
             raise SetupError(
                 "no process that reloads its configuration runs now; see: sluice status"
             )
-        return found
+        return reloading
 
 
 def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProcess]:
@@ -301,12 +301,12 @@ def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProc
     start_s, log = plan.settings.triton.start_s, plan.state.log
     started = [
         supervisor.start(
-            triton_spec(one, log(one.name)), triton_watcher(one, start_s, log(one.name))
+            triton_spec(triton, log(triton.name)), triton_watcher(triton, start_s, log(triton.name))
         )
-        for one in plan.tritons
+        for triton in plan.tritons
     ]
     return started + [
-        supervisor.start(remote_spec(plan, one), kill_when_stopped) for one in plan.remotes
+        supervisor.start(remote_spec(plan, remote), kill_when_stopped) for remote in plan.remotes
     ]
 
 
@@ -314,8 +314,8 @@ def _first_versions(plan: MeshPlan) -> tuple[Version, ...]:
     """Return the model versions that the mesh starts with."""
     processes = {
         model.name: (
-            *(one.name for one in plan.tritons if model.name in one.models),
-            *(one.name for one in plan.remotes if one.model == model.name),
+            *(triton.name for triton in plan.tritons if model.name in triton.models),
+            *(remote.name for remote in plan.remotes if remote.model == model.name),
         )
         for model in plan.asked
     }

@@ -131,12 +131,12 @@ class MeshState:
 
     def targets_json(self) -> str:
         """Return the pages of all processes as Prometheus reads them from a file; empty without any."""
-        found = [
-            {"targets": [one.page], "labels": {"process": one.name}}
-            for one in self.processes
-            if one.page is not None
+        groups = [
+            {"targets": [process.page], "labels": {"process": process.name}}
+            for process in self.processes
+            if process.page is not None
         ]
-        return json.dumps(found, indent=2) if found else ""
+        return json.dumps(groups, indent=2) if groups else ""
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -264,7 +264,7 @@ class Supervisor:
 
     def _stages(self) -> list[list[SupervisedProcess]]:
         """Return the processes by stage, in the order in which they end."""
-        stages = sorted({one.spec.stage for one in self._processes.values()}, reverse=True)
+        stages = sorted({process.spec.stage for process in self._processes.values()}, reverse=True)
         return [
             [one for one in self._processes.values() if one.spec.stage == stage] for stage in stages
         ]
@@ -280,5 +280,7 @@ def _start_problem(process: SupervisedProcess, code: int) -> SetupError:
     name, log = process.spec.name, process.spec.log
     if log is None:
         return SetupError(f"{name} ended while starting ({describe_exit(code)})")
-    said = log_tail(log, process.first_log_start)
-    return SetupError(f"{name} ended while starting ({describe_exit(code)}); log {log}: {said}")
+    last_lines = log_tail(log, process.first_log_start)
+    return SetupError(
+        f"{name} ended while starting ({describe_exit(code)}); log {log}: {last_lines}"
+    )

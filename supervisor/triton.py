@@ -151,10 +151,10 @@ def find_program(name: str) -> Path:
     Raises:
         SetupError: it is not there, or may not be executed.
     """
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise SetupError(f"--tritonserver {name}: it is not on PATH, or is no program")
-    return Path(found).absolute()
+    return Path(path).absolute()
 
 
 def find_libpython() -> Path:

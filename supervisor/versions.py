@@ -65,7 +65,7 @@ class Change:
     @property
     def new(self) -> tuple[Version, ...]:
         """Those to be started."""
-        return tuple(one for one in self.models if one.settings.triton_url is None)
+        return tuple(model for model in self.models if model.settings.triton_url is None)
 
 
 def change_of(
@@ -87,8 +87,8 @@ def change_of(
     before = {one.asked.name: one for one in served}
     models, words = [], {}
     for model, files in asked:
-        known = [one for one in (*served, *retiring) if one.serves(model, files)]
-        chosen = known[0].taking(model) if known else _next(model, files, generations)
+        loaded = [one for one in (*served, *retiring) if one.serves(model, files)]
+        chosen = loaded[0].taking(model) if loaded else _next(model, files, generations)
         models.append(chosen)
         word = _word(before.get(model.name), chosen)
         if word:
