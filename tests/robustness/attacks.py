@@ -29,7 +29,7 @@ CHARS: Final = 190_000
 MESSAGE_BYTES: Final = 1_000_000
 CONNECTIONS: Final = 8
 """Connections that callers share."""
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 Outcomes = Counter[str]
 Call = Callable[[], Awaitable[Any]]
@@ -77,7 +77,7 @@ class Attacker:
             call.cancel()
 
 
-def _asked(**fields: Any) -> pb.GenerateRequest:
+def asked(**fields: Any) -> pb.GenerateRequest:
     sampling = fields.pop("sampling", pb.SamplingParams(max_tokens=8))
     return pb.GenerateRequest(model=MODEL, sampling=sampling, **fields)
 
@@ -85,7 +85,7 @@ def _asked(**fields: Any) -> pb.GenerateRequest:
 async def turns(attacker: Attacker) -> None:
     """Conversations of 60,000 messages."""
     messages = [pb.ChatMessage(role=pb.ROLE_USER, content="a")] * TURNS
-    request = _asked(chat=pb.ChatInput(messages=messages))
+    request = asked(chat=pb.ChatInput(messages=messages))
     counted = pb.CountTokensRequest(chat=request.chat, model=MODEL)
     for _ in range(10):
         await attacker.count("Generate", attacker.read(request))
@@ -118,6 +118,18 @@ def texts() -> Mapping[str, str]:
     }
 
 
+LARGE: Final[tuple[Callable[[], pb.GenerateRequest], ...]] = (
+    lambda: asked(prompt="a", labels={str(at): "x" for at in range(60_000)}),
+    lambda: asked(prompt="a", sampling=pb.SamplingParams(stop=["a"] * 300_000)),
+    lambda: asked(prompt="a", sampling=pb.SamplingParams(stop_token_ids=[1] * 900_000)),
+    lambda: asked(prompt="a", resume=pb.Resume(token_ids=[1] * 900_000)),
+    lambda: asked(prompt="a", resume=pb.Resume(hidden_indexes=[1] * 900_000)),
+    lambda: asked(prompt="a", sampling=pb.SamplingParams(json_schema='{"a":' * 150_000)),
+    lambda: asked(prompt="a", sampling=pb.SamplingParams(regex="a" * MESSAGE_BYTES)),
+)
+"""Requests of 1 MB in one of their fields."""
+
+
 async def megabyte(attacker: Attacker) -> None:
     """1 MB of anything: prompts, texts to check, labels, stop strings, tokens."""
     calls: list[tuple[str, Call]] = []
@@ -125,25 +137,16 @@ async def megabyte(attacker: Attacker) -> None:
         whole = (text * (1 + MESSAGE_BYTES // len(text.encode())))[: MESSAGE_BYTES // 4]
         safety = SafetyServiceStub(attacker.channel(0))
         calls += [
-            ("Generate", partial(attacker.read, _asked(prompt=whole))),
+            ("Generate", partial(attacker.read, asked(prompt=whole))),
             ("CheckText", partial(safety.CheckText, CheckTextRequest(text=text), timeout=CALL_S)),
         ]
-    large = [
-        _asked(prompt="a", labels={str(at): "x" for at in range(60_000)}),
-        _asked(prompt="a", sampling=pb.SamplingParams(stop=["a"] * 300_000)),
-        _asked(prompt="a", sampling=pb.SamplingParams(stop_token_ids=[1] * 900_000)),
-        _asked(prompt="a", resume=pb.Resume(token_ids=[1] * 900_000)),
-        _asked(prompt="a", resume=pb.Resume(hidden_indexes=[1] * 900_000)),
-        _asked(prompt="a", sampling=pb.SamplingParams(json_schema='{"a":' * 150_000)),
-        _asked(prompt="a", sampling=pb.SamplingParams(regex="a" * MESSAGE_BYTES)),
-    ]
-    calls += [("Generate", partial(attacker.read, request)) for request in large]
+    calls += [("Generate", partial(attacker.read, make())) for make in LARGE]
     await asyncio.gather(*(attacker.count(kind, call()) for kind, call in calls))
 
 
 async def bulk(attacker: Attacker) -> None:
     """Bulk calls, all at once."""
-    request = _asked(prompt="one two three", priority=pb.PRIORITY_BULK)
+    request = asked(prompt="one two three", priority=pb.PRIORITY_BULK)
     await asyncio.gather(
         *(attacker.count("bulk", attacker.read(request, at)) for at in range(attacker.size))
     )
@@ -154,7 +157,7 @@ async def resume(attacker: Attacker) -> None:
     for token_ids in ([0, 1, 2, 3, 4], [5, 6, 7], [1]):
         for token in (b"", b"x" * 16):
             held = pb.Resume(token_ids=token_ids, resume_token=token, model=MODEL)
-            request = _asked(prompt="a", resume=held)
+            request = asked(prompt="a", resume=held)
             await asyncio.gather(
                 *(attacker.count("Generate", attacker.read(request)) for _ in range(20))
             )
@@ -193,13 +196,13 @@ def constraints() -> list[pb.SamplingParams]:
 
 async def schemas(attacker: Attacker) -> None:
     """Hostile schemas and regular expressions, all at once."""
-    requests = [_asked(prompt="a", sampling=params) for params in constraints()]
+    requests = [asked(prompt="a", sampling=params) for params in constraints()]
     await asyncio.gather(*(attacker.count("Generate", attacker.read(one)) for one in requests))
 
 
 async def _opened(attacker: Attacker, at: int) -> Any:
     """A call whose first event was read; None when it was refused."""
-    request = _asked(
+    request = asked(
         prompt="one two three four " * 10,
         priority=value_of_class(at),
         sampling=pb.SamplingParams(),  # as long as the context allows
@@ -242,7 +245,7 @@ async def idle(attacker: Attacker) -> None:
     for _ in range(attacker.size):
         try:
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(_PREFACE)
+            writer.write(PREFACE)
             await writer.drain()
             streams.append((reader, writer))
             attacker.outcomes["connected OK"] += 1
@@ -266,12 +269,12 @@ async def _again_and_again(attacker: Attacker, request: pb.GenerateRequest) -> N
 
 async def refused(attacker: Attacker) -> None:
     """Prompts of 7,900 characters, each of which is refused as too long after it was inspected and encoded."""
-    await _again_and_again(attacker, _asked(prompt="a " * 3950))
+    await _again_and_again(attacker, asked(prompt="a " * 3950))
 
 
 async def prompts(attacker: Attacker) -> None:
     """Prompts of 880 characters that are answered."""
-    await _again_and_again(attacker, _asked(prompt="one two " * 110))
+    await _again_and_again(attacker, asked(prompt="one two " * 110))
 
 
 ATTACKS: Final[Mapping[str, Callable[[Attacker], Awaitable[None]]]] = {

@@ -303,66 +303,40 @@ def _job(draw: Mutator) -> None:
 
 
 @asynccontextmanager
-async def _of_gateway(kind: str) -> AsyncIterator[Fuzzed]:
-    gateway = fuzz_gateway.FuzzedGateway()
-    await gateway.start()
+async def _opened(make: Callable[[], Any], method: str) -> AsyncIterator[Fuzzed]:
+    """Yield a method of what `make` returns, which is started before and closed behind if it has such methods."""
+    target = make()
+    if hasattr(target, "start"):
+        await target.start()
     try:
-        yield getattr(gateway, kind)
+        yield getattr(target, method)
     finally:
-        await gateway.close()
+        if hasattr(target, "close"):
+            await target.close()
 
 
 @asynccontextmanager
-async def _of_batcher() -> AsyncIterator[Fuzzed]:
-    fuzzed = FuzzedBatcher()
-    await fuzzed.start()
-    yield fuzzed.message
-
-
-@asynccontextmanager
-async def _of_jobs() -> AsyncIterator[Fuzzed]:
-    fuzzed = FuzzedJobs()
-    await fuzzed.start()
-    yield fuzzed.call
-
-
-@asynccontextmanager
-async def _of_worker() -> AsyncIterator[Fuzzed]:
-    worker = FuzzedWorker()
-    try:
-        yield worker.request
-    finally:
-        await worker.close()
-
-
-@asynccontextmanager
-async def _of_compiler() -> AsyncIterator[Fuzzed]:
-    compiled = fuzz_inputs.Compiled()
-    try:
-        yield compiled.constraint
-    finally:
-        await compiled.close()
-
-
-@asynccontextmanager
-async def _of(make: Callable[[], Fuzzed]) -> AsyncIterator[Fuzzed]:
-    yield make()
+async def _function(fuzzed: Fuzzed) -> AsyncIterator[Fuzzed]:
+    yield fuzzed
 
 
 Opened = Callable[[], AbstractAsyncContextManager[Fuzzed]]
 TARGETS: Final[Mapping[str, Opened]] = {
-    **{kind: partial(_of_gateway, kind) for kind in ("grpc", "http", "frames", "wire")},
-    "batcher": _of_batcher,
-    "worker": _of_worker,
-    "credentials": partial(_of, lambda: Credentials().credential),
-    "stored": partial(_of, lambda: stored),
-    "upload": partial(_of, lambda: upload),
-    "jobs": _of_jobs,
-    "constraints": partial(_of, lambda: fuzz_inputs.constraints),
-    "compiled": _of_compiler,
-    "tables": partial(_of, lambda: fuzz_inputs.tables),
-    "parquet": partial(_of, lambda: fuzz_inputs.parquet),
-    "audio": partial(_of, lambda: fuzz_inputs.audio),
-    "urls": partial(_of, lambda: fuzz_inputs.urls),
+    **{
+        kind: partial(_opened, fuzz_gateway.FuzzedGateway, kind)
+        for kind in ("grpc", "http", "frames", "wire")
+    },
+    "batcher": partial(_opened, FuzzedBatcher, "message"),
+    "worker": partial(_opened, FuzzedWorker, "request"),
+    "credentials": partial(_opened, Credentials, "credential"),
+    "stored": partial(_function, stored),
+    "upload": partial(_function, upload),
+    "jobs": partial(_opened, FuzzedJobs, "call"),
+    "constraints": partial(_function, fuzz_inputs.constraints),
+    "compiled": partial(_opened, fuzz_inputs.Compiled, "constraint"),
+    "tables": partial(_function, fuzz_inputs.tables),
+    "parquet": partial(_function, fuzz_inputs.parquet),
+    "audio": partial(_function, fuzz_inputs.audio),
+    "urls": partial(_function, fuzz_inputs.urls),
 }
 """What is fuzzed, each opened anew from time to time."""

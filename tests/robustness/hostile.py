@@ -33,7 +33,15 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
 from sluice.v1.safety_pb2 import CheckTextRequest
 from sluice.v1.safety_pb2_grpc import SafetyServiceStub
-from tests.robustness.attacks import MODEL, constraints, texts, value_of_class
+from tests.robustness.attacks import (
+    LARGE,
+    MODEL,
+    PREFACE,
+    asked,
+    constraints,
+    texts,
+    value_of_class,
+)
 
 NICE: Final = 10
 CALL_S: Final = 60.0
@@ -60,7 +68,6 @@ RATES: Final[Mapping[str, float]] = {
 }
 """Calls that each kind begins, a second."""
 KINDS: Final = tuple(RATES)
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 Outcomes = Counter[str]
 
@@ -156,11 +163,6 @@ class Tenant:
             await self.jobs.DeleteJob(jobs_pb2.DeleteJobRequest(id=job), **of_call)
 
 
-def _asked(**fields: Any) -> pb.GenerateRequest:
-    sampling = fields.pop("sampling", pb.SamplingParams(max_tokens=8))
-    return pb.GenerateRequest(model=MODEL, sampling=sampling, **fields)
-
-
 async def schemas(tenant: Tenant) -> None:
     """A constraint that is slow to compile; the number makes it another one than before."""
     params = pb.SamplingParams()
@@ -169,7 +171,7 @@ async def schemas(tenant: Tenant) -> None:
         params.json_schema = params.json_schema[:-1] + f',"title":"{tenant.number}"}}'
     else:
         params.regex += f"|{tenant.number}"
-    await tenant.read(_asked(prompt="a", sampling=params))
+    await tenant.read(asked(prompt="a", sampling=params))
 
 
 def _constraints() -> list[pb.SamplingParams]:
@@ -196,19 +198,12 @@ async def inspected(tenant: Tenant) -> None:
 
 async def megabyte(tenant: Tenant) -> None:
     """1 MB in one of the fields."""
-    large: tuple[Callable[[], pb.GenerateRequest], ...] = (
-        lambda: _asked(prompt="a", labels={str(at): "x" for at in range(60_000)}),
-        lambda: _asked(prompt="a", sampling=pb.SamplingParams(stop=["a"] * 300_000)),
-        lambda: _asked(prompt="a", sampling=pb.SamplingParams(stop_token_ids=[1] * 900_000)),
-        lambda: _asked(prompt="a", resume=pb.Resume(token_ids=[1] * 900_000)),
-        lambda: _asked(prompt="a", sampling=pb.SamplingParams(json_schema='{"a":' * 150_000)),
-        lambda: _asked(prompt="a", sampling=pb.SamplingParams(regex="a" * 1_000_000)),
-        lambda: _asked(prompt="lorem ipsum " * 80_000),
-        lambda: _asked(
-            chat=pb.ChatInput(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="a")] * 60_000)
-        ),
+    turns = [pb.ChatMessage(role=pb.ROLE_USER, content="a")] * 60_000
+    others = (
+        lambda: asked(prompt="lorem ipsum " * 80_000),
+        lambda: asked(chat=pb.ChatInput(messages=turns)),
     )
-    await tenant.read(tenant.random.choice(large)())
+    await tenant.read(tenant.random.choice((*LARGE, *others))())
 
 
 def _wav(samples: int, said: int) -> bytes:
@@ -223,7 +218,7 @@ async def audio(tenant: Tenant) -> None:
         (_wav(450_000, 900_000), _wav(9, 2**32 - 1), b"RIFF\0\0\0\0WAVE" + b"LIST\0\0\0\0" * 90_000)
     )
     if tenant.number % 2:
-        await tenant.read(_asked(audio=pb.AudioInput(data=data)))
+        await tenant.read(asked(audio=pb.AudioInput(data=data)))
         return
     body = (
         b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\necho\r\n--x\r\nContent-Disposition: '
@@ -310,7 +305,7 @@ async def subjects(tenant: Tenant) -> None:
         case 2:
             await tenant.jobs.GetJob(jobs_pb2.GetJobRequest(id=name), **of_call)
         case 3:
-            await tenant.read(_asked(prompt="a", idempotency_key=name))
+            await tenant.read(asked(prompt="a", idempotency_key=name))
         case _:
             request = jobs_pb2.CreateJobRequest(
                 spec=jobs_pb2.JobSpec(model=name, input={"upload_id": name}, labels={name: name}),
@@ -344,7 +339,7 @@ async def watchers(tenant: Tenant) -> None:
 def _long(tenant: Tenant) -> pb.GenerateRequest:
     longest = pb.SamplingParams()  # as long as the context allows
     kind = value_of_class(tenant.number)
-    return _asked(prompt="one two three four " * 10, priority=kind, sampling=longest)
+    return asked(prompt="one two three four " * 10, priority=kind, sampling=longest)
 
 
 async def slow(tenant: Tenant) -> None:
@@ -370,7 +365,7 @@ async def vanished(tenant: Tenant) -> None:
 async def bulk(tenant: Tenant) -> None:
     """A call that is not interactive."""
     kind = pb.PRIORITY_BULK if tenant.number % 2 else pb.PRIORITY_STANDARD
-    await tenant.read(_asked(prompt=f"bulk {tenant.number}", priority=kind))
+    await tenant.read(asked(prompt=f"bulk {tenant.number}", priority=kind))
 
 
 def _headers(path: str, key: str, authority: str) -> bytes:
@@ -392,7 +387,7 @@ async def _unfinished(tenant: Tenant, key: str, calls: int) -> None:
     host, _, port = tenant.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        writer.write(_PREFACE)
+        writer.write(PREFACE)
         path = "/sluice.v1.InferenceService/Generate"
         for stream in range(1, 2 * calls, 2):
             writer.write(_frame(1, 4, stream, _headers(path, key, tenant.address)))
@@ -416,7 +411,7 @@ async def anonymous(tenant: Tenant) -> None:
     if tenant.number % 2:
         await _unfinished(tenant, "slc_" + "0" * 60, 4)
         return
-    request = _asked(prompt="x" * 1_000_000)
+    request = asked(prompt="x" * 1_000_000)
     call = tenant.calls.Generate(request, timeout=CALL_S)
     try:
         await call.read()
