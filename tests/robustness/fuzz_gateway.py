@@ -167,7 +167,7 @@ class FuzzedGateway:
         }
         await shared.peers.start(self.nats, answers, (gateway.reload, shared.usage))
         await gateway._exchange.start(self.nats)
-        await gateway.transport.start(self.nats)
+        await gateway.transport.start(self.nats, gateway.shared.drains.on_report)
         gateway.shared.idempotency_keys.open(self.nats)
         await gateway.store.start(self.nats)
         self._methods = [one for one in self._server.handlers if _is_fuzzed(one)]
@@ -177,6 +177,7 @@ class FuzzedGateway:
         for task in self._calls:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
+        await self.gateway.transport.close()
         self.gateway._admission.close()
 
     # Calls.
@@ -262,7 +263,7 @@ class FuzzedGateway:
     def _frame(self, draw: Mutator) -> frame_pb2.Frame:
         """One that its row may be waiting for."""
         task = self._live[draw.random.choice(tuple(self._live))]
-        collector = self.gateway.registry._live.get(task.request_id)
+        collector = self.gateway.registry.by_run.get(task.request_id)
         known = 0 if collector is None else collector.current.next_index
         tokens = [draw.random.randrange(50_000 if draw.chance(0.1) else 500) for _ in range(3)]
         frame = frame_pb2.Frame(
@@ -309,7 +310,7 @@ class FuzzedGateway:
         await asyncio.sleep(0)
         done = {call for call in self._calls if call.done()}
         self._calls -= done
-        for name in [one for one in self._live if one not in self.gateway.registry._live]:
+        for name in [one for one in self._live if one not in self.gateway.registry.by_run]:
             del self._live[name]
         ends = sorted(call.result() for call in done)
         return " ".join(ends) or "taken"
@@ -323,7 +324,7 @@ class FuzzedGateway:
         self._reported_at = now
         models = [ModelReport(model=name, workers=1, slots=64) for name in MODELS]
         report = BatcherReport(batcher=BATCHER, models=models, sequence=time.time_ns())
-        self.gateway._loads.update(report, now)
+        self.gateway.transport.loads.update(report, now)
         self.gateway.registry.dispatch.restart(now)
 
     def _published(self, subject: str, payload: bytes) -> None:

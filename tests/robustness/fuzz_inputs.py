@@ -291,7 +291,8 @@ def _heard(draw: Mutator, request: GenerateRequest) -> None:
     catalog: Any = _Catalog()
     found = FieldViolations()
     valid, _ = audio_of(request, catalog, 30.0, found)
-    found.raise_if_any()
+    if found:
+        raise found.error()
     chunks = list(chunks_of(valid.pcm, _TOKENS.chunk_s))
     assert b"".join(chunks[:1])[:100] == valid.pcm[: len(chunks[0])][:100]
     _TOKENS.begin(valid.language, translate=valid.translate, before=[9] * draw.number(0, 50))

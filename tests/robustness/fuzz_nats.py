@@ -81,6 +81,11 @@ class MemoryNats:
     async def flush(self, *_: Any) -> None:
         """All has been published."""
 
+    async def drain(self) -> None:
+        """Nothing is on its way."""
+
+    close = drain
+
     def jetstream(self, **_: Any) -> "MemoryNats":
         """It is one object."""
         return self
