@@ -129,8 +129,8 @@ class ModelFolder:
 
         New content always has a new change time (ctime), which no program can set.
         """
-        found = [(file.name, file.stat()) for file in self._weights()]
-        return "\n".join(f"{name} {stat.st_ino} {stat.st_ctime_ns}" for name, stat in found)
+        files = [(file.name, file.stat()) for file in self._weights()]
+        return "\n".join(f"{name} {stat.st_ino} {stat.st_ctime_ns}" for name, stat in files)
 
     def _weights(self) -> list[Path]:
         """Return the weights in a folder of the operator's own."""

@@ -8,8 +8,16 @@ import pytest
 import re2
 from hypothesis import given
 
-from gateway.safety.output.automaton import Automaton, StreamWatch, WatchedRule
+from gateway.safety.findings import Severity
+from gateway.safety.output.automaton import (
+    Automaton,
+    StreamWatch,
+    WatchedRule,
+    WordList,
+    watched_rules,
+)
 from gateway.safety.patterns import PatternError
+from gateway.safety.rules.spec import Form, RuleSpec, default_rules
 
 PATTERNS = (
     r"\bab{1,3}c\b", r"a(?:b|cd)*e", r"(?i)k[s-u]+", r"[^a-c\s]{2}x", r"\Aab|ba\z", r"a.c", r"(?s)a.c",
@@ -59,50 +67,76 @@ def python_pattern(pattern: str) -> "re.Pattern[str] | None":
         return None
 
 
-def test_a_letter_outside_ascii_has_all_its_cases() -> None:
-    automaton = Automaton([WatchedRule("r", ("(?i)µx",))])
-    for text in ("яμx", "яΜX", "яµx"):
-        watch = StreamWatch(automaton)
+HEADED = WatchedRule("r", (r"(?i)\bkey[:=] ?[a-z0-9]{4,9}",), 20, 20, heads=(r"(?i)\bkey[:=] ?",))
+(KEY,) = watched_rules(spec for spec in default_rules() if spec.id == "secret.private_key")
+HERONS = WordList(["Blue Heron", "ΣΟΦΟΣ", "heron", ""])
+ALL = -1
+"""Stands for the end of what was fed: nothing waits."""
+
+
+def rule(pattern: str, longest: int | None = None, after: int = 0) -> WatchedRule:
+    return WatchedRule("r", (pattern,), longest, context_after=after)
+
+
+FOLLOWED: dict[str, tuple[WatchedRule | WordList, list[tuple[str, int]]]] = {
+    "repeat too long to write out": (
+        rule(r"<[a-z ]{3,1000}>", 1002), [("so <" + "a " * 600, 3), (">", ALL)]
+    ),
+    "lazy": (rule(r"<b>[^<]{0,9}?</b>", 16), [("a <b>b</b", 2), ("> c", ALL)]),
+    **{
+        f"end decided behind it: {pattern}": (rule(pattern, 2), [("x AB", 2), (" ", ALL)])
+        for pattern in (r"\bAB\b", r"AB\B", "AB$", r"AB\z", r"AB(?:\b|\z)")
+    },
+    "end that nothing decides": (rule("AB", 2), [("x AB", ALL)]),
+    "private key": (
+        KEY,
+        [
+            ("so -----BEGIN RSA PRIVATE KEY-----\nMII+/=\u2028" + "ab" * 9, 3),
+            ("-----END RSA PRIVATE KEY-----\n" + "x" * 8, ALL),
+        ],
+    ),
+    "invisible characters": (
+        rule("abcd{0,7}", 10, 3), [("abc" + "d\u200b" * 9, 0), ("d", ALL)]
+    ),
+    "words": (HERONS, [("a BLUE\u200b hero", 2), ("n, σοφος", -6)]),
+    "word inside another": (HERONS, [("a cher", ALL)]),
+    "head": (HEADED, [("a KEY", ALL), ("= ", ALL), ("x1", 7), ("b2c", 7), (" ", ALL)]),
+    "no head": (HEADED, [("monkey= x1b2c key x1b2c", ALL)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_text_waits_while_it_may_match(name: str) -> None:
+    followed, steps = FOLLOWED[name]
+    words = followed if isinstance(followed, WordList) else None
+    watch = StreamWatch(Automaton([] if isinstance(followed, WordList) else [followed], words))
+    for text, free in steps:
         watch.feed(text)
-        assert watch.claims_before(2)
+        assert watch.free_to == (free if free >= 0 else watch.end + 1 + free), text
 
 
-def test_repeats_too_long_to_write_out_follow_more_not_less() -> None:
-    automaton = Automaton([WatchedRule("r", (r"<[a-z ]{3,1000}>",), 1002)])
-    watch = StreamWatch(automaton)
-    watch.feed("so <" + "a " * 600)
-    assert watch.free_to == 3
-    watch.feed(">")
-    assert watch.claims_before(4)
-    assert watch.free_to == watch.end
+CLAIMED = {
+    "(?i)µx": ("яμx", "яΜX", "яµx"),
+    "(a(?i)b)[^b]": ("aBB",),
+    "AB": ("x AB",),
+    r"<b>[^<]{0,9}?</b>": ("a <b>b</b>",),
+}
 
 
-def test_a_lazy_pattern_is_followed_as_a_greedy_one() -> None:
-    watch = StreamWatch(Automaton([WatchedRule("r", (r"<b>[^<]{0,9}?</b>",), 16)]))
-    watch.feed("a <b>b</b")
-    assert watch.free_to == 2
-    watch.feed("> c")
-    assert watch.claims_before(3)
-    assert watch.free_to == watch.end
+@pytest.mark.parametrize("pattern", CLAIMED)
+def test_complete_match_is_claimed(pattern: str) -> None:
+    for text in CLAIMED[pattern]:
+        watch = StreamWatch(Automaton([rule(pattern)]))
+        watch.feed(text)
+        assert watch.claims_before(len(text))
+    watch = StreamWatch(Automaton([HEADED]))
+    watch.feed("monkey= x1b2c key x1b2c")
+    assert not watch.claims_before(watch.end), "without its head nothing matches"
 
 
-@pytest.mark.parametrize("pattern", [r"\bAB\b", r"AB\B", "AB$", r"AB\z", r"AB(?:\b|\z)"])
-def test_a_match_waits_for_what_decides_where_it_ends(pattern: str) -> None:
-    watch = StreamWatch(Automaton([WatchedRule("r", (pattern,), 2)]))
-    watch.feed("x AB")
-    assert watch.free_to == 2
-    watch.feed(" ")
-    assert watch.free_to == watch.end
-
-
-def test_a_match_that_nothing_behind_decides_does_not_wait() -> None:
-    watch = StreamWatch(Automaton([WatchedRule("r", ("AB",), 2)]))
-    watch.feed("x AB")
-    assert watch.claims_before(3)
-    assert watch.free_to == watch.end
-
-
-def test_flags_hold_to_the_end_of_their_group() -> None:
-    watch = StreamWatch(Automaton([WatchedRule("r", ("(a(?i)b)[^b]",), 3)]))
-    watch.feed("aBB")
-    assert watch.claims_before(1)
+def test_what_a_rule_looks_at_is_watched() -> None:
+    spec = RuleSpec("pii.a", (Form("a{3}"), Form("b")), Severity.LOW, 3)
+    expected = WatchedRule(
+        "pii.a", ("a{3}", "b"), 3, context_before=80, context_after=8, heads=("", "")
+    )
+    assert watched_rules([spec]) == (expected,)
