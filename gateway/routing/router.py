@@ -42,23 +42,8 @@ from sluice.settings.routing import (
     Selection,
     Trial,
 )
-from sluice.v1.admin_pb2 import (
-    ROUTER_HEAD_CASCADE,
-    ROUTER_HEAD_PROMPT,
-    RouteCandidate,
-    RouteRecord,
-)
-from sluice.v1.inference_pb2 import (
-    ROUTE_STRATEGY_BUDGET,
-    ROUTE_STRATEGY_CANARY,
-    ROUTE_STRATEGY_CASCADE,
-    ROUTE_STRATEGY_LEARNED,
-    ROUTE_STRATEGY_LOAD,
-    ROUTE_STRATEGY_PINNED,
-    ROUTE_STRATEGY_RULES,
-    ROUTE_STRATEGY_SAFETY,
-    RouteStrategy,
-)
+from sluice.v1 import admin_pb2
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import set_duration
 from sluice.wire.enums import word_of
 
@@ -87,7 +72,7 @@ class Plan:
         answer_predictor: learned head that judges the first answer, if there is one.
     """
 
-    route: RouteRecord
+    route: admin_pb2.RouteRecord
     policy: str = ""
     cascade: CascadeRoute | None = None
     answer_predictor: LearnedHead | None = None
@@ -105,12 +90,12 @@ class Plan:
     @property
     def strategy(self) -> str:
         """Name of the strategy that decided."""
-        return word_of(RouteStrategy, self.route.strategy)
+        return word_of(pb.RouteStrategy, self.route.strategy)
 
     def move(self, model: str, tier: str, reason: str, *, last: bool = False) -> None:
         """Make `model` the first candidate, or the last one, for `reason`."""
         others = {candidate.model: candidate for candidate in self.route.candidates}
-        moved = others.pop(model, RouteCandidate(model=model, tier=tier))
+        moved = others.pop(model, admin_pb2.RouteCandidate(model=model, tier=tier))
         moved.reason = reason
         del self.route.candidates[:]
         ordered = (*others.values(), moved) if last else (moved, *others.values())
@@ -189,7 +174,7 @@ class Router:
         if not is_governed and not features.resumed:
             self._limit_cost(plan, policy, features.tenant, state)
         # A pinned model was asked for; one that a budget chose must not be replaced by a dearer one.
-        final = ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_BUDGET
+        final = pb.ROUTE_STRATEGY_PINNED, pb.ROUTE_STRATEGY_BUDGET
         if not is_governed and route.strategy not in final:
             if policy.load is not None and state.fits(policy.load.model):
                 self._avoid_wait(plan, policy.load, state)
@@ -212,24 +197,26 @@ class Router:
         if features.governed is not None:
             model, rule_id = features.governed
             reason = f"the safety policy sends {rule_id} here"
-            return self._plan(model, ROUTE_STRATEGY_SAFETY, reason)
+            return self._plan(model, pb.ROUTE_STRATEGY_SAFETY, reason)
         if features.model is not None:
             reason = "the request names the model"
-            return self._plan(features.model, ROUTE_STRATEGY_PINNED, reason)
+            return self._plan(features.model, pb.ROUTE_STRATEGY_PINNED, reason)
         for rule in policy.rules:
             if matches(rule, features):
-                return self._plan(rule.model, ROUTE_STRATEGY_RULES, rule.reason)
+                return self._plan(rule.model, pb.ROUTE_STRATEGY_RULES, rule.reason)
         if policy.learned is not None:
             return self._predicted(name, policy.learned, features)
         reason = "no rule matched: the default model"
-        return self._plan(policy.default, ROUTE_STRATEGY_RULES, reason)
+        return self._plan(policy.default, pb.ROUTE_STRATEGY_RULES, reason)
 
     def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:
-        prediction = self._heads[policy_key(name), ROUTER_HEAD_PROMPT].predict(features.text)
+        prediction = self._heads[policy_key(name), admin_pb2.ROUTER_HEAD_PROMPT].predict(
+            features.text
+        )
         first, second = learned.weak, learned.strong
         if prediction.strong:
             first, second = second, first
-        plan = self._plan(first, ROUTE_STRATEGY_LEARNED, prediction.reason)
+        plan = self._plan(first, pb.ROUTE_STRATEGY_LEARNED, prediction.reason)
         plan.move(second, self._models[second].tier, prediction.reason, last=True)
         for candidate in plan.route.candidates:
             candidate.quality = prediction.score.chances[candidate.model]
@@ -242,12 +229,12 @@ class Router:
     ) -> None:
         """Find a model with room, then let a cheaper one answer if the tenant is near or over a limit."""
         soft = None
-        if plan.route.strategy != ROUTE_STRATEGY_PINNED:
+        if plan.route.strategy != pb.ROUTE_STRATEGY_PINNED:
             if not state.fits(plan.model):
                 self._make_room(plan, state.fits)
             soft = state.soft_limit(tenant)
         if soft is not None and state.fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
-            self._replace(plan, soft[0], ROUTE_STRATEGY_BUDGET, soft[1])
+            self._replace(plan, soft[0], pb.ROUTE_STRATEGY_BUDGET, soft[1])
         elif policy.budgets:
             self._keep_budget(plan, policy, tenant, state)
 
@@ -256,14 +243,14 @@ class Router:
         late_s = state.wait_s(plan.model)
         if late_s > load.max_wait_s:
             reason = f"{plan.model} would wait {late_s:.1f} s, more than {load.max_wait_s:g} s"
-            self._replace(plan, load.model, ROUTE_STRATEGY_LOAD, reason)
+            self._replace(plan, load.model, pb.ROUTE_STRATEGY_LOAD, reason)
 
     def _try_canary(self, plan: Plan, policy: RoutingPolicy, key: str, state: RoutingState) -> None:
         """Let the first canary answer that the request is drawn for, if it has room."""
         trial = next(iter(drawn(policy.canaries, plan.model, key)), None)
         if trial is not None and state.fits(trial.model):
             reason = f"{plan.route.reason}; drawn for {trial.share:.0%} of {trial.of}"
-            self._replace(plan, trial.model, ROUTE_STRATEGY_CANARY, reason)
+            self._replace(plan, trial.model, pb.ROUTE_STRATEGY_CANARY, reason)
 
     def _add_second(
         self, plan: Plan, policy: str, cascade: CascadeRoute, state: RoutingState
@@ -272,9 +259,9 @@ class Router:
         if not state.fits(cascade.second):
             return
         route = plan.route
-        route.strategy, plan.cascade = ROUTE_STRATEGY_CASCADE, cascade
+        route.strategy, plan.cascade = pb.ROUTE_STRATEGY_CASCADE, cascade
         route.reason = f"{route.reason}; {cascade.second} where it is in doubt"
-        plan.answer_predictor = self._heads.get((policy_key(policy), ROUTER_HEAD_CASCADE))
+        plan.answer_predictor = self._heads.get((policy_key(policy), admin_pb2.ROUTER_HEAD_CASCADE))
         second, why = cascade.second, "answers where the first answer is in doubt"
         plan.move(second, self._models[second].tier, why, last=True)
 
@@ -296,7 +283,7 @@ class Router:
         A caller who names a model gets the budget's model in any case, because they can name
         another one.
         """
-        pinned = plan.route.strategy == ROUTE_STRATEGY_PINNED
+        pinned = plan.route.strategy == pb.ROUTE_STRATEGY_PINNED
         for budget in policy.budgets:
             named = not budget.tenants or tenant in budget.tenants
             if not named or (pinned and self._is_cheap(plan.model, budget.model)):
@@ -304,11 +291,11 @@ class Router:
             if state.spent(tenant) >= budget.per_hour:
                 reason = f"{tenant} has spent its {budget.per_hour:g} of this hour"
                 if pinned or state.fits(budget.model):
-                    self._replace(plan, budget.model, ROUTE_STRATEGY_BUDGET, reason)
+                    self._replace(plan, budget.model, pb.ROUTE_STRATEGY_BUDGET, reason)
                 else:
                     reason += f", but the context of {budget.model} has no room for the request"
                 # Also where its model would answer anyway: no canary or cascade may raise the cost.
-                plan.route.strategy, plan.route.reason = ROUTE_STRATEGY_BUDGET, reason
+                plan.route.strategy, plan.route.reason = pb.ROUTE_STRATEGY_BUDGET, reason
                 return
 
     def _is_cheap(self, model: str, other: str) -> bool:
@@ -320,16 +307,16 @@ class Router:
         )
 
     def _replace(
-        self, plan: Plan, model: str, strategy: RouteStrategy.ValueType, reason: str
+        self, plan: Plan, model: str, strategy: pb.RouteStrategy.ValueType, reason: str
     ) -> None:
         """Let `model` answer in place of the chosen one."""
         if model != plan.model:
             plan.route.strategy, plan.route.reason = strategy, reason
             plan.move(model, self._models[model].tier, reason)
 
-    def _plan(self, model: str, strategy: RouteStrategy.ValueType, reason: str) -> Plan:
-        first = RouteCandidate(model=model, tier=self._models[model].tier, reason=reason)
-        return Plan(RouteRecord(strategy=strategy, reason=reason, candidates=(first,)))
+    def _plan(self, model: str, strategy: pb.RouteStrategy.ValueType, reason: str) -> Plan:
+        first = admin_pb2.RouteCandidate(model=model, tier=self._models[model].tier, reason=reason)
+        return Plan(admin_pb2.RouteRecord(strategy=strategy, reason=reason, candidates=(first,)))
 
 
 def _spares(settings: RoutingSettings, models: Mapping[str, ModelSettings]) -> list[str]:

@@ -21,27 +21,14 @@ from sluice.background import BackgroundTasks
 from sluice.errors import Cancelled, SlowReader, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame, TaskTimings
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_CONTENT_FILTER,
-    FINISH_REASON_STOP_SEQUENCE,
-    NOTICE_KIND_ESCALATED,
-    NOTICE_KIND_RECOVERED,
-    Delta,
-    Finished,
-    FinishReason,
-    GenerateResponse,
-    ModelUsage,
-    Notice,
-    Started,
-    Timings,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import VisibleToken
 
-_RECOVERED: Final = Notice(
-    kind=NOTICE_KIND_RECOVERED, message="another process continues the answer at the same token"
+_RECOVERED: Final = pb.Notice(
+    kind=pb.NOTICE_KIND_RECOVERED, message="another process continues the answer at the same token"
 )
-_RECOVERED_INEXACTLY: Final = Notice(
-    kind=NOTICE_KIND_RECOVERED,
+_RECOVERED_INEXACTLY: Final = pb.Notice(
+    kind=pb.NOTICE_KIND_RECOVERED,
     message="another process continues the answer at the same token; computed in bfloat16, the tokens from here on "
     "may differ from those of an undisturbed answer",
     inexact=True,
@@ -65,10 +52,10 @@ class AnsweredRequest(RunRequest, Protocol):
 
     def timings(
         self, run: TaskTimings, queued_s: float, first_token_at: float, now: float
-    ) -> Timings:
+    ) -> pb.Timings:
         """Return the timings of an answer that ends `now`."""
 
-    def started(self) -> Started:
+    def started(self) -> pb.Started:
         """Return the first event of the answer, of the model that is asked first."""
 
     def resume_token(self, model: str) -> ResumeToken:
@@ -137,7 +124,7 @@ class AnswerStream(ResultCollector):
         if request.key:
             assert request.key not in registry.by_key, "the key is free"
             registry.by_key[request.key] = self
-        self.finished: Finished | None = None
+        self.finished: pb.Finished | None = None
         self.finished_at: float | None = None
         self.first_token_at: float | None = None
         self.withheld_by: tuple[str, ...] = ()
@@ -150,7 +137,7 @@ class AnswerStream(ResultCollector):
         self._fall_back = steering.fall_back
         """None once the safety policy has chosen the model."""
         self._side_tasks: BackgroundTasks | None = None
-        self._notices: list[Notice] = []
+        self._notices: list[pb.Notice] = []
         self._restart_notice = 0
         """Index of the notice with which the current model began."""
         self._end_index: int | None = None
@@ -163,7 +150,7 @@ class AnswerStream(ResultCollector):
         """Tokens that the resume token stands for."""
         self._replaced: ModelRun | None = None
         """The run that failed, while a fallback for it is looked for."""
-        self._end_reason: FinishReason.ValueType | None = None
+        self._end_reason: pb.FinishReason.ValueType | None = None
         """How the answer ends if no guard objects, in state CHECKING."""
         self._reader = 0
         """Number of the call that joined last."""
@@ -261,7 +248,7 @@ class AnswerStream(ResultCollector):
             self._wake = self._stop = None
             self.fail(error)
 
-    def started(self, reader: int, held_model: str) -> Started | None:
+    def started(self, reader: int, held_model: str) -> pb.Started | None:
         """Return the first event for a `reader` with tokens of `held_model`; None before a batcher has the task.
 
         Raises:
@@ -270,7 +257,7 @@ class AnswerStream(ResultCollector):
         self._raise_error(reader)
         return None if self.state is StreamState.PUBLISHING else self._started(held_model)
 
-    def _started(self, model: str) -> Started:
+    def _started(self, model: str) -> pb.Started:
         started, run = self.request.started(), self.current
         if model != run.model:
             run = next((run for run in self.runs if run.model == model), run)
@@ -281,7 +268,7 @@ class AnswerStream(ResultCollector):
         """Return what callers see of the tokens before `index`."""
         return self.current.transcript.text_before(index) if index else ""
 
-    def read(self, reader: int) -> GenerateResponse | None:
+    def read(self, reader: int) -> pb.GenerateResponse | None:
         """Return the events that `reader` has not had, all unread tokens in one delta; None: it has had all.
 
         Raises:
@@ -291,7 +278,7 @@ class AnswerStream(ResultCollector):
         notices = self._notices[self._read_notices :]
         self._read_notices = len(self._notices)
         if self.is_hidden or (not self.current.shown_tokens and self.finished is None):
-            return GenerateResponse(notices=notices) if notices else None
+            return pb.GenerateResponse(notices=notices) if notices else None
         text, end = self.current.transcript, self._end_index
         with_tail = end is None and self.finished is not None
         delta = text.delta(self.read_index, self.request.with_logprobs, end, with_tail=with_tail)
@@ -301,7 +288,7 @@ class AnswerStream(ResultCollector):
         self._delivered = max(self._delivered, self.read_index)
         if delta is None and not notices and self.finished is None:
             return None
-        return GenerateResponse(notices=notices, delta=delta, finished=self.finished)
+        return pb.GenerateResponse(notices=notices, delta=delta, finished=self.finished)
 
     def _raise_error(self, reader: int) -> None:
         if reader != self._reader:
@@ -309,7 +296,7 @@ class AnswerStream(ResultCollector):
         if self.error is not None:
             raise self.error
 
-    def _add_resume_token(self, delta: Delta) -> None:
+    def _add_resume_token(self, delta: pb.Delta) -> None:
         """Add the token of the answer so far: every delta ends where the answer does, so it never has to go back."""
         if self._resume_token is None:
             self._resume_token = self.request.resume_token(self.current.model)
@@ -434,8 +421,8 @@ class AnswerStream(ResultCollector):
         self._move(StreamState.PUBLISHING)
         self._restart_notice = len(self._notices)
         self._notices.append(
-            Notice(
-                kind=NOTICE_KIND_ESCALATED,
+            pb.Notice(
+                kind=pb.NOTICE_KIND_ESCALATED,
                 message=f"{run.model} answers instead of {previous.model}: {previous.escalation_reason}",
                 model=run.model,
                 degraded=degraded,
@@ -486,7 +473,7 @@ class AnswerStream(ResultCollector):
         self.commit()
         self.withheld_by, self._end_index = rules, self._delivered
         self.current.transcript.close(truncated=True)
-        self._finish(FINISH_REASON_CONTENT_FILTER, now)
+        self._finish(pb.FINISH_REASON_CONTENT_FILTER, now)
 
     @property
     def _waits_for_guards(self) -> bool:
@@ -496,7 +483,7 @@ class AnswerStream(ResultCollector):
     # The end.
 
     @override
-    def finish(self, reason: "FinishReason.ValueType", now: float) -> None:
+    def finish(self, reason: "pb.FinishReason.ValueType", now: float) -> None:
         """End with the answer complete, or with an error when it is not what the caller has."""
         self.commit()
         current = self.current
@@ -513,14 +500,14 @@ class AnswerStream(ResultCollector):
                     return
         self._close(reason, now)
 
-    def _close(self, reason: "FinishReason.ValueType", now: float) -> None:
+    def _close(self, reason: "pb.FinishReason.ValueType", now: float) -> None:
         reason = self.current.close(reason)
         if self.current.transcript.contradicted:
             self._end(contradiction())
         else:
             self._finish(reason, now)
 
-    def _finish(self, reason: "FinishReason.ValueType", now: float) -> None:
+    def _finish(self, reason: "pb.FinishReason.ValueType", now: float) -> None:
         if not self.withheld_by:
             self._note_shown(now)
         self.finished, self.finished_at = self._finished_event(reason, now), now
@@ -534,7 +521,7 @@ class AnswerStream(ResultCollector):
         self._side_tasks.spawn(work)
 
     @override
-    def _end(self, outcome: "FinishReason.ValueType | SluiceError") -> None:
+    def _end(self, outcome: "pb.FinishReason.ValueType | SluiceError") -> None:
         if isinstance(outcome, SluiceError) and self._stop is not None:
             self._stop(outcome)
         super()._end(outcome)
@@ -557,14 +544,14 @@ class AnswerStream(ResultCollector):
         if self.first_token_at is None and self.current.shown_tokens and not self.is_hidden:
             self.first_token_at = now
 
-    def _finished_event(self, reason: "FinishReason.ValueType", now: float) -> Finished:
+    def _finished_event(self, reason: "pb.FinishReason.ValueType", now: float) -> pb.Finished:
         first_at = now if self.first_token_at is None else self.first_token_at
         current, withheld_by = self.current, self.withheld_by
         transcript, stop_token_id = current.transcript, None
-        if reason == FINISH_REASON_STOP_SEQUENCE and not transcript.stop:
+        if reason == pb.FINISH_REASON_STOP_SEQUENCE and not transcript.stop:
             stop_token_id = current.stop_token_id
         queued_s = sum(run.queued_s for run in self.runs)
-        return Finished(
+        return pb.Finished(
             reason=reason,
             usage=current.usage,
             timings=self.request.timings(current.timings, queued_s, first_at, now),
@@ -572,5 +559,5 @@ class AnswerStream(ResultCollector):
             stop_token_id=stop_token_id,
             rules=withheld_by or transcript.blocked,
             model=current.model,
-            attempts=[ModelUsage(model=run.model, usage=run.usage) for run in self.runs],
+            attempts=[pb.ModelUsage(model=run.model, usage=run.usage) for run in self.runs],
         )

@@ -14,17 +14,11 @@ from gateway.identity.resume_token import ResumeToken
 from gateway.streaming.transcript import VisibleText
 from sluice.errors import IdempotencyConflict, SluiceError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
-from sluice.v1.inference_pb2 import (
-    NOTICE_KIND_REPLAYED,
-    GenerateResponse,
-    Notice,
-    Started,
-    Timings,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import VisibleToken, tokens_of
 
-_REPLAYED: Final = Notice(
-    kind=NOTICE_KIND_REPLAYED,
+_REPLAYED: Final = pb.Notice(
+    kind=pb.NOTICE_KIND_REPLAYED,
     message="the answer to an earlier request with this idempotency key",
 )
 REPLAY_BYTES_MAX: Final = 256 * 1024
@@ -66,16 +60,16 @@ class Replay(VisibleText):
     def leave(self, reader: int, error: SluiceError) -> None:
         """Do nothing: the end of a call changes nothing."""
 
-    def started(self, _: int, model: str) -> Started:
+    def started(self, _: int, model: str) -> pb.Started:
         """Return the first event for a reader that has tokens of `model`, or none."""
-        started = Started()
+        started = pb.Started()
         started.CopyFrom(self._stored.started)
         for replaced in self._stored.replaced:
             if replaced.model == model:
                 started.model, started.prompt_tokens = replaced.model, replaced.prompt_tokens
         return started
 
-    def answer_to(self, started: Started, timings: Timings, token: ResumeToken) -> "Replay":
+    def answer_to(self, started: pb.Started, timings: pb.Timings, token: ResumeToken) -> "Replay":
         """Return the same answer to another request, for which nothing is computed.
 
         Args:
@@ -101,7 +95,7 @@ class Replay(VisibleText):
         """Return whether a caller's tokens of `model` are the beginning of the answer, as far as it can know it."""
         return self._replaced(model) or self.visible_ids[: len(held)] == tuple(held)
 
-    def read(self, _: int) -> GenerateResponse:
+    def read(self, _: int) -> pb.GenerateResponse:
         """Return all events after the first one."""
         stored = self._stored
         notices = stored.notices[self._notices :]
@@ -110,7 +104,7 @@ class Replay(VisibleText):
         delta = self.delta(self._index, bool(self.logprobs), with_tail=True)
         if delta is not None and delta.token_ids:
             delta.resume_token = stored.delta.resume_token
-        return GenerateResponse(notices=notices, delta=delta, finished=stored.finished)
+        return pb.GenerateResponse(notices=notices, delta=delta, finished=stored.finished)
 
     def _replaced(self, model: str) -> bool:
         return any(replaced.model == model for replaced in self._stored.replaced)

@@ -27,19 +27,12 @@ from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings.models import ModelSettings
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_CONTENT_FILTER,
-    FINISH_REASON_LENGTH,
-    FINISH_REASON_STOP,
-    FINISH_REASON_STOP_SEQUENCE,
-    FinishReason,
-    Usage,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.subjects import BULK_CLASS, URGENT_CLASS
 
-_REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
-    frame_pb2.TASK_END_STOP: FINISH_REASON_STOP,
-    frame_pb2.TASK_END_LENGTH: FINISH_REASON_LENGTH,
+_REASONS: Final[Mapping[int, "pb.FinishReason.ValueType"]] = {
+    frame_pb2.TASK_END_STOP: pb.FINISH_REASON_STOP,
+    frame_pb2.TASK_END_LENGTH: pb.FINISH_REASON_LENGTH,
 }
 
 OpenTranscript = Callable[[], Transcript]
@@ -311,28 +304,28 @@ class ModelRun:
     # How it ended, and what it cost.
 
     @property
-    def outcome(self) -> "FinishReason.ValueType | SluiceError | None":
+    def outcome(self) -> "pb.FinishReason.ValueType | SluiceError | None":
         """Why the answer is complete, or why there is none; None while the run goes on."""
         if self.is_stopped:
-            return FINISH_REASON_STOP_SEQUENCE
+            return pb.FINISH_REASON_STOP_SEQUENCE
         if self._transcript is not None and self._transcript.contradicted:
             return contradiction()
         if self.final is None:
             return None
         return finish_reason_of(self.final.end) or error_of(self.final)
 
-    def close(self, reason: "FinishReason.ValueType") -> "FinishReason.ValueType":
+    def close(self, reason: "pb.FinishReason.ValueType") -> "pb.FinishReason.ValueType":
         """Close the text of a run that ended with `reason`, and return why the answer ended."""
         if self.open_transcript is None:
             return reason
-        self.transcript.close(truncated=reason != FINISH_REASON_STOP)
+        self.transcript.close(truncated=reason != pb.FINISH_REASON_STOP)
         # The text that was held back may have completed a stop string or a match of the filter.
         if self.transcript.stop is not None:
-            return FINISH_REASON_STOP_SEQUENCE
+            return pb.FINISH_REASON_STOP_SEQUENCE
         if self.transcript.blocked:
-            return FINISH_REASON_CONTENT_FILTER
-        has_stopped = reason == FINISH_REASON_STOP and self.stop_token_id is not None
-        return FINISH_REASON_STOP_SEQUENCE if has_stopped else reason
+            return pb.FINISH_REASON_CONTENT_FILTER
+        has_stopped = reason == pb.FINISH_REASON_STOP and self.stop_token_id is not None
+        return pb.FINISH_REASON_STOP_SEQUENCE if has_stopped else reason
 
     def given_up_at(self, now: float) -> float:
         """Return when a run that another one replaced was given up: with its last token, if it had one."""
@@ -351,7 +344,7 @@ class ModelRun:
         return self.final.server_tokens
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> pb.Usage:
         """Tokens of prompt and answer, as the server that computed them counts where there is one that says it."""
         prompt_tokens, completion_tokens = self.prompt_tokens, self.completion_tokens
         if (counted := self.server_tokens) is not None:
@@ -359,7 +352,7 @@ class ModelRun:
             prompt_tokens = counted.prompt_tokens if prompt_tokens else 0
             completion_tokens = counted.completion_tokens
         cached = min(prompt_tokens, self.final.cached_prompt_tokens) if self.final else 0
-        return Usage(
+        return pb.Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             cached_prompt_tokens=cached,
@@ -381,7 +374,7 @@ class ModelRun:
         return self.settings.cost(*self.billed_tokens)
 
 
-def finish_reason_of(end: "frame_pb2.TaskEnd.ValueType") -> "FinishReason.ValueType | None":
+def finish_reason_of(end: "frame_pb2.TaskEnd.ValueType") -> "pb.FinishReason.ValueType | None":
     """Return the reason of a complete answer; None when `end` is an error."""
     return _REASONS.get(end)
 

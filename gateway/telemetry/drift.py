@@ -23,20 +23,7 @@ from sluice.settings.routing import DriftRules
 from sluice.telemetry import catalog
 from sluice.telemetry.catalog import Metric
 from sluice.telemetry.instruments import Instruments, Point
-from sluice.v1.admin_pb2 import (
-    DRIFT_STATE_DRIFTED,
-    DRIFT_STATE_GATHERING,
-    DRIFT_STATE_STABLE,
-    ROUTER_HEAD_PROMPT,
-    AccuracyDrift,
-    DriftState,
-    GetRouterHealthResponse,
-    InputDrift,
-    RequestRecord,
-    RouterHead,
-    RouterHealth,
-    RouterScore,
-)
+from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_CASCADE
 from sluice.wire.enums import word_of
 
@@ -96,7 +83,7 @@ def accuracy(
     outcomes: Sequence[float],
     confidence: float,
     learned_rows: int,
-) -> AccuracyDrift:
+) -> pb.AccuracyDrift:
     """Compare predicted chances with outcomes, and return the drift without a state.
 
     The true bias is within the half width with `confidence` (Hoeffding: for any distribution). The predictions were
@@ -113,7 +100,7 @@ def accuracy(
     # The difference of two means; an error given its prediction spans a range of 1.
     half_width = sqrt(log(2 / (1 - confidence)) / 2 * (1 / len(errors) + 1 / learned_rows))
     brier = float((errors**2).mean())
-    return AccuracyDrift(
+    return pb.AccuracyDrift(
         rows=len(errors), bias=float(errors.mean()), half_width=half_width, brier=brier
     )
 
@@ -147,17 +134,17 @@ class HeadMonitor:
             del self._outcomes[next(iter(self._outcomes))]
 
     @property
-    def health(self) -> RouterHealth:
+    def health(self) -> pb.RouterHealth:
         """The drift of the head."""
-        return RouterHealth(
+        return pb.RouterHealth(
             **self._key._asdict(),
             inputs=self._inputs(list(self._gains)),
             accuracy=self._accuracy(list(self._outcomes.values())),
         )
 
-    def _inputs(self, gains: Sequence[float]) -> InputDrift:
-        drift = InputDrift(
-            state=DRIFT_STATE_GATHERING, rows=len(gains), limit=self._rules.stability_max
+    def _inputs(self, gains: Sequence[float]) -> pb.InputDrift:
+        drift = pb.InputDrift(
+            state=pb.DRIFT_STATE_GATHERING, rows=len(gains), limit=self._rules.stability_max
         )
         if drift.rows >= self._rules.min_predictions:
             drift.limit = max(drift.limit, self._reference.chance_index(drift.rows, CHANCE))
@@ -165,14 +152,14 @@ class HeadMonitor:
             drift.state = _state(drift.stability_index > drift.limit)
         return drift
 
-    def _accuracy(self, pairs: Sequence[tuple[float, float]]) -> AccuracyDrift:
+    def _accuracy(self, pairs: Sequence[tuple[float, float]]) -> pb.AccuracyDrift:
         if not pairs:
-            return AccuracyDrift(state=DRIFT_STATE_GATHERING)
+            return pb.AccuracyDrift(state=pb.DRIFT_STATE_GATHERING)
         predicted, outcomes = zip(*pairs, strict=True)
         drift = accuracy(predicted, outcomes, self._rules.confidence, self._reference.rows)
         enough = drift.rows >= self._rules.min_outcomes
         drift.state = (
-            _state(abs(drift.bias) > drift.half_width) if enough else DRIFT_STATE_GATHERING
+            _state(abs(drift.bias) > drift.half_width) if enough else pb.DRIFT_STATE_GATHERING
         )
         return drift
 
@@ -210,13 +197,13 @@ class DriftMonitor:
             monitors[key] = old if old and is_same else HeadMonitor(key, gains, rules)
         self._monitors, self._rules, self._from_shadows = monitors, rules, from_shadows
 
-    def scored(self, score: RouterScore) -> None:
+    def scored(self, score: pb.RouterScore) -> None:
         """Take a prediction of a head for a request."""
         monitor = self._monitors.get(_key_of(score))
         if monitor is not None:
             monitor.predicted(score.gain)
 
-    def observed(self, score: RouterScore, model: str, outcome: float, request_id: str) -> None:
+    def observed(self, score: pb.RouterScore, model: str, outcome: float, request_id: str) -> None:
         """Take the outcome, 0 to 1, of what was predicted for `model`.
 
         It is ignored if nothing was predicted, or if that head is not in use any more. A later outcome of the same
@@ -226,7 +213,7 @@ class DriftMonitor:
         if monitor is not None and model in score.chances:
             monitor.observed(score.chances[model], outcome, request_id)
 
-    def graded(self, record: RequestRecord, grade: float) -> None:
+    def graded(self, record: pb.RequestRecord, grade: float) -> None:
         """Take a caller's grade of an answer, 0 to 1: the outcome of what was predicted for the model that gave it.
 
         It counts for the head that predicted last, but in a cascade not for the prompt head: a small model's answer is
@@ -237,7 +224,7 @@ class DriftMonitor:
         if not scores or not models or record.error_reason:
             return
         score, cascade = scores[-1], record.route.strategy == ROUTE_STRATEGY_CASCADE
-        if score.head != ROUTER_HEAD_PROMPT or not cascade:
+        if score.head != pb.ROUTER_HEAD_PROMPT or not cascade:
             self.observed(score, models[-1], grade, record.request_id)
 
     def compared(self, plan: Plan, weak: str, agreement: float, row_id: str) -> None:
@@ -248,24 +235,24 @@ class DriftMonitor:
         if not self._from_shadows or plan.route.strategy == ROUTE_STRATEGY_CASCADE:
             return
         for score in plan.route.scores:
-            if score.head == ROUTER_HEAD_PROMPT:
+            if score.head == pb.ROUTER_HEAD_PROMPT:
                 self.observed(score, weak, agreement, row_id)
 
-    def health(self) -> GetRouterHealthResponse:
+    def health(self) -> pb.GetRouterHealthResponse:
         """Return the drift of every head in use, by this gateway's requests."""
         routers = [monitor.health for monitor in self._monitors.values()]
         name = self._gateway_id
-        return GetRouterHealthResponse(routers=routers, gateway=name, gateways=[name])
+        return pb.GetRouterHealthResponse(routers=routers, gateway=name, gateways=[name])
 
     def _values(self, gauge: Metric) -> Iterator[Point]:
         # The mapping is replaced as a whole, never changed: other threads may iterate over it.
         for monitor in self._monitors.values():
             health = monitor.health
             inputs, accuracy = health.inputs, health.accuracy
-            labels = health.policy, health.version, word_of(RouterHead, health.head)
+            labels = health.policy, health.version, word_of(pb.RouterHead, health.head)
             if gauge is catalog.DRIFTED:
-                yield (*labels, "inputs"), float(inputs.state == DRIFT_STATE_DRIFTED)
-                yield (*labels, "accuracy"), float(accuracy.state == DRIFT_STATE_DRIFTED)
+                yield (*labels, "inputs"), float(inputs.state == pb.DRIFT_STATE_DRIFTED)
+                yield (*labels, "accuracy"), float(accuracy.state == pb.DRIFT_STATE_DRIFTED)
             elif gauge is catalog.INPUT_DRIFT:
                 if inputs.HasField("stability_index"):
                     yield labels, inputs.stability_index
@@ -274,9 +261,9 @@ class DriftMonitor:
                 yield labels, accuracy.bias if is_bias else accuracy.brier
 
 
-def _key_of(score: RouterScore) -> HeadKey:
+def _key_of(score: pb.RouterScore) -> HeadKey:
     return HeadKey(score.policy, score.version, score.head)
 
 
-def _state(drifted: bool) -> "DriftState.ValueType":
-    return DRIFT_STATE_DRIFTED if drifted else DRIFT_STATE_STABLE
+def _state(drifted: bool) -> "pb.DriftState.ValueType":
+    return pb.DRIFT_STATE_DRIFTED if drifted else pb.DRIFT_STATE_STABLE

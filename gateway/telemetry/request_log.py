@@ -17,15 +17,6 @@ from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    NoOpTracer,
-    Span,
-    SpanKind,
-    Status,
-    StatusCode,
-    Tracer,
-)
 from opentelemetry.util.types import AttributeValue
 from typing_extensions import override
 
@@ -47,28 +38,14 @@ from sluice.telemetry import names
 from sluice.telemetry.environment import EVENT, SPAN, content_capture
 from sluice.telemetry.logs import about_request
 from sluice.telemetry.tracing import headers_of, start_server_span
+from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import ShadowRun
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_STOP,
-    FINISH_REASON_UNSPECIFIED,
-    EmbedRequest,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    Priority,
-    RerankRequest,
-    RouteStrategy,
-    ScoreRequest,
-    Started,
-    Timings,
-    Usage,
-)
 from sluice.wire import subjects
 from sluice.wire.clock import set_duration
 from sluice.wire.enums import word_of
 
 Attributes = Mapping[str, AttributeValue]
-Wire = GenerateRequest | EmbedRequest | RerankRequest | ScoreRequest
+Wire = pb.GenerateRequest | pb.EmbedRequest | pb.RerankRequest | pb.ScoreRequest
 
 CALLER_GONE: Final = "the caller has gone"
 """The message of the error of a call that its caller cancelled."""
@@ -129,7 +106,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
     runs: Sequence[ModelRun] | None = None
     guards: Checks | None = None
     answer_findings: Mapping[tuple[str, Action], int] = {}
-    finished: Finished | None = None
+    finished: pb.Finished | None = None
     error = ""
     first_token_at: float | None = None
     ended_at = 0.0
@@ -139,7 +116,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
 
     def __init__(
         self,
-        tracer: Tracer,
+        tracer: trace.Tracer,
         span: str,
         metadata: Mapping[str, str],
         operation: str = "",
@@ -173,11 +150,11 @@ class RequestLog(AbstractContextManager["RequestLog"]):
                 else {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: span}
             )
         self._is_grpc = not route
-        self._unseen = NonRecordingSpan(context) if self.recorded else self.server
+        self._unseen = trace.NonRecordingSpan(context) if self.recorded else self.server
         self._steps_ms: dict[str, float] = {}
         self._step_at = self.arrived_at
-        self._step_span: Span = self._unseen
-        self._run_spans: dict[str, Span] = {}
+        self._step_span: trace.Span = self._unseen
+        self._run_spans: dict[str, trace.Span] = {}
 
     # The call.
 
@@ -192,7 +169,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
                     names.REQUEST_ID: self.request_id,
                     names.TENANT: tenant,
                     names.GEN_AI_REQUEST_MODEL: model if subjects.is_token(model) else "invalid",
-                    names.PRIORITY_CLASS: word_of(Priority, wire.priority),
+                    names.PRIORITY_CLASS: word_of(pb.Priority, wire.priority),
                 }
             )
 
@@ -251,7 +228,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
 
     # The prompt.
 
-    def step(self, name: str) -> Span:
+    def step(self, name: str) -> trace.Span:
         """Begin the next step of the admission, end the one before, and return its span; an empty name is the end."""
         now = time.monotonic()
         if self._step:
@@ -295,8 +272,8 @@ class RequestLog(AbstractContextManager["RequestLog"]):
 
     @contextmanager
     def child(
-        self, name: str, attributes: Attributes, kind: SpanKind = SpanKind.INTERNAL
-    ) -> Iterator[Span]:
+        self, name: str, attributes: Attributes, kind: trace.SpanKind = trace.SpanKind.INTERNAL
+    ) -> Iterator[trace.Span]:
         """Yield a span around work outside the admission; an error that passes through is recorded."""
         span = self._unseen
         if self.recorded:
@@ -328,19 +305,19 @@ class RequestLog(AbstractContextManager["RequestLog"]):
             return headers_of(self._unseen)
         attributes = self.run_attributes(model, run_id)
         name = names.model_span(self.method, model)
-        span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes)
+        span = self._tracer.start_span(name, self._context, trace.SpanKind.CLIENT, attributes)
         self._run_spans[run_id] = span
         return headers_of(span)
 
     # The answer.
 
-    def started(self, started: Started) -> None:
+    def started(self, started: pb.Started) -> None:
         """Take the first event of the answer."""
         if self.server.is_recording():
             self.server.set_attributes(
                 {
                     names.REQUEST_ID: started.request_id,
-                    names.ROUTE_STRATEGY: word_of(RouteStrategy, started.route.strategy),
+                    names.ROUTE_STRATEGY: word_of(pb.RouteStrategy, started.route.strategy),
                     names.GEN_AI_INPUT_TOKENS: started.prompt_tokens,
                 }
             )
@@ -368,7 +345,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
             span.end(time.time_ns() - int(ago_s * 1e9))
         self._run_spans.clear()
 
-    def _add_content(self, span: Span, answer: AnswerStream, run_id: str) -> None:
+    def _add_content(self, span: trace.Span, answer: AnswerStream, run_id: str) -> None:
         """Add prompt and answer, as the model and the caller saw them, if the operator wants that."""
         wanted, run = content_capture(), answer.current
         if not wanted or run.run_id != run_id or self.request is None:
@@ -377,7 +354,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
         prompt = [_message(turn.role, seen) for turn, seen in turns]
         message = _message("assistant", answer.text_before(run.completion_tokens))
         if answer.finished is not None:
-            message["finish_reason"] = word_of(FinishReason, answer.finished.reason)
+            message["finish_reason"] = word_of(pb.FinishReason, answer.finished.reason)
         content = {
             names.GEN_AI_INPUT_MESSAGES: json.dumps(prompt, ensure_ascii=False),
             names.GEN_AI_OUTPUT_MESSAGES: json.dumps([message], ensure_ascii=False),
@@ -388,7 +365,7 @@ class RequestLog(AbstractContextManager["RequestLog"]):
             span.add_event(names.GEN_AI_DETAILS, content)
 
     def runs_ended(
-        self, plan: Plan, runs: Sequence[ModelRun], usage: Usage, error: str, now: float
+        self, plan: Plan, runs: Sequence[ModelRun], usage: pb.Usage, error: str, now: float
     ) -> None:
         """Take the runs of a request about texts, which have ended; `error` is the reason of the one that failed it."""
         self.runs, self.model, self.error, self.ended_at = runs, plan.model, error, now
@@ -404,8 +381,8 @@ class RequestLog(AbstractContextManager["RequestLog"]):
             )
         finals = [run.final.timings for run in runs if run.final]
         last = finals[-1] if finals else TaskTimings()
-        self.finished = Finished(
-            reason=FINISH_REASON_UNSPECIFIED if error else FINISH_REASON_STOP,
+        self.finished = pb.Finished(
+            reason=pb.FINISH_REASON_UNSPECIFIED if error else pb.FINISH_REASON_STOP,
             timings=self.timings(last, sum(run.queued_s for run in runs), now, now),
             usage=usage,
         )
@@ -417,9 +394,9 @@ class RequestLog(AbstractContextManager["RequestLog"]):
 
     def timings(
         self, run: TaskTimings, queued_s: float, first_token_at: float, now: float
-    ) -> Timings:
+    ) -> pb.Timings:
         """Return the timings of an answer that ends `now`; `queued_s`: how long its runs waited for a batcher."""
-        timings, steps_ms = Timings(), self._steps_ms
+        timings, steps_ms = pb.Timings(), self._steps_ms
         total_ms = (now - self.arrived_at) * 1000
         admitted_ms = (self._step_at - self.arrived_at) * 1000
         worked_ms = run.queue_ms + run.batch_ms + run.prefill_ms + run.decode_ms
@@ -447,7 +424,7 @@ def untraced() -> RequestLog:
     return RequestLog(_NO_TRACER, "", _NO_HEADERS)
 
 
-_NO_TRACER: Final = NoOpTracer()
+_NO_TRACER: Final = trace.NoOpTracer()
 
 
 def new_request_id() -> str:
@@ -473,12 +450,12 @@ def _message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "parts": [{"type": "text", "content": text}]}
 
 
-def _fail(span: Span, error: SluiceError) -> None:
+def _fail(span: trace.Span, error: SluiceError) -> None:
     """Mark `span` as failed with `error`, without what its message may quote of the caller's text."""
     if span.is_recording():
         span.set_attribute(names.ERROR_REASON, error.reason)
         message = _QUOTED.sub("'...'", error.message)[:ERROR_CHARS_MAX]
-        span.set_status(Status(StatusCode.ERROR, f"{error.reason}: {message}"))
+        span.set_status(trace.Status(trace.StatusCode.ERROR, f"{error.reason}: {message}"))
 
 
 def _end_attributes(
@@ -496,7 +473,7 @@ def _end_attributes(
     if model in models:
         attributes[names.TIER] = models[model].tier
     if finished is not None:
-        attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
+        attributes[names.GEN_AI_FINISH_REASONS] = [word_of(pb.FinishReason, finished.reason)]
         cost = sum(run.cost for run in answer.runs) if isinstance(answer, AnswerStream) else 0.0
         attributes |= usage_attributes(finished.usage, cost)
         if finished.usage.cached:
@@ -504,7 +481,7 @@ def _end_attributes(
     return attributes
 
 
-def usage_attributes(usage: Usage, cost: float) -> dict[str, AttributeValue]:
+def usage_attributes(usage: pb.Usage, cost: float) -> dict[str, AttributeValue]:
     """Return the attributes for tokens, and what they cost."""
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,

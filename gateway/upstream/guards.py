@@ -50,15 +50,7 @@ from gateway.streaming.transcript import Transcript
 from gateway.upstream.runs import Upstream, spawn_beside
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from gateway.validation.requests import WORKLOAD_LABEL
-from sluice.errors import (
-    DeadlinePassed,
-    ExpectedLate,
-    ModelUnavailable,
-    Overloaded,
-    PromptTooLong,
-    SluiceError,
-    TransportUnavailable,
-)
+from sluice import errors
 from sluice.internal.v1.task_pb2 import Sampling, Values
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
@@ -79,14 +71,14 @@ _T = TypeVar("_T")
 
 _FAILURES: Final[Mapping[type[Exception], GuardFailure]] = {
     TimeoutError: GuardFailure.TIMEOUT,
-    DeadlinePassed: GuardFailure.TIMEOUT,
-    PromptTooLong: GuardFailure.TOO_LONG,
+    errors.DeadlinePassed: GuardFailure.TIMEOUT,
+    errors.PromptTooLong: GuardFailure.TOO_LONG,
     TemplateRefused: GuardFailure.FAILED,
     Unparsable: GuardFailure.UNPARSABLE,
-    Overloaded: GuardFailure.OVERLOADED,
-    ExpectedLate: GuardFailure.OVERLOADED,
-    ModelUnavailable: GuardFailure.UNAVAILABLE,
-    TransportUnavailable: GuardFailure.UNAVAILABLE,
+    errors.Overloaded: GuardFailure.OVERLOADED,
+    errors.ExpectedLate: GuardFailure.OVERLOADED,
+    errors.ModelUnavailable: GuardFailure.UNAVAILABLE,
+    errors.TransportUnavailable: GuardFailure.UNAVAILABLE,
 }
 
 
@@ -139,7 +131,7 @@ class _CheckRuns:
                 outcome = await work
         except Exception as error:  # the answer would wait for it
             outcome = _FAILURES.get(type(error), GuardFailure.FAILED)
-            if not isinstance(error, (SluiceError, *_FAILURES)):
+            if not isinstance(error, (errors.SluiceError, *_FAILURES)):
                 logger.exception("guard check of request %s failed", self._context.request_id)
         cost = sum(run.cost for run in self._runs)
         return outcome, Cost((time.monotonic() - self._began_at) * 1000, cost)
@@ -164,7 +156,7 @@ class _CheckRuns:
         assert isinstance(guard, EntityGuard), "the others find no entities"
         segments = await self._tokenized(texts, partial(_segments, model, texts))
         if len(segments) > READ_SEGMENTS_MAX:
-            raise PromptTooLong("the texts have too many segments for the classifier")
+            raise errors.PromptTooLong("the texts have too many segments for the classifier")
         prepared = [
             PreparedPrompt(model, segment.token_ids, UNDRAWN, None, Values())
             for _, segment in segments
@@ -270,7 +262,7 @@ def prompts_of(
         text = check.answer if check.in_answer else prompt_text
         prompts = model.tokenizer.segments(text, tokens_max)
         if len(prompts) > SEGMENTS_MAX:
-            raise PromptTooLong("the text has too many segments for the guard")
+            raise errors.PromptTooLong("the text has too many segments for the guard")
         return [segment.token_ids for segment in prompts]
     messages = family.messages(turns, check.answer)
     if model.tokenizer.template is None:
@@ -278,7 +270,7 @@ def prompts_of(
     else:
         prompt = model.tokenizer.encode_chat(messages, family.variables)
     if len(prompt) > tokens_max:
-        raise PromptTooLong("the conversation does not fit into the context of the guard")
+        raise errors.PromptTooLong("the conversation does not fit into the context of the guard")
     return [prompt]
 
 

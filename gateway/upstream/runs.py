@@ -19,11 +19,7 @@ from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
 from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
 from sluice.internal.v1.task_pb2 import Sampling, Task
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_LENGTH,
-    FINISH_REASON_STOP,
-    FinishReason,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import VisibleToken
 
 WATCHED_GATHER_MS: Final = 250
@@ -194,16 +190,18 @@ def spawn_beside(stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> N
     stream.spawn(guarded())
 
 
-def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":
+def already_complete(
+    sampling: Sampling, transcript: Transcript
+) -> "pb.FinishReason.ValueType | None":
     """Return why nothing is left to compute after the tokens that the caller has, or None.
 
     `AnswerStream.finish` finds stop strings itself.
     """
     held = transcript.token_ids
     if transcript.closed or (held and held[-1] in sampling.stop_token_ids):
-        return FINISH_REASON_STOP
+        return pb.FINISH_REASON_STOP
     if len(held) >= sampling.max_tokens:
-        return FINISH_REASON_LENGTH
+        return pb.FINISH_REASON_LENGTH
     return None
 
 

@@ -26,14 +26,7 @@ from unittest.mock import patch
 
 import grpc.aio
 
-from sluice.errors import (
-    Cancelled,
-    DeadlinePassed,
-    EngineFailed,
-    ModelUnavailable,
-    Overloaded,
-    TransportUnavailable,
-)
+from sluice import errors
 from sluice.settings import BatcherSettings, GatewaySettings, ModelSettings, Settings
 from sluice.settings.batching import Policy
 from sluice.settings.routing import RoutingSettings
@@ -68,7 +61,12 @@ IDLE_S: Final = 4.0
 LATE_S: Final = 50.0
 """A gateway may be stopped when a deadline passes."""
 ROUNDING_S: Final = 1e-6
-TYPED: Final = (EngineFailed, ModelUnavailable, Overloaded, TransportUnavailable)
+TYPED: Final = (
+    errors.EngineFailed,
+    errors.ModelUnavailable,
+    errors.Overloaded,
+    errors.TransportUnavailable,
+)
 """What faults may do to a request; callers may try again."""
 
 
@@ -185,7 +183,10 @@ class World:
             request.gateway = gateway
             gateway.process.soon(gateway.ask, request)
         else:
-            request.ended_at, request.error = self.loop.time(), TransportUnavailable("no gateway")
+            request.ended_at, request.error = (
+                self.loop.time(),
+                errors.TransportUnavailable("no gateway"),
+            )
 
     def _calm(self) -> None:
         self.server.faults.delay_s = 0.002
@@ -380,9 +381,9 @@ class World:
         self.outcomes["finished" if error is None else type(error).__name__] += 1
         if error is None:
             assert (request.tokens, request.finished) == (whole, 1), told
-        elif isinstance(error, Cancelled):
+        elif isinstance(error, errors.Cancelled):
             assert request.leaves_s is not None, told
-        elif isinstance(error, DeadlinePassed):
+        elif isinstance(error, errors.DeadlinePassed):
             waited_s = request.ended_at - request.asked_at
             early_s = request.timeout_s - waited_s
             assert -LATE_S <= early_s < ROUNDING_S, told

@@ -15,16 +15,7 @@ from gateway.streaming.dispatch import (
 )
 from gateway.streaming.model_run import ModelRun
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
-from sluice.internal.v1.frame_pb2 import (
-    RETURN_CAUSE_NOT_ACCEPTED,
-    RETURN_CAUSE_WORKER_LOST,
-    TASK_END_RETURNED,
-    Final,
-    Frame,
-    ReturnCause,
-    TaskError,
-    TaskRef,
-)
+from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire.codec import pack
 from tests.gateway.kit.runs import Batchers, new_run, words
@@ -35,12 +26,12 @@ STALL_S = 0.75
 def given_back(
     run: ModelRun,
     why: str = "the worker was lost",
-    cause: "ReturnCause.ValueType" = RETURN_CAUSE_WORKER_LOST,
-) -> Frame:
+    cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_WORKER_LOST,
+) -> frame_pb2.Frame:
     """Of a run that its worker did not go on with."""
-    final = Final(end=TASK_END_RETURNED, return_cause=cause)
+    final = frame_pb2.Final(end=frame_pb2.TASK_END_RETURNED, return_cause=cause)
     final.error.reason, final.error.message = EngineFailed.reason, why
-    return Frame(request_id=run.run_id, attempt=run.attempt_number, final=final)
+    return frame_pb2.Frame(request_id=run.run_id, attempt=run.attempt_number, final=final)
 
 
 class Desk:
@@ -85,18 +76,20 @@ class Desk:
         """Tokens arrive."""
         self.dispatch.note_message(batcher, self.now)
         attempt, start = self.run.attempt_number, self.run.next_index
-        frame = Frame(request_id="r", attempt=attempt, start_index=start, token_ids=[97] * count)
+        frame = frame_pb2.Frame(
+            request_id="r", attempt=attempt, start_index=start, token_ids=[97] * count
+        )
         assert self.dispatch.accepts(batcher, "r", attempt, self.now)
         self.run.accept(frame, self.now)
 
     def forget(self, attempt: int = 0) -> None:
         """The first batcher does not know the run."""
-        refs = [TaskRef(request_id="r", attempt=attempt)]
+        refs = [frame_pb2.TaskRef(request_id="r", attempt=attempt)]
         self.dispatch.take_unknown("b1", refs, self.now)
 
-    def give_back(self, batcher: str = "b1", error: TaskError | None = None) -> None:
-        frame = Frame(request_id="r", attempt=self.run.attempt_number)
-        frame.final.end = TASK_END_RETURNED
+    def give_back(self, batcher: str = "b1", error: frame_pb2.TaskError | None = None) -> None:
+        frame = frame_pb2.Frame(request_id="r", attempt=self.run.attempt_number)
+        frame.final.end = frame_pb2.TASK_END_RETURNED
         if error is not None:
             frame.final.error.CopyFrom(error)
         self.dispatch.take_returned(batcher, frame, self.now)
@@ -104,7 +97,7 @@ class Desk:
     def lose_worker(
         self,
         why: str = "the worker was lost",
-        cause: "ReturnCause.ValueType" = RETURN_CAUSE_WORKER_LOST,
+        cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_WORKER_LOST,
     ) -> None:
         """Its batcher gives the run back."""
         frame = given_back(self.run, why, cause)
@@ -309,10 +302,10 @@ def test_run_that_no_worker_took_stays_on_its_last_try() -> None:
         desk.lose_worker()
     for _ in range(3 * LOSSES_MAX):
         assert desk.run.task.last_try
-        desk.lose_worker(cause=RETURN_CAUSE_NOT_ACCEPTED)
+        desk.lose_worker(cause=frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
     assert not desk.failed
     desk.tokens(1)
-    desk.lose_worker(cause=RETURN_CAUSE_NOT_ACCEPTED)
+    desk.lose_worker(cause=frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
     assert not desk.run.task.last_try
     desk.lose_worker()
     assert not desk.failed
@@ -354,7 +347,7 @@ def test_run_that_a_full_worker_refused_needs_no_capacity() -> None:
     desk.send("other", priority_class="bulk")
     desk.batchers.capacity = BatcherCapacity(0, 0)
     desk.dispatch.drain(desk.now)
-    full = given_back(desk.run, cause=RETURN_CAUSE_NOT_ACCEPTED)
+    full = given_back(desk.run, cause=frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
     full.final.error.reason = Overloaded.reason
     desk.dispatch.take_returned("b1", full, desk.now)
     assert desk.sent_to() == [("b1", 1, 0)]
@@ -370,8 +363,8 @@ def test_messages_of_another_attempt_are_fenced(attempt: int) -> None:
     assert not desk.dispatch.accepts("b1", "r", attempt, desk.now)
     ((_, message),) = desk.dispatch.drain(desk.now).control
     assert [(ref.request_id, ref.attempt) for ref in message.cancel.tasks] == [("r", attempt)]
-    frame = Frame(request_id="r", attempt=attempt)
-    frame.final.end = TASK_END_RETURNED
+    frame = frame_pb2.Frame(request_id="r", attempt=attempt)
+    frame.final.end = frame_pb2.TASK_END_RETURNED
     desk.dispatch.take_returned("b1", frame, desk.now)
     desk.forget(attempt)
     assert not desk.dispatch.drain(desk.now).tasks
@@ -466,7 +459,7 @@ def test_runs_that_are_returned_go_elsewhere_however_often() -> None:
 def test_run_waits_until_a_batcher_has_capacity() -> None:
     desk = Desk(priority_class="standard")
     desk.batchers.capacity = BatcherCapacity(1, 1e9)
-    full = TaskError(reason=Overloaded.reason, message="no room")
+    full = frame_pb2.TaskError(reason=Overloaded.reason, message="no room")
     desk.dispatch.drain(desk.now)
     desk.give_back("b1", full)
     assert desk.dispatch.queued == {("m", "standard"): 1}

@@ -13,51 +13,41 @@ from gateway.streaming.idempotency import (
 )
 from sluice.errors import IdempotencyConflict
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
-from sluice.v1.inference_pb2 import (
-    NOTICE_KIND_REPLAYED,
-    Delta,
-    Finished,
-    GenerateResponse,
-    ModelUsage,
-    Notice,
-    Started,
-    Timings,
-    TokenLogprobs,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import put_tokens, tokens_of
 from tests.support.events import events_in, kinds_of
 
 
 def record(tail: str = "", **fields: Any) -> KeyRecord:
     """An answer "ab" of three tokens, of which the second is hidden, "m" gave it after "small"."""
-    delta = Delta(text=f"ab{tail}", resume_token=b"proof")
+    delta = pb.Delta(text=f"ab{tail}", resume_token=b"proof")
     put_tokens(delta, (7, None, 8))
     answer = StoredAnswer(
-        started=Started(request_id="r1", model="m", prompt_tokens=3, seed=4),
+        started=pb.Started(request_id="r1", model="m", prompt_tokens=3, seed=4),
         delta=delta,
         text_lengths=[1, 0, 1],
-        notices=[Notice(message="one"), Notice(message="two"), Notice(message="three")],
+        notices=[pb.Notice(message="one"), pb.Notice(message="two"), pb.Notice(message="three")],
         restart_notice=1,
         replaced=[ReplacedModel(model="small", prompt_tokens=5)],
-        finished=Finished(model="m", attempts=[ModelUsage(model="m")]),
+        finished=pb.Finished(model="m", attempts=[pb.ModelUsage(model="m")]),
     )
     return KeyRecord(fingerprint=b"f", gateway="gw", answer=answer, **fields)
 
 
-def read_by(replay: Replay, held: int, model: str) -> tuple[Started, list[GenerateResponse]]:
+def read_by(replay: Replay, held: int, model: str) -> tuple[pb.Started, list[pb.GenerateResponse]]:
     """What a caller gets who holds so many tokens of a model, but for the notice that it is a replay."""
     reader = replay.join(held, model=model)
     events = list(events_in(replay.read(reader)))
     if not replay.finished.usage.cached:
-        assert events.pop(0).notices[0].kind == NOTICE_KIND_REPLAYED
+        assert events.pop(0).notices[0].kind == pb.NOTICE_KIND_REPLAYED
     return replay.started(reader, model), events
 
 
-def events_of(replay: Replay, held: int, model: str) -> list[GenerateResponse]:
+def events_of(replay: Replay, held: int, model: str) -> list[pb.GenerateResponse]:
     return read_by(replay, held, model)[1]
 
 
-def begun(replay: Replay, model: str) -> Started:
+def begun(replay: Replay, model: str) -> pb.Started:
     return read_by(replay, 0, model)[0]
 
 
@@ -89,7 +79,7 @@ def test_a_replay_goes_on_behind_what_the_caller_holds(
 
 def test_logprobs_go_with_their_tokens() -> None:
     kept = record()
-    kept.answer.delta.logprobs.extend(TokenLogprobs(logprob=-one) for one in range(3))
+    kept.answer.delta.logprobs.extend(pb.TokenLogprobs(logprob=-one) for one in range(3))
     events = events_of(Replay(kept), 1, "m")
     assert [one.logprob for one in events[0].delta.logprobs] == [-1, -2]
 
@@ -117,10 +107,10 @@ def test_the_text_before_a_token() -> None:
 
 
 def test_an_answer_to_an_equal_request_has_nothing_of_the_first_call() -> None:
-    timings = Timings()
+    timings = pb.Timings()
     timings.total.FromMilliseconds(1500)
     key = ResumeKey("secret")
-    started = Started(request_id="r2", model="auto", prompt_tokens=99, seed=77)
+    started = pb.Started(request_id="r2", model="auto", prompt_tokens=99, seed=77)
     first = Replay(record("!"))
     replay = first.answer_to(started, timings, key.token(b"g", "m", 4))
     assert (begun(replay, "").request_id, begun(replay, "").model) == ("r2", "m")
@@ -151,7 +141,7 @@ def test_a_key_belongs_to_one_request() -> None:
 
 
 def sized(size: int) -> KeyRecord:
-    made = KeyRecord(answer=StoredAnswer(delta=Delta(text="x" * size)))
+    made = KeyRecord(answer=StoredAnswer(delta=pb.Delta(text="x" * size)))
     made.answer.delta.text = "x" * (2 * size - made.ByteSize())
     assert made.ByteSize() == size
     return made

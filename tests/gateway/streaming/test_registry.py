@@ -14,28 +14,12 @@ from gateway.streaming.dispatch import CANCELS_MAX, Dispatch
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import DEFERRED_MAX, FRAMES_PER_TURN, Registry
-from sluice.errors import (
-    Cancelled,
-    DeadlinePassed,
-    EngineFailed,
-    IdempotencyConflict,
-    InternalError,
-    InvalidRequest,
-    Overloaded,
-    ShuttingDown,
-)
+from sluice import errors
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, TaskError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.settings import ModelSettings
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_STOP,
-    FINISH_REASON_STOP_SEQUENCE,
-    NOTICE_KIND_RECOVERED,
-    NOTICE_KIND_REPLAYED,
-    Delta,
-    Started,
-)
+from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import TIMINGS, frame, last
 from tests.gateway.kit.runs import BATCHER, Asked, Batchers, confirm, new_run, read, take, words
@@ -62,7 +46,7 @@ class Bench:
         priority_class: str = "interactive",
     ) -> AnswerStream:
         spec = Asked(
-            event=Started(request_id=name, model="m", prompt_tokens=3),
+            event=pb.Started(request_id=name, model="m", prompt_tokens=3),
             deadline=now + 10,
             arrived_at=now,
             priority_class=priority_class,
@@ -157,7 +141,7 @@ def test_answer_is_read_in_one_delta_and_its_run_is_released() -> None:
     bench.take(last(2, ids("c")), now=2)
     delta, finished = read(stream, reader)
     assert delta.delta.text == "abc"
-    assert finished.finished.reason == FINISH_REASON_STOP
+    assert finished.finished.reason == pb.FINISH_REASON_STOP
     assert finished.finished.usage.completion_tokens == 3
     timings = finished.finished.timings
     assert ms_of(timings.queue) == TIMINGS.queue_ms
@@ -172,18 +156,18 @@ def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
     stream = bench.stream(stop="bc")
     reader = bench.reader(stream)
     bench.take(last(0, ids("abc")))
-    assert read(stream, reader)[-1].finished.reason == FINISH_REASON_STOP_SEQUENCE
+    assert read(stream, reader)[-1].finished.reason == pb.FINISH_REASON_STOP_SEQUENCE
     assert bench.words() == {}
 
 
 @pytest.mark.parametrize(
     ("end", "reason", "kind"),
     [
-        (frame_pb2.TASK_END_FAILED, "ENGINE_FAILED", EngineFailed),
-        (frame_pb2.TASK_END_FAILED, "nothing known", EngineFailed),
-        (frame_pb2.TASK_END_REFUSED, "", Overloaded),
-        (frame_pb2.TASK_END_DEADLINE, "", DeadlinePassed),
-        (frame_pb2.TASK_END_CANCELLED, "", Cancelled),
+        (frame_pb2.TASK_END_FAILED, "ENGINE_FAILED", errors.EngineFailed),
+        (frame_pb2.TASK_END_FAILED, "nothing known", errors.EngineFailed),
+        (frame_pb2.TASK_END_REFUSED, "", errors.Overloaded),
+        (frame_pb2.TASK_END_DEADLINE, "", errors.DeadlinePassed),
+        (frame_pb2.TASK_END_CANCELLED, "", errors.Cancelled),
     ],
 )
 def test_failed_run_ends_with_its_error(
@@ -250,7 +234,7 @@ def test_a_later_attempt_is_noticed_by_the_reader(dtype: Any, is_inexact: bool) 
     bench.take(frame(1, ids("b"), attempt=1))
     event, delta = read(stream, reader)
     (notice,) = event.notices
-    assert (notice.kind, notice.inexact) == (NOTICE_KIND_RECOVERED, is_inexact)
+    assert (notice.kind, notice.inexact) == (pb.NOTICE_KIND_RECOVERED, is_inexact)
     assert ("may differ" in notice.message) == is_inexact
     assert delta.delta.text == "ab"
     assert read(stream, reader) == []
@@ -295,7 +279,7 @@ def test_one_bad_run_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) 
     reader, other = bench.reader(bad), bench.reader(good)
     bench.take(frame(0, [0x110000]), name="bad")  # no such character
     bench.take(frame(0, ids("a")), name="good")
-    with pytest.raises(InternalError):
+    with pytest.raises(errors.InternalError):
         read(bad, reader)
     assert read(good, other)[0].delta.text == "a"
     assert "processing a frame of request bad failed" in caplog.text
@@ -375,10 +359,10 @@ def test_replay_continues_and_keeps_nothing_of_the_call() -> None:
     for _ in range(2):
         reader = replay.join(1)
         notice, delta, finished = read(replay, reader)
-        assert notice.notices[0].kind == NOTICE_KIND_REPLAYED
+        assert notice.notices[0].kind == pb.NOTICE_KIND_REPLAYED
         assert (delta.delta.index, delta.delta.text) == (1, "bc")
-        assert finished.finished.reason == FINISH_REASON_STOP
-    with pytest.raises(InvalidRequest):
+        assert finished.finished.reason == pb.FINISH_REASON_STOP
+    with pytest.raises(errors.InvalidRequest):
         bench.registry.find("k", b"f", ids("x"), "", 2)
     del stream  # it is in no circle
     assert alive() is None
@@ -395,7 +379,7 @@ def test_an_answer_that_is_too_large_is_not_kept() -> None:
 
 
 def test_the_oldest_answers_make_room_when_all_together_are_too_large() -> None:
-    record = KeyRecord(fingerprint=b"f", answer=StoredAnswer(delta=Delta(text="x" * 1000)))
+    record = KeyRecord(fingerprint=b"f", answer=StoredAnswer(delta=pb.Delta(text="x" * 1000)))
     cache = ReplayCache(100, 60.0, bytes_max=2500)
     for key in ("a", "b", "b", "c"):
         cache.put(key, record, 0.0)
@@ -416,7 +400,7 @@ def test_only_so_many_finished_answers_are_kept() -> None:
 def test_another_request_with_the_key_is_refused() -> None:
     bench = Bench()
     bench.stream(key="k")
-    with pytest.raises(IdempotencyConflict):
+    with pytest.raises(errors.IdempotencyConflict):
         bench.registry.find("k", b"other", (), "", 1)
 
 
@@ -424,7 +408,7 @@ def test_tokens_of_another_answer_are_refused() -> None:
     bench = Bench()
     bench.stream(key="k")
     bench.take(frame(0, ids("ab")))
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(errors.InvalidRequest):
         bench.registry.find("k", b"f", ids("x"), "", 1)
 
 
@@ -432,8 +416,8 @@ def test_failing_all_streams_leaves_none_open() -> None:
     bench = Bench()
     stream = bench.stream(key="k")
     reader = bench.reader(stream)
-    bench.registry.fail_all(ShuttingDown("bye"))
-    with pytest.raises(ShuttingDown):
+    bench.registry.fail_all(errors.ShuttingDown("bye"))
+    with pytest.raises(errors.ShuttingDown):
         read(stream, reader)
     assert len(bench.registry) == 0
     assert bench.registry.find("k", b"f", (), "", 1) is None

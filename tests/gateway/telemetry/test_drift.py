@@ -17,22 +17,7 @@ from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.settings.routing import DriftRules
 from sluice.telemetry import catalog, names
 from sluice.telemetry.instruments import Instruments
-from sluice.v1.admin_pb2 import (
-    DRIFT_STATE_DRIFTED,
-    DRIFT_STATE_GATHERING,
-    DRIFT_STATE_STABLE,
-    ROUTER_HEAD_CASCADE,
-    ROUTER_HEAD_PROMPT,
-    GetRequestRecordRequest,
-    GetRouterHealthRequest,
-    GetRouterHealthResponse,
-    ModelAttempt,
-    RequestRecord,
-    RouteRecord,
-    RouterHead,
-    RouterScore,
-    SubmitFeedbackRequest,
-)
+from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.wire.enums import word_of
 from tests.gateway.kit.batcher import BOUND_S
@@ -44,8 +29,8 @@ from tests.learning.made_up import EASY, outcomes
 WINDOW = 50
 SETTINGS = DriftRules(window=WINDOW, min_predictions=20, min_outcomes=10)
 PROMPT, CASCADE = "prompt", "cascade"
-PROMPT_HEAD = HeadKey("routing", "r1", ROUTER_HEAD_PROMPT)
-CASCADE_HEAD = HeadKey("routing", "r1", ROUTER_HEAD_CASCADE)
+PROMPT_HEAD = HeadKey("routing", "r1", admin_pb2.ROUTER_HEAD_PROMPT)
+CASCADE_HEAD = HeadKey("routing", "r1", admin_pb2.ROUTER_HEAD_CASCADE)
 USUAL = [row.prompt for row in outcomes(WINDOW, seed=2)]
 
 
@@ -58,7 +43,7 @@ class Heard:
 
     def score(self, by: HeadKey, gain: float, count: int = 1) -> None:
         for _ in range(count):
-            self.drift.scored(RouterScore(**by._asdict(), gain=gain))
+            self.drift.scored(admin_pb2.RouterScore(**by._asdict(), gain=gain))
 
 
 def held_out(*heads: HeadKey) -> dict[HeadKey, Any]:
@@ -66,9 +51,9 @@ def held_out(*heads: HeadKey) -> dict[HeadKey, Any]:
     return {head: draw.normal(0, 0.1, 300).astype(np.float32) for head in heads}
 
 
-def record(*heads: str, strategy: str = "learned", model: str = "small") -> RequestRecord:
+def record(*heads: str, strategy: str = "learned", model: str = "small") -> admin_pb2.RequestRecord:
     scores = [
-        RouterScore(
+        admin_pb2.RouterScore(
             policy="routing",
             version="r1",
             head=f"ROUTER_HEAD_{head.upper()}",
@@ -76,13 +61,16 @@ def record(*heads: str, strategy: str = "learned", model: str = "small") -> Requ
         )
         for head in heads
     ]
-    route = RouteRecord(strategy=f"ROUTE_STRATEGY_{strategy.upper()}", scores=scores)
-    return RequestRecord(request_id="req-1", route=route, attempts=[ModelAttempt(model=model)])
+    route = admin_pb2.RouteRecord(strategy=f"ROUTE_STRATEGY_{strategy.upper()}", scores=scores)
+    return admin_pb2.RequestRecord(
+        request_id="req-1", route=route, attempts=[admin_pb2.ModelAttempt(model=model)]
+    )
 
 
 def outcome_rows(drift: DriftMonitor) -> dict[str, int]:
     return {
-        word_of(RouterHead, router.head): router.accuracy.rows for router in drift.health().routers
+        word_of(admin_pb2.RouterHead, router.head): router.accuracy.rows
+        for router in drift.health().routers
     }
 
 
@@ -121,7 +109,7 @@ def test_comparisons_of_shadows_count_where_the_settings_say_so(
     for row in ("req-1-s1", "req-2-s1"):
         heard.drift.compared(plan, "small", 1.0, row)
     heard.drift.compared(plan, "medium", 1.0, "req-3-s1")
-    heard.drift.compared(Plan(RouteRecord()), "small", 1.0, "req-4-s1")
+    heard.drift.compared(Plan(admin_pb2.RouteRecord()), "small", 1.0, "req-4-s1")
     (health,) = heard.drift.health().routers
     assert health.accuracy.rows == rows
 
@@ -155,11 +143,11 @@ def test_reload_keeps_windows_of_unchanged_heads() -> None:
         (record(PROMPT, strategy="cascade"), set()),
         (record(PROMPT, model="another"), set()),
         (record(), set()),
-        (RequestRecord(route=RouteRecord()), set()),
+        (admin_pb2.RequestRecord(route=admin_pb2.RouteRecord()), set()),
     ],
 )
 def test_a_grade_counts_for_the_head_that_was_asked_last(
-    graded: RequestRecord, counts_for: set[str]
+    graded: admin_pb2.RequestRecord, counts_for: set[str]
 ) -> None:
     heard = Heard()
     heard.drift.use(held_out(PROMPT_HEAD, CASCADE_HEAD), SETTINGS)
@@ -169,8 +157,10 @@ def test_a_grade_counts_for_the_head_that_was_asked_last(
         head: int(head in counts_for) for head in (PROMPT, CASCADE)
     }
     for router in heard.drift.health().routers:
-        assert router.accuracy.HasField("bias") is (word_of(RouterHead, router.head) in counts_for)
-        if word_of(RouterHead, router.head) in counts_for:
+        assert router.accuracy.HasField("bias") is (
+            word_of(admin_pb2.RouterHead, router.head) in counts_for
+        )
+        if word_of(admin_pb2.RouterHead, router.head) in counts_for:
             assert router.accuracy.bias == 0.5
 
 
@@ -224,9 +214,11 @@ async def answered(wire: Wire, texts: Iterable[str], model: str) -> list[str]:
     return request_ids
 
 
-async def health(wire: Wire) -> GetRouterHealthResponse:
+async def health(wire: Wire) -> admin_pb2.GetRouterHealthResponse:
     stub: Any = AdminServiceStub(wire.channel)
-    response: GetRouterHealthResponse = await stub.GetRouterHealth(GetRouterHealthRequest())
+    response: admin_pb2.GetRouterHealthResponse = await stub.GetRouterHealth(
+        admin_pb2.GetRouterHealthRequest()
+    )
     return response
 
 
@@ -235,7 +227,9 @@ async def grade(wire: Wire, request_id: str, value: float) -> None:
     stub: Any = AdminServiceStub(wire.channel)
     async with asyncio.timeout(BOUND_S):
         while True:
-            call = stub.SubmitFeedback(SubmitFeedbackRequest(request_id=request_id, grade=value))
+            call = stub.SubmitFeedback(
+                admin_pb2.SubmitFeedbackRequest(request_id=request_id, grade=value)
+            )
             try:
                 await call
             except Exception:
@@ -251,17 +245,17 @@ async def test_prompts_of_another_kind_are_told_to_operators(
     async with open_wire(nats_url, model_folder, routing=learned(by_prompt, 1.0)) as wire:
         await answered(wire, USUAL, "large")
         (router,) = (await health(wire)).routers
-        assert (router.inputs.state, router.inputs.rows) == (DRIFT_STATE_STABLE, WINDOW)
-        assert router.accuracy.state == DRIFT_STATE_GATHERING
+        assert (router.inputs.state, router.inputs.rows) == (admin_pb2.DRIFT_STATE_STABLE, WINDOW)
+        assert router.accuracy.state == admin_pb2.DRIFT_STATE_GATHERING
         await answered(wire, [f"{EASY} {i}" for i in range(WINDOW)], "large")
         (router,) = (await health(wire)).routers
-        assert router.inputs.state == DRIFT_STATE_DRIFTED
+        assert router.inputs.state == admin_pb2.DRIFT_STATE_DRIFTED
         assert router.inputs.stability_index > router.inputs.limit
         (seen,) = values(wire.metrics, catalog.INPUT_DRIFT).values()
         assert seen == router.inputs.stability_index
         await answered(wire, USUAL, "large")
         (router,) = (await health(wire)).routers
-        assert router.inputs.state == DRIFT_STATE_STABLE
+        assert router.inputs.state == admin_pb2.DRIFT_STATE_STABLE
 
 
 async def test_grades_that_disagree_are_told_to_operators(
@@ -278,7 +272,7 @@ async def test_grades_that_disagree_are_told_to_operators(
         for request_id in request_ids:  # changed their minds
             await grade(wire, request_id, 1.0)
         (later,) = (await health(wire)).routers
-    assert router.accuracy.state == DRIFT_STATE_DRIFTED
+    assert router.accuracy.state == admin_pb2.DRIFT_STATE_DRIFTED
     assert router.accuracy.bias < -router.accuracy.half_width
     assert (router.accuracy.rows, later.accuracy.rows) == (12, 12)
     assert later.accuracy.bias > 0
@@ -302,12 +296,15 @@ async def test_a_judged_answer_counts_for_the_cascade_head(
         await events_of(call)
         await grade(wire, task.request_id, 1.0)
         stub: Any = AdminServiceStub(wire.channel)
-        explained = await stub.GetRequestRecord(GetRequestRecordRequest(request_id=task.request_id))
+        explained = await stub.GetRequestRecord(
+            admin_pb2.GetRequestRecordRequest(request_id=task.request_id)
+        )
         by_head = {
-            word_of(RouterHead, router.head): router for router in (await health(wire)).routers
+            word_of(admin_pb2.RouterHead, router.head): router
+            for router in (await health(wire)).routers
         }
     scores = explained.record.route.scores
-    assert [word_of(RouterHead, score.head) for score in scores] == [PROMPT, CASCADE]
+    assert [word_of(admin_pb2.RouterHead, score.head) for score in scores] == [PROMPT, CASCADE]
     assert {router.inputs.rows for router in by_head.values()} == {1}
     assert by_head[PROMPT].accuracy.rows == 0
     assert by_head[CASCADE].accuracy.rows == 1

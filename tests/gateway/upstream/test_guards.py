@@ -13,14 +13,8 @@ from sluice.internal.v1.control_pb2 import ClassReport
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, Logprobs, TaskError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
+from sluice.v1 import admin_pb2, safety_pb2
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1 import safety_pb2
-from sluice.v1.admin_pb2 import (
-    GetAuditEntryRequest,
-    GetAuditEntryResponse,
-    GetRequestRecordRequest,
-    RequestRecord,
-)
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.wire import (
@@ -415,24 +409,26 @@ async def test_every_verdict_is_audited_and_no_text(opened: Any) -> None:
 async def test_a_missing_audit_entry_is_a_typed_error(opened: Any) -> None:
     async with opened() as wire:
         stub: Any = AdminServiceStub(wire.channel)
-        _, error = await error_of(stub.GetAuditEntry(GetAuditEntryRequest(request_id="req-none")))
+        _, error = await error_of(
+            stub.GetAuditEntry(admin_pb2.GetAuditEntryRequest(request_id="req-none"))
+        )
         assert error.reason == "RECORD_UNKNOWN"
 
 
-async def explained(wire: Wire, request_id: str) -> RequestRecord:
+async def explained(wire: Wire, request_id: str) -> admin_pb2.RequestRecord:
     stub: Any = AdminServiceStub(wire.channel)
     response = await _waiting(
-        lambda: stub.GetRequestRecord(GetRequestRecordRequest(request_id=request_id))
+        lambda: stub.GetRequestRecord(admin_pb2.GetRequestRecordRequest(request_id=request_id))
     )
     return response.record  # type: ignore[no-any-return]
 
 
-async def audited(wire: Wire, request_id: str) -> GetAuditEntryResponse:
+async def audited(wire: Wire, request_id: str) -> admin_pb2.GetAuditEntryResponse:
     stub: Any = AdminServiceStub(wire.channel)
     response = await _waiting(
-        lambda: stub.GetAuditEntry(GetAuditEntryRequest(request_id=request_id))
+        lambda: stub.GetAuditEntry(admin_pb2.GetAuditEntryRequest(request_id=request_id))
     )
-    assert isinstance(response, GetAuditEntryResponse)
+    assert isinstance(response, admin_pb2.GetAuditEntryResponse)
     return response
 
 
