@@ -1,6 +1,6 @@
 """The exporters of a process, as OpenTelemetry's environment variables name them, and its resource.
 
-`sluice.telemetry.environment.clean` has removed variables that are empty or invalid before.
+`sluice.telemetry.environment.clean` has removed variables that are empty before.
 """
 
 import logging
@@ -82,7 +82,7 @@ def exporter_kinds(signal: Signal) -> list[type[Any]]:
     """Find the classes of a signal's exporters."""
     kinds = []
     for name in exporter_names(signal):
-        full = _OTLP[protocol(signal)] if name == "otlp" else name
+        full = _OTLP.get(protocol(signal), name) if name == "otlp" else name
         points = entry_points(group=f"opentelemetry_{signal}_exporter", name=full)
         if points:
             kinds.append(next(iter(points)).load())

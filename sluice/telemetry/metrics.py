@@ -94,7 +94,10 @@ def _readers(reported: Callable[[], list[SdkMetric]]) -> list[MetricReader]:
             logger.warning("OTEL_METRICS_EXPORTER: %s is left out; see telemetry.prometheus", kind)
             continue
         with_reports = type(kind.__name__, (_Reporting, kind), {"reported": staticmethod(reported)})
-        readers += map(PeriodicExportingMetricReader, make_exporters("metrics", [with_reports]))
+        try:
+            readers += map(PeriodicExportingMetricReader, make_exporters("metrics", [with_reports]))
+        except ValueError as error:  # an interval that is none
+            logger.error("export of metrics failed to start: %s", error)
     return readers
 
 

@@ -4,6 +4,7 @@ Spans are the SDK's, and leave with its batch processor and its exporters. `Call
 to hand it the spans of one call together; `CountingExporter` behind it counts what was sent and lost.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Thread
@@ -28,7 +29,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from sluice import __version__
 from sluice.telemetry import catalog
-from sluice.telemetry.environment import QUEUE_SPANS
 from sluice.telemetry.exporters import (
     Outage,
     collector_answers,
@@ -39,9 +39,13 @@ from sluice.telemetry.exporters import (
 if TYPE_CHECKING:  # workers have traces and no instruments
     from sluice.telemetry.instruments import Instruments, Point
 
+logger = logging.getLogger(__name__)
+
 TRACEPARENT: Final = "traceparent"
 UNSAMPLED: Final = "-00"
 """Flags at the end of a traceparent that is not sampled."""
+QUEUE_SPANS: Final = 2048
+"""Default of OTEL_BSP_MAX_QUEUE_SIZE."""
 EXPORT_DELAY_MS: Final = 100
 """How long a span that is complete waits for others unless OTEL_BSP_SCHEDULE_DELAY says so, in milliseconds."""
 SHUTDOWN_S: Final = 1.0
@@ -97,13 +101,19 @@ def start_tracing(
     exporters = make_exporters("traces")
     if not exporters:
         return Tracing(_OFF)
-    provider = TracerProvider(
-        sampler_of(ratio, trusts_callers=trusts_callers),
-        resource_of(service, instance),
-        shutdown_on_exit=False,
-    )
-    for exporter in exporters:
-        processor = CallSpans(exporter)
+    try:
+        provider = TracerProvider(
+            sampler_of(ratio, trusts_callers=trusts_callers),
+            resource_of(service, instance),
+            shutdown_on_exit=False,
+        )
+        processors = list(map(CallSpans, exporters))
+    except (
+        ValueError
+    ) as error:  # a variable that the SDK refuses; telemetry shall not keep a process from starting
+        logger.error("export of traces failed to start: %s", error)
+        return Tracing(_OFF)
+    for processor in processors:
         provider.add_span_processor(processor)
         if instruments is not None:
             instruments.observe(catalog.SPANS, processor.counts)
