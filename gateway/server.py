@@ -131,7 +131,8 @@ class Gateway:
         self.limiter = ClassLimiter(
             limits.max_concurrent_requests,
             limits.shares,
-            lambda *calls: self.usage.limits.check_running(self.in_force.policies.settings, *calls),
+            self.in_force,
+            self.usage.limits.check_running,
         )
         self.shared = SharedState(
             settings, gateway_id, self.registry, self.in_force, self.usage, self.limiter

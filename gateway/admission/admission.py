@@ -143,7 +143,11 @@ class Admission:
         request = context.request
         async with self._limiter.preparing(request.priority_class, request.tenant):
             self._take_policies(context)
-            take_back = self._usage.limits.enter(context.policies.settings, request.caller)
+            context.is_limited = context.policies.has_limits or bool(request.caller.key_id)
+            take_back = None
+            if context.is_limited:
+                settings = context.policies.settings
+                take_back = self._usage.limits.enter(settings, request.caller)
             context.reservation = self._usage.spending.reserve(request.tenant, 0.0)
             context.reservation.take_back = take_back
             with context.reservation:
@@ -211,10 +215,11 @@ class Admission:
             cost += prompt.model.settings.cost(tokens, answer_tokens)
             total += tokens + answer_tokens
         context.reservation.cost = cost
-        settings, model = context.policies.settings, prompts[0].model.name
-        context.reservation.settle = self._usage.limits.reserve(
-            settings, context.request.caller, model, total
-        )
+        if context.is_limited:
+            settings, model = context.policies.settings, prompts[0].model.name
+            context.reservation.settle = self._usage.limits.reserve(
+                settings, context.request.caller, model, total
+            )
 
     # Inspection.
 
@@ -323,10 +328,13 @@ class Admission:
             return outlooks[model].wait_s
 
         fits = contexts.fits if contexts is not None else lambda _: True
+        soft_limit = None
+        if policies.has_limits:
+            soft_limit = partial(self._usage.limits.soft_limit, policies.settings)
         state = RoutingState(
             wait_s=wait_s,
             spent=lambda tenant: self._usage.spending.spent(tenant, now),
-            soft_limit=partial(self._usage.limits.soft_limit, policies.settings),
+            soft_limit=soft_limit,
             fits=fits,
         )
         plan = policies.router.plan(features, state)

@@ -8,7 +8,7 @@ Each transport does the same:
 2. The message is read: by `Arrivals.receive` in one of the tenant's slots and within a time, and counted in
    `Arrivals.bytes` until the call ends.
 3. `Arrivals.parse` makes a request of it.
-4. `ClassLimiter.begin` lets bulk calls wait, and `ClassLimiter.running` counts the call in its class.
+4. Bulk calls wait for `BulkPacer`, and `ClassLimiter.running` counts the call in its class.
 
 What follows for a request of a model is `gateway.admission.admission`.
 """
@@ -229,7 +229,7 @@ class Arrivals:
         """
         self.limiter.pacer.arrived_at = time.monotonic()
         names = call.certificate_names if self.authenticator.takes_certificates else ()
-        call.identify(await self.authenticator.caller_of(call.metadata, names))
+        call.caller = await self.authenticator.caller_of(call.metadata, names)
         if call.caller.roles.isdisjoint(roles):
             raise call.caller.refusal(roles, method)
         if roles != MESH_ONLY:

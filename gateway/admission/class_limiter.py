@@ -18,10 +18,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
+from gateway.admission.policies import InForce
 from gateway.admission.turns import TenantSlots
 from sluice.errors import RETRY_AFTER_S, Overloaded, ShuttingDown
-from sluice.settings import CallShares
-from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS, URGENT_CLASS
+from sluice.settings import CallShares, Settings
+from sluice.wire.subjects import BULK_CLASS, CLASSES, RANKS
 
 TEXTS_MAX: Final = 8000
 """Texts of one tenant, in calls such as Embed, that are computed at the same time; each is a task."""
@@ -163,17 +164,18 @@ class ClassLimiter:
         self,
         limit: int,
         shares: CallShares,
-        check_tenant: Callable[[str, int, int | None], None] | None = None,
+        in_force: InForce | None = None,
+        check_tenant: Callable[[Settings, str, int, int | None], None] | None = None,
     ) -> None:
         """Let up to `limit` calls run.
 
         Args:
             limit: The most calls of all classes and tenants.
             shares: What less urgent classes, and one tenant, may have of it.
-            check_tenant: Refuses another call of a tenant. It gets the tenant, its calls that run here, and how many of
-                them are of class bulk, or None if the call is of another class.
+            in_force: The policies in force, of which `check_tenant` gets the settings.
+            check_tenant: Refuses another call of a tenant; see `TenantLimits.check_running`.
         """
-        self._check_tenant = check_tenant
+        self._in_force, self._check_tenant = in_force, check_tenant
         self.is_draining = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -192,15 +194,6 @@ class ClassLimiter:
     def active(self) -> int:
         """Calls that run."""
         return sum(self._running)
-
-    async def begin(self, priority_class: str, *, is_entry: bool = False) -> None:
-        """Wait until a call of the class may begin: a bulk call, or an entry of a call with many that is not urgent.
-
-        Raises:
-            Overloaded: Too many bulk calls wait. Entries wait without bound: their call is read no faster.
-        """
-        if priority_class == BULK_CLASS or (is_entry and priority_class != URGENT_CLASS):
-            await self.pacer.wait(is_bounded=not is_entry)
 
     @contextmanager
     def running(self, priority_class: str, tenant: str) -> Iterator[None]:
@@ -224,9 +217,10 @@ class ClassLimiter:
                 if sum(running[upto:]) >= limit:
                     kind = f"{CLASSES[upto]} and less urgent " if upto else ""
                     raise overloaded(name, f"{limit} {kind}calls{whose} are being answered")
-        if self._check_tenant is not None:
+        policies = None if self._in_force is None else self._in_force.policies
+        if policies is not None and policies.has_limits and self._check_tenant is not None:
             bulk = own[rank] if priority_class == BULK_CLASS else None
-            self._check_tenant(tenant, sum(own), bulk)
+            self._check_tenant(policies.settings, tenant, sum(own), bulk)
         self._running[rank] += 1
         self._running_by_tenant[tenant] = own
         own[rank] += 1

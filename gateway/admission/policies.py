@@ -14,6 +14,7 @@ from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
 from gateway.streaming.registry import Registry
 from sluice.settings import Settings
+from sluice.settings.limits import LimitSettings
 
 PREPARE_S: Final = 10.0
 """How long a request may be prepared before it has a stream, in seconds."""
@@ -43,6 +44,13 @@ class Policies:
         return OverloadRules(
             routing.breaker, routing.fallbacks, catalog.settings, catalog.tasks, weights
         )
+
+    @cached_property
+    def has_limits(self) -> bool:
+        """Whether any tenant has limits; API keys may have some all the same."""
+        tenants = self.settings.tenants.values()
+        every = (self.settings.limits, *(tenant.limits for tenant in tenants))
+        return any(limits not in (None, LimitSettings()) for limits in every)
 
     @property
     def versions(self) -> list[str]:

@@ -67,10 +67,6 @@ class Call(ABC):
         """Subject alternative names of the client's verified certificate."""
         return ()
 
-    def identify(self, caller: Caller) -> None:
-        """Set the caller, once it has been authenticated."""
-        self.caller = caller
-
     @abstractmethod
     async def fail(self, error: SluiceError) -> None:
         """End the call with `error`."""
@@ -204,6 +200,7 @@ class RequestContext(SchedulingParams):
         plan: Where it is routed.
         prompts: One prompt, or one for each text, pair or answer of a request about texts, in order.
         second: The prompt for the second model of a cascade.
+        is_limited: Whether its tenant or key may have limits.
         reservation: What it may use of its tenant's limits and budget; settled when the request ends.
     """
 
@@ -212,6 +209,7 @@ class RequestContext(SchedulingParams):
     plan: Plan
     prompts: Sequence[PreparedPrompt]
     reservation: Reservation
+    is_limited: bool
 
     def __init__(
         self,

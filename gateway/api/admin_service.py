@@ -253,7 +253,7 @@ class AdminService:
         self.drift.graded(record, grade.grade)
         return pb.SubmitFeedbackResponse()
 
-    # A coroutine that writes: see InferenceService.Generate.
+    # A coroutine that writes: see `Generator.stream`.
     async def StreamOutcomes(self, request: pb.StreamOutcomesRequest, context: GrpcCall) -> None:
         """See the proto."""
         _check(request)

@@ -26,7 +26,7 @@ from sluice.telemetry.tracing import headers_of
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import set_duration
 from sluice.wire.enums import value_of
-from sluice.wire.subjects import RANKS
+from sluice.wire.subjects import RANKS, URGENT_CLASS
 
 REQUESTS_MAX: Final = 256
 """Most requests of a call."""
@@ -116,7 +116,8 @@ class _Batch:
                     continue
                 group.create_task(self._run(request, result))
                 await asyncio.sleep(0)  # let other calls run before the next request begins
-                await self._generator.limiter.begin(self._class, is_entry=True)
+                if self._class != URGENT_CLASS:  # the call is read no faster than its entries begin
+                    await self._generator.limiter.pacer.wait(is_bounded=False)
         return results
 
     async def _run(self, request: pb.GenerateRequest, result: pb.GenerateBatchResult) -> None:

@@ -24,6 +24,7 @@ from opentelemetry.trace import Tracer
 from gateway.admission.admission import Admission
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.request_context import Call, RequestContext, RequestKind
+from gateway.api.methods import GrpcCall
 from gateway.models.catalog import Catalog
 from gateway.models.tool_events import PartEvents
 from gateway.shared.state import SharedState
@@ -54,6 +55,8 @@ from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import FinishReason, GenerateRequest, GenerateResponse, SamplingParams
 from sluice.wire.enums import word_of
 
+Stream = Callable[[GenerateRequest, GrpcCall], Awaitable[GenerateResponse | None]]
+"""Answers a call of Generate over gRPC; returns the last message."""
 Write = Callable[[GenerateResponse], Awaitable[None]]
 """Takes a message of an answer; may keep and change it."""
 
@@ -105,6 +108,24 @@ class Generator:
         if remaining_s <= 0:
             raise DeadlinePassed("the deadline passed before the request arrived")
         return min(remaining_s, settings.max_timeout_s)
+
+    # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
+    async def stream(self, request: GenerateRequest, call: GrpcCall) -> GenerateResponse | None:
+        """Send all messages of the answer over gRPC but the last one, which is returned: it leaves with the status."""
+        unfinished, last_message = max(1, request.sampling.n), None
+
+        async def write(response: GenerateResponse) -> None:
+            nonlocal unfinished, last_message
+            unfinished -= response.HasField("finished")
+            if unfinished:
+                await call.write(response)
+            else:
+                last_message = response
+
+        answering = self.answer(request, call, write)
+        del request  # see `UnaryMethod`
+        await answering
+        return last_message
 
     async def answer(
         self, request: GenerateRequest, call: Call, write: Write, request_id: str | None = None

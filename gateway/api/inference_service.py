@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.api.batch import answer_batch
 from gateway.api.count import count_tokens
-from gateway.api.generate import Generator
+from gateway.api.generate import Generator, Stream
 from gateway.api.methods import GrpcCall
 from gateway.api.texts import EMBED, RERANK, SCORE, answer_texts
 from gateway.api.whole import whole_answer
@@ -27,25 +27,10 @@ class InferenceService:
     generator: Generator
     loads: ModelLoadTable
 
-    # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
-    async def Generate(
-        self, request: pb.GenerateRequest, context: GrpcCall
-    ) -> pb.GenerateResponse | None:
-        """See the proto. The last message is returned, so that it leaves together with the status."""
-        unfinished, last = max(1, request.sampling.n), None
-
-        async def write(response: pb.GenerateResponse) -> None:
-            nonlocal unfinished, last
-            unfinished -= response.HasField("finished")
-            if unfinished:
-                await context.write(response)
-            else:
-                last = response
-
-        answering = self.generator.answer(request, context, write)
-        del request  # see `UnaryMethod`
-        await answering
-        return last
+    @property
+    def Generate(self) -> Stream:
+        """See the proto."""
+        return self.generator.stream
 
     async def GenerateText(
         self, request: pb.GenerateRequest, context: GrpcCall

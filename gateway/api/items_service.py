@@ -51,7 +51,7 @@ class ItemsService:
         self._caller_of = caller_of
         self._slots = asyncio.Semaphore(generator.limiter.tenant_limits[-1])
 
-    # A coroutine that writes: see InferenceService.Generate.
+    # A coroutine that writes: see `Generator.stream`.
     async def Run(self, requests: Any, context: GrpcCall) -> None:
         """See the proto."""
         writer, pacer = GroupWriter[RunResponse](context.write), self._generator.limiter.pacer
@@ -98,7 +98,7 @@ class ItemsService:
 
     async def _answer(self, request: RunRequest, item: Call) -> RunResponse:
         message = request.embed if request.HasField("embed") else request.request
-        item.identify(self._caller_of(item.caller))
+        item.caller = self._caller_of(item.caller)
         catalog = self._generator.catalog
         with self._generator.limiter.running(class_of(message), item.caller.tenant):
             if isinstance(message, EmbedRequest):

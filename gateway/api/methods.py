@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.descriptor_pool import Default as default_pool
 from typing_extensions import override
 
-from gateway.admission.arrivals import MESH_ONLY, Arrivals
+from gateway.admission.arrivals import LOOP_BYTES, MESH_ONLY, Arrivals
 from gateway.admission.request_context import Call, fail_with
 from gateway.identity.caller import ASKS, methods_of, roles_for
 from gateway.validation.requests import class_of
@@ -31,6 +31,7 @@ from sluice.errors import DeadlinePassed, InvalidRequest, MessageTooLarge, Sluic
 from sluice.startup import is_loopback
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.wire.codec import request_reader
+from sluice.wire.subjects import BULK_CLASS
 
 OURS: Final = "/sluice."
 """How the methods of our services begin."""
@@ -208,7 +209,10 @@ class UnaryMethod(Method):
         arrivals.bytes.take(tenant, size)
         try:
             try:
-                request = await arrivals.parse(tenant, size, self._parse, payload)
+                if size <= LOOP_BYTES:
+                    request = self._parse(payload)
+                else:
+                    request = await arrivals.parse(tenant, size, self._parse, payload)
             except (InvalidRequest, MessageTooLarge):
                 if self._roles == ASKS:
                     arrivals.on_rejected(call.caller)
@@ -217,7 +221,8 @@ class UnaryMethod(Method):
             if self._name in UNLIMITED:
                 return await self._behaviour(request, call)
             priority_class = class_of(request)
-            await arrivals.limiter.begin(priority_class)
+            if priority_class == BULK_CLASS:
+                await arrivals.limiter.pacer.wait()
             with arrivals.limiter.running(priority_class, tenant):
                 answering = self._behaviour(request, call)
                 del request  # it may be large, and the answer may take long

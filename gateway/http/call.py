@@ -44,6 +44,7 @@ from sluice.errors import (
 )
 from sluice.openai.fields import BadField
 from sluice.startup import is_loopback
+from sluice.wire.subjects import BULK_CLASS
 
 BODY_S: Final = RECEIVE_S
 """How long a client may take to send its body, in seconds."""
@@ -128,9 +129,14 @@ class HttpCall(Call, Request):
         names: Sequence[str] = self.scope.get(CERTIFICATE_NAMES, ())
         return names
 
-    @override
-    def identify(self, caller: Caller) -> None:
-        super().identify(caller)
+    @property
+    def caller(self) -> Caller:
+        """Who calls; the connection hears when that is known."""
+        return self._caller
+
+    @caller.setter
+    def caller(self, caller: Caller) -> None:
+        self._caller = caller
         self.scope.get(AUTHENTICATED, lambda: None)()
 
     async def object(self) -> dict[str, Any]:
@@ -324,7 +330,8 @@ class Endpoint:
         call.limit_headers = partial(self.limit_headers, caller)
         with suppress(ClientDisconnect), arrivals.bytes.held(caller.tenant, 0) as call.keep:
             priority_class = class_of(call.metadata) if self.asks else UNSTATED_CLASS
-            await arrivals.limiter.begin(priority_class)
+            if priority_class == BULK_CLASS:
+                await arrivals.limiter.pacer.wait()
             with arrivals.limiter.running(priority_class, caller.tenant):
                 answer = await self._call_behaviour(call)
                 if answer is not None:

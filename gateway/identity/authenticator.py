@@ -152,7 +152,7 @@ class Authenticator:
             TransportUnavailable: The keys of the token's issuer could not be fetched yet.
         """
         if not self.on:
-            return _trusted_caller(tenant_of(metadata))
+            return trusted_caller(metadata.get(TENANT_METADATA, DEFAULT_TENANT))
         header = metadata.get(AUTHORIZATION, "")
         if not header:
             return _checked_tenant(self._of_certificate(certificate_names), metadata)
@@ -225,14 +225,23 @@ class Authenticator:
 
 
 @lru_cache(CACHED_MAX)
-def _trusted_caller(tenant: str) -> Caller:
-    """Return a caller with all roles: of a mesh without credentials, or another process of the mesh."""
+def trusted_caller(tenant: str = DEFAULT_TENANT) -> Caller:
+    """Return a caller with all roles: of a mesh without credentials, or another process of the mesh.
+
+    Raises:
+        InvalidRequest: It is no name of a tenant.
+    """
+    if not is_token(tenant):
+        raise InvalidRequest.of(
+            f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
+        )
     return Caller(tenant)
 
 
 def _mesh_caller(metadata: Mapping[str, str]) -> Caller:
     """Return a process of the mesh that calls on behalf of a tenant; `of_item` checks the key of its job."""
-    caller, key_id = _trusted_caller(tenant_of(metadata)), metadata.get(KEY_METADATA, "")
+    caller = trusted_caller(metadata.get(TENANT_METADATA, DEFAULT_TENANT))
+    key_id = metadata.get(KEY_METADATA, "")
     return replace(caller, key_id=key_id) if key_id else caller
 
 
@@ -244,17 +253,3 @@ def _checked_tenant(caller: Caller, metadata: Mapping[str, str]) -> Caller:
             f"{TENANT_METADATA}: the credentials are of tenant {caller.tenant!r}; send that name or none"
         )
     return caller
-
-
-def tenant_of(metadata: Mapping[str, str]) -> str:
-    """Return the tenant that the metadata of a call names, by default `DEFAULT_TENANT`.
-
-    Raises:
-        InvalidRequest: The name is invalid.
-    """
-    name = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
-    if not is_token(name):
-        raise InvalidRequest.of(
-            f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
-        )
-    return name

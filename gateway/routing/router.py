@@ -109,13 +109,14 @@ class RoutingState(NamedTuple):
         wait_s: expected wait for a worker of a model, in seconds.
         spent: cost of a tenant in the last hour, in the currency of the prices.
         soft_limit: replacement model of a tenant that is near a limit, and why; None if it is not.
+            Unset where no tenant has limits.
         fits: whether the context of a model may have room for the request. If no model has, the
             plan is made as if all had.
     """
 
     wait_s: Callable[[str], float] = lambda _: 0.0
     spent: Callable[[str], float] = lambda _: 0.0
-    soft_limit: Callable[[str], tuple[str, str] | None] = lambda _: None
+    soft_limit: Callable[[str], tuple[str, str] | None] | None = None
     fits: Callable[[str], bool] = lambda _: True
 
 
@@ -232,7 +233,7 @@ class Router:
         if plan.route.strategy != pb.ROUTE_STRATEGY_PINNED:
             if not state.fits(plan.model):
                 self._make_room(plan, state.fits)
-            soft = state.soft_limit(tenant)
+            soft = None if state.soft_limit is None else state.soft_limit(tenant)
         if soft is not None and state.fits(soft[0]) and not self._is_cheap(plan.model, soft[0]):
             self._replace(plan, soft[0], pb.ROUTE_STRATEGY_BUDGET, soft[1])
         elif policy.budgets:

@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -143,7 +144,8 @@ async def test_tenant_settings_limit_calls_and_bulk_calls() -> None:
     spending = Spending()
     core = TenantLimits(spending, spending, lambda: 0.0)
     limits = Settings(limits=LimitSettings(concurrent=3, concurrent_bulk=1))
-    limiter = ClassLimiter(100, ALL_TO_ONE, partial(core.check_running, limits))
+    in_force: Any = SimpleNamespace(policies=SimpleNamespace(settings=limits, has_limits=True))
+    limiter = ClassLimiter(100, ALL_TO_ONE, in_force, core.check_running)
     with ExitStack() as held:
         held.enter_context(limiter.running("standard", "acme"))
         held.enter_context(limiter.running("bulk", "acme"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.identity.authenticator import tenant_of
+from gateway.identity.authenticator import trusted_caller
 from gateway.identity.caller import ANY, Caller, roles_for
 from sluice.errors import InvalidRequest
 
@@ -111,12 +111,12 @@ def test_without_the_role_the_error_names_it() -> None:
 
 @pytest.mark.parametrize("name", ["a", "A-b_9", "x" * 64])
 def test_names_of_tenants(name: str) -> None:
-    assert tenant_of({"sluice-tenant": name}) == name
-    assert tenant_of({}) == "default"
+    assert trusted_caller(name).tenant == name
+    assert trusted_caller().tenant == "default"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a b", "a.b", "a/b", "a\n", "é", "*", ">"])
 def test_what_is_no_name_of_a_tenant(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        tenant_of({"sluice-tenant": name})
+        trusted_caller(name)
     assert [one.field for one in refused.value.violations] == ["metadata.sluice-tenant"]
