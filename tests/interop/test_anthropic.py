@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
 
 from tests.support.mesh import RunningMesh
 
@@ -15,6 +14,8 @@ def asked(text: str) -> list[Any]:
 
 
 def test_chats_with_the_client_that_blocks(mesh: RunningMesh) -> None:
+    from anthropic import Anthropic  # it takes a second to import
+
     turns = asked("Sort ascending: 31, 7, 19")
     with Anthropic(base_url=f"http://{mesh.http}", api_key="none") as client:
         answer = client.messages.create(model="small", max_tokens=32, messages=turns)
@@ -27,6 +28,8 @@ def test_chats_with_the_client_that_blocks(mesh: RunningMesh) -> None:
 
 
 async def test_streams_with_the_client_that_does_not_block(mesh: RunningMesh) -> None:
+    from anthropic import AsyncAnthropic
+
     async with (
         AsyncAnthropic(base_url=f"http://{mesh.http}", api_key="none") as client,
         client.messages.stream(

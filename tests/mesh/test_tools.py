@@ -9,7 +9,6 @@ import grpc
 import jsonschema
 import pytest
 import pytest_asyncio
-from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from sluice import settings as config
@@ -127,6 +126,8 @@ async def test_openais_client_gets_several_answers_with_calls(mesh: Mesh) -> Non
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("model", MARKS)
 async def test_anthropics_client_answers_calls(mesh: Mesh, model: str) -> None:
+    from anthropic import AsyncAnthropic  # it takes a second to import
+
     tool: Any = {"name": "refund", "description": REFUND.description, "input_schema": SCHEMA}
     turns: list[Any] = [{"role": "user", "content": "My lamp is broken, order D-91198."}]
     asked: Any = {"model": model, "max_tokens": 512, "tools": [tool]}

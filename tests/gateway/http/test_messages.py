@@ -1,14 +1,14 @@
 """Anthropic's Messages API over HTTP, as Anthropic's own client has it."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic as sdk
 import pytest
-from anthropic import AsyncAnthropic
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
@@ -17,6 +17,9 @@ from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.http import Reply, answered, ask, send_text
 from tests.gateway.kit.tokenizer import ASSISTANT, END, SYSTEM, TOOLS_TEMPLATE, USER, write_model
 from tests.gateway.kit.wire import Wire, open_wire
+
+if TYPE_CHECKING:  # it takes a second to import: only the process that runs these tests does
+    from anthropic import AsyncAnthropic
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -42,6 +45,8 @@ async def client(http: Wire) -> AsyncIterator[AsyncAnthropic]:
 
 def client_of(wire: Wire, **options: Any) -> AsyncAnthropic:
     settings = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
+    from anthropic import AsyncAnthropic
+
     return AsyncAnthropic(base_url=f"http://{wire.http}", **settings)
 
 
@@ -178,6 +183,7 @@ async def test_tool_runner_sends_the_conversation_itself(
     http: Wire, client: AsyncAnthropic
 ) -> None:
     """It asks for a thread that the server keeps first, and is told that there is none."""
+    import anthropic as sdk
 
     @sdk.beta_async_tool(name="weather", description="Tells it.", input_schema=SCHEMA)
     async def weather(city: str) -> str:
@@ -284,6 +290,8 @@ async def test_errors_before_the_body_is_read(http: Wire) -> None:
 
 
 async def test_errors_are_those_of_the_client(http: Wire, client: AsyncAnthropic) -> None:
+    import anthropic as sdk
+
     with pytest.raises(sdk.NotFoundError) as missing:
         await client.messages.create(**asked(model="x"))
     assert (missing.value.type, missing.value.status_code) == ("not_found_error", 404)
@@ -295,6 +303,8 @@ async def test_errors_are_those_of_the_client(http: Wire, client: AsyncAnthropic
 
 
 async def test_error_in_a_stream_is_an_event(http: Wire, client: AsyncAnthropic) -> None:
+    import anthropic as sdk
+
     async def read() -> None:
         async with client.messages.stream(**asked()) as events:
             async for _ in events:
@@ -314,6 +324,8 @@ async def test_error_in_a_stream_is_an_event(http: Wire, client: AsyncAnthropic)
 
 async def test_busy_gateway_is_overloaded(nats_url: str, model_folder: Path) -> None:
     """529 and not 429: the caller has no rate that it could keep to."""
+    import anthropic as sdk
+
     options = {"http": "127.0.0.1:0", "max_concurrent_requests": 1}
     async with (
         open_wire(nats_url, model_folder, **options) as wire,
@@ -330,6 +342,8 @@ async def test_busy_gateway_is_overloaded(nats_url: str, model_folder: Path) -> 
 
 
 async def test_draining_gateway_is_unavailable(http: Wire, client: AsyncAnthropic) -> None:
+    import anthropic as sdk
+
     http.gateway.limiter.is_draining = True
     with pytest.raises(sdk.ServiceUnavailableError) as caught:
         await client.messages.create(**asked())
@@ -352,6 +366,8 @@ def finished(wire: Wire) -> Sequence[ReadableSpan]:
 
 
 async def test_models_have_the_shape_of_the_caller(http: Wire, client: AsyncAnthropic) -> None:
+    import anthropic as sdk
+
     models = [model async for model in client.models.list()]
     assert [model.id for model in models] == ["auto", "small", "large"]
     assert {(model.type, model.max_input_tokens) for model in models} == {("model", 2048)}
