@@ -267,8 +267,8 @@ class ModelRun:
         self.was_accepted = True
         if frame.start_index > self.next_index:  # rule 4
             return AcceptedFrame(has_gap=self._requests_gap(now), is_recovered=is_recovered)
-        known = self.next_index - frame.start_index  # rules 2 and 3
-        token_ids = frame.token_ids[known:]
+        duplicates = self.next_index - frame.start_index  # rules 2 and 3
+        token_ids = frame.token_ids[duplicates:]
         if frame.final.values:
             self.last_token_at = now
         if token_ids:
@@ -276,7 +276,7 @@ class ModelRun:
             self._requested_at, self.last_token_at = None, now
         if frame.HasField("final"):
             self.final = frame.final
-        return AcceptedFrame(token_ids, frame.logprobs[known:], is_recovered=is_recovered)
+        return AcceptedFrame(token_ids, frame.logprobs[duplicates:], is_recovered=is_recovered)
 
     def _requests_gap(self, now: float) -> bool:
         if self._requested_at is not None and now - self._requested_at < self.stall_s:

@@ -84,7 +84,9 @@ class PublicLogprobs:
     def _pieces(self, group: TokenGroup, shown: str) -> list[TokenText | None]:
         """Return what each token adds to the text; None: nothing that a caller sees."""
         token_ids = [token_id for token_id, _ in group.tokens]
-        texts = [at for at, one in enumerate(token_ids) if one not in self._stop_token_ids]
+        texts = [
+            at for at, token_id in enumerate(token_ids) if token_id not in self._stop_token_ids
+        ]
         pieces: list[TokenText | None] = [TokenText("", b"") for _ in token_ids]
         if not texts:
             return pieces
@@ -114,9 +116,9 @@ class PublicLogprobs:
             return made
         pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)
         for other, value in islice(pairs, self._alternatives):
-            known = piece if other == token_id else self._piece_of(other, is_first)
+            top = piece if other == token_id else self._piece_of(other, is_first)
             made.top.append(
-                TokenLogprob(token_id=other, text=known.text, logprob=value, token_bytes=known.data)
+                TokenLogprob(token_id=other, text=top.text, logprob=value, token_bytes=top.data)
             )
         return made
 

@@ -140,7 +140,7 @@ class Transcript(VisibleText):
     @property
     def stop(self) -> str | None:
         """The stop string that ended the answer, if one did."""
-        return self._matcher.found
+        return self._matcher.matched
 
     def append(self, token_id: int, logprobs: Logprobs | None = None) -> None:
         """Add the next token."""
@@ -217,7 +217,7 @@ class Transcript(VisibleText):
 
     def _close_if_stopped(self) -> bool:
         """Close the answer if a stop string or the filter has ended it; return whether one has."""
-        if self._matcher.found is None and (self.output is None or not self.output.stopped):
+        if self._matcher.matched is None and (self.output is None or not self.output.stopped):
             return False
         self.close(truncated=True)
         return True
@@ -309,25 +309,25 @@ class StopMatcher:
     depends on the text alone, never on how it was cut into pieces.
 
     Attributes:
-        found: the stop string that ended the text, once there is one; nothing is released after it.
+        matched: the stop string that ended the text, once there is one; nothing is released after it.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
-        self.found: str | None = None
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """Return what may be shown after `text` came."""
         if not self._stops:
             return text
-        if self.found is not None:
+        if self.matched is not None:
             return ""
         text = self._held + text
         match = self._first_match(text)
         if match is not None:
-            start, self.found = match
+            start, self.matched = match
             self._held = ""
             return text[:start]
         keep = self._possible_start(text)

@@ -4,8 +4,10 @@ import time
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from opentelemetry.trace import SpanContext
+
 from gateway.streaming.dispatch import Dispatch
-from gateway.streaming.model_run import finish_reason_of
+from gateway.streaming.model_run import ModelRun, finish_reason_of
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import SluiceError
 from sluice.telemetry import catalog
@@ -89,22 +91,7 @@ class RequestMetrics:
         plan, span = log.plan, log.server.get_span_context()
         self._routes[plan.model, plan.strategy, str(plan.route.degraded).lower()] += 1
         for run in log.runs:
-            prompt_tokens, answer_tokens = run.billed_tokens
-            self._tokens[run.model, "input"] += prompt_tokens
-            if answer_tokens:
-                self._tokens[run.model, "output"] += answer_tokens
-            if cost := run.settings.cost(prompt_tokens, answer_tokens):
-                self._cost[run.model, record.currency] += cost
-            if run.recoveries:
-                self._recoveries[run.model, priority_class] += run.recoveries
-            if run.escalation_reason:
-                self._escalations[run.model, model] += 1
-            took_s = run.last_token_at - run.sent_at
-            is_whole = run.final is not None and finish_reason_of(run.final.end) is not None
-            waited = run.timings.queue_ms >= PREDICTED_WAIT_MS
-            if run.expected_s and is_whole and waited and took_s > 0:
-                error = abs(run.expected_s / took_s - 1)
-                self._prediction_error.record((run.model, priority_class), error, span)
+            self._count_run(run, record.currency, model, priority_class, span)
         labels = log.method, "sluice", model, priority_class
         total_s = log.ended_at - log.arrived_at
         self._duration.record((*labels, log.error), total_s, span)
@@ -115,3 +102,24 @@ class RequestMetrics:
         later = last.completion_tokens - last.resumed - 1
         if not log.error and later > 0:
             self._token_time.record(labels, (log.ended_at - log.first_token_at) / later, span)
+
+    def _count_run(
+        self, run: ModelRun, currency: str, answered_by: str, priority_class: str, span: SpanContext
+    ) -> None:
+        """Count a model's work on a request that `answered_by` answered."""
+        prompt_tokens, answer_tokens = run.billed_tokens
+        self._tokens[run.model, "input"] += prompt_tokens
+        if answer_tokens:
+            self._tokens[run.model, "output"] += answer_tokens
+        if cost := run.settings.cost(prompt_tokens, answer_tokens):
+            self._cost[run.model, currency] += cost
+        if run.recoveries:
+            self._recoveries[run.model, priority_class] += run.recoveries
+        if run.escalation_reason:
+            self._escalations[run.model, answered_by] += 1
+        took_s = run.last_token_at - run.sent_at
+        is_whole = run.final is not None and finish_reason_of(run.final.end) is not None
+        waited = run.timings.queue_ms >= PREDICTED_WAIT_MS
+        if run.expected_s and is_whole and waited and took_s > 0:
+            error = abs(run.expected_s / took_s - 1)
+            self._prediction_error.record((run.model, priority_class), error, span)

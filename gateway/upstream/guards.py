@@ -334,7 +334,8 @@ class GuardRunner:
         """Let token classifiers read the next part of the answer."""
         decided, findings = await self._entities(run, window)
         now = time.monotonic()
-        rules = [rule for one in decided if one.action is Action.BLOCK for rule in one.rules]
+        blocking = [check for check in decided if check.action is Action.BLOCK]
+        rules = [rule for check in blocking for rule in check.rules]
         if stream.current is run and rules:
             stream.block(tuple(rules), now)
             return

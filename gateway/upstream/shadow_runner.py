@@ -167,7 +167,7 @@ def learnable(request: ValidRequest, stream: AnswerStream) -> bool:
     finished, checks = stream.finished, stream.checks
     if finished is None or request.resume or blocked(stream):
         return False
-    return checks is None or all(one.action not in _STEERING for one in checks.decided)
+    return checks is None or all(check.action not in _STEERING for check in checks.decided)
 
 
 def blocked(result: ResultCollector) -> bool:

@@ -32,14 +32,14 @@ def test_released_text_does_not_depend_on_the_pieces(
 ) -> None:
     matcher = StopMatcher(stops)
     released = "".join(matcher.push(piece) for piece in pieces(text, cuts)) + matcher.flush()
-    assert (released, matcher.found) == reference(text, stops)
+    assert (released, matcher.matched) == reference(text, stops)
 
 
 @given(TEXTS, STOPS)
 def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)
     released = matcher.push(text)
-    if matcher.found is None:
+    if matcher.matched is None:
         held = text[len(released) :]
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
@@ -54,4 +54,4 @@ def test_nothing_is_released_after_a_stop_string() -> None:
     assert matcher.push("D two") == ""
     assert matcher.push("three") == ""
     assert matcher.flush() == ""
-    assert matcher.found == "END"
+    assert matcher.matched == "END"
