@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.support.pages import PageError, figures_of, measured, render, shown
+from bench.support.pages import PageError, figures_of, measured, render
 
 LINE = {
     "figure": "a_vs_b",
@@ -47,13 +47,6 @@ def test_a_row_has_a_line_for_each_processor() -> None:
     assert row.split("|")[7] == " EPYC, 2 cores, abc1234, single run<br>Xeon, 4 cores, abc1234 "
 
 
-def test_rows_without_a_figure_stay() -> None:
-    page = HEAD + "| kill -9 | what | 1 s | 3 s | 3 | | [there](x) |"
-
-    assert render(page, RESULTS) == page
-    assert list(figures_of(page)) == []
-
-
 def test_numbers_in_text() -> None:
     page = "It keeps 1 %<!-- a_vs_b.kept --> at 5 ms<!-- a_vs_b.ttft_p50_ms --> and 3 of 4."
 
@@ -75,12 +68,6 @@ def test_a_figure_without_a_line_has_not_been_measured() -> None:
     row = render(page, RESULTS).splitlines()[2]
     assert row == "| `unknown` | 64 callers | | | | 8 | not measured |"
     assert list(figures_of(page)) == ["unknown"]
-
-
-def test_how_numbers_are_shown() -> None:
-    values = (82_059.8, 328.2, 12.34, 1.005, 0.12, 0.0289, 0.0)
-
-    assert [shown(v) for v in values] == ["82,060", "328", "12.3", "1.00", "0.120", "0.0289", "0"]
 
 
 def test_what_limits_a_figure_stands_beside_its_commit() -> None:

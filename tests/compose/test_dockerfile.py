@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.support.compose import FOLDER, ROOT, services, variables
+from tests.support.compose import FOLDER, ROOT
 
 INSTRUCTIONS = re.sub(
     r"\\\n", " ", (FOLDER / "Dockerfile").read_text(encoding="utf-8")
@@ -53,36 +53,6 @@ def test_wheel_stage_copies_packages_and_their_metadata() -> None:
     sources = {source for paths, _ in copies(stage_lines("wheel")) for source in paths}
 
     assert {*packages, "pyproject.toml", project["project"]["readme"]} <= sources
-
-
-def test_base_images_come_from_env() -> None:
-    arguments = {line.split()[1] for line in INSTRUCTIONS if line.startswith("ARG ")}
-
-    assert arguments == {"PYTHON_IMAGE", "TRITON_IMAGE"} <= set(variables())
-    assert {base for base in STAGES.values() if base.startswith("$")} == {
-        f"${{{name}}}" for name in arguments
-    }
-
-
-@pytest.mark.parametrize("name", ["triton", "batcher", "gateway"])
-def test_image_of_a_service_holds_the_scripts_it_runs(name: str) -> None:
-    service = services()[name]
-    build = service["build"]
-    assert (FOLDER / build["context"] / build["dockerfile"]).resolve() == FOLDER / "Dockerfile"
-    stage = build["target"]
-    needed = f"{STAGES[stage]} {STAGES['wheel']}"
-    assert {f"${{{argument}}}" for argument in build["args"]} == set(needed.split())
-    targets = {
-        f"{target.rstrip('/')}/{source.rpartition('/')[2]}" if target.endswith("/") else target
-        for sources, target in copies(stage_lines(stage))
-        for source in sources
-    }
-
-    commands = " ".join([*service["command"], *service["healthcheck"]["test"]])
-
-    scripts = set(re.findall(r"/opt/sluice/\S+\.py", commands))
-    assert scripts <= targets
-    assert scripts
 
 
 def test_images_do_not_run_as_root() -> None:

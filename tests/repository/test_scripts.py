@@ -80,53 +80,6 @@ def run(script: Path, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
-FAKE_PYTHON = """\
-#!/usr/bin/env bash
-case "$*" in
-  -) cat >/dev/null; echo nvidia-h200 ;;
-  *pytest*) echo "$*" >tests.log ;;
-  *) echo '{"figure": "one"}'; echo "$*" >bench.log; exit ${BENCH_EXIT:-0} ;;
-esac
-"""
-
-
-@pytest.fixture
-def gpu_checkout(checkout: Path) -> Path:
-    """A checkout with a test marked gpu, one that is not, and a Python that only writes down what it is asked."""
-    for name, content in {
-        "tests/model_workers/test_cuda.py": "pytestmark = pytest.mark.gpu\n",
-        "tests/model_workers/test_other.py": "import nowhere\n",
-        "bench/results/README": "",
-        "python": FAKE_PYTHON,
-    }.items():
-        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkout / name).write_text(content)
-    (checkout / "python").chmod(0o755)
-    return checkout
-
-
-@pytest.mark.parametrize("status", [0, 124])
-def test_the_gpu_script_runs_the_marked_tests_and_keeps_figures(
-    gpu_checkout: Path, status: int
-) -> None:
-    result = run(
-        gpu_checkout / "scripts/gpu",
-        "--runs",
-        "3",
-        PATH=os.environ["PATH"],
-        PYTHON=str(gpu_checkout / "python"),
-        BENCH_EXIT=str(status),
-    )
-    assert result.returncode == status, result.stderr
-    asked = (gpu_checkout / "tests.log").read_text()
-    assert "tests/model_workers/test_cuda.py" in asked
-    assert "test_other" not in asked
-    assert (gpu_checkout / "bench.log").read_text().endswith("--runs 3\n")
-    figures = gpu_checkout / "bench/results/engine-nvidia-h200.jsonl"
-    assert figures.read_text() == '{"figure": "one"}\n'
-    assert ("BENCH_S=900" in result.stderr) == (status == 124)
-
-
 def test_without_a_python_there_is_one_line_that_says_what_to_do(
     checkout: Path, tools: Path
 ) -> None:

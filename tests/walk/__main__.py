@@ -8,10 +8,6 @@ comprehension or generator expression is a part of the function that it stands i
   only what each of `REQUESTS` requests in turn started, because heartbeats and the like come between.
 - `classes`: of gateway/ and sluice/, those with one instance more for each of `HELD` requests that a batcher has
   accepted and that wait there for the only slot of a model.
-- `task_calls`: calls of Python functions of batcher/ for a request of one token, all phases: the mean of `TASKS`
-  requests in turn, less what it calls in the same time while no request runs.
-- `frame_calls`: the same for a report of 32 frames: 32 answers of `LONG` tokens against 32 of `SHORT`, divided by the
-  difference in tokens; the model computes a step at a time, and each step is a report.
 """
 
 import argparse
@@ -20,21 +16,15 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 WARM: Final = 50
 REQUESTS: Final = 20
 HELD: Final = 3
-TASKS: Final = 300
-SHORT: Final = 32
-LONG: Final = 160
-RUNS: Final = 5
 LONGEST: Final = 900
 """Tokens of the answer that others wait behind: as many as the context has room for."""
 HELD_TRIES: Final = 5
@@ -45,8 +35,6 @@ SETTLE_S: Final = 5.0
 MANY: Final = "many"
 ONE: Final = "one"
 PROBE: Final = Path(__file__).parent / "probe"
-
-Calls = Mapping[str, int]
 
 
 class Probed:
@@ -140,44 +128,9 @@ async def _try_held_classes(gateway: Probed, caller: Caller) -> list[str] | None
     return sorted(name for name, count in after.items() if count - before[name] >= HELD)
 
 
-async def task_calls(batcher: Probed, caller: Caller) -> float:
-    """Return `task_calls`."""
-
-    async def tasks() -> None:
-        for number in range(TASKS):
-            await caller.generate(1, number=number)
-
-    took, calls = await _counted(batcher, tasks)
-    _, idle = await _counted(batcher, lambda: asyncio.sleep(took))
-    return (sum(calls.values()) - sum(idle.values())) / TASKS
-
-
-async def frame_calls(batcher: Probed, caller: Caller) -> float:
-    """Return `frame_calls`."""
-
-    async def answers(tokens: int) -> None:
-        async with asyncio.TaskGroup() as group:
-            for number in range(SLOTS):
-                group.create_task(caller.generate(tokens, number=number))
-
-    async def calls(tokens: int) -> int:
-        _, counted = await _counted(batcher, lambda: answers(tokens))
-        return sum(counted.values())
-
-    both = [(await calls(LONG), await calls(SHORT)) for _ in range(RUNS)]
-    return median((long - short) / (LONG - SHORT) for long, short in both)
-
-
-async def _counted(probed: Probed, work: Callable[[], Awaitable[None]]) -> tuple[float, Calls]:
-    begin = time.monotonic()
-    await probed.query("begin")
-    await work()
-    return time.monotonic() - begin, await probed.query("end")
-
-
 @asynccontextmanager
-async def probed_mesh() -> AsyncIterator[tuple[Probed, Probed, Caller]]:
-    """Yield the gateway, the batcher and a client of a mesh of the tree in the working directory."""
+async def probed_mesh() -> AsyncIterator[tuple[Probed, Caller]]:
+    """Yield the gateway and a client of a mesh of the tree in the working directory."""
     import grpc
 
     from sluice.settings import GatewaySettings, ModelSettings, Settings
@@ -202,23 +155,18 @@ async def probed_mesh() -> AsyncIterator[tuple[Probed, Probed, Caller]]:
             running_mesh(settings, state_dir=Path(folder) / "state") as mesh,
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
-            gateway, batcher = [
-                Probed(*await asyncio.open_unix_connection(f"{folder}/{name}", limit=1 << 24))
-                for name in ("gateway", "batcher")
-            ]
-            yield gateway, batcher, Caller(InferenceServiceStub(channel), inference_pb2)
+            streams = await asyncio.open_unix_connection(f"{folder}/gateway", limit=1 << 24)
+            yield Probed(*streams), Caller(InferenceServiceStub(channel), inference_pb2)
 
 
 async def walk() -> dict[str, Any]:
     """Return all figures of the tree in the working directory, with the names behind them."""
-    async with probed_mesh() as (gateway, batcher, caller):
+    async with probed_mesh() as (gateway, caller):
         for number in range(WARM):
             await caller.generate(1, number=number)
         await caller.generate(1, model=ONE)
         await asyncio.sleep(SETTLE_S)
         figures = await gateway_path(gateway, caller)
-        figures["task_calls"] = round(await task_calls(batcher, caller), 1)
-        figures["frame_calls"] = round(await frame_calls(batcher, caller), 1)
         figures["classes"] = await held_classes(gateway, caller)
     return figures
 

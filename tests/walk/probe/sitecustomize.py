@@ -1,4 +1,4 @@
-"""Count the functions that the gateway and the batcher of `tests.walk` call.
+"""Count the functions that the gateway of `tests.walk` calls.
 
 Python imports this module when a process starts. It answers one command a line on a Unix socket, with JSON:
 
@@ -18,13 +18,10 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 SOCKETS: Final = os.environ.get("SLUICE_WALK_SOCKETS")
-COUNTED: Final = {"gateway": ("gateway", "sluice"), "batcher": ("batcher",)}
+COUNTED: Final = {"gateway": ("gateway", "sluice")}
 """The packages that are counted in each process."""
-_PUBLISH: Final = (
-    (os.path.join("nats", "aio", "client.py"), "publish"),
-    (os.path.join("sluice", "wire", "connection.py"), "send"),
-)
-"""What publishes a task, by file and function: of nats-py, and of the client that publishes in one step."""
+_PUBLISH: Final = os.path.join("nats", "aio", "client.py"), "publish"
+"""What publishes a task: a file and its function."""
 
 
 class Probe:
@@ -63,7 +60,8 @@ class Probe:
                 self._calls[code] += 1
 
     def _kind_of(self, code: CodeType) -> str:
-        if any(code.co_filename.endswith(file) and code.co_name == name for file, name in _PUBLISH):
+        file, name = _PUBLISH
+        if code.co_filename.endswith(file) and code.co_name == name:
             return "publish"
         # Comprehensions and generator expressions are a part of the function that they stand in.
         is_function = not code.co_name.endswith(("comp>", "genexpr>"))
