@@ -261,12 +261,12 @@ class Cascade(AnswerMonitor):
         if self.route.hint is None:
             return self._prepared, 0, ""
         try:
-            hint = add_hint(self._context, self._prepared, first, self.route.hint)
-            if self._cost(hint.prepared) > (self.route.max_cost or math.inf):
+            hinted, tokens = add_hint(self._context, self._prepared, first, self.route.hint)
+            if self._cost(hinted) > (self.route.max_cost or math.inf):
                 raise HintDropped(f"with it the request would cost more than {self.route.max_cost}")
         except HintDropped as dropped:
             return self._prepared, 0, str(dropped)
-        return hint.prepared, hint.tokens, ""
+        return hinted, tokens, ""
 
     def _refusal(self, now: float) -> str:
         """Why the second model may not start now, or ""."""

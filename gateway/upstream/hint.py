@@ -12,7 +12,7 @@ prompt alone, and the record says why.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gateway.admission.prompts import encode_now, fit
@@ -32,18 +32,10 @@ class HintDropped(Exception):
     """The second model does not see the draft; says why, without any text of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """The second model's prompt, and the tokens that the draft adds to it."""
-
-    prepared: PreparedPrompt
-    tokens: int
-
-
 def add_hint(
     context: RequestContext, prepared: PreparedPrompt, run: ModelRun, template: str
-) -> Hint:
-    """Put the draft of `run` into the prompt `prepared` of the second model.
+) -> tuple[PreparedPrompt, int]:
+    """Put the draft of `run` into the prompt `prepared` of the second model; return that and the tokens added.
 
     Raises:
         HintDropped: the prompt stays as it is.
@@ -62,7 +54,7 @@ def add_hint(
         raise HintDropped(f"{prepared.model.name} has no room for it beside the answer")
     sampling.seed = prepared.sampling.seed
     added = len(token_ids) - len(prepared.prompt_token_ids)
-    return Hint(replace(prepared, prompt_token_ids=token_ids, sampling=sampling), added)
+    return replace(prepared, prompt_token_ids=token_ids, sampling=sampling), added
 
 
 def _filtered(run: ModelRun) -> str:
