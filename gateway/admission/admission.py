@@ -142,7 +142,8 @@ class Admission:
         """
         request = context.request
         async with self._limiter.preparing(request.priority_class, request.tenant):
-            self._take_policies(context)
+            context.policies = self.in_force.policies
+            context.rules = context.policies.overload
             context.is_limited = context.policies.has_limits or bool(request.caller.key_id)
             take_back = None
             if context.is_limited:
@@ -156,7 +157,8 @@ class Admission:
     async def count(self, context: RequestContext) -> tuple[int, ServedModel]:
         """Return the tokens of a prompt, and the model whose tokenizer counted them: the named or the router's."""
         async with self._limiter.preparing(context.priority_class, context.tenant):
-            self._take_policies(context)
+            context.policies = self.in_force.policies
+            context.rules = context.policies.overload
             inspection = await self._find(context)
             context.conversation = passed(context.conversation, inspection)
             policies, features = context.policies, await self._features(context)
@@ -168,13 +170,9 @@ class Admission:
     async def check(self, context: RequestContext) -> RequestInspection:
         """Return what the policy finds in the texts of a request that is not admitted."""
         async with self._limiter.preparing(context.priority_class, context.tenant):
-            self._take_policies(context)
+            context.policies = self.in_force.policies
+            context.rules = context.policies.overload
             return await self._find(context)
-
-    def _take_policies(self, context: RequestContext) -> None:
-        """Decide about a request by the policies in force, from now on to its end."""
-        context.policies = self.in_force.policies
-        context.rules = context.policies.overload
 
     async def _decide(self, context: RequestContext) -> None:
         """Decide about a request that its limits let in; raise as `admit`."""

@@ -339,7 +339,7 @@ class Preparation:
         first = await self._prepare(context, plan.model, contexts if is_replaceable(plan) else None)
         if first is None:
             return False
-        context.prompts = (first,)
+        context.first, context.prompts = first, (first,)
         if plan.cascade is not None and contexts is not None:
             context.second = await self._prepare(context, plan.cascade.second, contexts)
             if context.second is None:

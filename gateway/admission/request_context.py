@@ -199,6 +199,7 @@ class RequestContext(SchedulingParams):
         inspection: What was found in its texts, by the policy in force.
         plan: Where it is routed.
         prompts: One prompt, or one for each text, pair or answer of a request about texts, in order.
+        first: The prompt of a request that one answer is for, for the model that is asked first.
         second: The prompt for the second model of a cascade.
         is_limited: Whether its tenant or key may have limits.
         reservation: What it may use of its tenant's limits and budget; settled when the request ends.
@@ -208,6 +209,7 @@ class RequestContext(SchedulingParams):
     inspection: RequestInspection
     plan: Plan
     prompts: Sequence[PreparedPrompt]
+    first: PreparedPrompt
     reservation: Reservation
     is_limited: bool
 
@@ -248,11 +250,6 @@ class RequestContext(SchedulingParams):
         self._resume_key = resume_key
         self._timeout: asyncio.Timeout | None = None
         self._stopped_by: SluiceError | None = None
-
-    @property
-    def first(self) -> PreparedPrompt:
-        """The prompt for the model that is asked first."""
-        return self.prompts[0]
 
     def started(self) -> Started:
         """Return the first event of its answer."""

@@ -73,7 +73,7 @@ async def _replace(
     if not stream.replace_failed(failed, run, error.message):
         return
     _degrade(context, failed, run, error)
-    context.prompts, context.second = (prepared,), None
+    context.first, context.prompts, context.second = prepared, (prepared,), None
     upstream.send(context, run, prepared)
 
 

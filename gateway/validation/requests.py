@@ -101,6 +101,8 @@ class ValidRequest:
         audio: Speech for the model; the conversation is then the text that precedes it.
         answer_index: Index of the answer, if the caller asked for several.
         route_key: Key that decides about shares of the traffic; empty for the request id.
+        tenant: Tenant of the caller.
+        workload: Workload that the labels name; may be empty.
     """
 
     conversation: Conversation
@@ -123,22 +125,18 @@ class ValidRequest:
     audio: ValidAudio | None = None
     answer_index: int = 0
     route_key: str = ""
+    tenant: str = field(init=False)
+    workload: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tenant = self.caller.tenant
+        self.workload = self.labels.get(WORKLOAD_LABEL, "")
 
     @property
     def seed_of_key(self) -> int:
         """Seed for a request with an idempotency key that names none, equal at every gateway."""
         digest = hashlib.sha256(self.key.encode() + self.fingerprint).digest()
         return int.from_bytes(digest[:8]) >> 1
-
-    @property
-    def tenant(self) -> str:
-        """Tenant of the caller."""
-        return self.caller.tenant
-
-    @property
-    def workload(self) -> str:
-        """Workload that the labels name; may be empty."""
-        return self.labels.get(WORKLOAD_LABEL, "")
 
 
 def validate(
