@@ -80,6 +80,7 @@ def merge(sources: Sequence[Source]) -> list[RouterOutcome]:
             place = f"{source.name} row {row}"
             outcome = _outcome(place, cells)
             if outcome.prompt_id in places:
+                # The file was exported from this mesh, so its rows come again.
                 if source.repeats:
                     continue
                 raise BadOutcomes(

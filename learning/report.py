@@ -60,6 +60,7 @@ def trace(scores: Array, weak: Array, strong: Array) -> Curve:
 def figures(curve: Curve) -> dict[str, float]:
     """Return the figures of a curve by name; those that need a gap are left out where the large model is no better."""
     result = {"weak": float(curve.quality[0]), "strong": float(curve.quality[-1])}
+    # There is no gap to close, so shares of it have no value.
     if curve.gap <= _MORE:
         return result
     result |= {"apgr": curve.apgr()} | {f"cpt{percent}": curve.cpt(percent) for percent in CPTS}

@@ -88,6 +88,7 @@ def _fit(
 ) -> LearnedRouter:
     rows = [*outcomes, *filled]
     prompts = _fit_head(fit_words, [buckets(row.prompt) for row in rows], rows, len(outcomes), seed)
+    # The cascade head judges answers, and some are missing.
     if any(outcome.answer is None for outcome in outcomes):
         return LearnedRouter(prompts, None)
     answered = [row for row in rows if row.answer is not None]

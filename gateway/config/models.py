@@ -91,6 +91,7 @@ class ModelFolder:
     def __init__(self, model: ModelSettings) -> None:
         self._model = model
         path, texts = Path(resolve_model_path(model.path)), model.engine in _TEXT_ENGINES
+        # No folder, so it must be the id of a model on the hub.
         if not path.is_dir():
             path = _download(model.path, [*_FILES, *FILES] if texts else _FILES)
         self.path = path
@@ -174,6 +175,7 @@ class ModelFolder:
         model, config = self._model, self._config
         if model.server is None:
             check_modality(self._inner / "config.json", config, model.engine)
+        # The server renders the conversation, so there is no template to apply here.
         if model.server is not None and model.server.api == "chat":
             return self._conversation_tokenizer()
         tokenizer_config = read_json(self._inner / "tokenizer_config.json")
@@ -285,6 +287,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
         files[DEFAULT] = file
     named: Mapping[str, str] = {name: _text_of(file) for name, file in files.items()}
     named = named or _configured_templates(folder / "tokenizer_config.json", config)
+    # Some models name their only template, and callers could not know the name.
     if len(named) == 1:
         (text,) = named.values()
         return {DEFAULT: text}

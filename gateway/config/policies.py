@@ -118,6 +118,7 @@ def _head(
         raise SettingsError(f"{where}: {error}") from None
     head, by = router.prompts, HeadKey(key, router.version[:12], kind)
     if kind == ROUTER_HEAD_CASCADE:
+        # A head for cascades needs the weak model's answers in training.
         if router.cascade is None:
             raise SettingsError(
                 f"{where}: {path} was trained without answers; train it with sluice router train --cascade"

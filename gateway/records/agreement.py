@@ -40,6 +40,7 @@ def agreement(first: str, second: str) -> float:
     if _plain(first) == _plain(second):
         return 1.0
     numbers = final_number(first), final_number(second)
+    # A number counts as a whole: 41 and 42 share no part.
     if numbers[0] is not None and numbers[1] is not None:
         return float(abs(numbers[0] - numbers[1]) <= _TOLERANCE * max(1.0, abs(numbers[0])))
     choices = final_choice(first), final_choice(second)

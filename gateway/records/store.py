@@ -213,6 +213,7 @@ class RecordStore:
                 record = unpack(pb.RequestRecord, message.data)
                 if tenant in (None, record.tenant):
                     arrivals[record.request_id] = record.arrival_time.ToNanoseconds()
+                # A caller can send any number of requests with one trace id.
                 if len(arrivals) == TRACE_REQUESTS_MAX:
                     break
         return sorted(arrivals, key=arrivals.__getitem__)
@@ -287,6 +288,7 @@ class RecordStore:
     def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:
         opted_in = self._in_force().routing.outcomes.tenants
         others = [tenant for tenant in tenants if tenant not in opted_in]
+        # Say so instead of listing nothing: the operator would wait for outcomes.
         if others or not opted_in:
             who = others[0] if others else "any tenant"
             raise OutcomesNotKept(

@@ -81,6 +81,7 @@ class ActionTable:
 
     def choose(self, rule: str, severity: Severity) -> Choice:
         """Return the action for a finding of `rule`."""
+        # A name decides before a severity: an operator who names a rule means it at any severity.
         named = self.rules.get(rule) or self._by_prefix(rule)
         if named is not None:
             return named
@@ -147,6 +148,7 @@ class Placeholders:
         while True:
             self._counts[kind] = number = self._counts.get(kind, 0) + 1
             placeholder = f"<{kind}_{number}>"
+            # The caller may have written such a word: it must not turn into somebody's value.
             if placeholder not in self._reserved:
                 return placeholder
 
@@ -224,6 +226,7 @@ def edited(text: str, edits: Sequence[Edit]) -> str:
     shown, at = [], 0
     for edit in edits:
         shown.append(text[at : edit.start])
+        # Nothing behind a block is shown.
         if edit.action is Action.BLOCK:
             return "".join(shown)
         shown.append(edit.shown)
@@ -249,6 +252,7 @@ def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) 
     # An empty finding edits nothing, so it decides nothing about the others either.
     editing = deque(f for f in taken if f.action in _EDITS and f.start < f.end)
     edits = []
+    # Overlapping findings are edited together, or part of one would stay beside the placeholder.
     for start, end in clusters((finding.start, finding.end) for finding in editing):
         members = []
         while editing and editing[0].start < end:

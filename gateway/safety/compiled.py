@@ -110,6 +110,7 @@ def _rules(
 def _with_regions(specs: Iterable[RuleSpec], regions: tuple[str, ...] | None) -> Iterator[RuleSpec]:
     """Yield `specs` with the regions of telephone numbers, and read their numbering plans now."""
     for spec in specs:
+        # Reading a numbering plan takes a millisecond, which no request should wait for.
         if spec.validator == "phone_national":
             spec = spec if regions is None else replace(spec, options=regions)
             load_plans(spec.options)
@@ -121,6 +122,7 @@ def _compiled(
 ) -> CompiledPolicy:
     specs = tuple(_with_regions(specs, policy.settings.phone_regions))
     rules = _rules(specs, policy.deny, policy.allow, policy.settings.max_chars)
+    # Such a policy still normalizes prompts and limits their length.
     if not policy.settings.enabled:
         return CompiledPolicy(policy, rules)
     guards, entity_guards = [], []
@@ -135,6 +137,7 @@ def _compiled(
         tuple(guard for guard in entity_guards if stage in guard.settings.checks)
         for stage in ("input", "output")
     )
+    # Injections are no matter of answers, so scored rules are not followed there.
     unscored = tuple(spec for spec in specs if not spec.scored)
     scanner = _rules(unscored, policy.deny, policy.allow, None)
     output = output_rules(policy, watched_rules(unscored), scanner, scanner.lists, answer_readers)

@@ -91,6 +91,7 @@ class Inspector:
         """Continue the dry run of `before`, the inspector that this one replaces, if its policy is unchanged."""
         self._compiled = compiled
         trial, counts = compiled.trial, before.dry_run if before else None
+        # Counts of another policy say nothing about this one.
         if trial is None or counts is None or counts.policy != trial.policy.version:
             counts = None if trial is None else DryRun(trial.policy.version)
         self.dry_run: DryRun | None = counts
@@ -250,6 +251,7 @@ class RequestInspection:
         """Return a text for the model, and its findings with their actions."""
         original, text = self.texts[index], self.normalized[index]
         normalized = self._changes.get(index, Normalized(text, ()))
+        # Normalization looked at the text and changed nothing.
         if not findings and not normalized.findings:
             return text, _NOTHING
         decision = apply(self.policy.actions, text, findings, self.placeholders())
@@ -257,6 +259,7 @@ class RequestInspection:
         for taken in decision.taken:
             start, end = normalized.original_span(taken.start, taken.end)
             actions.append(replace(taken, start=start, end=end))
+        # What normalization removed is searched as well: invisible characters can spell a text.
         actions += map(self._noticed, (*normalized.findings, *self._hidden(original)))
         actions.sort(key=BY_PLACE)
         return decision.text, tuple(actions)

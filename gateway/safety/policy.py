@@ -226,6 +226,7 @@ def _action_problems(
                 place = ("policies", policy, *keys, rule)
                 if rules and not _fits(rule, [*rules, *custom]):
                     yield place, f"no rule {rule!r}"
+                # Answers are not normalized and have no limit of length.
                 if actions is body.output.actions:
                     continue
                 if rule == "limit.length" and choice.action is not Action.BLOCK:
@@ -284,6 +285,7 @@ def _list_lines(
             raise _error((*place, index), f"{path}: cannot be read: {error}") from None
         for line in content.splitlines():
             entry = line.strip()
+            # Comments begin in the first column: an indented "#" is an entry.
             if not entry or line.startswith("#"):
                 continue
             if len(entry) > ENTRY_CHARS_MAX:
@@ -319,6 +321,7 @@ def problems_of(rule: RuleSettings) -> Iterator[Problem]:
     try:
         spec = custom_rule(rule)
         scanner = RuleSet([spec], max_chars=None)
+        # A rule filters answers too, so it must be possible to follow it in a stream.
         Automaton(watched_rules([spec]))
     except PatternError as error:
         yield ("pattern",), str(error)

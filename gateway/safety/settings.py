@@ -153,6 +153,7 @@ class GuardSettings(_Section):
         for key in _NEEDED.get(self.template, ()):
             if not getattr(self, key):
                 raise ValueError(f"template {self.template} needs {key}")
+        # Its findings are rules of the policy, which have their actions there.
         if self.template == "token_classifier":
             self._check_entities()
         if self.template == "custom" and self.threshold is not None:

@@ -65,6 +65,7 @@ class AnswerCache:
         is_private = request.resume or request.key_is_shared or request.answer_index
         policy = context.inspection.compiled
         guarded = policy.guards or policy.answer_readers
+        # Guards decide about every request, so an earlier verdict is not reused.
         if not is_repeatable or is_private or guarded:
             return ""
         return self._key(request.tenant, context.plan.model, _parts(context))
@@ -113,6 +114,7 @@ class AnswerCache:
         finished, error = stream.finished, stream.error
         record = None
         degraded = any(run.error is not None for run in stream.runs)
+        # An answer that a limit, a rule or a fallback changed is not that of the next request.
         if finished is not None and finished.reason in _WHOLE and not degraded:
             record = stream.record()
         if record is not None and record.ByteSize() > REPLAY_BYTES_MAX:

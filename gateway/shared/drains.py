@@ -60,6 +60,7 @@ class Drains:
 
     async def on_report(self, report: BatcherReport) -> None:
         """Send the record to a batcher with an older one; read it again if a batcher has a newer one."""
+        # A batcher that has just started, or that missed a change.
         if report.drains_revision < self._revision:
             await self._announce(subjects.control_to(report.batcher))
         elif report.drains_revision > self._revision:

@@ -179,6 +179,7 @@ class SharedKeys:
                 self._claims[key] = written
                 return
             record, revision = await self._bucket.read(name, gateway_pb2.KeyRecord) or (None, 0)
+            # The claim has expired or was removed meanwhile: claim it again.
             if record is None:
                 continue
             check_fingerprint(record.fingerprint, fingerprint)
@@ -198,6 +199,7 @@ class SharedKeys:
     def _release(self, key: str, record: gateway_pb2.KeyRecord | None) -> None:
         """Replace this gateway's claim by `record`, or remove it, in the background."""
         revision = self._claims.pop(key, None)
+        # Another gateway took the key over, or the claim was never written.
         if not revision:
             return
         task = asyncio.ensure_future(self._store(key, record, revision))

@@ -170,6 +170,7 @@ class Peers:
             The replies, this gateway's first, and the ids of gateways that are alive and gave none.
             An error of this gateway's own handler is raised.
         """
+        # Fixed before this gateway's own part, which may take seconds.
         others = self.alive
         own_reply = await self._handle(query)
         results = await asyncio.gather(*(self.query(name, query, timeout_s, 1) for name in others))
@@ -196,11 +197,13 @@ class Peers:
         heartbeat = _unpacked(GatewayHeartbeat, message)
         if heartbeat is None:
             return
+        # Sent by `sluice keys`, which waits until every gateway knows a new or revoked key.
         if heartbeat.refreshes_keys:
             self._replying.spawn(self._reply_keys(message.reply))
             return
         if heartbeat.gateway == self.gateway_id or not is_token(heartbeat.gateway):
             return
+        # Stop waiting for it at once, instead of after `SILENCE_MAX_S`.
         if heartbeat.leaving:
             self._heartbeats.pop(heartbeat.gateway, None)
             return

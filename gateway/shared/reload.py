@@ -222,6 +222,7 @@ class GatewayReload:
         finally:
             with suppress(SluiceError):
                 await bucket.remove(revision)
+        # The candidate was never in force, so there is nothing to undo.
         if in_force is None:
             raise SettingsError("another gateway reloaded at the same time; try again")
         return in_force
@@ -229,6 +230,7 @@ class GatewayReload:
     async def _until_ready(self, revision: int) -> None:
         await self._until(lambda heartbeat: heartbeat.candidate >= revision, self.times.prepare_s)
         for name, heartbeat in self.shared.peers.heartbeats.items():
+            # A later candidate has replaced this one in the bucket.
             if heartbeat.candidate > revision:
                 raise SettingsError("another gateway is reloading; try again")
             problem = "no reply" if heartbeat.candidate < revision else heartbeat.candidate_problem
@@ -343,11 +345,13 @@ class GatewayReload:
     async def _prepare(self) -> None:
         """Load the candidate, unless that has been done."""
         stored = await self.shared.policies.read(_CANDIDATE, PolicyRecord)
+        # Withdrawn, or loaded before.
         if stored is None or stored[1] <= self._candidate.candidate:
             return
         record, revision = stored
         replaces = _digest_of(self._settings)
         self._prepared, problem = await self._loaded(record)
+        # The same sections, but other files: this gateway would decide otherwise than the others.
         if self._prepared is not None and self._prepared.compiled != record.compiled:
             self._prepared, problem = None, _DIFFER
         self._candidate = GatewayHeartbeat(

@@ -82,6 +82,7 @@ class SharedState:
         for bucket in self._buckets:
             await bucket.start(client)
         await self.usage.read()
+        # Without a key of the operator's, all gateways share a random one.
         if self._settings.gateway.resume_key is None:
             self._secret_values["resume_key"] = await shared_secret(self._secrets, "resume_key")
             self.resume_key.use(self._secret_values["resume_key"])

@@ -45,6 +45,7 @@ class StoredCosts:
         """Read what the other processes have spent; raises TransportUnavailable."""
         async for key, stored in self.bucket.read_all(MinuteCosts):
             other = key.partition(".")[0]
+            # This process counts its own costs in memory.
             if other != self.instance:
                 self.spending.record_remote(other, stored.minute, stored.costs)
 
@@ -120,6 +121,7 @@ class SharedUsage:
         )
         for tenant in self.limiter.tenants:
             limits = self.in_force.policies.settings.limits_of(tenant)
+            # Nobody needs the running calls of a tenant without a limit.
             if limits.concurrent is not None or limits.concurrent_bulk is not None:
                 heartbeat.running[tenant] = self.limiter.running_of(tenant)
                 heartbeat.running_bulk[tenant] = self.limiter.running_of(tenant, bulk=True)

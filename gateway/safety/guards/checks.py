@@ -156,6 +156,8 @@ class Checks:
 
     def decide(self, check: Check, outcome: Outcome, cost: Cost = Cost()) -> Decided | None:
         """Return the action on `outcome`, or None if nobody waits for the check any more."""
+        # The request has ended, or another model answers: the verdict is about text that nobody
+        # sees.
         if self._over or self._pending.pop(check.number, None) is None:
             return None
         score = None if isinstance(outcome, GuardFailure) else outcome.score
@@ -197,6 +199,7 @@ class Checks:
         return [guard for guard in self._guards if "output" in guard.settings.checks]
 
     def _due(self, guard: Guard) -> bool:
+        # One check of a guard at a time; the next one covers what has grown meanwhile.
         if any(check.in_answer and check.guard is guard for check in self._pending.values()):
             return False
         grown = self._tokens - self._checked_tokens.get(guard.name, 0)

@@ -167,10 +167,12 @@ class Family:
         Raises:
             Unparsable: it is no verdict.
         """
+        # A classifier writes no text: its options at the first place are its labels.
         if self.labels:
             return self._of_labels(places)
         objects = self.unsafe.search(text)
         match = objects or self.safe.search(text)
+        # Neither safe nor unsafe: the guard answered something else, which `fail` decides about.
         if match is None:
             raise Unparsable("matches neither pattern")
         # Behind a tag or a thought the word is not at the first place.

@@ -70,6 +70,7 @@ class AssembledFilter:
     def _is_known(self, value: str) -> bool:
         """Return whether `value` was let pass: it is (part of) a finding in the answer as it was written."""
         size, values = self._known
+        # The answer has grown since it was scanned.
         if size != len(self._written):
             written = "".join(self._written)
             self._written = [written]

@@ -298,6 +298,7 @@ class Automaton:
             # An older start that has come equally far stands for this one too.
             mask &= ~covered
             covered |= mask
+            # The first group to end is the oldest start: the longest match.
             if mask & self._last or any(map(self._words.holds, words_read)):
                 claim = index if claim < 0 else claim
                 beyond = (rule.context_after for _, last, rule in self._rules if mask & last)
@@ -332,6 +333,7 @@ class Automaton:
     def _state(self, groups: tuple[Threads, ...], heads: int, in_word: bool) -> AutomatonState:
         state = self._states.get((groups, heads, in_word))
         if state is None:
+            # Drop all: old states would keep each other alive through their edges.
             if len(self._states) >= self._states_max:
                 for old in self._states.values():
                     old.edges.clear()
@@ -451,6 +453,7 @@ class StreamWatch:
         kinds = [reading.reader.kind for reading in self.further]
         state, starts = self._view.state, self._view.starts
         for kind in KINDS if self._automaton.patterns else ():
+            # A backslash means something only where escapes of JSON are decoded.
             if kind not in kinds and (kind.decodes or char != "\\"):
                 self.further.append(_Further(state, [*starts], TextReader(kind)))
 

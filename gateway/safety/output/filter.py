@@ -99,6 +99,7 @@ class Restorer:
         if not self._pending and "<" not in text:
             return text
         text = self._pending + text
+        # Only the last "<" can be a placeholder whose end has not come.
         begin = text.rfind("<")
         tail = text[begin:] if begin >= 0 else ""
         if tail and not any(
@@ -252,6 +253,7 @@ class OutputFilter:
 
     def hides(self, start: int, end: int) -> bool:
         """Return whether a decided character from `start` to `end` is hidden; ask in order."""
+        # Behind a block, or behind the cut of a possible match.
         if end > self._redactor.shown_to:
             return True
         spans = self._redactor.hidden, self._repeated
@@ -277,6 +279,7 @@ class OutputFilter:
         counted = self._shared.lists.without_allowed(window.text, tuple(findings))
         text, entities = self.windows.settle(window, counted)
         self.entities += entities
+        # Rules have released the text already; entities are only counted.
         if not self._holds:
             return ""
         table = self._shared.rules.table
@@ -292,6 +295,7 @@ class OutputFilter:
                 the very end.
         """
         windows, self._finished = self.windows, True
+        # The end of the answer was not read by all token classifiers.
         if windows is not None and self._holds and windows.unread:
             truncated = True
         shown = self._after(self._redactor.finish(truncated))

@@ -102,6 +102,7 @@ class Redactor:
         `entities` are those that models found in it, by offset in the answer; they count as
         findings of rules.
         """
+        # Nothing follows a block.
         if self.stopped or not text:
             return ""
         watch = self._watch
@@ -256,6 +257,7 @@ class Redactor:
     def _edits(self, piece: str, findings: Sequence[Finding]) -> list[Edit]:
         if not findings:
             return []
+        # A copy: values of the answer must not be restored in a later turn.
         if self._placeholders is None:
             self._placeholders = self._of_prompt().for_answer()
         decision = apply(self._rules.table, piece, findings, self._placeholders)
@@ -296,6 +298,7 @@ class Redactor:
 
     def whole(self, offset: int) -> int:
         """Map an offset in the redacted text to one in the answer, or to one inside the same edit."""
+        # The echo guard ended the answer: everything behind is hidden.
         if offset == UNBOUNDED:
             return offset
         longer = 0

@@ -204,6 +204,7 @@ class _Sequences:
 
     def hides(self, char: str) -> bool:
         """Return whether `char` belongs to a sequence, or is a control character outside of one."""
+        # An open sequence must not hide the rest of an answer.
         if self._length >= _SEQUENCE_MAX:
             self._mode = ""
         self._mode, hidden = self._step(char)

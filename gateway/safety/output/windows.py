@@ -81,6 +81,7 @@ class AnswerWindows:
 
     def due(self) -> AnswerWindow | None:
         """Return the next window, if there is one to read now; `settle` comes before the next."""
+        # Windows are read in order, because each begins where the last one was decided.
         if self._reading is not None or not self.unread:
             return None
         end, cut = self._next_end()

@@ -24,6 +24,7 @@ def repetitions(text: str, chars_max: int = RUN_CHARS_MAX) -> Iterator[tuple[int
     while at + _PROBE_CHARS < len(text):
         probe = text[at : at + _PROBE_CHARS]
         again = text.find(probe, at + 1, at + _PERIOD_MAX + _PROBE_CHARS)
+        # Nothing repeats here with a period of 256 or less.
         if again < 0:
             at += _STRIDE_CHARS
             continue

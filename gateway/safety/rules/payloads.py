@@ -151,6 +151,7 @@ class Payloads:
         inner, hints = self._search(subject)
         for family, severity in _families(inner):
             yield Finding(f"{family}.encoded.{name}", *span, severity)
+        # Decoding stops here, or a caller could nest payloads without end.
         if self._is_nested(subject, hints):
             yield Finding("injection.encoded.nested", *span, Severity.MEDIUM)
 

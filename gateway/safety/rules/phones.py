@@ -113,8 +113,10 @@ def phone_national(match: RuleMatch) -> bool:
     digits = _NO_DIGITS.sub("", value)
     if _PART_BEFORE.search(before) or _PART_BEHIND.match(match.after(2)) or len(set(digits)) < 3:
         return False
+    # Nothing else is written as three, three and four digits.
     if _NORTH_AMERICAN.match(value):
         return not {"US", "CA"}.isdisjoint(regions) or _is_national(digits, regions)
+    # Dates and IP addresses are groups of digits, too.
     if _DATE.match(value) or _ADDRESS.match(value):
         return False
     if _NAMED.search(before):
@@ -126,6 +128,7 @@ def phone_national(match: RuleMatch) -> bool:
     grouped, long_group = _GROUPED.search(value), _LONG_GROUP.search(value)
     if grouped and long_group and not value.startswith("0"):
         return False
+    # A short plain number is more often an amount or an id.
     if not grouped and digits[0] != "0" and len(digits) < _PLAIN_DIGITS_MIN:
         return False
     return _is_national(digits, regions)

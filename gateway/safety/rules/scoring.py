@@ -63,6 +63,7 @@ def judge(indicators: Sequence[Indicator]) -> Iterator[Finding]:
         while waiting is not None and waiting.start <= indicator.end + NEAR_CHARS:
             near.append(waiting)
             waiting = next(ahead, None)
+        # A window slides along, so each indicator enters and leaves it once.
         while near and near[0].start < indicator.start - NEAR_CHARS:
             near.popleft()
         yield Finding(indicator.rule, indicator.start, indicator.end, _severity(near))

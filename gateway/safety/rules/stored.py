@@ -69,6 +69,7 @@ def _path_for(patterns: Sequence[str]) -> Path | None:
         cache = folder()
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = cache.lstat()
+        # Whoever can write a database there runs code in this process.
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
             cache.chmod(0o700)
             return cache / (hashlib.sha256(identity).hexdigest() + _SUFFIX)

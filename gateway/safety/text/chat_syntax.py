@@ -50,6 +50,7 @@ _STYLED_RUN: Final = re.compile(f"[{STYLED}\uff01-\uff5e]+")
 def neutralize(edited: EditedText) -> None:
     """Break every token in the text, and flag it."""
     text = edited.text
+    # Most texts have no character that a token begins with.
     if _LEAD.search(text) is None:
         return
     if not text.isascii():

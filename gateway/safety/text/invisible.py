@@ -218,6 +218,7 @@ def _unpaired(text: str) -> list[int]:
         at, character = match.start(), match[0]
         if character == _CLOSE and opened:
             start = opened.pop()
+            # It holds nothing, or nests deeper than any text.
             if at == start + 1 or len(opened) >= DEPTH_MAX:
                 stray += start, at
         elif character == _CLOSE:

@@ -63,6 +63,7 @@ def _clean(edited: EditedText) -> None:
             break
         kinds = int(np.bitwise_or.reduce(c.kinds_of(before)))
         _pass(edited, kinds, strict=is_last)
+        # Stable: nothing that was removed has joined others.
         if edited.text == before:
             break
     if original and not original.isspace() and (not edited.text or edited.text.isspace()):
