@@ -338,21 +338,25 @@ class Generator:
         context.log.error = context.error_of(error).reason
         self.ended(context.log)
 
+    def _parts_of(self, request: ValidRequest, answer: AnswerStream | Replay) -> PartEvents:
+        """Return what finds tool calls and reasoning in the answer."""
+        policies = self.admission.in_force.policies
+        return PartEvents(
+            request.tools,
+            lambda model: policies.catalog[model].tokenizer,
+            answer.text_before,
+            len(request.resume),
+            partial(policies.inspector.assembled, request.tenant, request.labels),
+        )
+
     async def _deliver(
         self, context: RequestContext, answer: AnswerStream | Replay, write: Write
     ) -> None:
         """Write the events of an answer as they come; those that are there together in one message."""
         request, has_events = context.request, asyncio.Event()
-        policies, parts = self.admission.in_force.policies, None
-        catalog, inspector = policies.catalog, policies.inspector
-        if request.tools is not None or catalog.marks_reasoning:
-            parts = PartEvents(
-                request.tools,
-                lambda model: catalog[model].tokenizer,
-                answer.text_before,
-                len(request.resume),
-                partial(inspector.assembled, request.tenant, request.labels),
-            )
+        parts = None
+        if request.tools is not None or self.catalog.marks_reasoning:
+            parts = self._parts_of(request, answer)
 
         async def put(response: GenerateResponse) -> None:
             if response.HasField("finished"):

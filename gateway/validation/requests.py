@@ -172,17 +172,9 @@ def validate(
         "idempotency_key",
         f"must have at most {MAX_KEY_CHARS} characters",
     )
-    coalesce_ms = None
-    if request.HasField("gather"):
-        requested_ms = ms_of(request.gather)
-        is_in_range = 0 <= requested_ms <= 1000 * MAX_COALESCE_S
-        violations.check(is_in_range, "gather", f"must be 0 to {MAX_COALESCE_S} s")
-        coalesce_ms = round(requested_ms)
+    coalesce_ms = _coalesce_ms(request, violations) if request.HasField("gather") else None
     resume: tuple[VisibleToken, ...] = ()
     if request.HasField("resume"):
-        # A client that resumes knows the seed that the gateway had drawn from `Started`.
-        if request.resume.HasField("seed") and not sampling.HasField("seed"):
-            sampling.seed = request.resume.seed
         resume = _resumed(request, sampling, catalog, violations)
     audio = None
     if request.WhichOneof("input") == "audio":
@@ -219,6 +211,14 @@ def validate(
         tools=tools,
         audio=audio,
     )
+
+
+def _coalesce_ms(request: pb.GenerateRequest, violations: FieldViolations) -> int:
+    """Return how long tokens are coalesced, in milliseconds; add what is wrong to `violations`."""
+    requested_ms = ms_of(request.gather)
+    is_in_range = 0 <= requested_ms <= 1000 * MAX_COALESCE_S
+    violations.check(is_in_range, "gather", f"must be 0 to {MAX_COALESCE_S} s")
+    return round(requested_ms)
 
 
 def class_of(message: Message) -> str:
@@ -347,6 +347,9 @@ def _resumed(
 ) -> tuple[VisibleToken, ...]:
     """Return the tokens that the caller has received; add what is wrong to `violations`."""
     resume = request.resume
+    # A client that resumes knows the seed that the gateway had drawn from `Started`.
+    if resume.HasField("seed") and not sampling.HasField("seed"):
+        sampling.seed = resume.seed
     violations.check(sampling.n <= 1, "resume", "continues one answer, not n: ask again without it")
     limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
     if max(len(resume.token_ids), len(resume.hidden_indexes)) > limit:
