@@ -114,8 +114,10 @@ class SafetyPolicy:
             rule.startswith("secret.") for rule in rules
         ):
             rules[_SECRETS] = Choice(Action.REDACT)
+        # A prefix such as `output.*` switches them on as their names do.
+        defaults = {} if "output.*" in output.actions else ANSWER_RULES
         return ActionTable(
-            rules | ANSWER_RULES | output.actions, severities, _unrouted(prompt_actions.default)
+            rules | defaults | output.actions, severities, _unrouted(prompt_actions.default)
         )
 
 
@@ -229,6 +231,8 @@ def _action_problems(
                 # Answers are not normalized and have no limit of length.
                 if actions is body.output.actions:
                     continue
+                if rule.startswith("output."):
+                    yield place, "only answers have this rule; name it under output.actions"
                 if rule == "limit.length" and choice.action is not Action.BLOCK:
                     yield place, "must block: longer text is not inspected"
                 if rule.startswith(NORMALIZED) and choice.action in (Action.REMOVE, Action.REDACT):

@@ -59,7 +59,7 @@ class Lexicon:
             for entry, start, end in self._automaton.find_matches_as_indexes(
                 folded, overlapping=True
             ):
-                # "ass" in "class" is no word of the list.
+                # "cat" in "category" is no word of the list.
                 if _is_whole(text, start, end):
                     spans[entry >= self._denied].append((start, end))
         return spans

@@ -133,7 +133,23 @@ def test_answers_redact_secrets_by_default(body: str, action: Action) -> None:
     assert policy.output_actions.choose("secret.jwt", Severity.CRITICAL).action is action
 
 
+@pytest.mark.parametrize(
+    ("actions", "action"),
+    [
+        ("{}", Action.ALLOW),
+        ("{output.ansi: remove}", Action.REMOVE),
+        ("{output.*: block}", Action.BLOCK),
+    ],
+)
+def test_answer_rules_are_switched_on_by_name(actions: str, action: Action) -> None:
+    text = f"safety: {{policies: {{default: {{output: {{actions: {actions}}}}}}}}}"
+    policy = load(text).by_name["default"]
+    assert policy.output_actions.choose("output.ansi", Severity.MEDIUM).action is action
+
+
 def test_the_name_of_a_policy_says_nothing_about_its_actions() -> None:
+    with pytest.raises(SettingsError, match="only answers have this rule"):
+        load("safety: {policies: {default: {actions: {output.ansi: remove}}}}")
     with pytest.raises(SettingsError, match="must block"):
         load("safety: {default: output, policies: {output: {actions: {limit.length: flag}}}}")
 
