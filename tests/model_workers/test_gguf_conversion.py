@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from model_workers import gguf_conversion
 from model_workers.gguf_conversion import GgufFile, check_room, convert, read_header
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
@@ -169,9 +168,7 @@ def test_header_counts_the_weights(file: Path) -> None:
 
 def test_conversion_checks_memory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seven = GgufFile(tmp_path / "7b.gguf", "llama", 7_000_000_000)
-    monkeypatch.setattr(
-        gguf_conversion.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * 10**9)
-    )
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=16 * 10**9))
     with pytest.raises(SettingsError, match=r"needs 28\.60 GB of memory and 16\.00 GB are avail"):
         check_room(seven, tmp_path)
 

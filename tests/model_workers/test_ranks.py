@@ -45,7 +45,7 @@ def test_two_ranks_answer_as_one_and_one_that_ends_is_noticed(tmp_path: Path) ->
     lost = Event()
     with closing(RankProcesses(sharded, on_lost=lost.set)) as ranks:
         engine = load_engine(sharded, followers=ranks)
-        assert engine._runner.model._model._attention.cache.shapes[0].kv_heads == 1
+        assert engine._runner.model._model._attention.cache.shapes[0].kv_heads == 1  # type: ignore[attr-defined]
         assert drive(engine, *sequences) == expected
         assert not lost.is_set()
         os.kill(ranks._processes[0].pid, signal.SIGKILL)

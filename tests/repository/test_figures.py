@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.harness import ROUNDS
+from bench.support.harness import ROOT, ROUNDS
 from bench.support.pages import figures_of, load_results, read_lines, render
-from bench.support.record import FILE, PAGES, RESULTS, ROOT
+from bench.support.record import FILE, PAGES, RESULTS
 
 PAGE = ROOT / "docs/internals/benchmarks.md"
 FIGURES_MAX = 40

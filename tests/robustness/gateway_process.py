@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import grpc
 import psutil
+from grpc import aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -52,7 +53,7 @@ class Target:
         assert self.memory - before < GROWTH_MAX
 
     @asynccontextmanager
-    async def channel(self, **options: Any) -> AsyncIterator[grpc.aio.Channel]:
+    async def channel(self, **options: Any) -> AsyncIterator[aio.Channel]:
         """A connection of its own."""
         own = [("grpc.use_local_subchannel_pool", 1)]
         if self.authority is None:

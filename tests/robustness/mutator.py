@@ -215,7 +215,7 @@ _RANGES: Final = {
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:
-    return field.label == FieldDescriptor.LABEL_REPEATED
+    return bool(field.is_repeated)
 
 
 def _is_map(field: FieldDescriptor) -> bool:

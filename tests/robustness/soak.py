@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import linear_regression
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -44,7 +44,6 @@ from tests.support.settings import tuned
 Costs = dict[str, dict[str, float]]
 
 if TYPE_CHECKING:
-    Call = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub
 
 ROUND: Final = 20_000
@@ -201,7 +200,7 @@ class Held:
 
     def __init__(self, stub: "Stub", model: str, words: int) -> None:
         self._stub, self._model, self._words = stub, model, words
-        self._calls: list[Call] = []
+        self._calls: list[Any] = []
         self.prompt_tokens = 0
 
     async def add(self, count: int) -> None:
@@ -213,7 +212,7 @@ class Held:
         if self._model == RUNNING:
             await self.have(FEW)
 
-    def _begin(self) -> "Call":
+    def _begin(self) -> Any:
         request = inference_pb2.GenerateRequest(
             prompt=f"{len(self._calls)} {'word ' * self._words}",
             model=self._model,

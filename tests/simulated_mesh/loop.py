@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         """As usual."""
         handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
+        self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def call_at(
@@ -85,10 +85,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Without sockets, waiting means that time passes."""
-        timers, ready = self._timers, self._ready
+        timers, ready = self._timers, self._ready  # type: ignore[attr-defined]
         while timers and timers[0][2].cancelled():
             heappop(timers)
-        if not (ready or self._stopping):
+        if not (ready or self._stopping):  # type: ignore[attr-defined]
             if not timers:
                 raise Stuck(f"at {self._now:.3f} s")
             self._now = max(self._now, timers[0][0])
@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def again(self, handles: Sequence[asyncio.Handle]) -> None:
         """Runs handles that could not run in time."""
-        self._ready.extend(handles)
+        self._ready.extend(handles)  # type: ignore[attr-defined]
 
     def _keep_fault(self, _: asyncio.AbstractEventLoop, fault: dict[str, Any]) -> None:
         self.faults.append(fault)

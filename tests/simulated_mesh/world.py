@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from contextvars import Context
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import grpc.aio
@@ -279,7 +279,8 @@ class World:
         self._after(self.chance.random() * 8 * self._long, process.go_on)
 
     def _connection(self) -> Connection:
-        return self.chance.choice([*self.batchers, *self.gateways]).connection
+        owners: list[BatcherProcess | GatewayProcess] = [*self.batchers, *self.gateways]
+        return self.chance.choice(owners).connection
 
     def _seconds(self, most: float) -> float:
         """At most until the faults end."""
@@ -303,7 +304,7 @@ class World:
             connection.cut(seconds + self.chance.random() * 0.3)
 
     def _connections(self) -> list[Connection]:
-        owners = [*self.batchers, *self.gateways, *self.retired]
+        owners: list[Any] = [*self.batchers, *self.gateways, *self.retired]
         return [owner.connection for owner in owners if owner.process.alive]
 
     def _slow_down(self) -> None:
@@ -338,7 +339,8 @@ class World:
 
     def _check_processes(self) -> None:
         assert not self.loop.faults, self.loop.faults
-        for process in [*self.batchers, *self.gateways, *self.retired]:
+        processes: list[Any] = [*self.batchers, *self.gateways, *self.retired]
+        for process in processes:
             if process.process.alive and process.main.done():
                 process.main.result()
         for place, batcher in enumerate(self.batchers):

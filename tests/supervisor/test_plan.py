@@ -10,7 +10,7 @@ from model_workers.deploy import render_workers
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.startup import ENGINE_NICE, free_port
-from supervisor import nats, triton
+from supervisor import nats
 from supervisor.plan import ENGINES_NICE, MeshPlan, make_plan
 from supervisor.specs import (
     batcher_spec,
@@ -167,8 +167,8 @@ def test_a_missing_model_folder(tmp_path: Path) -> None:
 
 
 def test_a_missing_libpython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton.sys, "base_prefix", str(tmp_path))
-    monkeypatch.setattr(triton.sysconfig, "get_config_var", lambda name: str(tmp_path))
+    monkeypatch.setattr("sys.base_prefix", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: str(tmp_path))
     with pytest.raises(SetupError, match=r"^libpython3.* was not found; install"):
         plan(tmp_path)
 

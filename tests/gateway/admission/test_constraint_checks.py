@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.admission import constraint_checks as module
 from gateway.admission.constraint_checks import CHILDREN, OPEN_MAX, ConstraintChecks
+from gateway.admission.constraint_child import MEMORY_BYTES
 from sluice.errors import Overloaded
 from tests.sluice.slow_constraints import SLOW
 
@@ -95,7 +95,7 @@ async def test_no_constraint_takes_more_than_its_share(checks: ConstraintChecks,
         assert "compile: " in problem or "multiple" in problem or "too" in problem, problem
     for child in checks.idle:
         used = psutil.Process(child.process.pid).memory_info().rss
-        assert used < module.MEMORY_BYTES + (128 << 20)
+        assert used < MEMORY_BYTES + (128 << 20)
 
 
 async def test_a_child_gives_way_to_its_gateway(checks: ConstraintChecks) -> None:

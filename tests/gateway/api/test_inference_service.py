@@ -90,7 +90,7 @@ async def test_the_service_is_ready_while_a_model_can_answer(wire: Wire) -> None
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_lists_the_services(wire: Wire, version: str) -> None:
-    call = wire.channel.stream_stream(
+    call: Any = wire.channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,

@@ -13,7 +13,6 @@ from typing import Any
 import nats
 import pytest
 
-from gateway.identity import key_sources
 from gateway.identity.key_sources import IssuerKeys, KeyBucket
 from sluice.errors import SettingsError, TransportUnavailable
 from sluice.settings import JwtSettings
@@ -174,7 +173,7 @@ async def test_a_server_that_does_not_answer_is_given_up(
             timeouts.append(timeout)
             raise TimeoutError
 
-    monkeypatch.setattr(key_sources.urllib.request, "build_opener", lambda *_: Opener())
+    monkeypatch.setattr("urllib.request.build_opener", lambda *_: Opener())
     await keys_at(server).start()
     assert timeouts == [4.0]
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from gateway.safety.actions import Action, Placeholders
 from gateway.safety.compiled import compile_policies
 from gateway.safety.output.filter import OutputFilter, OutputRules, Restorer, output_rules
-from gateway.safety.policy import PolicySettings, SafetyPolicy
+from gateway.safety.policy import SafetyPolicy
 from gateway.safety.rules.lexicon import Lexicon
+from gateway.safety.settings import PolicySettings
 from tests.gateway.safety.output.kit import RULES, WORDS, SmallScanner
 from tests.gateway.safety.written import load_policies
 from tests.gateway.streaming.test_stops import pieces

@@ -94,7 +94,7 @@ def test_bfloat16_costs_no_more_than_on_a_cpu(folder: Path) -> None:
 def test_a_row_alone_and_among_others_with_graphs(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, "llama", **SIZES)), device="cuda")
     model = loaded.paged(8 * CONTEXT // FLASH_BLOCK_TOKENS, FLASH_BLOCK_TOKENS, 8)
-    assert sorted(model._graphs._captured) == [1, 2, 4, 8]
+    assert sorted(model._graphs._captured) == [1, 2, 4, 8]  # type: ignore[attr-defined]
     for row in range(5):
         model.forward([SequenceChunk(range(20 + row), 0, (row,), 0)])
     chunks = [SequenceChunk((7,), 20 + row, (row,), 1) for row in range(5)]
