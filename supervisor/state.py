@@ -21,11 +21,12 @@ import os
 import secrets
 import shlex
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import BinaryIO, Final, Self
 
 import psutil
+from pydantic import TypeAdapter
 
 from sluice.errors import SetupError
 from sluice.local_mesh import (
@@ -37,8 +38,6 @@ from sluice.local_mesh import (
     state_root,
     try_lock,
 )
-
-_VERSION: Final = 4
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,6 @@ class MeshState:
     http: str | None = None
     origin: Origin = DEFAULTS
 
-    def to_json(self) -> str:
-        """Return the record as a JSON object."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, indent=2)
-
     def targets_json(self) -> str:
         """Return the pages of all processes as Prometheus reads them from a file; empty without any."""
         groups = [
@@ -138,22 +133,8 @@ class MeshState:
         ]
         return json.dumps(groups, indent=2) if groups else ""
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the state that `to_json` wrote.
 
-        Raises:
-            ValueError: it is not one, or of another version.
-        """
-        values: Any = json.loads(text)
-        try:
-            if values.pop("version") != _VERSION:
-                raise ValueError("written by another version of Sluice")
-            processes = tuple(ProcessState(**process) for process in values.pop("processes"))
-            origin = Origin(**values.pop("origin"))
-            return cls(processes=processes, origin=origin, **values)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"not a state file: {error}") from error
+_JSON: Final = TypeAdapter(MeshState)
 
 
 class StateDir:
@@ -247,13 +228,13 @@ class StateDir:
     def read(self) -> MeshState | None:
         """Return the last state, or None if there is none that can be read."""
         try:
-            return MeshState.from_json(self._state.read_text(encoding="utf-8"))
+            return _JSON.validate_json(self._state.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def write(self, state: MeshState) -> None:
         """Replace the state in one step: a reader sees either the old or the new one."""
-        write_atomically(self._state, state.to_json())
+        write_atomically(self._state, _JSON.dump_json(state, indent=2).decode())
         if targets := state.targets_json():
             write_atomically(self.targets, targets)
 

@@ -162,7 +162,8 @@ async def test_a_process_that_cannot_start_is_named_with_its_log(
         async with running_mesh(echo_settings(), tmp_path / "state"):
             pass
     log = tmp_path / "state" / "logs" / "batcher.log"
-    assert str(caught.value) == (
+    # It is started again at once, and may have written the same line again.
+    assert str(caught.value).startswith(
         f"batcher ended while starting (exit code 1); log {log}: batcher: out of order"
     )
 
