@@ -89,6 +89,7 @@ class Gateway:
         limiter: the calls that run.
         generator: answers requests.
         store: records and audit entries.
+        streams: creates the streams again that NATS has lost.
         in_force: the policies that requests take.
         reload: replaces them.
     """
@@ -138,7 +139,7 @@ class Gateway:
             settings, gateway_id, self.registry, self.in_force, self.usage, self.limiter
         )
         self._health = GatewayHealth(self._overload, self.in_force, self.transport)
-        self._streams = StreamKeeper(self._restore_streams)
+        self.streams = StreamKeeper(self._restore_streams)
         self._drift = DriftMonitor(gateway_id, instruments)
         self._upstream, self._admission = self._make_admission()
         self.generator = self._make_generator(tracer, instruments)
@@ -290,7 +291,7 @@ class Gateway:
         """Check deadlines, stalls and readiness, and write records, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.store.run())
-            group.create_task(self._streams.run())
+            group.create_task(self.streams.run())
             group.create_task(self.shared.run())
             group.create_task(self.authenticator.run())
             group.create_task(self.reload.run())
@@ -298,7 +299,7 @@ class Gateway:
 
     def _on_loss(self) -> None:
         self.shared.on_loss()
-        self._streams.check_soon()
+        self.streams.check_soon()
         self.transport.on_reconnect()
 
     async def _tick(self) -> None:
@@ -421,7 +422,7 @@ class Gateway:
             self._jobs,
             self.arrivals,
             lambda: self._health.serving,
-            lambda: self._streams.problem,
+            lambda: self.streams.problem,
             hosts=self._hosts(),
             ping_s=self._settings.http.stream_ping_s,
         )

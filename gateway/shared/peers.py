@@ -64,6 +64,7 @@ class Peers:
     Attributes:
         gateway_id: id of this gateway.
         instance: random name of this process.
+        client: connection to NATS, once started.
     """
 
     def __init__(self, gateway_id: str) -> None:
@@ -73,7 +74,7 @@ class Peers:
         self._parts: Sequence[HeartbeatPart] = ()
         self._heartbeats: dict[str, tuple[float, GatewayHeartbeat]] = {}
         """When the latest heartbeat of each gateway came, and the heartbeat, by gateway id."""
-        self._client: Client | None = None
+        self.client: Client | None = None
         self._replying = BackgroundTasks()
         self._refresh_keys: Callable[[], Awaitable[None]] = _do_nothing
 
@@ -109,7 +110,7 @@ class Peers:
         Raises:
             SetupError: another gateway has the id.
         """
-        self._client, self._handlers, self._parts = client, handlers, parts
+        self.client, self._handlers, self._parts = client, handlers, parts
         self._refresh_keys = refresh_keys or _do_nothing
         identity = GatewayQuery(identity=IdentityQuery())
         if await self.query(self.gateway_id, identity, tries=1) is not None:
@@ -148,10 +149,10 @@ class Peers:
         tries: int = QUERY_TRIES,
     ) -> GatewayReply | None:
         """Send `query` to one gateway; return its reply, or None if it is dead or silent."""
-        assert self._client is not None, "started"
+        assert self.client is not None, "started"
         for _ in range(tries):
             try:
-                reply = await self._client.request(
+                reply = await self.client.request(
                     subjects.gateway(gateway), pack(query), timeout=timeout_s
                 )
                 return unpack(GatewayReply, reply.data)
@@ -183,13 +184,13 @@ class Peers:
 
     async def close(self) -> None:
         """Announce that this gateway leaves."""
-        if self._client is not None:
+        if self.client is not None:
             await self.send_heartbeat(leaving=True)
 
     async def _publish(self, subject: str, message: Message) -> None:
-        assert self._client is not None, "started"
+        assert self.client is not None, "started"
         try:
-            await self._client.publish(subject, pack(message))
+            await self.client.publish(subject, pack(message))
         except NatsError as error:
             logger.debug("publishing %s failed: %s", type(message).__name__, error)
 

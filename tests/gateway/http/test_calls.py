@@ -201,7 +201,7 @@ async def test_models_and_health(http: Wire, openai: AsyncOpenAI) -> None:
         await openai.models.retrieve("nope")
     await http.until(lambda: http.gateway._health.serving)
     assert (await ask(http.http, "/health", method="GET")).json == {"status": "ok"}
-    http.gateway._streams.problem = "JetStream is away"
+    http.gateway.streams.problem = "JetStream is away"
     reply = await ask(http.http, "/health", method="GET")
     assert (reply.status, reply.json["status"]) == (200, "degraded")
     assert reply.json["problem"] == "JetStream is away"

@@ -47,7 +47,7 @@ def test_the_context_of_the_model_is_named() -> None:
 
 
 async def test_a_fault_in_a_route_is_json(http: Wire, caplog: pytest.LogCaptureFixture) -> None:
-    http.gateway._streams = None  # type: ignore[assignment]
+    http.gateway.streams = None  # type: ignore[assignment]
     await http.until(lambda: http.gateway._health.serving)
     reply = await ask(http.http, "/health", method="GET")
     assert (reply.status, reply.error["code"]) == (500, "internal")

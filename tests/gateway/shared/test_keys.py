@@ -134,8 +134,8 @@ async def test_a_gateway_that_is_gone_is_not_waited_for(wires: tuple[Wire, Wire]
     while kind_of(await first.read()) != "delta":
         pass
     # As when the process is killed: its connection to NATS is gone, its record stays.
-    assert one.gateway.shared.peers._client is not None
-    await one.gateway.shared.peers._client.close()
+    assert one.gateway.shared.peers.client is not None
+    await one.gateway.shared.peers.client.close()
     second = two.stub.Generate(keyed(held=answer[:2]))
     again = await two.batcher.task()
     assert list(again.produced_token_ids) == answer[:2]

@@ -22,9 +22,8 @@ async def test_gateway_makes_its_streams_again(tmp_path: Path, model_folder: Pat
         before = await secrets.read("resume_key", StringValue)
         for name in names:
             await js.delete_stream(name or "")
-        wire.gateway._on_loss()
         for _ in range(2):  # as often as it is looked at
-            await wire.gateway._streams.check()
+            await wire.gateway.streams.check()
         assert {info.config.name for info in await js.streams_info()} == names
         after = await secrets.read("resume_key", StringValue)
         assert before is not None

@@ -86,7 +86,7 @@ async def test_other_weights_hold_for_rows_that_wait_at_all_gateways(
     tenants = {"acme": TenantSettings(weight=3.0)}
     await one.reload(one.settings.model_copy(update={"tenants": tenants}))
     for wire in wires:
-        assert wire.gateway.registry.dispatch._weights == {"acme": 3.0}
+        assert wire.gateway.in_force.policies.settings.weights == {"acme": 3.0}
 
 
 async def test_what_one_gateway_cannot_take_no_gateway_takes(
