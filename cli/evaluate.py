@@ -31,10 +31,6 @@ from cli.target import target_of
 from sluice.client import AsyncClient, GenerateOptions
 from sluice.defaults import AUTO
 
-HEADERS: Final = (
-    *("model", "kind", "level", "n", "right", "answers", "escalated", "tokens"),
-    *("ttft p50 ms", "latency p50 ms", "p95 ms"),
-)
 _OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_response")
 
 
@@ -216,7 +212,7 @@ def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None
     compared = trades(table, strong)
 
     def write() -> None:
-        output.write_table(HEADERS, map(_cells, table), keys=3)
+        output.write_records([_cells(score) for score in table], keys=3)
         for trade in compared:
             print(_sentence(trade))
         if about.get("rows"):
@@ -234,13 +230,24 @@ def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None
     output.show(described, write, failed)
 
 
-def _cells(score: Score) -> tuple[object, ...]:
-    latency, first = score.latency_ms, score.ttft_ms["p50"]
-    return (
-        *(score.model, score.kind, score.level, score.n, f"{score.right_share:.1%}"),
-        *(_counts(score.answers), f"{score.escalated_share:.0%}", _counts(score.tokens)),
-        *(None if ms is None else round(ms) for ms in (first, latency["p50"], latency["p95"])),
-    )
+def _cells(score: Score) -> dict[str, object]:
+    return {
+        "model": score.model,
+        "kind": score.kind,
+        "level": score.level,
+        "n": score.n,
+        "right": f"{score.right_share:.1%}",
+        "answers": _counts(score.answers),
+        "escalated": f"{score.escalated_share:.0%}",
+        "tokens": _counts(score.tokens),
+        "ttft p50 ms": _rounded(score.ttft_ms["p50"]),
+        "latency p50 ms": _rounded(score.latency_ms["p50"]),
+        "p95 ms": _rounded(score.latency_ms["p95"]),
+    }
+
+
+def _rounded(ms: float | None) -> int | None:
+    return None if ms is None else round(ms)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from shutil import get_terminal_size
 from typing import Any, Final, TextIO
@@ -201,6 +201,11 @@ def write_table(
         for part in parts
     ]
     write_text("\n".join("".join(f"{line}\n" for line in table) for table in tables))
+
+
+def write_records(records: Sequence[Mapping[str, object]], keys: int | None = None) -> None:
+    """Print a table whose headers are the keys of `records`, of which there is at least one."""
+    write_table(list(records[0]), [list(record.values()) for record in records], keys)
 
 
 def _parts(

@@ -32,8 +32,7 @@ def requests(
 
     def write() -> None:
         if listed.requests:
-            header = ("request", "tenant", "class", "model", "state", "age", "tokens", "gateway")
-            output.write_table(header, [_row(request) for request in listed.requests])
+            output.write_records([_row(request) for request in listed.requests])
         some = f", the oldest {shown} are shown" if shown < total else ""
         output.write_line(f"{total} requests run{some}")
         _tell_silent(listed.silent_gateways, "their requests are missing here")
@@ -141,16 +140,21 @@ def _tell_silent(gateways: Sequence[str], what: str) -> None:
         output.write_line(f"no answer from {', '.join(gateways)}: {what}")
 
 
-def _row(one: admin_pb2.RunningRequest) -> tuple[object, ...]:
-    return (
-        *(one.request_id, one.tenant, word_of(Priority, one.priority), one.model),
-        word_of(admin_pb2.RequestState, one.state),
-        *(f"{ms_of(one.age) / 1e3:.1f}", one.completion_tokens, one.gateway),
-    )
+def _row(request: admin_pb2.RunningRequest) -> dict[str, object]:
+    return {
+        "request": request.request_id,
+        "tenant": request.tenant,
+        "class": word_of(Priority, request.priority),
+        "model": request.model,
+        "state": word_of(admin_pb2.RequestState, request.state),
+        "age": f"{ms_of(request.age) / 1e3:.1f}",
+        "tokens": request.completion_tokens,
+        "gateway": request.gateway,
+    }
 
 
-def _object(one: admin_pb2.RunningRequest) -> dict[str, object]:
-    described = output.message_object(one)
+def _object(request: admin_pb2.RunningRequest) -> dict[str, object]:
+    described = output.message_object(request)
     priority, age_s, left_s = (described.pop(name) for name in ("priority", "age", "remaining"))
     times = {"age_s": round(age_s or 0.0, 3), "remaining_s": round(left_s or 0.0, 3)}
     return {**described, "class": priority, **times}

@@ -301,17 +301,12 @@ def _seconds(value: float | None) -> str | None:
 def show(summaries: "Mapping[str, Summary]") -> None:
     """Print the summaries of several policies: tables by class, and one of the workers, of 100 columns at most."""
     classes = [(name, c) for name, summary in summaries.items() for c in summary.classes]
-    write_records([_counts_of(name, c) for name, c in classes], keys=2)
+    output.write_records([_counts_of(name, c) for name, c in classes], keys=2)
     print()
     headers = ("policy", "class", "ttft p50", "p95", "p99", "latency p50", "p95", "p99")
     output.write_table(headers, [_times_row(name, c) for name, c in classes], keys=2)
     print()
-    write_records([_totals_of(name, s) for name, s in summaries.items()], keys=1)
-
-
-def write_records(records: Sequence[Mapping[str, object]], keys: int) -> None:
-    """Print a table whose headers are the keys of the records."""
-    output.write_table(list(records[0]), [list(record.values()) for record in records], keys=keys)
+    output.write_records([_totals_of(name, s) for name, s in summaries.items()], keys=1)
 
 
 def _counts_of(policy: str, c: "ClassSummary") -> dict[str, object]:
@@ -469,10 +464,12 @@ def _show_job(job: "JobPlan") -> None:
     output.write_table((f"{job.documents} documents in {job.hours:g} h", ""), rows)
     print()
     kinds = [
-        (
-            *(kind.name, f"{kind.needed:.3g} +- {kind.error:.0%}"),
-            *(kind.processes, f"{kind.low} to {kind.high}"),
-        )
+        {
+            "process": kind.name,
+            "full ones needed": f"{kind.needed:.3g} +- {kind.error:.0%}",
+            "in all zones": kind.processes,
+            "by the error": f"{kind.low} to {kind.high}",
+        }
         for kind in job.fleet
     ]
-    output.write_table(("process", "full ones needed", "in all zones", "by the error"), kinds)
+    output.write_records(kinds)
