@@ -129,12 +129,12 @@ def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
         return tokenizer.encode_text(turns[0].content)
     if tokenizer.template is None:
         raise InvalidRequest.of("chat", f"{model.name} has no chat template; send one prompt")
-    form, says_strict = tokenizer.tool_format, model.settings.takes_messages
+    form = tokenizer.tool_format
     if tools and form is None:
         raise InvalidRequest.of(
             "tools", f"the chat template of {model.name} takes no tools that we know"
         )
-    functions = [function_of(tool, says_strict=says_strict) for tool in tools]
+    functions = [function_of(tool, says_strict=model.settings.takes_messages) for tool in tools]
     arguments = [call.arguments for turn in turns for call in turn.calls]
     wrapped = False
     while True:
@@ -193,7 +193,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
     form, tools = model.tokenizer.tool_format, request.tools
-    if model.settings.takes_messages:
+    if model.settings.server is not None and model.settings.takes_messages:
         fitted.server.CopyFrom(_server_options(request))
     elif form is not None and tools is not None and tools.constrained:
         fitted.grammar = grammar_of(form, tools, model.tokenizer.special_id(form.opening))

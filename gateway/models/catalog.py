@@ -1,6 +1,6 @@
 """The models that a gateway serves: their settings, tokenizers and versions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,6 +87,7 @@ class Catalog:
         self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
         self.reading = tuple(name for name in self.answering if models[name].speech is None)
         self.callable = tuple(name for name, model in models.items() if not model.tokenizer.labels)
+        self._answer_tokens = {name: models[name].max_answer_tokens for name in self.answering}
         self.marks_reasoning = any(
             model.tokenizer.marks_reasoning for model in self.versions.values()
         )
@@ -109,13 +110,9 @@ class Catalog:
 
     def max_answer_tokens(self, name: str) -> int:
         """Return the largest max_tokens of a request for `name`; of any model for "auto" and unknown ones."""
-        return max((model.max_answer_tokens for model in self._candidates(name)), default=0)
+        return self._answer_tokens.get(name) or max(self._answer_tokens.values(), default=0)
 
     def vocab_size(self, name: str) -> int:
         """Return the size of the vocabulary of `name`; the largest of all for "auto" and unknown ones."""
-        return max((model.tokenizer.vocab_size for model in self._candidates(name)), default=0)
-
-    def _candidates(self, name: str) -> Sequence[ServedModel]:
-        """Return the models that may answer a request for `name`."""
         names = (name,) if name in self.answering else self.answering
-        return [self._latest[candidate] for candidate in names]
+        return max((self[candidate].tokenizer.vocab_size for candidate in names), default=0)
