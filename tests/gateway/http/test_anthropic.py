@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.http.anthropic import error_answer, error_event, is_anthropic
+from gateway.http.anthropic import error_answer, error_event
 from gateway.http.models import page_of
 from sluice import errors
 from sluice.errors import FieldViolation, SluiceError
@@ -63,21 +63,6 @@ def test_prompt_that_is_too_long_has_anthropics_words() -> None:
     # A worker does not say its limit.
     _, _, body = error_answer(errors.PromptTooLong("shorten it"), str, "req-1")
     assert body["error"]["message"] == "prompt is too long: shorten it"
-
-
-@pytest.mark.parametrize(
-    ("path", "headers", "is_one"),
-    [
-        ("/v1/messages", {}, True),
-        ("/v1/messages/count_tokens", {}, True),
-        ("/v1/messagesx", {}, False),
-        ("/v1/models", {}, False),
-        ("/v1/models", {"anthropic-version": "2023-06-01"}, True),
-        ("/v1/chat/completions", {}, False),
-    ],
-)
-def test_calls_of_the_api(path: str, headers: dict[str, str], is_one: bool) -> None:
-    assert is_anthropic(path, headers) is is_one
 
 
 MODELS = [{"id": name} for name in "abcde"]

@@ -1,7 +1,6 @@
 """Speech over HTTP, as OpenAI's own client sends it and reads its text."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from gateway.http.call import SSE
-from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.speech import MODEL, say, speech_model
 from tests.gateway.kit.wire import Wire, open_wire
 from tests.support.sounds import sound, wav
@@ -60,11 +57,6 @@ async def test_the_language_and_the_duration(http: Wire, openai: AsyncOpenAI) ->
     )
     found = await answered(http, asking, *opening, 5, 6)
     assert (found.text, found.language, found.duration) == ("w5 w6", "fr", 1.5)
-
-
-async def test_plain_text(http: Wire, openai: AsyncOpenAI) -> None:
-    asking = openai.audio.transcriptions.create(file=FILE, model=MODEL, response_format="text")
-    assert await answered(http, asking, 5, 6) == "w5 w6\n"
 
 
 async def test_plain_text_says_that_it_is(http: Wire) -> None:
@@ -116,16 +108,12 @@ async def test_a_translation(http: Wire) -> None:
     # OpenAI's client calls its own method for this deprecated.
     async with httpx.AsyncClient(base_url=f"http://{http.http}", timeout=30) as client:
         form, url = {"model": MODEL}, "/v1/audio/translations"
-        await check_translation(http, client.post(url, data=form, files={"file": FILE}))
-
-
-async def check_translation(http: Wire, request: Any) -> None:
-    asking = asyncio.ensure_future(request)
-    task = await http.batcher.task(MODEL)
-    assert list(task.prompt_token_ids) == [START]
-    assert list(task.audio.opening_token_ids) == [TASKS["translate"], NO_TIMESTAMPS]
-    await say(http, task, LANGUAGES["<|fr|>"], *task.audio.opening_token_ids, 5)
-    assert (await asking).json()["text"] == "w5"
+        asking = asyncio.ensure_future(client.post(url, data=form, files={"file": FILE}))
+        task = await http.batcher.task(MODEL)
+        assert list(task.prompt_token_ids) == [START]
+        assert list(task.audio.opening_token_ids) == [TASKS["translate"], NO_TIMESTAMPS]
+        await say(http, task, LANGUAGES["<|fr|>"], *task.audio.opening_token_ids, 5)
+        assert (await asking).json()["text"] == "w5"
 
 
 async def test_a_stream_of_text(http: Wire, openai: AsyncOpenAI) -> None:
@@ -176,21 +164,3 @@ async def test_files_that_are_too_long_or_no_form(http: Wire) -> None:
         assert found.status_code == 400
         found = await client.post(url, files={"other": b"x"})
         assert found.json()["error"]["param"] == "file"
-
-
-async def test_a_client_that_goes_cancels_the_row(http: Wire) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{http.http}", timeout=30) as client:
-        form = {"model": MODEL, "stream": "true", "language": "en"}
-        asking = client.stream(
-            "POST", "/v1/audio/transcriptions", data=form, files={"file": wav(PCM)}
-        )
-        entering = asyncio.ensure_future(asking.__aenter__())
-        task = await http.batcher.task(MODEL)
-        await http.batcher.send(task, frame(0, [5]))
-        response = await entering
-        assert response.headers["content-type"] == SSE["content-type"]
-        async for line in response.aiter_lines():
-            assert json.loads(line.removeprefix("data: "))["delta"] == "w5"
-            break
-        await asking.__aexit__(None, None, None)
-        await http.batcher.cancelled(task)

@@ -124,15 +124,14 @@ SITES = [
 ]
 
 
-@pytest.mark.parametrize(("headers", "status"), SITES)
-async def test_a_page_of_another_site_sends_nothing(
-    http: Wire, headers: dict[str, str], status: int
-) -> None:
-    assert (await ask(http.http, "/v1/models", method="GET", **headers)).status == status
-    # Browsers send a form unasked; one that comes through has no file.
-    form = {"content_type": "multipart/form-data; boundary=x", **headers}
-    reply = await ask(http.http, "/v1/files", b"--x--\r\n", **form)
-    assert (reply.status == 403) == (status == 403), reply.error
+async def test_a_page_of_another_site_sends_nothing(http: Wire) -> None:
+    for headers, status in SITES:
+        reply = await ask(http.http, "/v1/models", method="GET", **headers)
+        assert reply.status == status, headers
+        # Browsers send a form unasked; one that comes through has no file.
+        form = {"content_type": "multipart/form-data; boundary=x", **headers}
+        reply = await ask(http.http, "/v1/files", b"--x--\r\n", **form)
+        assert (reply.status == 403) == (status == 403), headers
 
 
 HOSTS = [
@@ -145,10 +144,10 @@ HOSTS = [
 ]
 
 
-@pytest.mark.parametrize("host", HOSTS)
-async def test_host_that_is_no_name_is_refused(http: Wire, host: str) -> None:
-    reply = await ask(http.http, "/v1/models", method="GET", host=host)
-    assert (reply.status, reply.error["code"]) == (403, "permission_denied")
+async def test_host_that_is_no_name_is_refused(http: Wire) -> None:
+    for host in HOSTS:
+        reply = await ask(http.http, "/v1/models", method="GET", host=host)
+        assert (reply.status, reply.error["code"]) == (403, "permission_denied"), host
 
 
 async def test_host_that_is_no_name_is_refused_behind_a_proxy(

@@ -252,27 +252,18 @@ async def test_a_key_replays_an_answer(http: Wire, openai: AsyncOpenAI) -> None:
     assert caught.value.response.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_client_that_goes_cancels_its_row(http: Wire, streams: bool) -> None:
+@pytest.mark.parametrize(("streams", "answers"), [(False, 1), (True, 1), (True, 2)])
+async def test_client_that_leaves_cancels_its_runs(http: Wire, streams: bool, answers: int) -> None:
     connection = await Connection.to(http.http)
-    await connection.send(CHAT, chat(stream=streams))
-    task = await http.batcher.task()
-    await http.batcher.send(task, frame(0, http.tokens("hello")))
+    await connection.send(CHAT, chat(stream=streams, n=answers))
+    tasks = [await http.batcher.task() for _ in range(answers)]
+    await http.batcher.send(tasks[0], frame(0, http.tokens("hello")))
     if streams:
         await connection.head()
     connection.close()
-    await http.batcher.cancelled(task)
+    for task in tasks:
+        await http.batcher.cancelled(task)
     await http.until(lambda: http.gateway.active == 0)
-
-
-async def test_a_half_closed_client_gets_its_answer(http: Wire) -> None:
-    connection = await Connection.to(http.http)
-    await connection.send(CHAT, chat())
-    connection.writer.write_eof()
-    task = await http.batcher.task()
-    await http.batcher.send(task, last(0, http.tokens("hello")))
-    assert b'"content":"hello"' in await connection.reader.read()
-    connection.close()
 
 
 async def test_a_half_closed_client_gets_its_stream(http: Wire) -> None:
@@ -288,18 +279,6 @@ async def test_a_half_closed_client_gets_its_stream(http: Wire) -> None:
     await http.batcher.send(task, last(len(tokens), tokens))
     assert b"[DONE]" in await connection.reader.read()
     connection.close()
-
-
-async def test_a_client_that_goes_cancels_the_rows_of_all_its_answers(http: Wire) -> None:
-    connection = await Connection.to(http.http)
-    await connection.send(CHAT, chat(stream=True, n=2))
-    tasks = [await http.batcher.task() for _ in range(2)]
-    await http.batcher.send(tasks[0], frame(0, http.tokens("hello")))
-    await connection.head()
-    connection.close()
-    for task in tasks:
-        await http.batcher.cancelled(task)
-    await http.until(lambda: http.gateway.active == 0)
 
 
 async def test_ignore_eos_gives_answers_of_one_length(http: Wire) -> None:

@@ -299,14 +299,24 @@ async def test_drain_ends_connections_with_their_answer() -> None:
         assert (await cut(streamed)).endswith(b"0\r\n\r\n")
 
 
-async def test_what_is_no_request_is_told_so() -> None:
+NO_REQUESTS: Final = (
+    b"GET / HTTP/9\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\r\n\r\n",
+    b"CONNECT a:1 HTTP/1.1\r\n\r\n",
+)
+
+
+async def test_other_protocols_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     async with served() as (app, address):
-        connection = await Connection.to(address)
-        connection.writer.write(b"\x16\x03\x01 hello\r\n\r\n")
-        reply = await connection.reply()
-        assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
-        assert "not valid HTTP/1.1" in reply.error["message"]
-        assert await cut(connection) == b""
+        for sent in NO_REQUESTS:
+            connection = await Connection.to(address)
+            connection.writer.write(sent)
+            reply = await connection.reply()
+            assert (reply.status, reply.error["code"]) == (400, "request_invalid")
+            assert "not valid HTTP/1.1" in reply.error["message"]
+            assert f"refused HTTP connection {reply.headers['x-request-id']}: 400" in caplog.text
+            assert await cut(connection) == b""
         # Not into an answer that is under way.
         connection = await Connection.to(address)
         await connection.send(WAIT, b"", method="GET", content_length="")

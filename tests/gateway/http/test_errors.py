@@ -96,23 +96,3 @@ async def test_a_fault_that_nothing_else_catches(
         assert (reply.status, reply.error["code"]) == (500, "internal")
         assert f"HTTP call {reply.headers['x-request-id']} failed: POST {CHAT}" in caplog.text
     connection.close()
-
-
-NO_REQUESTS = [
-    b"GET / HTTP/9\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\r\n\r\n",
-    b"CONNECT a:1 HTTP/1.1\r\n\r\n",
-]
-
-
-@pytest.mark.parametrize("sent", NO_REQUESTS)
-async def test_what_is_no_request_is_answered_with_json(
-    http: Wire, sent: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    connection = await Connection.to(http.http)
-    connection.writer.write(sent)
-    reply = await connection.reply()
-    assert (reply.status, reply.error["code"]) == (400, "request_invalid")
-    assert f"refused HTTP connection {reply.headers['x-request-id']}: 400" in caplog.text
-    connection.close()

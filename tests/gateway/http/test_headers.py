@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.http.requests import add_headers, class_of, is_foreign_page, labels_of, timeout_s
+from gateway.http.requests import add_headers, timeout_s
 from sluice.errors import InvalidRequest
-from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
+from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
 
 OURS = "x-sluice-timeout"
 WHOLE, PIECE = "x-stainless-timeout", "x-stainless-read-timeout"
@@ -32,36 +32,9 @@ def test_client_timeouts_do_not_bound_streams(
     assert add_headers(headers, EmbedRequest()) == whole
 
 
-@pytest.mark.parametrize("origin", ["null", "http://[::1"])
-def test_an_origin_without_a_host_is_foreign(origin: str) -> None:
-    assert is_foreign_page({"origin": origin})
-
-
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_time_of_ours_that_is_none_is_refused(value: str, streams: bool) -> None:
     with pytest.raises(InvalidRequest) as refused:
         timeout_s({OURS: value, WHOLE: "600"}, streams=streams)
     assert [one.field for one in refused.value.violations] == [OURS]
-
-
-def test_class_labels_and_key_are_those_of_the_request() -> None:
-    request = GenerateRequest()
-    headers = {
-        "x-sluice-priority": "bulk",
-        "x-sluice-label-team": "a",
-        "idempotency-key": "k",
-        "other": "x",
-    }
-    assert add_headers(headers, request) is None
-    assert (request.priority, request.idempotency_key) == (PRIORITY_BULK, "k")
-    assert dict(request.labels) == {"team": "a"}
-    assert class_of({}) == "interactive"
-
-
-def test_a_header_of_ours_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        labels_of({"x-sluice-prority": "bulk"})
-    assert [one.field for one in refused.value.violations] == ["x-sluice-prority"]
-    with pytest.raises(InvalidRequest):
-        class_of({"x-sluice-priority": "urgent"})

@@ -1,12 +1,11 @@
 """What the endpoint of a call does once it knows the caller."""
 
-import asyncio
 from functools import partial
 from typing import Any
 
 import pytest
 
-from gateway.admission.arrivals import ALONE_BURST, Arrivals, CallTurns
+from gateway.admission.arrivals import Arrivals
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.http.call import AUTHENTICATED, Endpoint
 from gateway.identity.authenticator import Authenticator
@@ -31,34 +30,3 @@ async def test_connection_hears_of_known_callers_alone(asks_credentials: bool) -
     await endpoint(scope | {AUTHENTICATED: partial(known.append, True)}, answer, send)
     assert sent[0]["status"] == (401 if asks_credentials else 200)
     assert known == ([] if asks_credentials else [True])
-
-
-async def test_calls_of_a_tenant_begin_in_turns() -> None:
-    arrivals = Arrivals(
-        Authenticator(IdentitySettings()),
-        ClassLimiter(64, CallShares()),
-        1024,
-        turns=CallTurns(moment_s=3600),
-    )
-    begun = list[str]()
-
-    async def answer(call: Any) -> dict[str, Any]:
-        begun.append(call.caller.tenant)
-        return {}
-
-    async def nothing(*_: Any) -> None:
-        pass
-
-    endpoint = Endpoint(arrivals, lambda _: {}, 1024, None, answer, ANY, False)
-
-    async def ask(tenant: bytes) -> None:
-        headers = [(b"sluice-tenant", tenant)]
-        scope: Any = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-        await endpoint(scope, nothing, nothing)
-
-    crowd = [asyncio.create_task(ask(b"crowd")) for _ in range(2 * ALONE_BURST)]
-    await asyncio.sleep(0)
-    await ask(b"other")
-    assert begun == ["crowd"] * ALONE_BURST + ["other"]
-    for task in crowd:
-        task.cancel()

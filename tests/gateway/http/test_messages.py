@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, TaskError
@@ -55,7 +54,12 @@ def asked(**fields: Any) -> Any:
 
 
 async def test_message_has_the_fields_of_the_api(http: Wire, client: AsyncAnthropic) -> None:
-    message = await answered(http, client.messages.create(**asked(system="Be brief.")), "rain")
+    future = asyncio.ensure_future(client.messages.create(**asked(system="Be brief.")))
+    task = await http.batcher.task()
+    prompt = f"<|bos|>{SYSTEM}Be brief.{END}{USER}Weather in Oslo?{END}{ASSISTANT}"
+    assert list(task.prompt_token_ids) == http.tokens(prompt)
+    await send_text(http, task, "rain")
+    message = await future
     (block,) = message.content
     assert (block.type, block.text) == ("text", "rain")
     assert (message.type, message.role, message.model) == ("message", "assistant", "small")
@@ -64,15 +68,6 @@ async def test_message_has_the_fields_of_the_api(http: Wire, client: AsyncAnthro
     assert message.usage.output_tokens == len(http.tokens("rain"))
     assert message.usage.cache_creation_input_tokens == 0
     assert message.usage.cache_read_input_tokens == 0
-
-
-async def test_prompt_is_that_of_a_chat(http: Wire, client: AsyncAnthropic) -> None:
-    future = asyncio.ensure_future(client.messages.create(**asked(system="Be brief.")))
-    task = await http.batcher.task()
-    text = f"<|bos|>{SYSTEM}Be brief.{END}{USER}Weather in Oslo?{END}{ASSISTANT}"
-    assert list(task.prompt_token_ids) == http.tokens(text)
-    await send_text(http, task, "rain")
-    await future
 
 
 async def test_count_is_that_of_the_message(http: Wire, client: AsyncAnthropic) -> None:
@@ -158,25 +153,6 @@ async def test_conversation_with_a_tool(http: Wire, client: AsyncAnthropic) -> N
     assert list(task.prompt_token_ids)[-len(expected) :] == expected
     await send_text(http, task, "It rains.")
     assert (await future).content[0].text == "It rains."  # type: ignore[union-attr]
-
-
-async def test_demanded_call_is_a_constraint(http: Wire, client: AsyncAnthropic) -> None:
-    for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
-        asking = client.messages.create(**asked(tools=[WEATHER], tool_choice=choice))
-        future = asyncio.ensure_future(asking)
-        task = await http.batcher.task()
-        assert "weather" in task.sampling.grammar
-        await send_text(http, task, CALL)
-        assert (await future).stop_reason == "tool_use"
-
-
-async def test_single_call_where_no_parallel_ones_are_wanted(
-    http: Wire, client: AsyncAnthropic
-) -> None:
-    choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
-    asking = client.messages.create(**asked(tools=[WEATHER], tool_choice=choice))
-    message = await answered(http, asking, CALL * 2)
-    assert [block.type for block in message.content] == ["tool_use"]
 
 
 async def test_tool_runner_sends_the_conversation_itself(
@@ -289,19 +265,6 @@ async def test_errors_before_the_body_is_read(http: Wire) -> None:
         check_error(reply, 404, "not_found_error", f"POST {path} is not served")
 
 
-async def test_errors_are_those_of_the_client(http: Wire, client: AsyncAnthropic) -> None:
-    import anthropic as sdk
-
-    with pytest.raises(sdk.NotFoundError) as missing:
-        await client.messages.create(**asked(model="x"))
-    assert (missing.value.type, missing.value.status_code) == ("not_found_error", 404)
-    assert missing.value.request_id is not None
-    assert missing.value.request_id.startswith("req-")
-    with pytest.raises(sdk.BadRequestError) as wrong:
-        await client.messages.create(**asked(extra_body={"temperature": 1.5}))
-    assert wrong.value.api_message == "temperature: must be from 0 to 1"
-
-
 async def test_error_in_a_stream_is_an_event(http: Wire, client: AsyncAnthropic) -> None:
     import anthropic as sdk
 
@@ -339,30 +302,6 @@ async def test_busy_gateway_is_overloaded(nats_url: str, model_folder: Path) -> 
         assert caught.value.response.headers["retry-after"] == "1"
         await send_text(wire, task, "rain")
         await first
-
-
-async def test_draining_gateway_is_unavailable(http: Wire, client: AsyncAnthropic) -> None:
-    import anthropic as sdk
-
-    http.gateway.limiter.is_draining = True
-    with pytest.raises(sdk.ServiceUnavailableError) as caught:
-        await client.messages.create(**asked())
-    assert (caught.value.status_code, caught.value.type) == (503, "overloaded_error")
-    http.gateway.limiter.is_draining = False
-
-
-async def test_headers_of_sluice_hold(http: Wire, client: AsyncAnthropic) -> None:
-    headers = {"x-sluice-priority": "bulk", "x-sluice-label-team": "a"}
-    future = asyncio.ensure_future(client.messages.create(**asked(), extra_headers=headers))
-    task = await http.batcher.task(priority_class="bulk")
-    await send_text(http, task, "rain")
-    message = await future
-    assert message.id == f"msg_{task.request_id}"
-    await http.until(lambda: "POST /v1/messages" in {span.name for span in finished(http)})
-
-
-def finished(wire: Wire) -> Sequence[ReadableSpan]:
-    return wire.spans.get_finished_spans()
 
 
 async def test_models_have_the_shape_of_the_caller(http: Wire, client: AsyncAnthropic) -> None:

@@ -292,27 +292,6 @@ async def test_fields_of_an_invalid_request_come_back(kind: Kind) -> None:
     assert [v.field for v in caught.value.violations] == ["sampling.max_tokens"]
 
 
-async def test_tries_are_bounded(kind: Kind) -> None:
-    gone = Fail(code=grpc.StatusCode.UNAVAILABLE, details="gone")
-    async with ScriptedService.serve([[gone]]) as service:
-        with pytest.raises(ConnectionLost, match="gone"):
-            await ask(kind, service.address)
-        assert len(service.requests) == QUICK.start_tries
-    async with ScriptedService.serve([[started(), gone]]) as service:
-        with pytest.raises(ConnectionLost, match="gone"):
-            await ask(kind, service.address)
-        assert len(service.requests) == QUICK.resume_tries
-
-
-async def test_a_call_waits_for_a_gateway_that_is_started_again() -> None:
-    gone = Fail(code=grpc.StatusCode.UNAVAILABLE, details="gone")
-    async with (
-        ScriptedService.serve([*([gone] for _ in range(4)), WHOLE]) as service,
-        AsyncClient(service.address) as client,
-    ):
-        assert (await client.generate("p", timeout_s=BOUND_S).answer()).text == "abc"
-
-
 async def test_stream_without_an_end_is_resumed(kind: Kind) -> None:
     scripts = [[started(), delta(0, "a")], [started(), delta(1, "b"), finished()]]
     async with ScriptedService.serve(scripts) as service:
@@ -347,14 +326,6 @@ async def test_deadline_ends_the_call(kind: Kind) -> None:
         with pytest.raises(errors.DeadlinePassed):
             await ask(kind, service.address, timeout_s=1.0)
         await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
-
-
-async def test_deadline_bounds_the_tries(kind: Kind) -> None:
-    later = Fail(errors.ModelUnavailable("loading", retry_after_s=60))
-    async with ScriptedService.serve([[later]]) as service:
-        with pytest.raises(errors.ModelUnavailable):
-            await ask(kind, service.address, timeout_s=5.0)
-    assert len(service.requests) == 1
 
 
 async def test_every_call_has_the_deadline(kind: Kind) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.client.answer import Delta, Event, Finished, Notice, NoticeKind, Started
+from sluice.client.answer import Delta, Event, Notice, NoticeKind, Started
 from sluice.client.resumption import ResumableAnswer
 from sluice.errors import InternalError
 from sluice.v1 import inference_pb2 as pb
@@ -28,15 +28,6 @@ def text_of(events: Sequence[Event]) -> str:
 
 def tokens_of(events: Sequence[Event]) -> list[int]:
     return [t for event in events if isinstance(event, Delta) for t in event.token_ids]
-
-
-def test_undisturbed_answer_passes_as_it_is() -> None:
-    subject = exchange()
-    assert subject.next_request() == pb.GenerateRequest(prompt="p", idempotency_key="k")
-    events = play(subject, [started(), delta(0, "ab"), delta(2, "c"), finished()])
-    assert [type(event) for event in events] == [Started, Delta, Delta, Finished]
-    assert text_of(events) == "abc"
-    assert subject.complete
 
 
 def test_next_call_names_seed_and_tokens() -> None:
@@ -79,12 +70,6 @@ def test_reasoning_that_the_caller_has_is_not_repeated() -> None:
     assert [(one.reasoning, one.text) for one in deltas] == [("hm", ""), (", yes", "x")]
 
 
-def test_next_call_of_a_request_that_never_started_is_the_same() -> None:
-    subject = exchange()
-    subject.next_request()
-    assert subject.next_request() == pb.GenerateRequest(prompt="p", idempotency_key="k")
-
-
 def test_second_started_is_a_notice_with_the_new_names() -> None:
     subject = exchange()
     play(subject, [started(), delta(0, "a")])
@@ -93,26 +78,6 @@ def test_second_started_is_a_notice_with_the_new_names() -> None:
     assert isinstance(event, Notice)
     assert event.kind is NoticeKind.RECONNECTED
     assert "r2" in event.message
-
-
-def test_replay_from_the_beginning_gives_only_what_is_new() -> None:
-    subject = exchange()
-    play(subject, [started(), delta(0, "ab"), delta(2, "c")])
-    subject.next_request()
-    events = play(subject, [started(), delta(0, "abcde"), finished()])
-    assert text_of(events) == "de"
-    assert tokens_of(events) == [103, 104]
-
-
-def test_text_that_was_flushed_at_the_end_is_not_repeated() -> None:
-    subject = exchange()
-    held_back = delta(0, "a", token_ids=[1, 2])
-    flush = delta(2, "b", token_ids=[])
-    assert text_of(play(subject, [started(), held_back, flush])) == "ab"
-    subject.next_request()
-    events = play(subject, [started(), flush, finished()])
-    assert text_of(events) == ""
-    assert subject.complete
 
 
 @pytest.mark.parametrize(
