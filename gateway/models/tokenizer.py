@@ -125,8 +125,15 @@ class ChatTemplate:
         Raises:
             TemplateRefused: The template refuses this order of roles, or fails on it.
         """
+        templates = self._templates
+        template = (templates.get(TOOL_USE) if tools else None) or templates.get(DEFAULT)
+        if template is None:
+            raise TemplateRefused(
+                f"the model only has templates for {', '.join(templates)}; call it with tools, or ask its operator for "
+                "a template called default"
+            )
         try:
-            return self._template_for(tools).render(
+            return template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
                 tools=list(tools) or None,
@@ -144,16 +151,6 @@ class ChatTemplate:
             raise TemplateRefused(
                 "it fails on this order of roles, or on what they hold"
             ) from error
-
-    def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> jinja2.Template:
-        templates = self._templates
-        template = (templates.get(TOOL_USE) if tools else None) or templates.get(DEFAULT)
-        if template is None:
-            raise TemplateRefused(
-                f"the model only has templates for {', '.join(templates)}; call it with tools, or ask its operator for "
-                "a template called default"
-            )
-        return template
 
 
 def _compiled(environment: ImmutableSandboxedEnvironment, name: str, text: str) -> jinja2.Template:
@@ -290,7 +287,11 @@ class ModelTokenizer:
         assert self.template is not None, "callers check for a template"
         whole = self._encode(self.template.render(messages, variables, tools))
         # The second encoding is only needed if a content may hold a control token.
-        if not tools and all(map(self._is_plain, messages)):
+        is_plain = self._plain.has_no_control
+        if not tools and all(
+            "tool_calls" not in message and is_plain(message["content"] or "")
+            for message in messages
+        ):
             return whole
         parts = self._encode_in_parts(self.template, messages, variables, tools)
         same = self._plain.control_of(whole) == self._plain.control_of(parts)
@@ -429,9 +430,6 @@ class ModelTokenizer:
     def _encode(self, text: str) -> list[int]:
         # Skips the offsets of the tokens, which takes four fifths of the time.
         return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    def _is_plain(self, message: Mapping[str, Any]) -> bool:
-        return "tool_calls" not in message and self._plain.has_no_control(message["content"] or "")
 
     def _encode_in_parts(
         self,
