@@ -12,9 +12,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.api.whole import add_events
-from gateway.http.echo import Echo
 from gateway.http.encodings import GZIP
-from gateway.http.logprobs import TextLogprobs
+from gateway.http.logprobs import Echo, TextLogprobs
 from gateway.http.names import plain_names
 from sluice.errors import PromptTooLong, SluiceError, UnknownModel
 from sluice.openai.answers import (

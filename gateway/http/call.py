@@ -23,7 +23,6 @@ from gateway.admission.request_context import Call, fail_with
 from gateway.http.answers import encode
 from gateway.http.api import api_of
 from gateway.http.encodings import encoding_of, encoding_unsupported, gunzip
-from gateway.http.half_closed import PROBE
 from gateway.http.requests import (
     class_of,
     host_of,
@@ -56,6 +55,8 @@ AUTHENTICATED: Final = "sluice.authenticated"
 """Key of the scope of the first calls of a connection: a function to call when the caller is known."""
 CERTIFICATE_NAMES: Final = "sluice.certificate_names"
 """Key of the scope: subject alternative names of the client's certificate, if it has shown one."""
+PROBE: Final = "sluice.probe"
+"""Key of the scope: what a stream may have between two of its events."""
 CONTENT_TYPE_CHARS_MAX: Final = 1024
 """Longest content type, in characters: its parameters are parsed in quadratic time."""
 _JSON: Final = "application/json"

@@ -14,7 +14,7 @@ from typing import Any, Final
 from gateway.api.generate import Generator, Write
 from gateway.api.texts import SCORE, answer_texts
 from gateway.http.call import HttpCall
-from gateway.http.echo import Echo
+from gateway.http.logprobs import Echo
 from gateway.http.requests import generate_request
 from gateway.models.tokenizer import ControlToken
 from gateway.validation.requests import CLASSES_OF

@@ -18,8 +18,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.answers import encode
-from gateway.http.call import ABORT, AUTHENTICATED, CERTIFICATE_NAMES
-from gateway.http.half_closed import PROBE, HalfClosedWatch
+from gateway.http.call import ABORT, AUTHENTICATED, CERTIFICATE_NAMES, PROBE
 from gateway.telemetry.request_log import new_request_id
 from sluice.errors import Overloaded
 from sluice.grpc_server import HANDSHAKE_S, connections_max
@@ -38,6 +37,10 @@ _REFUSAL: Final = (
 )
 _BAD_HEAD: Final = "the request is not valid HTTP/1.1, or its head is above 64 KiB (a header counts 256 bytes more)"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATE_S: Final = 0.05
+"""How often the state of a half-closed connection is read, in seconds; a reset comes within a round trip."""
+_CLOSED: Final = 7
+"""TCP_CLOSE in Linux: the state after a reset."""
 
 
 @dataclass(frozen=True)
@@ -263,3 +266,45 @@ def _probe_in(cycle: Any) -> bytes:
         return comment
     # Clients of HTTP/1.0 do not know interim responses.
     return _CONTINUE if cycle.scope["http_version"] == "1.1" else b""
+
+
+class HalfClosedWatch:
+    """The watch over one connection whose client has ended its side, until its last answer is complete.
+
+    A client that has closed its connection and one that called `shutdown(SHUT_WR)` and still reads the answer send the
+    same FIN. What the gateway sends next tells them apart: the kernel of a client that has closed answers with a reset.
+    So the client is probed with something that has no meaning: an interim response before the head of its answer
+    (RFC 9110, 15.2), or a comment in a stream of events.
+
+    Args:
+        transport: Transport of the connection; it is aborted when the client has gone.
+        probe: Returns what may be sent now; may be empty.
+        probes_s: When to send a probe, in seconds from now.
+    """
+
+    def __init__(
+        self, transport: Any, probe: Callable[[], bytes], probes_s: Sequence[float]
+    ) -> None:
+        self._transport = transport
+        self._socket = transport.get_extra_info("socket")
+        self._probe = probe
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self._due = list(probes_s)
+        self._timer = self._loop.call_later(_STATE_S, self._check)
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
+            self._transport.abort()
+            return
+        if self._due and self._loop.time() - self._began_at >= self._due[0]:
+            del self._due[0]
+            if probe := self._probe():
+                self._transport.write(probe)
+        self._timer = self._loop.call_later(_STATE_S, self._check)

@@ -1,14 +1,18 @@
-"""Assign log-probabilities to the text of an answer that may have tool calls, which are no part of the text.
+"""Assign log-probabilities to text: of an answer that may have tool calls, and of a prompt that is repeated before it.
 
-Tokens arrive before it is known whether they are text or a tool call. Their log-probabilities are pending until text
-arrives that they match; those of calls, and of blanks around calls, are dropped.
+Tokens of an answer arrive before it is known whether they are text or a tool call. Their log-probabilities are pending
+until text arrives that they match; those of calls, and of blanks around calls, are dropped.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from sluice.openai.answers import in_text
+from sluice.openai.answers import in_text, joined, text_logprobs
 from sluice.v1.inference_pb2 import TokenLogprobs
+
+Json = dict[str, Any]
 
 
 class TextLogprobs:
@@ -56,3 +60,36 @@ def _cut(entry: TokenLogprobs, text: str) -> TokenLogprobs:
     cut.CopyFrom(entry)
     cut.text, cut.token_bytes = text, text.encode()
     return cut
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that is repeated before its answer in /v1/completions (`echo`).
+
+    Attributes:
+        text: Text of the prompt.
+        tokens: Tokens of the prompt with their log-probabilities; empty if these are not asked for.
+        unscored: Number of first tokens that have no log-probability.
+    """
+
+    text: str
+    tokens: Sequence[TokenLogprobs] = ()
+    unscored: int = 0
+
+    def whole(self, text: str, entries: Sequence[TokenLogprobs]) -> Json:
+        """Return text and log-probabilities of a choice: the prompt, then the answer `text`."""
+        answer = self.answer(text, entries, len(self.text))
+        logprobs = joined(self.prompt()["logprobs"], answer["logprobs"])
+        return {"text": self.text + text, "logprobs": logprobs}
+
+    def prompt(self) -> Json:
+        """Return text and log-probabilities of the prompt alone."""
+        logprobs = text_logprobs(self.tokens, self.text, 0, self.unscored) if self.tokens else None
+        return {"text": self.text, "logprobs": logprobs}
+
+    def answer(self, text: str, entries: Sequence[TokenLogprobs], offset: int) -> Json:
+        """Return text and log-probabilities of a piece of the answer that begins `offset` characters into the choice.
+
+        The token that ends the answer keeps its entry: readers of a prompt's log-probabilities count from the end.
+        """
+        return {"text": text, "logprobs": text_logprobs(entries, text, offset) if entries else None}
