@@ -49,9 +49,9 @@ from sluice.wire.clock import timestamp
 
 
 class AsyncAnswerStream(AsyncIterator[Event]):
-    """The events of one answer. The call begins with the first event that is asked for.
+    """The events of one answer. The call starts when the first event is read.
 
-    Use it as a context manager, or close it, when you may not read it to its end: leaving it cancels the request.
+    Use the stream as a context manager, or close it, if you may stop before its end: closing it cancels the request.
     """
 
     def __init__(self, events: AsyncGenerator[Event]) -> None:
@@ -61,10 +61,10 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         return await anext(self._events)
 
     async def answer(self) -> Answer:
-        """Read to the end and return the answer.
+        """Read the stream to its end and return the answer.
 
         Raises:
-            SluiceError: the answer is not complete.
+            SluiceError: The answer failed before it was complete.
         """
         builder = AnswerBuilder()
         async with self:
@@ -73,7 +73,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         return builder.build()
 
     async def aclose(self) -> None:
-        """Cancel the call if it still runs."""
+        """Cancel the call if it is still running."""
         await self._events.aclose()
 
     async def __aenter__(self) -> Self:
@@ -84,23 +84,25 @@ class AsyncAnswerStream(AsyncIterator[Event]):
 
 
 class AsyncClient(AsyncCaller):
-    """Asks a Sluice gateway. Errors are the classes of `sluice.errors`.
+    """A client of one or more gateways. Errors are the classes of `sluice.errors`.
 
-    Use it as a context manager. The asyncio client belongs to the loop that it was made in. The blocking client may be
-    shared between threads; one stream belongs to one thread.
+    Use it as a context manager. The asyncio client belongs to the event loop that it is created in. Threads may share a
+    blocking client, but not a stream.
 
     Args:
-        address: HOST:PORT of the gateway, or of several with commas between them; a name may stand for several.
-            Unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
-        retry: how often and how soon to try again.
-        tenant: who pays, where the gateway asks for no credentials; unset: "default".
-        api_key: who calls, where it does: an API key or a JSON Web Token. Unset: SLUICE_API_KEY.
-        ca: PEM file of the authorities of the gateway's certificate, or "system" for public ones; unset: SLUICE_CA,
-            else the call is not encrypted.
-        cert, key: PEM files of the caller, where the gateway asks for a certificate; unset: SLUICE_CERT, SLUICE_KEY.
+        address: HOST:PORT of the gateway, or several with commas between them; a name may resolve to several gateways.
+            The default is SLUICE_ADDRESS, else 127.0.0.1:50051.
+        retry: How often and how soon to retry; the default is `RetryPolicy()`.
+        tenant: Tenant of the requests, if the gateway asks for no credentials; the default is "default".
+        api_key: API key or JSON Web Token, if the gateway asks for credentials; the default is SLUICE_API_KEY.
+        ca: PEM file with the authorities of the gateway's certificate, or "system" for the public ones; the default is
+            SLUICE_CA. Without it the connection is not encrypted.
+        cert, key: PEM files of the caller's certificate and key, if the gateway asks for a certificate; the defaults
+            are SLUICE_CERT and SLUICE_KEY.
 
     Attributes:
-        jobs: offline jobs.
+        address: Address of the gateway or gateways.
+        jobs: Calls about offline jobs.
     """
 
     def __init__(
@@ -123,13 +125,13 @@ class AsyncClient(AsyncCaller):
         self._safety = SafetyServiceStub(self._channel)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncAnswerStream:
-        """Request an answer to `prompt`: text, a conversation or speech. `GenerateOptions` lists what else can be set.
+        """Stream an answer to `prompt`: text, a conversation or speech. `GenerateOptions` describes the options.
 
-        A stream that breaks is resumed where it was, a few times and within the deadline. The current OpenTelemetry
-        span becomes the parent of the request's spans.
+        A stream that breaks off is resumed at the same token, within the `RetryPolicy` and the deadline. The current
+        OpenTelemetry span becomes the parent of the request's spans.
 
         Raises:
-            InvalidRequest: at once, when a value cannot travel. Every other error comes from the stream.
+            InvalidRequest: A value does not fit its field. All other errors are raised by the stream.
         """
         timeout_s = options.get("timeout_s")
         channel.check_timeout(timeout_s)
@@ -142,10 +144,10 @@ class AsyncClient(AsyncCaller):
     ) -> tuple[Answer, ...]:
         """Return `n` answers to one prompt, at most 16. They only differ if `temperature` is above 0.
 
-        The prompt is computed and counted once.
+        The tokens of the prompt are computed and counted once.
 
         Raises:
-            SluiceError: one of them is not complete.
+            SluiceError: An answer failed.
         """
         timeout_s = options.get("timeout_s")
         channel.check_timeout(timeout_s)
@@ -164,20 +166,21 @@ class AsyncClient(AsyncCaller):
         done: Callable[[int, Answer | SluiceError], None] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AnswerBatch:
-        """Return the answers to all `prompts`, in their order; one that failed has its error instead.
+        """Answer all `prompts`, and return an answer or an error for each, in their order.
 
-        Of class "standard", unless `options` say otherwise. What shall survive this process is a job.
+        The priority is "standard" unless `options` say otherwise. Use a job for work that must survive this process.
 
         Args:
-            prompts: texts and conversations, which `options` hold for; requests go as they are.
-            concurrency: how many are asked at the same time.
-            one_call: ask with one call of GenerateBatch, which the gateway bounds: at most 256 prompts, one deadline
-                (`timeout_s`), no resume. Costs are known then, and `done` is called when the call has ended.
-            done: called with the position of each outcome as it comes; of the blocking client from several threads.
+            prompts: Texts and conversations, to which `options` apply, or complete requests.
+            concurrency: Most requests that run at the same time.
+            one_call: Whether to send one call of GenerateBatch. It takes at most 256 prompts and has one deadline
+                (`timeout_s`); it is not resumed, and its outcomes have costs.
+            done: Called with the position and the outcome of each prompt when it is known; with `one_call` at the end.
+                The blocking client calls it from several threads.
 
         Raises:
-            InvalidRequest: at once, when a value cannot travel.
-            SluiceError: of `one_call`, when the call as a whole fails.
+            InvalidRequest: A value does not fit its field.
+            SluiceError: With `one_call`, the call as a whole failed.
         """
         timeout_s = options.get("timeout_s")
         channel.check_timeout(timeout_s)
@@ -219,18 +222,20 @@ class AsyncClient(AsyncCaller):
         timeout_s: float = TEXTS_S,
         **options: Unpack[TextOptions],
     ) -> Embeddings:
-        """Return the embeddings of any number of texts; many are sent in several calls, a few at a time.
+        """Return the embeddings of any number of texts; long lists are sent in several concurrent calls.
 
         Args:
-            texts: The texts, any number.
-            prompt_name: of the model's prompt before each text, such as "query" or "document"; empty: its default.
-            dimensions: so many numbers of each embedding; 0: all.
-            normalize: whether embeddings have length 1; None: as the model's folder says.
-            truncate: whether texts that are too long are cut, else they are an error.
-            timeout_s: Upper bound of each call, in seconds.
+            texts: Texts to embed.
+            prompt_name: Name of the model's prompt that precedes each text, such as "query" or "document"; empty for
+                the model's default.
+            dimensions: Number of first dimensions to keep; 0 keeps all.
+            normalize: Whether to scale embeddings to length 1; None for the default of the model's folder.
+            truncate: Whether to truncate texts that are too long; otherwise they are an error.
+            timeout_s: Time that each call may take, in seconds.
+            options: Model, priority and labels.
 
         Raises:
-            SluiceError: a text cannot be embedded; of several calls the first error.
+            SluiceError: A text cannot be embedded.
         """
         requests = embed_requests(
             texts,
@@ -256,10 +261,12 @@ class AsyncClient(AsyncCaller):
         timeout_s: float = TEXTS_S,
         **options: Unpack[TextOptions],
     ) -> pb.RerankResponse:
-        """Return the `top_n` documents that fit `query` best, the best first; 0 returns all.
+        """Rank `documents` by relevance to `query`, and return the best `top_n`, best first; 0 returns all.
+
+        Documents that are too long are an error unless `truncate` is true.
 
         Raises:
-            SluiceError: they cannot be ranked.
+            SluiceError: The documents cannot be ranked.
         """
         fields = {"query": query, "documents": documents, "top_n": top_n, "truncate": truncate}
         request = text_request(pb.RerankRequest(), options, **fields)
@@ -274,10 +281,10 @@ class AsyncClient(AsyncCaller):
         timeout_s: float = TEXTS_S,
         **options: Unpack[TextOptions],
     ) -> pb.ScoreResponse:
-        """Return the log-probabilities of given `answers` to `prompt`; without a prompt, of texts of their own.
+        """Return the log-probabilities of given `answers` to `prompt`; without a prompt, of `answers` as whole texts.
 
         Raises:
-            SluiceError: they cannot be scored.
+            SluiceError: The answers cannot be scored.
         """
         request = pb.ScoreRequest()
         if prompt is not None:
@@ -293,19 +300,19 @@ class AsyncClient(AsyncCaller):
         raw_prompt: bool = False,
         timeout_s: float = LOOKUP_S,
     ) -> pb.CountTokensResponse:
-        """Count the tokens that `prompt` takes of the model's context.
+        """Count the tokens of `prompt`, including the chat template unless `raw_prompt` is true.
 
         Raises:
-            SluiceError: it cannot be counted.
+            SluiceError: The tokens cannot be counted.
         """
         request = count_request(prompt, model, raw_prompt)
         return await self._lookup(self._stub.CountTokens, request, timeout_s)
 
     async def list_models(self, *, timeout_s: float = LOOKUP_S) -> list[pb.Model]:
-        """Return the models, in the order of the mesh's configuration.
+        """Return the models of the mesh, in the order of its configuration.
 
         Raises:
-            SluiceError: the gateway does not answer.
+            SluiceError: The gateway does not respond.
         """
         response = await self._lookup(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return list(response.models)
@@ -317,10 +324,10 @@ class AsyncClient(AsyncCaller):
         *,
         timeout_s: float = LOOKUP_S,
     ) -> safety_pb2.CheckTextResponse:
-        """Return what the safety policies would do about `text` as the prompt of a request with `labels`.
+        """Return how the safety policy treats `text` as the prompt of a request with `labels`.
 
         Raises:
-            SluiceError: it cannot be checked; that it would be blocked is no error.
+            SluiceError: The text cannot be checked. A text that the policy blocks is not an error.
         """
         request = check_request(text, labels or {})
         return await self._lookup(self._safety.CheckText, request, timeout_s)
@@ -328,13 +335,13 @@ class AsyncClient(AsyncCaller):
     async def explain(
         self, request_id: str = "", *, trace_id: str = "", timeout_s: float = LOOKUP_S
     ) -> admin_pb2.GetRequestRecordResponse:
-        """Return everything that was decided about a request, a moment after its end.
+        """Return the record of a request: every decision about it. Records exist shortly after the request has ended.
 
-        The request is named by its id, or by the id of its trace: then of several the latest is explained.
+        Name the request by its id or by the id of its trace, which returns the latest request of the trace.
 
         Raises:
-            RecordUnknown: nothing is kept of it.
-            SluiceError: it cannot be looked up.
+            RecordUnknown: There is no record of the request.
+            SluiceError: The record cannot be read.
         """
         request = admin_pb2.GetRequestRecordRequest(request_id=request_id, trace_id=trace_id)
         return await self._lookup(self._admin.GetRequestRecord, request, timeout_s)
@@ -347,10 +354,10 @@ class AsyncClient(AsyncCaller):
         limit: int = 100,
         timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.ListRequestsResponse:
-        """Return the running requests of all gateways, the oldest first; `limit` is at most 1000.
+        """Return the running requests of all gateways, oldest first; `limit` is at most 1000.
 
         Raises:
-            SluiceError: they cannot be listed.
+            SluiceError: The requests cannot be listed.
         """
         request = admin_pb2.ListRequestsRequest(tenant=tenant, model=model, limit=limit)
         return await self._lookup(self._admin.ListRequests, request, timeout_s)
@@ -361,11 +368,11 @@ class AsyncClient(AsyncCaller):
         tenant: str = "",
         timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.CancelRequestsResponse:
-        """Cancel running requests, or all of a tenant, whoever sent them: their callers get `Cancelled`.
+        """Cancel running requests, by id or all of a tenant, whoever sent them; their callers get `Cancelled`.
 
         Raises:
-            RequestUnknown: none of `request_ids` runs.
-            SluiceError: they cannot be cancelled.
+            RequestUnknown: None of `request_ids` is running.
+            SluiceError: The requests cannot be cancelled.
         """
         request = admin_pb2.CancelRequestsRequest(request_ids=request_ids, tenant=tenant)
         return await self._lookup(self._admin.CancelRequests, request, timeout_s)
@@ -378,11 +385,11 @@ class AsyncClient(AsyncCaller):
         undo: bool = False,
         timeout_s: float = LOOKUP_S,
     ) -> admin_pb2.DrainWorkerResponse:
-        """Send no new requests to a worker until `undo`; those in it run to their end.
+        """Send no new requests to a worker, until it is called with `undo`; requests in the worker run to their end.
 
         Raises:
-            WorkerUnknown: the model has no such worker.
-            SluiceError: it cannot be drained.
+            WorkerUnknown: The model has no such worker.
+            SluiceError: The worker cannot be drained.
         """
         request = admin_pb2.DrainWorkerRequest(model=model, worker=worker, undo=undo)
         return await self._lookup(self._admin.DrainWorker, request, timeout_s)
@@ -393,7 +400,7 @@ class AsyncClient(AsyncCaller):
         """Return the metrics of all processes with these `names`, or all; docs/operate/telemetry.md lists them.
 
         Raises:
-            SluiceError: they cannot be read.
+            SluiceError: The metrics cannot be read.
         """
         request = admin_pb2.ReadMetricsRequest(names=names)
         return await self._lookup(self._admin.ReadMetrics, request, timeout_s)
@@ -401,21 +408,21 @@ class AsyncClient(AsyncCaller):
     async def audit(
         self, request_id: str, *, timeout_s: float = LOOKUP_S
     ) -> admin_pb2.GetAuditEntryResponse:
-        """Return the audit entry of a request: the decisions of its safety layer, without text.
+        """Return the audit entry of a request: the decisions of the safety policy, without text.
 
         Raises:
-            RecordUnknown: nothing; requests without a finding and without a guard leave no entry.
-            SluiceError: it cannot be looked up.
+            RecordUnknown: There is no entry; requests without findings and without a guard have none.
+            SluiceError: The entry cannot be read.
         """
         request = admin_pb2.GetAuditEntryRequest(request_id=request_id)
         return await self._lookup(self._admin.GetAuditEntry, request, timeout_s)
 
     async def feedback(self, request_id: str, grade: float, *, timeout_s: float = LOOKUP_S) -> None:
-        """Grade the answer of a request: 0 is useless, 1 is right. A later grade replaces an earlier one.
+        """Grade the answer of a request from 0 (useless) to 1 (right). A later grade replaces an earlier one.
 
         Raises:
-            RecordUnknown: nothing is kept of the request.
-            SluiceError: the grade could not be stored.
+            RecordUnknown: There is no record of the request.
+            SluiceError: The grade cannot be stored.
         """
         request = admin_pb2.SubmitFeedbackRequest(request_id=request_id, grade=grade)
         await self._lookup(self._admin.SubmitFeedback, request, timeout_s)
@@ -427,11 +434,11 @@ class AsyncClient(AsyncCaller):
         since_unix_ms: int = 0,
         timeout_s: float = LISTING_S,
     ) -> AsyncIterator[admin_pb2.StreamOutcomesResponse]:
-        """Yield how two models did on requests of `tenants` that let their prompts be kept; of all if none is named.
+        """Yield outcomes that compare two models on requests of `tenants`, by default of all tenants that store them.
 
         Raises:
-            OutcomesNotKept: one of them, or every tenant, does not.
-            SluiceError: they cannot be listed.
+            OutcomesNotKept: A named tenant, or every tenant, does not store outcomes.
+            SluiceError: The outcomes cannot be listed.
         """
         channel.check_timeout(timeout_s)
         since = timestamp(since_unix_ms) if since_unix_ms else None
@@ -444,10 +451,10 @@ class AsyncClient(AsyncCaller):
     async def list_tenants(
         self, tenant: str = "", *, timeout_s: float = LOOKUP_S
     ) -> admin_pb2.ListTenantsResponse:
-        """Return what `tenant` uses of its limits; empty: each tenant that has limits or running requests.
+        """Return how much `tenant` uses of its limits; empty for each tenant that has limits or running requests.
 
         Raises:
-            SluiceError: the gateway does not answer.
+            SluiceError: The gateway does not respond.
         """
         request = admin_pb2.ListTenantsRequest(tenant=tenant)
         return await self._lookup(self._admin.ListTenants, request, timeout_s)
@@ -455,27 +462,27 @@ class AsyncClient(AsyncCaller):
     async def forget_tenant(
         self, tenant: str, *, timeout_s: float = LISTING_S
     ) -> admin_pb2.ForgetTenantResponse:
-        """Delete what is stored of `tenant`, except its jobs. Idempotent.
+        """Delete all stored data of `tenant`, except its jobs. The call can be repeated.
 
         Raises:
-            SluiceError: not everything could be deleted.
+            SluiceError: Not everything was deleted.
         """
         request = admin_pb2.ForgetTenantRequest(tenant=tenant)
         return await self._lookup(self._admin.ForgetTenant, request, timeout_s)
 
     async def safety_dry_run(self, *, timeout_s: float = LOOKUP_S) -> safety_pb2.GetDryRunResponse:
-        """Return how often the policy in dry run would have decided otherwise, over all gateways.
+        """Return how often the policy in dry run would have decided differently, at all gateways together.
 
         Raises:
-            SluiceError: the gateway does not answer, or no policy is under trial.
+            SluiceError: The gateway does not respond, or no policy is in dry run.
         """
         return await self._lookup(self._safety.GetDryRun, safety_pb2.GetDryRunRequest(), timeout_s)
 
     async def router_health(self, *, timeout_s: float = LOOKUP_S) -> list[admin_pb2.RouterHealth]:
-        """Return whether the learned routers have drifted, on the traffic of all gateways.
+        """Return whether the learned routers have drifted, by the traffic of all gateways.
 
         Raises:
-            SluiceError: the gateway does not answer.
+            SluiceError: The gateway does not respond.
         """
         request = admin_pb2.GetRouterHealthRequest()
         response = await self._lookup(self._admin.GetRouterHealth, request, timeout_s)
@@ -489,20 +496,20 @@ class AsyncClient(AsyncCaller):
         *,
         timeout_s: float = LOOKUP_S,
     ) -> list[str]:
-        """Delete cached answers: of a tenant, of a model, a single one, or all.
+        """Delete cached answers: those of a tenant, of a model, a single one by its key, or all.
 
         Returns:
-            The gateways that did not answer: they may give out what they have in memory until it is too old.
+            Gateways that did not respond; they may serve cached answers until they expire.
 
         Raises:
-            SluiceError: nothing is forgotten.
+            SluiceError: No answer was deleted.
         """
         request = admin_pb2.ClearAnswersRequest(tenant=tenant, model=model, answer_key=answer_key)
         response = await self._lookup(self._admin.ClearAnswers, request, timeout_s)
         return list(response.unreached_gateways)
 
     async def close(self) -> None:
-        """Close the connection and cancel what still runs."""
+        """Close the connection, and cancel calls that are still running."""
         await self._channel.close()
 
     async def _events(

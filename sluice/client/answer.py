@@ -1,6 +1,7 @@
-"""An answer as frozen data, event by event and whole. What the API has in the same form, such as usage, is its message.
+"""Answers as frozen data, event by event and whole.
 
-A stream is one `Started`, any number of `Delta` and `Notice`, and one `Finished`. `AnswerBuilder` collects them.
+A stream is one `Started`, any number of `Delta` and `Notice`, and one `Finished`. `AnswerBuilder` collects them into
+an `Answer`. What `sluice.v1` defines in the same form, such as `Usage`, is its message.
 """
 
 from dataclasses import dataclass, replace
@@ -14,20 +15,20 @@ from sluice.wire.tokens import VisibleToken, tokens_of
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended."""
+    """The reason why an answer ended."""
 
     STOP = "stop"
     """The model ended it."""
     LENGTH = "length"
-    """max_tokens or the end of the context was reached."""
+    """It reached `max_tokens` or the end of the context."""
     STOP_SEQUENCE = "stop_sequence"
-    """One of the request's stop strings came up."""
+    """It contained one of the request's stop strings."""
     CONTENT_FILTER = "content_filter"
-    """The safety policy ended it; `Finished.rules` says why."""
+    """The safety policy ended it; `Finished.rules` names the rules."""
     TOOL_CALLS = "tool_calls"
-    """The model ended it, and it has calls of tools."""
+    """The model ended it, and it has tool calls."""
     UNKNOWN = "unknown"
-    """A reason that this client is too old to know."""
+    """A reason that is newer than this client."""
 
     @classmethod
     def _missing_(cls, value: object) -> "FinishReason":
@@ -35,10 +36,10 @@ class FinishReason(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What happened."""
+    """What a `Notice` reports."""
 
     RECOVERED = "recovered"
-    """The process that computed the answer was lost; another one continued at the same token."""
+    """The process that computed the answer failed; another one continued at the same token."""
     REPLAYED = "replayed"
     """The answer is a replay of an earlier one with the same idempotency key."""
     ESCALATED = "escalated"
@@ -46,7 +47,7 @@ class NoticeKind(StrEnum):
     RECONNECTED = "reconnected"
     """This client lost its connection and continued at the same token; `Notice.message` names the request."""
     UNKNOWN = "unknown"
-    """A kind that this client is too old to know."""
+    """A kind that is newer than this client."""
 
     @classmethod
     def _missing_(cls, value: object) -> "NoticeKind":
@@ -55,9 +56,13 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Why a model was chosen: its tier, the strategy that decided, and a sentence for people.
+    """Why a model was chosen.
 
-    ``degraded``: it is a fallback for the chosen one, which failed or could not have answered in time.
+    Attributes:
+        tier: Tier of the model, "small" or "large".
+        strategy: Strategy that chose it.
+        reason: The reason, as a sentence for people.
+        degraded: Whether it is a fallback for the chosen model, which failed or could not have answered in time.
     """
 
     tier: str
@@ -71,12 +76,12 @@ class Started:
     """The request was accepted.
 
     Attributes:
-        request_id: names the request in logs.
-        trace_id: 32 hex digits.
-        model: the one that answers.
-        route: how it was chosen.
-        seed: of the draws.
-        prompt_tokens: tokens of the prompt, template included.
+        request_id: Id of the request in logs, records and errors.
+        trace_id: Id of its trace, 32 hex digits.
+        model: Name of the model that answers.
+        route: Why that model was chosen.
+        seed: Seed from which tokens are sampled.
+        prompt_tokens: Number of tokens of the prompt, including the chat template.
     """
 
     request_id: str
@@ -89,11 +94,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the answer: text to append, and the tokens it came from, the first of which has `index`.
+    """A piece of the answer.
 
-    None stands for a token whose text the safety policy hides; its log-probabilities are
-    blank. `tool_calls` are complete with this piece. `reasoning` is what the model thought before it answered, where it
-    comes apart from the text.
+    Attributes:
+        text: Text to append.
+        token_ids: Tokens of the piece. None stands for a token whose text the safety policy hides.
+        index: Position of the first of them in the answer.
+        logprobs: Log-probabilities of the tokens, if requested; blank for hidden tokens.
+        tool_calls: Tool calls that this piece completes.
+        reasoning: Reasoning to append, if the model separates it from the answer.
     """
 
     text: str
@@ -106,10 +115,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something happened that did not end the answer; `model` is set with `NoticeKind.ESCALATED`.
+    """Something happened that did not end the answer.
 
-    ``degraded``: that model is a fallback, in place of one that failed. ``inexact``, with `NoticeKind.RECOVERED`: later
-    tokens may differ from those of an undisturbed answer.
+    Attributes:
+        kind: What happened.
+        message: The same as a sentence for people.
+        model: With `NoticeKind.ESCALATED`, the model that answers from now on.
+        degraded: Whether that model is a fallback for one that failed.
+        inexact: With `NoticeKind.RECOVERED`, whether later tokens may differ from those of an undisturbed answer.
     """
 
     kind: NoticeKind
@@ -121,7 +134,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Milliseconds per hop; `Timings` in inference.proto says what each covers."""
+    """Time that a request spent in each stage, in milliseconds; inference.proto defines the stages."""
 
     admission_ms: float
     safety_ms: float
@@ -142,11 +155,14 @@ class Finished:
     """The answer is complete.
 
     Attributes:
-        stop: the stop string that ended it.
-        rules: those of the safety policy that ended it.
-        model: whose answer it is.
-        attempts: what every model used that worked on it, in order.
-        stop_token_id: the token of the request's stop_token_ids that ended it.
+        reason: Why it ended.
+        usage: Tokens that `model` used.
+        timings: Time spent in each stage.
+        stop: Stop string that ended it; empty if none did.
+        rules: Rules of the safety policy that ended it.
+        model: Name of the model that answered.
+        attempts: Usage of every model that worked on the answer, in order.
+        stop_token_id: Token of the request's `stop_token_ids` that ended it; None if none did.
     """
 
     reason: FinishReason
@@ -164,16 +180,17 @@ Event = Started | Delta | Notice | Finished
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer; the fields are those of its events.
+    """A complete answer. Fields without a description are those of its events.
 
     Attributes:
-        request_id: the request as the mesh first named it.
-        finish_reason: why the text ends.
-        stop: the stop string that ended it, or empty.
-        rules: the rules of the safety policy that ended it, if they did.
-        model: whose answer it is; after a cascade not the one that was asked first.
-        usage: of that model; `attempts` has that of every model that worked on it.
-        reasoning: what the model thought before it answered, where it comes apart from the text.
+        request_id: Id of the request, the first one if the stream was resumed.
+        model: Name of the model that answered; after an escalation not the model that was asked first.
+        text: The whole text.
+        notices: What happened while it was computed, in order.
+        finish_reason: Why it ended.
+        usage: Tokens that `model` used; `attempts` has the usage of every model.
+        tool_calls: Tool calls, complete.
+        reasoning: Reasoning, if the model separates it from the answer.
     """
 
     request_id: str
@@ -201,7 +218,7 @@ class Answer:
 
 
 class AnswerBuilder:
-    """Collects the events of one answer."""
+    """Collects the events of one answer; `build` returns it after `Finished`."""
 
     def __init__(self) -> None:
         self._started: Started | None = None

@@ -1,4 +1,4 @@
-"""Many prompts in one call, answered together."""
+"""Answer many prompts: build their requests, run them concurrently, and collect their outcomes."""
 
 import asyncio
 import uuid
@@ -14,6 +14,7 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import ms_of
 
 BATCH_CONCURRENCY: Final = 64
+"""Default number of concurrent requests of `generate_batch`."""
 
 _T = TypeVar("_T")
 
@@ -23,10 +24,10 @@ class AnswerBatch:
     """The outcomes of many prompts.
 
     Attributes:
-        outcomes: an answer or an error for each prompt, in their order.
-        wall_s: from the first call to the last outcome, seconds.
-        costs: of each prompt, where it was one call.
-        currency: of the costs.
+        outcomes: An answer or an error for each prompt, in the order of the prompts.
+        wall_s: Time from the first call to the last outcome, in seconds.
+        costs: Cost of each prompt; empty unless they were sent with `one_call`.
+        currency: Currency of the costs.
     """
 
     outcomes: tuple[Answer | SluiceError, ...]
@@ -36,27 +37,27 @@ class AnswerBatch:
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """Those that there are, in the order of the prompts."""
+        """Answers of the prompts that did not fail, in the order of the prompts."""
         return tuple(outcome for outcome in self.outcomes if isinstance(outcome, Answer))
 
     @property
     def failed(self) -> int:
-        """Prompts without an answer."""
+        """Number of prompts that failed."""
         return len(self.outcomes) - len(self.answers)
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompts that have answers."""
+        """Number of tokens of the prompts that have answers."""
         return sum(answer.usage.prompt_tokens for answer in self.answers)
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of the answers."""
+        """Number of tokens of all answers."""
         return sum(answer.usage.completion_tokens for answer in self.answers)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of answers a second."""
+        """Tokens of all answers per second of `wall_s`."""
         return self.completion_tokens / self.wall_s if self.wall_s else 0.0
 
 
@@ -66,21 +67,21 @@ def batch_requests(
     """Return the messages for `generate_batch`.
 
     Raises:
-        InvalidRequest: a value does not fit its field, or one idempotency key is given for all.
+        InvalidRequest: A value does not fit its field, or there is one idempotency key for all prompts.
     """
     if options.get("idempotency_key"):
-        raise InvalidRequest.of("idempotency_key", "names one answer, not those of a batch")
+        raise InvalidRequest.of("idempotency_key", "identifies one answer; leave it out of a batch")
     chosen: GenerateOptions = {"priority": "standard", **options}
     return [_request(prompt, chosen, at) for at, prompt in enumerate(prompts)]
 
 
 def one_request(requests: Sequence[pb.GenerateRequest]) -> pb.GenerateBatchRequest:
-    """Return one message with all ``requests``, of the priority of the first."""
+    """Return one message with all `requests`; its priority is that of the first."""
     return pb.GenerateBatchRequest(requests=requests, priority=requests[0].priority)
 
 
 def answer_batch(response: pb.GenerateBatchResponse, wall_s: float) -> AnswerBatch:
-    """Return what one call gave."""
+    """Return the outcomes in the response to one call."""
     return AnswerBatch(
         tuple(_outcome(result) for result in response.results),
         wall_s,
@@ -101,7 +102,7 @@ def _outcome(result: pb.GenerateBatchResult) -> Answer | SluiceError:
 async def all_aio(
     ask: Callable[[int], Awaitable[_T]], count: int, concurrency: int
 ) -> tuple[_T, ...]:
-    """Return the results of `ask(0)` to `ask(count - 1)`, `concurrency` at a time; the first error ends all."""
+    """Return the results of `ask(0)` to `ask(count - 1)`, run `concurrency` at a time; the first error cancels all."""
     outcomes: dict[int, _T] = {}
     waiting = iter(range(count))
 
@@ -119,7 +120,7 @@ async def all_aio(
 
 
 def all_blocking(ask: Callable[[int], _T], count: int, concurrency: int) -> tuple[_T, ...]:
-    """Do the same as `all_aio` with threads."""
+    """Return the results as `all_aio` does, with threads."""
     with ThreadPoolExecutor(max(1, min(count, concurrency))) as pool:
         try:
             return tuple(pool.map(ask, range(count)))
@@ -140,7 +141,7 @@ def _request(
 
 
 def _named(given: pb.GenerateRequest) -> pb.GenerateRequest:
-    """Return the request with an idempotency key, by which it can be resumed."""
+    """Return the request with an idempotency key, which resuming needs."""
     if given.idempotency_key:
         return given
     request = pb.GenerateRequest(idempotency_key=uuid.uuid4().hex, idempotency_key_generated=True)

@@ -1,4 +1,4 @@
-"""What both clients share of gRPC: the channel, the metadata of a call, and the errors that a call raises."""
+"""Open gRPC channels, identify callers in metadata, and turn gRPC's errors into `sluice.errors`, for both clients."""
 
 import ipaddress
 import math
@@ -28,43 +28,45 @@ if TYPE_CHECKING:
     BlockingMethod = grpc.UnaryUnaryMultiCallable
 
 ADDRESS_VARIABLE: Final = "SLUICE_ADDRESS"
+"""Environment variables: defaults of the arguments of `Client`."""
 API_KEY_VARIABLE: Final = "SLUICE_API_KEY"
 CA_VARIABLE: Final = "SLUICE_CA"
 CERT_VARIABLE: Final = "SLUICE_CERT"
 KEY_VARIABLE: Final = "SLUICE_KEY"
 SYSTEM_CA: Final = "system"
+"""Value of `ca` for the public certificate authorities of the system."""
 
 LOOKUP_S: Final = 10.0
-"""How long counting tokens and listing models may take, seconds."""
+"""Default timeout of short calls, such as counting tokens and listing models, in seconds."""
 LISTING_S: Final = 120.0
-"""How long listing outcomes may take, which may be many, seconds."""
+"""Default timeout of calls whose answers may be long, such as listing outcomes, in seconds."""
 
 _LOCALLY_CANCELLED: Final = "Locally cancelled by application!"
-"""How gRPC describes that this side has cancelled a call."""
+"""Details of gRPC's status if this client cancelled the call."""
 _TOO_LARGE: Final = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 _HANDSHAKE: Final = re.compile(r"Socket closed|handshake|CERTIFICATE|SSL", re.IGNORECASE)
-"""How gRPC describes that one side speaks TLS and the other does not, or does not trust it."""
+"""Details of gRPC's status if only one side uses TLS, or a certificate is not trusted."""
 _OPTIONS: Final = (
-    # gRPC's own waits (1 s, growing to 120 s) would make our tries fail without a connection attempt.
+    # With gRPC's own waits (1 s, growing to 120 s), retries would fail without a connection attempt.
     ("grpc.initial_reconnect_backoff_ms", 100),
     # The shortest wait for a new connection is also how long it may take.
     ("grpc.min_reconnect_backoff_ms", 3000),
-    # The addresses behind a name are read again when a connection is lost, or is too old for its gateway.
+    # Names are resolved again when a connection is lost, or the gateway closes it because of its age.
     ("grpc.dns_min_time_between_resolutions_ms", 10_000),
-    # A gateway that was stopped, or whose host has gone, is noticed within 3 s of silence; another one goes on.
+    # A stopped gateway or a lost host is detected after 3 s of silence, and another gateway continues.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1500),
     ("grpc.http2.ping_timeout_ms", 1500),  # else a minute, whatever the keepalive says
     ("grpc.http2.max_pings_without_data", 0),
-    # A call's embeddings are up to 2048 of some 4096 numbers each.
+    # A response has up to 2048 embeddings of about 4096 numbers.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
 RECONNECT_MS_MAX: Final = 2000
-"""The longest wait of a client before it connects again."""
+"""Longest wait of a client before it reconnects, in milliseconds."""
 RECONNECT_IN_MESH_MS_MAX: Final = 250
-"""The same of processes of a mesh: the other one is started again at once, and a few know each other."""
+"""Longest wait of processes inside a mesh, in milliseconds: peers are restarted at once, and there are few of them."""
 _SPREAD: Final = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')
-"""Calls are spread over all gateways that can be reached."""
+"""Channel option that spreads calls over all reachable gateways."""
 
 
 def resolve_address(address: str | None) -> str:
@@ -75,18 +77,21 @@ def resolve_address(address: str | None) -> str:
 def credentials_of(
     ca: str | None = None, cert: str | None = None, key: str | None = None
 ) -> grpc.ChannelCredentials | None:
-    """Return credentials from the named files, else from SLUICE_CA, SLUICE_CERT and SLUICE_KEY; None: no encryption.
+    """Return credentials from these PEM files, else from SLUICE_CA, SLUICE_CERT and SLUICE_KEY, if any.
 
     Raises:
-        InvalidRequest: a file cannot be read, or one is missing that belongs to the others.
+        InvalidRequest: A file cannot be read, or a certificate, key or authority is missing.
     """
     ca = ca or os.environ.get(CA_VARIABLE)
     cert = cert or os.environ.get(CERT_VARIABLE)
     key = key or os.environ.get(KEY_VARIABLE)
     if bool(cert) != bool(key):
-        raise InvalidRequest.of("cert", "a certificate and its key belong together")
+        raise InvalidRequest.of("cert", "must be given together with its key")
     if cert and not ca:
-        raise InvalidRequest.of("ca", "name the authorities of the gateway's certificate too")
+        raise InvalidRequest.of(
+            "ca",
+            "is required with a certificate; name the authorities of the gateway's certificate",
+        )
     if not ca:
         return None
     roots = None if ca == SYSTEM_CA else _file("ca", ca)
@@ -110,7 +115,7 @@ def open_aio(
     *,
     reconnect_ms_max: int = RECONNECT_MS_MAX,
 ) -> grpc.aio.Channel:
-    """Open a channel for asyncio, inside the running loop."""
+    """Open a channel for asyncio; call this inside the running event loop."""
     options = _options_of(address, reconnect_ms_max)
     if credentials is None:
         return grpc.aio.insecure_channel(target_of(address), options)
@@ -128,11 +133,11 @@ def open_blocking(address: str, credentials: grpc.ChannelCredentials | None = No
 def target_of(address: str) -> str:
     """Return gRPC's target for `address`: one address, or several separated by commas.
 
-    One is left as it is: gRPC resolves its name, and again later. gRPC takes several only as numbers, so their names
-    are resolved here, once; a name that cannot be resolved is left out while another one can.
+    A single address is passed on, and gRPC resolves its name whenever it connects. gRPC accepts several addresses only
+    as numbers, so their names are resolved here, once; names that cannot be resolved are left out.
 
     Raises:
-        InvalidRequest: an address is not HOST:PORT, or no name can be resolved.
+        InvalidRequest: An address is not HOST:PORT, or no name can be resolved.
     """
     parts = [part.strip() for part in address.split(",") if part.strip()]
     if len(parts) < 2:
@@ -161,13 +166,13 @@ def _options_of(address: str, reconnect_ms_max: int) -> tuple[tuple[str, str | i
     if others:
         options.append(("grpc.default_authority", first))  # what each certificate must name
     if has_several(address):
-        # To one gateway gRPC's default policy connects again with the next call, without a wait.
+        # For a single gateway gRPC's default policy is better: it reconnects with the next call, without a wait.
         options.append(_SPREAD)
     return tuple(options)
 
 
 def _is_here(address: str) -> bool:
-    """Tell whether HOST:PORT is on this machine."""
+    """Return whether HOST:PORT is on this machine."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -192,7 +197,7 @@ def _numbers_of(part: str) -> list[tuple[str, str]]:
         addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
         return []
-    # A name may have both families, and gRPC takes one: the older one, which is everywhere.
+    # A name may have addresses of both families, but gRPC accepts one family: IPv4, which every host has.
     old = [
         ("ipv4", f"{where[0]}:{port}")
         for family, *_, where in addresses
@@ -207,15 +212,17 @@ def _numbers_of(part: str) -> list[tuple[str, str]]:
 
 
 def call_metadata(tenant: str | None, api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """Return metadata that identifies the caller: `api_key`, else SLUICE_API_KEY, and the tenant if named.
+    """Return metadata that identifies the caller: the tenant if given, and `api_key` or else SLUICE_API_KEY.
 
     Raises:
-        InvalidRequest: the key cannot travel.
+        InvalidRequest: The key is not printable ASCII.
     """
     tenant_pair = () if tenant is None else ((TENANT_METADATA, tenant),)
     key = (api_key or os.environ.get(API_KEY_VARIABLE) or "").strip()
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise InvalidRequest.of("api_key", "is none: it has characters that no key has")
+        raise InvalidRequest.of(
+            "api_key", "has characters that no key has; send printable ASCII without blanks"
+        )
     return (*tenant_pair, *bearer_metadata(key))
 
 
@@ -225,34 +232,34 @@ def bearer_metadata(credential: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
-    """Return the current OpenTelemetry span as W3C headers; empty without one."""
+    """Return the current OpenTelemetry span as W3C trace context; empty without a span."""
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return tuple(carrier.items())
 
 
 def check_timeout(timeout_s: float | None) -> None:
-    """Raise InvalidRequest unless the timeout is finite; one of 0 or less fails later, as a deadline.
+    """Check that a timeout is finite; one of 0 or less fails later, as a deadline that has passed.
 
     Raises:
-        InvalidRequest: it is not a number, or infinite.
+        InvalidRequest: It is infinite or NaN.
     """
     if timeout_s is not None and not math.isfinite(timeout_s):
         raise InvalidRequest.of("timeout_s", f"{timeout_s} is not a number of seconds")
 
 
 class ConnectionLost(errors.TransportUnavailable):
-    """The gateway cannot be reached, or the stream broke."""
+    """The gateway cannot be reached, or a stream broke off."""
 
 
 def error_of(call: grpc.RpcError) -> SluiceError:
-    """Return the typed error; a foreign status becomes the nearest class, with its code in the metadata."""
+    """Return the error of a failed call. A status that is not of a gateway becomes the nearest class, with its code."""
     return _typed(call) or _foreign(call.code(), call.details() or "")
 
 
 @contextmanager
 def reading(call: grpc.RpcContext | grpc.aio.Call) -> Iterator[None]:
-    """Translate errors of `call` inside the block, and cancel it at the end: gRPC does not by itself."""
+    """Translate errors of `call` inside the block, and cancel the call at its end, which gRPC does not do."""
     try:
         yield
     except grpc.RpcError as failed:
@@ -262,17 +269,17 @@ def reading(call: grpc.RpcContext | grpc.aio.Call) -> Iterator[None]:
 
 
 def ended_early() -> ConnectionLost:
-    """Return the error for a stream that ended with OK but without Finished, as a proxy may do."""
+    """Return the error for a stream that ended with OK but without `Finished`, as behind some proxies."""
     return ConnectionLost("the stream ended before the answer was complete")
 
 
 def may_resume(error: SluiceError) -> bool:
-    """Return whether a new call may continue the request: the gateway went away, it did not refuse."""
+    """Return whether a new call may continue the request: the gateway is gone and did not refuse it."""
     return error.code is grpc.StatusCode.UNAVAILABLE
 
 
 def _typed(call: grpc.RpcError) -> SluiceError | None:
-    # The type stubs do not show it, but both kinds of call return pairs or None.
+    # Both kinds of calls return pairs or None, which the type stubs do not show.
     trailer = dict(cast("Iterable[tuple[str, bytes]]", call.trailing_metadata() or ()))
     if errors.STATUS_DETAILS not in trailer:
         return None
@@ -293,7 +300,7 @@ def _foreign(code: grpc.StatusCode, details: str) -> SluiceError:
     if code is grpc.StatusCode.CANCELLED:
         if details == _LOCALLY_CANCELLED:
             return errors.Cancelled(details, metadata=metadata)
-        # A server that closes its port ends so the calls that arrive in that moment; proxies do the same.
+        # A server that closes its port ends calls that arrive at that moment like this; so do proxies.
         return ConnectionLost("the server ended the call", metadata=metadata)
     if sizes := _TOO_LARGE.search(details):
         metadata |= {"bytes": sizes[1], "limit_bytes": sizes[2]}

@@ -18,14 +18,14 @@ from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
 
 UPLOAD_S = 3600.0
-"""How long an upload may take, seconds."""
+"""Timeout of an upload, in seconds."""
 
 _Q = TypeVar("_Q")
 _R = TypeVar("_R")
 
 
 class Caller:
-    """Makes calls with one answer, and tries again those that may succeed then."""
+    """Makes calls with one response, and retries those that can succeed later."""
 
     def __init__(self, metadata: tuple[tuple[str, str], ...], retry: RetryPolicy) -> None:
         self._metadata = metadata
@@ -49,10 +49,10 @@ class Caller:
 
 
 class Jobs(Caller):
-    """Offline jobs, `jobs` of a client. Messages are those of sluice/v1/jobs.proto.
+    """Offline jobs: the attribute `jobs` of a client. Messages are those of sluice/v1/jobs.proto.
 
-    Lookups are tried again as others of the client are; streams that break go on where they were. Every method raises
-    `SluiceError`.
+    Calls are retried as the client's `RetryPolicy` says; streams that break off continue where they were. Every method
+    may raise `SluiceError`.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Jobs(Caller):
         self._stub = JobServiceStub(opened)
 
     def upload(self, name: str, read: Callable[[], Iterable[bytes]]) -> str:
-        """Store a file and return its upload_id.
+        """Upload a file and return its upload_id.
 
         Args:
-            name: of the file; its ending tells the format.
-            read: begins to read the file, in pieces of at most 512 KiB; called again for another try.
+            name: Name of the file, whose extension sets the format.
+            read: Opens the file and returns its content in pieces of at most 512 KiB; called again for each retry.
         """
         retries = Retries(self._retry, UPLOAD_S, monotonic())
         while True:
@@ -87,16 +87,16 @@ class Jobs(Caller):
             sleep(retries.wait_s_after(error, monotonic()))
 
     def create(self, spec: pb.JobSpec, idempotency_key: str) -> pb.Job:
-        """Create a job. The same key with the same specification is the same job, with another one an error."""
+        """Create a job. A repeated key returns the existing job; with another `spec` it is an error."""
         request = pb.CreateJobRequest(spec=spec, idempotency_key=idempotency_key)
         return (self._lookup(self._stub.CreateJob, request)).job
 
     def get(self, job_id: str) -> pb.Job:
-        """Return the job as it is now."""
+        """Return the current state of a job."""
         return (self._lookup(self._stub.GetJob, pb.GetJobRequest(id=job_id))).job
 
     def list(self, states: Sequence[pb.JobState.ValueType] = ()) -> Iterator[pb.Job]:
-        """Yield the tenant's jobs, newest first; only those in one of `states`, if given."""
+        """Yield the tenant's jobs, newest first; if `states` are given, only jobs in one of them."""
         request = pb.ListJobsRequest(states=states)
         while True:
             page = self._lookup(self._stub.ListJobs, request)
@@ -107,12 +107,12 @@ class Jobs(Caller):
             request.page_token = page.next_page_token
 
     def totals(self) -> dict[pb.JobState.ValueType, int]:
-        """Return how many jobs the tenant has in each state; states without jobs are left out."""
+        """Return the number of the tenant's jobs by state, without states that have none."""
         page = self._lookup(self._stub.ListJobs, pb.ListJobsRequest(page_size=1))
         return {total.state: total.jobs for total in page.totals}
 
     def watch(self, job_id: str, *, until_paused: bool = False) -> Iterator[pb.Job]:
-        """Yield the job now and whenever it changes, until it has ended, or with `until_paused` is paused."""
+        """Yield the job now and after each change, until it ends; with `until_paused` also until it is paused."""
         request = pb.WatchJobRequest(id=job_id, until_paused=until_paused)
         retries = Retries(self._retry, None, monotonic())
         while True:
@@ -137,15 +137,15 @@ class Jobs(Caller):
         return (self._lookup(self._stub.ResumeJob, request)).job
 
     def cancel(self, job_id: str) -> pb.Job:
-        """Cancel a job for good; its results so far stay readable."""
+        """Cancel a job; it cannot be resumed, and its results so far stay readable."""
         return (self._lookup(self._stub.CancelJob, pb.CancelJobRequest(id=job_id))).job
 
     def delete(self, job_id: str) -> None:
-        """Delete a job that has ended, with its results."""
+        """Delete an ended job and its results."""
         self._lookup(self._stub.DeleteJob, pb.DeleteJobRequest(id=job_id))
 
     def retry(self, job_id: str, reasons: Sequence[str] = ()) -> int:
-        """Retry the dead letters of an ended job, only those with one of `reasons` if given; return how many."""
+        """Retry the dead letters of an ended job, if given only those with one of `reasons`; return their number."""
         request = pb.RetryDeadLettersRequest(id=job_id, reasons=reasons)
         return (self._lookup(self._stub.RetryDeadLetters, request)).items
 
@@ -157,7 +157,7 @@ class Jobs(Caller):
         follow: bool = False,
         stage: int | None = None,
     ) -> Iterator[pb.JobResult]:
-        """Yield the results from an item on, in the order of the input; with `follow` wait for later ones."""
+        """Yield the results in the order of the input, from `from_index` on; with `follow` wait for later results."""
         request = pb.GetResultsRequest(id=job_id, from_index=from_index, follow=follow, stage=stage)
         retries = Retries(self._retry, None, monotonic())
         while True:
@@ -175,7 +175,7 @@ class Jobs(Caller):
             sleep(retries.wait_s_after(error, monotonic()))
 
     def dead_letters(self, job_id: str) -> Iterator[pb.JobResult]:
-        """Yield the items that failed for good, in the order of the input."""
+        """Yield the items that failed finally, in the order of the input."""
         call = self._stub.ListDeadLetters(
             pb.ListDeadLettersRequest(id=job_id), timeout=LISTING_S, metadata=self._metadata
         )

@@ -1,7 +1,7 @@
-"""A result of a job as a line of OpenAI's batch output: what its SDK and the tools around it read.
+"""Write the result of a job's item as a line of OpenAI's batch output, which its SDK and other tools read.
 
-An answer has ``response`` with status 200. A request that failed has the HTTP status of its error and the error in the
-body. A line of the input that was no item has no ``response``, and ``error``.
+An answer has a `response` with status 200. A request that failed has a `response` with the HTTP status of its error,
+and the error in its body. A line of the input that is not an item has `error` and no `response`.
 """
 
 import json
@@ -37,7 +37,7 @@ def output_line(job_id: str, result: jobs_pb2.JobResult) -> dict[str, Any]:
 
 
 def encoded_line(job_id: str, result: jobs_pb2.JobResult) -> bytes:
-    """Return the line of a result as files have it, with its end."""
+    """Return the line of a result as JSON in UTF-8, with a line end."""
     line = output_line(job_id, result)
     return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 

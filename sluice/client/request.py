@@ -1,4 +1,7 @@
-"""Makes request messages from arguments. The gateway validates values; here they only must fit their fields."""
+"""Build request messages from arguments.
+
+The gateway validates values. Here they only have to fit the types of their fields; `InvalidRequest` names the field.
+"""
 
 import json
 import uuid
@@ -25,11 +28,13 @@ ROLES: Final[tuple[RoleName, ...]] = get_args(RoleName)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; only the first may be of role "system".
+    """One message of a conversation.
 
     Attributes:
-        tool_calls: that the model made, in a turn of role "assistant".
-        tool_call_id: the call that a turn of role "tool" answers.
+        role: Who speaks: "system", "user", "assistant", or "tool" for the result of a tool call.
+        content: Text of the message.
+        tool_calls: Tool calls of the model, in a message of role "assistant".
+        tool_call_id: Id of the tool call that a message of role "tool" answers.
     """
 
     role: RoleName
@@ -43,8 +48,10 @@ class Tool:
     """A function that the model may ask the caller to run.
 
     Attributes:
-        parameters: a JSON Schema of an object, as a JSON text or as the object; empty: no arguments.
-        strict: the arguments of each call are held to it; docs/use/tools.md.
+        name: Name of the function.
+        description: What it does, for the model.
+        parameters: JSON Schema of its arguments, as JSON text or as an object; empty for a function without arguments.
+        strict: Whether the arguments of every call must match the schema; see docs/use/tools.md.
     """
 
     name: str
@@ -58,14 +65,14 @@ AudioTaskName = Literal["transcribe", "translate"]
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Speech, whose text is the answer of a model that takes audio.
+    """Speech for a model that takes audio; the answer is its text.
 
     Attributes:
-        data: a WAV file of 16 kHz, one channel, 16 bits.
-        language: that is spoken, such as "en"; empty: the model finds it.
-        prompt: text that comes before, in the style and spelling that is wanted.
-        task: "translate" is into English.
-        pcm: ``data`` is the samples alone, signed 16 bit, little-endian.
+        data: A WAV file with 16 kHz, one channel and 16 bits.
+        language: Spoken language, such as "en"; empty to let the model detect it.
+        prompt: Text before the speech, as an example of style and spelling.
+        task: "transcribe", or "translate" into English.
+        pcm: Whether `data` has samples only, without a header: signed, 16 bits, little-endian.
     """
 
     data: bytes
@@ -76,14 +83,16 @@ class Audio:
 
 
 Prompt = str | Sequence[Message] | Audio
-"""The text of a single user turn, a conversation whose last turn is the user's, or speech."""
+"""Text of a single user message, a conversation that ends with a user message, or speech."""
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How tokens are drawn; what is not given takes the model's default. docs/use/sampling.md is the reference.
+    """How tokens are sampled. Omitted options have the model's defaults; docs/use/sampling.md describes each.
 
     Keys:
-        json_schema: what the answer is to be, as a JSON text or as the object.
+        json_schema: JSON Schema that the answer must match, as JSON text or as an object.
+        regex: Regular expression that the answer must match; not together with `json_schema`.
+        logprobs: Number of alternatives to return for each token; 0 returns the log-probability of the token alone.
     """
 
     max_tokens: int
@@ -105,12 +114,12 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class TextOptions(TypedDict, total=False):
-    """What can be set about a call that asks about texts.
+    """Options of `embed`, `rerank` and `score`.
 
-    Attributes:
-        model: its name; without it the only model of its kind answers.
-        priority: "interactive" (default), "standard" or "bulk".
-        labels: for policies, as of `generate`.
+    Keys:
+        model: Name of the model; may be omitted if the mesh has one model of the kind.
+        priority: "interactive" (the default), "standard" or "bulk".
+        labels: Labels for policies and accounting.
     """
 
     model: str
@@ -119,23 +128,23 @@ class TextOptions(TypedDict, total=False):
 
 
 class GenerateOptions(SamplingOptions, total=False):
-    """What `generate` takes beside the prompt.
+    """Options of `generate` beside the prompt.
 
     Keys:
-        model: a name, or "auto" (the default): the gateway routes.
+        model: Name of the model, or "auto" (the default) to let the gateway choose.
         priority: "interactive" (the default), "standard" or "bulk".
-        timeout_s: seconds from the start of the stream until the answer must be complete; it is the gRPC deadline.
-        labels: for routing rules and accounting.
-        idempotency_key: names the answer across reconnects; made by the client when not given.
-        raw_prompt: tokenize the prompt as it is, without the chat template.
-        allow_degraded: whether a fallback may answer when the chosen model fails or could not in time; by default only
-            where no model is named.
-        gather_s: how long tokens may be gathered before they are sent, seconds: fewer messages. 0: each token at once;
-            an hour: the whole answer at once. Without it the operator's setting for the class.
-        tools: what the model may call; the answer has `tool_calls`.
+        timeout_s: Time from the start of the stream until the answer must be complete, in seconds: the gRPC deadline.
+        labels: Labels for routing rules, policies and accounting.
+        idempotency_key: Key of the answer, by which it can be resumed or replayed; generated if omitted.
+        raw_prompt: Whether to tokenize the prompt without the chat template.
+        allow_degraded: Whether a fallback may answer if the chosen model fails or cannot answer in time. By default
+            only if no model is named.
+        gather_s: How long the gateway may coalesce tokens into one message, in seconds. 0 sends each token at once, an
+            hour the whole answer. The default is the operator's setting for the class.
+        tools: Functions that the model may call; the answer has `tool_calls`.
         tool_choice: "none", "auto" (the default with tools), "required", or the name of the tool to call.
-        parallel_tool_calls: whether an answer may have several calls (the default).
-        accept_replace: a cascade may stream an answer that `NoticeKind.ESCALATED` voids later.
+        parallel_tool_calls: Whether an answer may have several tool calls (the default).
+        accept_replace: Whether a cascade may stream an answer that `NoticeKind.ESCALATED` voids later.
     """
 
     model: str
@@ -156,7 +165,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions, n: int = 1) -> pb
     """Return the message for `generate`, or for `n` answers.
 
     Raises:
-        InvalidRequest: a value does not fit its field: text that is not UTF-8, a number out of range.
+        InvalidRequest: A value does not fit its field, such as text that is not UTF-8 or a number out of range.
     """
     request = pb.GenerateRequest()
     set_prompt(request, prompt)
@@ -173,7 +182,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions, n: int = 1) -> pb
     schema, regex = sampling["json_schema"], sampling["regex"]
     if schema is not None and regex is not None:
         raise InvalidRequest.of(
-            "sampling.regex", "an answer has one constraint, not json_schema too"
+            "sampling.regex", "an answer can have one constraint; leave out json_schema or regex"
         )
     if isinstance(schema, Mapping):
         with _naming("sampling.json_schema"):
@@ -183,28 +192,28 @@ def generate_request(prompt: Prompt, options: GenerateOptions, n: int = 1) -> pb
 
 
 _SWITCHES: Final = ("raw_prompt", "allow_degraded", "accept_replace", "parallel_tool_calls")
-"""Options that are fields of the message as they are."""
+"""Options that are fields of the message with the same name."""
 
 
 def count_request(prompt: Prompt, model: str, raw_prompt: bool) -> pb.CountTokensRequest:
-    """Return the message for `count_tokens`; raise as `generate_request` does."""
+    """Return the message for `count_tokens`; raise as `generate_request`."""
     request = pb.CountTokensRequest()
     set_prompt(request, prompt)
     return set_fields(request, model=model, raw_prompt=raw_prompt)
 
 
 def check_request(text: str, labels: Mapping[str, str]) -> safety_pb2.CheckTextRequest:
-    """Return the message for `check_safety`; raise as `generate_request` does."""
+    """Return the message for `check_safety`; raise as `generate_request`."""
     request = set_fields(safety_pb2.CheckTextRequest(), text=text)
     _set_labels(request, labels)
     return request
 
 
 def set_options(request: Any, options: GenerateOptions | TextOptions, model: str) -> None:
-    """Set priority, labels and the model, which is `model` unless one is named; raise as `generate_request` does."""
+    """Set priority, labels and model; `model` is the default. Raise as `generate_request`."""
     priority = options.get("priority", "interactive")
     if priority not in PRIORITIES:
-        raise InvalidRequest.of("priority", f"{priority!r} is none of {', '.join(PRIORITIES)}")
+        raise InvalidRequest.of("priority", f"{priority!r} is not one of {', '.join(PRIORITIES)}")
     set_fields(request, priority=value_of(pb.Priority, priority), model=options.get("model", model))
     _set_labels(request, options.get("labels", {}))
 
@@ -218,20 +227,20 @@ def _set_labels(request: Any, labels: Mapping[str, str]) -> None:
 def set_prompt(
     request: pb.GenerateRequest | pb.CountTokensRequest | pb.ScoreRequest, prompt: Prompt
 ) -> None:
-    """Set the prompt or the conversation; raise InvalidRequest if it does not fit."""
+    """Set the prompt, the conversation or the audio of `request`; raise as `generate_request`."""
     if isinstance(prompt, str):
         set_fields(request, prompt=prompt)
         return
     if isinstance(prompt, Audio):
         if not isinstance(request, pb.GenerateRequest):
-            raise InvalidRequest.of("input", "must be text here, not audio")
+            raise InvalidRequest.of("input", "must be text, not audio; only `generate` takes audio")
         _set_audio(request.audio, prompt)
         return
     request.chat.SetInParent()
     for i, turn in enumerate(prompt):
         path, message = f"chat.messages[{i}].", request.chat.messages.add()
         if turn.role not in ROLES:
-            problem = f"{turn.role!r} is none of {', '.join(ROLES)}"
+            problem = f"{turn.role!r} is not one of {', '.join(ROLES)}"
             raise InvalidRequest.of(f"{path}role", problem)
         message.role = value_of(pb.Role, turn.role)
         set_fields(message, path, content=turn.content, tool_call_id=turn.tool_call_id)
@@ -240,7 +249,9 @@ def set_prompt(
 
 def _set_audio(message: pb.AudioInput, audio: Audio) -> None:
     if audio.task not in get_args(AudioTaskName):
-        raise InvalidRequest.of("audio.task", f"{audio.task!r} is none of the known tasks")
+        raise InvalidRequest.of(
+            "audio.task", f"{audio.task!r} is not one of {', '.join(get_args(AudioTaskName))}"
+        )
     message.format = pb.AUDIO_FORMAT_PCM if audio.pcm else pb.AUDIO_FORMAT_WAV
     message.task = value_of(pb.AudioTask, audio.task)
     set_fields(message, "audio.", data=audio.data, language=audio.language, prompt=audio.prompt)
@@ -262,10 +273,10 @@ def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:
 
 
 def set_fields(message: M, path: str = "", /, **values: Any) -> M:
-    """Set the fields that are not None.
+    """Set the fields of `message` whose values are not None, and return it; `path` precedes their names in errors.
 
     Raises:
-        InvalidRequest: a value does not fit; it names the field, below ``path``.
+        InvalidRequest: A value does not fit its field.
     """
     for name, value in values.items():
         if value is None:

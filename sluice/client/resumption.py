@@ -1,17 +1,17 @@
-"""One answer over as many calls as it takes: what the client holds, and what is new in each message.
+"""Resume an answer over several calls: track what the caller has, and find what is new in each message.
 
 Rules:
-- A new call repeats the request with its idempotency key and adds what the client holds: the token ids, and the seed in
-  force, so that the remaining tokens are drawn as they would have been.
-- With them goes the resume token of the last delta: the gateway continues only what a gateway has sent.
+- A new call repeats the request with its idempotency key and adds what the client has: the token ids, and the seed, so
+  that the remaining tokens are sampled as they would have been.
+- It also has the resume token of the last delta: a gateway continues only what a gateway has sent.
 - The gateway continues after those tokens, or replays the answer from an earlier index. What the caller has seen is not
   returned again: tokens are counted by index, text by its length.
 - Text may lag behind tokens (a character or a stop string may be incomplete), but how much text is out after n tokens
   depends on those tokens alone. So a call that begins at token n begins at the text length noted when token n came.
-- When a cascade escalates, the second model starts over; the client names the model whose tokens it holds.
+- When a cascade escalates, the second model starts over; the client names the model whose tokens it has.
 - An answer that contradicts what the caller has seen ends with an error.
 
-A core without I/O: `next_request`, then `accept` for each message, until `complete` or the call breaks.
+There is no I/O here: call `next_request`, then `accept` for each message, until `complete` or the call breaks off.
 """
 
 from sluice.client.answer import (
@@ -33,23 +33,23 @@ from sluice.wire.tokens import VisibleToken, put_tokens
 
 
 class _HeldText:
-    """A text of the answer, as far as the caller has seen it; see the rule on how text lags behind tokens."""
+    """A text of the answer as far as the caller has it, by the rule about text that lags behind tokens."""
 
     def __init__(self) -> None:
         self._length = 0
         self._length_at = {0: 0}
         self._position: int | None = None
-        """Characters of it that the present call has sent or skipped; None before its first delta."""
+        """Characters that the current call has sent or skipped; None before its first delta."""
 
     def call_begins(self) -> None:
-        """Begin another call, which sends what follows."""
+        """Start another call."""
         self._position = None
 
     def unseen(self, text: str, index: int) -> str:
         """Return the part of a delta's `text` at token `index` that the caller has not seen.
 
         Raises:
-            InternalError: the delta begins inside one of the calls before.
+            InternalError: The delta begins inside a delta of an earlier call.
         """
         if self._position is None:
             self._position = self._length_at.get(index)
@@ -60,17 +60,17 @@ class _HeldText:
         return text[skipped:]
 
     def keep(self, text: str, tokens: int) -> None:
-        """Note that the caller gets `text`, and has `tokens` tokens with it."""
+        """Record that the caller gets `text`, and then has `tokens` tokens."""
         self._length += len(text)
         self._length_at.setdefault(tokens, self._length)
 
 
 class ResumableAnswer:
-    """The part of an answer that the client holds.
+    """The part of an answer that the client has.
 
     Attributes:
-        started: the first `Started`, or None before it.
-        complete: whether `Finished` has come.
+        started: The first `Started`; None before it.
+        complete: Whether `Finished` has arrived.
     """
 
     def __init__(self, request: pb.GenerateRequest) -> None:
@@ -99,10 +99,10 @@ class ResumableAnswer:
         return request
 
     def accept(self, response: pb.GenerateResponse) -> list[Event]:
-        """Yield the events in `response` that the caller has not seen.
+        """Return the events in `response` that the caller has not seen.
 
         Raises:
-            InternalError: the message does not follow what came before it.
+            InternalError: The message does not continue the answer.
         """
         events: list[Event] = []
         if response.HasField("started"):
@@ -159,7 +159,7 @@ class ResumableAnswer:
         )
 
     def _known_tokens(self, delta: Delta) -> int:
-        """Return how many tokens of `delta` the caller has; they must be equal."""
+        """Return how many tokens of `delta` the caller has; raise InternalError if they differ."""
         count = len(self._token_ids)
         if delta.index > count:
             raise InternalError(f"tokens {count} to {delta.index - 1} of the answer are missing")
@@ -178,7 +178,7 @@ class ResumableAnswer:
 
 
 class SeveralAnswers:
-    """The answers to one request with n, from one call: a call that breaks is made again as a whole."""
+    """The answers to one request with `n`, from one call; a call that breaks off is repeated as a whole."""
 
     def __init__(self, request: pb.GenerateRequest) -> None:
         self._request = request
@@ -186,7 +186,7 @@ class SeveralAnswers:
 
     @property
     def complete(self) -> bool:
-        """Whether each has its `Finished`."""
+        """Whether every answer has its `Finished`."""
         return bool(self._parts) and all(answer.complete for answer, _ in self._parts)
 
     def next_request(self) -> pb.GenerateRequest:
@@ -196,10 +196,10 @@ class SeveralAnswers:
         return self._request
 
     def accept(self, response: pb.GenerateResponse) -> list[Event]:
-        """Accept the next message; callers see no events.
+        """Accept the next message; return no events, because callers get whole answers.
 
         Raises:
-            InternalError: it does not follow what came before it.
+            InternalError: It does not continue its answer.
         """
         if response.answer_index >= len(self._parts):
             raise InternalError(

@@ -1,9 +1,9 @@
-"""When to try again: bounded tries, waits that grow and are spread, never past the deadline.
+"""Decide whether and when to retry: bounded tries, growing waits with jitter, never past the deadline.
 
-A refusal for lack of room, which says when to try again, is not counted while there is a deadline: the request waits
-here as it would wait in the mesh. Limits and budgets of a tenant are no lack of room, and are final.
+A refusal for lack of capacity that says when to retry is not counted while there is a deadline: the request waits here
+as it would wait in the mesh. A tenant's limits and budgets are final.
 
-A core without a clock: `now` is monotonic seconds; `dice` returns random numbers in [0, 1).
+Nothing here reads a clock: `now` is monotonic time in seconds, and `dice` returns random numbers in [0, 1).
 """
 
 import random
@@ -20,14 +20,13 @@ class RetryPolicy:
     """How often and how soon a client tries again.
 
     Attributes:
-        start_tries: calls until the gateway has accepted the request once, where it does not say when to try again.
-        resume_tries: calls in a row without a new token, after it was accepted or where it says when to try again. With
-            the waits below the last one of either comes about 17 s after the first failure: enough for a gateway to be
-            started again on a busy machine.
-        first_wait_s: before the second call, seconds; doubles with each call.
-        wait_s_max: the longest wait, seconds.
-        start_s: no new call later than this after the first one, until the gateway has accepted the request, seconds;
-            None: no such bound. It matters where a connection attempt itself takes long.
+        start_tries: Most calls until a gateway accepts the request, if no error says when to retry.
+        resume_tries: Most calls in a row without a new token, once the request was accepted or an error says when to
+            retry. By default the last call starts about 17 s after the first failure, so that a gateway can restart.
+        first_wait_s: Wait before the second call, in seconds. It doubles with each call.
+        wait_s_max: Longest wait, in seconds.
+        start_s: Time after the first call during which others may start, until the request is accepted, in seconds;
+            None for no bound. It matters where connection attempts take long.
     """
 
     start_tries: int = 16
@@ -37,13 +36,13 @@ class RetryPolicy:
     start_s: float | None = None
 
     def wait_s(self, failures: int, dice: float) -> float:
-        """Return the seconds to wait after this many failures in a row: half is fixed, half is random."""
+        """Return the wait after `failures` failures in a row, in seconds; half of it is random."""
         step = min(self.wait_s_max, self.first_wait_s * 2.0 ** (failures - 1))
         return step * (0.5 + dice / 2)
 
 
 class Retries:
-    """Counts the failures of one request that began at `now` and has `timeout_s` seconds (None: no limit)."""
+    """The retries of one request, which began at `now` and has a deadline unless `timeout_s` is None."""
 
     def __init__(
         self,
@@ -61,36 +60,36 @@ class Retries:
         self._accepted = False
 
     def saw(self, event: Event) -> None:
-        """Reset the count of failures after new tokens; allow more tries after `Started`."""
+        """Handle an event: new tokens reset the count of failures, `Started` allows more tries."""
         if isinstance(event, Started):
             self._tries, self._accepted = self._policy.resume_tries, True
         elif isinstance(event, Delta):
             self._failures = 0
 
     def progressed(self) -> None:
-        """Reset the count of failures after progress of a stream without tokens: the call is accepted."""
+        """Handle progress of a stream without tokens: the request is accepted, and the count of failures is reset."""
         self._tries, self._failures, self._accepted = self._policy.resume_tries, 0, True
 
     def wait_s_after(self, error: SluiceError, now: float) -> float:
-        """Return the seconds to wait before the next call.
+        """Return the wait before the next call, in seconds.
 
         Raises:
-            SluiceError: `error`, when there is no next call: another try cannot help, there were enough, or the
-                deadline would be over by then.
+            SluiceError: `error` itself, if there is no next call: it is final, the tries are used up, or the deadline
+                would pass first.
         """
         if self._is_refusal(error):
             self._refusals += 1
             spread_s = (error.retry_after_s or 0.0) * self._dice() / 2
             return self._before_deadline(error, self._refusals, spread_s, now)
         self._failures += 1
-        # A mesh that says when to try again is there, and expects to serve the request then.
+        # A mesh that says when to retry is running, and expects to serve the request then.
         tries = self._tries if error.retry_after_s is None else self._policy.resume_tries
         if not may_resume(error) or self._failures >= tries or self._starts_late(now):
             raise error
         return self._before_deadline(error, self._failures, 0.0, now)
 
     def _starts_late(self, now: float) -> bool:
-        """Tell whether the time to start is over, for a request that was not accepted."""
+        """Return whether `start_s` has passed before the request was accepted."""
         return self._start_until is not None and not self._accepted and now >= self._start_until
 
     def _is_refusal(self, error: SluiceError) -> bool:
@@ -111,10 +110,10 @@ class Retries:
         """Return the time left until the deadline, in seconds; None without one.
 
         Raises:
-            DeadlinePassed: nothing is left. (gRPC's asyncio calls take a timeout of 0 for none at all.)
+            DeadlinePassed: No time is left. (gRPC's asyncio calls take a timeout of 0 for no timeout.)
         """
         if self._deadline is None:
             return None
         if now >= self._deadline:
-            raise DeadlinePassed("the deadline has passed already")
+            raise DeadlinePassed("the deadline has passed")
         return self._deadline - now

@@ -1,4 +1,4 @@
-"""What a client asks about texts, and the embeddings that it gets."""
+"""Build the calls of `embed`, `rerank` and `score`, and collect embeddings."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -11,22 +11,23 @@ from sluice.v1 import inference_pb2 as pb
 
 TEXTS_A_CALL: Final = 256
 BYTES_A_CALL: Final = 128 * 1024
-"""A longer list of texts is sent in several calls, each up to about so much."""
+"""Most texts and characters of one call; a longer list is sent in several calls."""
 CALLS: Final = 4
-"""How many of them at a time, so that the gateway prepares texts while workers compute others."""
+"""Concurrent calls for one list, so that the gateway prepares texts while workers compute others."""
 TEXTS_S: Final = 600.0
-"""How long such a list may take, seconds."""
+"""Default timeout for a list of texts, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Embeddings of texts, in their order.
+    """Embeddings of a list of texts, in the order of the texts.
 
     Attributes:
-        vectors: float32; `numpy.array` takes them as they are.
-        token_counts: of each text.
-        truncated: whether each text was cut.
-        request_ids: of the calls that a long list was sent in.
+        vectors: Embeddings as arrays of float32, which `numpy.array` accepts.
+        token_counts: Number of tokens of each text.
+        truncated: Whether each text was truncated.
+        model: Name of the model.
+        request_ids: Ids of the calls that the list was sent in.
     """
 
     vectors: tuple["array[float]", ...]
@@ -37,32 +38,32 @@ class Embeddings:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all texts."""
+        """Number of tokens of all texts."""
         return sum(self.token_counts)
 
 
 def embed_requests(
     texts: Sequence[str], options: TextOptions, **fields: Any
 ) -> list[pb.EmbedRequest]:
-    """Return the calls for `texts`, in order, with these `fields`.
+    """Return the requests for `texts`, in order; each has the given options and `fields`.
 
     Raises:
-        InvalidRequest: a value does not fit its field.
+        InvalidRequest: A value does not fit its field.
     """
     if isinstance(texts, str):
-        raise InvalidRequest.of("texts", "is one text; put it into a list")
+        raise InvalidRequest.of("texts", "is a single text; send a list of texts")
     parts = _parts(texts)
     return [text_request(pb.EmbedRequest(), options, texts=part, **fields) for part in parts]
 
 
 def text_request(request: M, options: TextOptions, **fields: Any) -> M:
-    """Return `request` with these `fields`; raise as `embed_requests` does."""
+    """Set options and `fields` of `request`, and return it; raise as `embed_requests`."""
     set_options(request, options, "")
     return set_fields(request, **fields)
 
 
 def embeddings_of(responses: Sequence[pb.EmbedResponse]) -> Embeddings:
-    """Return the embeddings of all calls for one list."""
+    """Return the embeddings in the responses to all calls for one list."""
     embeddings = [embedding for response in responses for embedding in response.embeddings]
     return Embeddings(
         tuple(array("f", embedding.values) for embedding in embeddings),

@@ -77,7 +77,7 @@ async def test_the_first_error_of_several_calls_is_raised() -> None:
     async with serving() as (address, _), AsyncClient(address) as client:
         with pytest.raises(PromptTooLong):
             await client.embed(["a"] * TEXTS_A_CALL + ["long"])
-        with pytest.raises(InvalidRequest, match="put it into a list"):
+        with pytest.raises(InvalidRequest, match="send a list of texts"):
             await client.embed("one text")
 
 
