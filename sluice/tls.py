@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 AUTHORITIES: Final = "ca.crt"
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -192,9 +192,9 @@ class _Files(Generic[_T]):
         try:
             self.current = self._read()
         except SettingsError as error:
-            _log.error("the certificates stay as they were: %s", error)
+            logger.error("reading certificates failed, the last ones stay in force: %s", error)
             return None
-        _log.info("certificates are read again: %s", self._files[0].parent)
+        logger.info("reloaded certificates of %s", self._files[0].parent)
         return self.current
 
     def _stamps(self) -> list[tuple[int, int, int]]:

@@ -19,7 +19,7 @@ from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
 from sluice.wire.permissions import may_speak_as
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SERVICES: Final = "sluice-"
 """What the names of services begin with."""
@@ -70,14 +70,14 @@ class MetricsExchange:
             try:
                 answer = unpack(ProcessMetrics, message.data)
             except MalformedMessage as error:
-                _log.warning("ignored malformed metrics of another process: %s", error)
+                logger.warning("ignored malformed metrics of another process: %s", error)
                 return
             account = message.subject.removeprefix(inbox)[1:]
             if may_speak_as(account, answer.service.removeprefix(_SERVICES), answer.instance):
                 found.append(answer)
                 arrived.set()
             else:
-                _log.warning("ignored metrics of %s from account %s", answer.instance, account)
+                logger.warning("ignored metrics of %s from account %s", answer.instance, account)
 
         assert self._client is not None, "started"
         if not self._client.is_connected:
@@ -108,7 +108,7 @@ class MetricsExchange:
             own = await asyncio.to_thread(self._own, set(names))
             await self._client.publish(message.reply, pack(own))
         except (MalformedMessage, OversizedMessage, NatsError) as error:
-            _log.warning("metrics are not sent: %s", error)
+            logger.warning("publishing metrics failed: %s", error)
 
     def _own(self, names: Collection[str]) -> ProcessMetrics:
         return ProcessMetrics(

@@ -21,7 +21,7 @@ from sluice.wire.jetstream import answering
 
 M = TypeVar("M", bound=Message)
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
 """Longest wait for JetStream, seconds."""
@@ -131,7 +131,7 @@ class Bucket:
             try:
                 yield key, unpack(kind, payload)
             except MalformedMessage as error:
-                _log.error("%s: %s is damaged and left out: %s", self._stream, key, error)
+                logger.error("%s: %s is damaged and left out: %s", self._stream, key, error)
 
     async def read_payloads(self) -> AsyncIterator[tuple[str, bytes]]:
         """Yield all packed messages with their keys."""

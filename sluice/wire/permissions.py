@@ -95,12 +95,6 @@ def account(kind: str, process: str) -> str:
     return JOBS if kind == JOBS else GATEWAYS
 
 
-def account_of(stream: str) -> str:
-    """Return the account that keeps a stream."""
-    of_jobs = (subjects.JOBS_BUCKET, subjects.JOB_INPUTS_STREAM, subjects.JOB_RESULTS_STREAM)
-    return JOBS if stream in of_jobs else GATEWAYS
-
-
 def permissions(kind: str, process: str) -> Permissions | None:
     """Return what the process of `kind` with the id `process` may do in its account; None: everything."""
     return _gateway(process) if kind == GATEWAY else None

@@ -27,7 +27,7 @@ from sluice.settings.reload import Apply
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, pack, unpack
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S: Final = 1.0
 """After this time without an answer the question is sent again, seconds."""
@@ -101,12 +101,12 @@ class _Reloads:
         try:
             question = unpack(ReloadQuestion, message.data)
         except MalformedMessage as error:
-            log.warning("a question to reload is dropped: %s", error)
+            logger.warning("ignored malformed reload request: %s", error)
             return
         if question.pid != os.getpid() or question.path != str(self._path):
             return
         if not subjects.is_token(question.id):
-            log.warning("a question to reload is dropped: its id cannot be part of a subject")
+            logger.warning("ignored malformed reload request: its id cannot be part of a subject")
         elif question.id not in self._answers:
             self._answers[question.id] = None
             self.ask(question.id)
@@ -134,7 +134,7 @@ class _Reloads:
         try:
             await self._client.publish(subjects.reloaded(question), pack(answer))
         except NatsError as error:
-            log.warning("the answer to a question to reload is not sent: %s", error)
+            logger.warning("publishing the outcome of a reload failed: %s", error)
 
     async def _reload(self) -> str | None:
         """Reload; return why the configuration stays as it was, or None if the new one is in force."""
@@ -143,10 +143,10 @@ class _Reloads:
             if applying is not None:
                 await applying
         except SettingsError as error:
-            log.error("the configuration stays as it was: %s", error)
+            logger.error("reload failed, the configuration stays in force: %s", error)
             return str(error)
         except Exception as error:  # the task would end silently, and who asked would wait
-            log.exception("the configuration stays as it was: internal error")
+            logger.exception("reload failed, the configuration stays in force: internal error")
             return f"internal error: {type(error).__name__}; see its log"
-        log.info("configuration read again: %s", self._path)
+        logger.info("reloaded configuration %s", self._path)
         return None

@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 from sluice.errors import TransportUnavailable
 from sluice.wire.jetstream import explained
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CHECK_S: Final = 30.0
 """How often the streams are looked at while the connection stands, in seconds."""
@@ -64,10 +64,10 @@ class StreamKeeper:
             self._failed(error)
             return
         except Exception:  # the loop would end, and with it others of its process
-            _log.exception("streams were not looked at")
+            logger.exception("check of streams failed")
             return
         if self.problem:
-            _log.info("JetStream takes the streams of this process again")
+            logger.info("streams are available again")
         self.problem, self._logged_at = "", float("-inf")
 
     def _failed(self, error: Exception) -> None:
@@ -75,4 +75,4 @@ class StreamKeeper:
         now = self._clock()
         if now - self._logged_at >= REPEAT_S:
             self._logged_at = now
-            _log.warning("jobs, records and keys fail: %s", self.problem)
+            logger.warning("streams are unavailable, jobs, records and keys fail: %s", self.problem)

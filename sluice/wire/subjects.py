@@ -87,7 +87,6 @@ BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"
 
 ALL_TASKS: Final = f"{BATCHERS}.*.task"
-ALL_RECORDS: Final = f"{RECORDS}.*.request.*.*"
 ALL_CONTROL: Final = f"{BATCHERS}.*.control"
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What batchers publish on."""

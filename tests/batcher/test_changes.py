@@ -75,7 +75,7 @@ async def test_sighup_activates_another_policy_and_loses_nothing(
             await reload(config, changed(before, ["nats", "replicas"], 3))
             await gateway.until(lambda: "nats.replicas: cannot be changed" in caplog.text)
             await reload(config, changed(before, ["batcher", "policy"], Policy(max_rows=1)))
-            await gateway.until(lambda: f"configuration read again: {config}" in caplog.text)
+            await gateway.until(lambda: f"reloaded configuration {config}" in caplog.text)
             worker.busy = 0
             await worker.until(lambda: len(worker.batches) == SLOTS)
             assert [len(batch.tasks) for batch in worker.batches] == [1] * SLOTS

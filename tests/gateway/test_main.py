@@ -174,7 +174,7 @@ async def test_a_hangup_swaps_the_policies_and_a_broken_file_does_not(
             assert (await client.check_safety("x")).policy.startswith("default@")
             path.write_text(text + "safety: {default: two, policies: {two: {}}}\n")
             process.send_signal(signal.SIGHUP)
-            await line_with(lines, "configuration read again")
+            await line_with(lines, "reloaded configuration")
             assert (await client.check_safety("x")).policy.startswith("two@")
             for broken, says in (
                 ("safety: {default: nope}\n", "safety.default: no policy 'nope'"),
@@ -183,7 +183,9 @@ async def test_a_hangup_swaps_the_policies_and_a_broken_file_does_not(
                 kept = re.sub(r"telemetry:\n(  .*\n)*", "", text) if "telemetry" in broken else text
                 path.write_text(kept + broken)
                 process.send_signal(signal.SIGHUP)
-                assert says in await line_with(lines, "the configuration stays as it was")
+                assert says in await line_with(
+                    lines, "reload failed, the configuration stays in force"
+                )
             assert (await client.check_safety("x")).policy.startswith("two@")
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, BOUND_S) == 0

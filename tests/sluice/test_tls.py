@@ -25,7 +25,6 @@ from sluice.tls import (
     server_context,
     server_credentials,
 )
-from supervisor import certificates
 from supervisor.certificates import Authority
 
 BOUND_S = 60.0
@@ -110,9 +109,10 @@ async def test_renewed_files_are_served_and_broken_ones_are_not(
         assert await serial_at(address, authority) == second
         authority.issue("server")
         assert await serial_at(address, authority) not in (first, second)
+    kept = "reading certificates failed, the last ones stay in force"
     assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
-        f"the certificates stay as they were: {folder / KEY}: is not the key of {folder / CERTIFICATE}",
-        f"the certificates stay as they were: {folder / CERTIFICATE}: cannot be read: No such file or directory",
+        f"{kept}: {folder / KEY}: is not the key of {folder / CERTIFICATE}",
+        f"{kept}: {folder / CERTIFICATE}: cannot be read: No such file or directory",
     ]
 
 
@@ -134,8 +134,7 @@ def test_each_bad_file_is_one_line_that_names_it(
     (folder / CERTIFICATE).write_text("none")
     with pytest.raises(SettingsError, match=f"{folder / CERTIFICATE}: holds no PEM certificate"):
         read_pair(folder)
-    monkeypatch.setattr(certificates, "DAYS", 0)
-    authority.issue("server")
+    Authority(authority.folder, days=0).issue("server")
     with pytest.raises(SettingsError, match=f"{folder / CERTIFICATE}: has expired on 20"):
         read_pair(folder)
     monkeypatch.undo()

@@ -206,7 +206,7 @@ async def recorded(nats_url: str) -> list[RequestRecord]:
     client = await nats.connect(nats_url)
     try:
         reader = await client.jetstream().pull_subscribe(
-            subjects.ALL_RECORDS, stream=subjects.RECORDS_STREAM
+            f"{subjects.RECORDS}.*.request.*.*", stream=subjects.RECORDS_STREAM
         )
         pending = (await reader.consumer_info()).num_pending or 0
         messages = await reader.fetch(pending, timeout=BOUND_S) if pending else []

@@ -8,11 +8,6 @@ from threading import Event, Semaphore, Thread
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.metrics.v1 import (
-    metrics_service_pb2,
-    metrics_service_pb2_grpc,
-)
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from sluice.startup import free_port
 from sluice.telemetry import catalog
@@ -24,40 +19,24 @@ WAIT_S = 20.0
 Export = Callable[[grpc.ServicerContext], None]
 
 
-class Traces(trace_service_pb2_grpc.TraceServiceServicer):
-    """Does something else than to take spans."""
+class Collector(grpc.GenericRpcHandler):
+    """Does something else than to take spans and metrics."""
 
     def __init__(self, export: Export) -> None:
         self._export = export
 
-    def Export(
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(self._answer)
+
+    def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self._export(context)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
-    """The same with metrics."""
-
-    def __init__(self, export: Export) -> None:
-        self._export = export
-
-    def Export(
-        self,
-        request: metrics_service_pb2.ExportMetricsServiceRequest,
-        context: grpc.ServicerContext,
-    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
-        self._export(context)
-        return metrics_service_pb2.ExportMetricsServiceResponse()
+        return b""
 
 
 @contextmanager
 def collector(export: Export) -> Iterator[str]:
     """Gives the endpoint."""
-    server = grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(export), server)
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(export), server)
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[Collector(export)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -100,7 +100,7 @@ async def test_who_asks_hears_why_not(
     assert answer is not None
     assert not answer.taken
     assert problem in answer.problem
-    assert "the configuration stays as it was" in caplog.text
+    assert "the configuration stays in force" in caplog.text
 
 
 async def test_the_answer_does_not_depend_on_the_log(
