@@ -89,6 +89,7 @@ class Gateway:
         limiter: the calls that run.
         generator: answers requests.
         store: records and audit entries.
+        exchange: reads the metrics of all processes.
         streams: creates the streams again that NATS has lost.
         in_force: the policies that requests take.
         reload: replaces them.
@@ -115,7 +116,7 @@ class Gateway:
         """
         limits = settings.gateway
         self._settings = settings
-        self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, instruments)
+        self.exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, instruments)
         replays = ReplayCache(limits.replay_entries, limits.replay_s)
         self.transport = NatsTransport(gateway_id, limits.stall_s, replays)
         self.registry = self.transport.registry
@@ -187,7 +188,7 @@ class Gateway:
             self.authenticator,
         )
         self._admin = AdminService(
-            self._settings, self.shared, self.registry, self.store, self._drift, self._exchange
+            self._settings, self.shared, self.registry, self.store, self._drift, self.exchange
         )
         self._safety = SafetyService(self._admission, self.shared.peers)
 
@@ -269,7 +270,7 @@ class Gateway:
         except BaseException:
             await disconnect(client)
             raise
-        await self._exchange.start(client)
+        await self.exchange.start(client)
         await self.transport.start(client, self.shared.drains.on_report)
         await self.reload.join()
         self._health.refresh(time.monotonic())

@@ -34,7 +34,7 @@ def is_verb(word: str) -> bool:
     return word.lower() in _VERBS
 
 
-class Form:
+class CodeForm:
     """Collects the figures, file by file."""
 
     def __init__(self) -> None:

@@ -34,9 +34,16 @@ LATE_S: Final = 3.0
 
 
 class MetricsExchange:
-    """The metrics of this process for others, and those of all for this one."""
+    """The metrics of this process for others, and those of all for this one.
 
-    def __init__(self, service: str, instance: str, instruments: Instruments) -> None:
+    Attributes:
+        gather_s: How long answers are waited for, in seconds; see `GATHER_S`.
+    """
+
+    def __init__(
+        self, service: str, instance: str, instruments: Instruments, gather_s: float = GATHER_S
+    ) -> None:
+        self.gather_s = gather_s
         self._service = service
         self._instance = instance
         self._instruments = instruments
@@ -52,7 +59,7 @@ class MetricsExchange:
         names: Collection[str],
         enough: Callable[[list[ProcessMetrics]], bool] = lambda found: True,
     ) -> list[ProcessMetrics]:
-        """Return the metrics with these `names`, or all, of every process that answers within `GATHER_S`.
+        """Return the metrics with these `names`, or all, of every process that answers within `gather_s`.
 
         Answers are waited for up to `LATE_S` longer while those that came are not ``enough``.
 
@@ -89,7 +96,7 @@ class MetricsExchange:
         try:
             question = ReadMetricsRequest(names=names)
             await self._client.publish(subjects.METRICS, pack(question), inbox)
-            await asyncio.sleep(GATHER_S)
+            await asyncio.sleep(self.gather_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LATE_S):
                     while not enough(found):

@@ -166,7 +166,7 @@ class FuzzedGateway:
             **gateway._admin.answers,
         }
         await shared.peers.start(self.nats, answers, (gateway.reload, shared.usage))
-        await gateway._exchange.start(self.nats)
+        await gateway.exchange.start(self.nats)
         await gateway.transport.start(self.nats, gateway.shared.drains.on_report)
         gateway.shared.idempotency_keys.open(self.nats)
         await gateway.store.start(self.nats)

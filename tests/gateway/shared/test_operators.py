@@ -12,7 +12,7 @@ import pytest
 from gateway.shared.drains import READ_S
 from sluice.errors import Cancelled, InvalidRequest, RequestUnknown, WorkerUnknown
 from sluice.internal.v1.control_pb2 import ControlMessage, DrainRecord
-from sluice.telemetry import catalog, exchange
+from sluice.telemetry import catalog
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.names import SERVICE_BATCHER
@@ -156,10 +156,8 @@ async def test_a_gateway_reads_what_another_one_has_told_a_batcher(
     assert others[0].drains_changed == told.drains_changed
 
 
-async def test_a_worker_is_drained_whose_batcher_answers_late(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "GATHER_S", 0.0)
+async def test_a_worker_is_drained_whose_batcher_answers_late(wire: Wire) -> None:
+    wire.gateway.exchange.gather_s = 0.0
     await show_workers(wire, "a:1/small")
     drain = pb.DrainWorkerRequest(model="small", worker="a:1/small")
     assert list((await admin(wire).DrainWorker(drain)).drained) == ["small a:1/small"]
