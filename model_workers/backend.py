@@ -15,8 +15,8 @@ import triton_python_backend_utils as pb_utils
 
 from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
 from model_workers.parent import exit_with_parent
-from model_workers.prepared import PreparedEngine
 from model_workers.process import build_engine
+from model_workers.runners import ThreadRunner
 from model_workers.shared_memory import make_shared_memory_private
 from model_workers.worker import InboxFull, Worker
 from sluice.core_dumps import forbid_core_dumps
@@ -72,15 +72,14 @@ class TritonPythonModel:
         settings = _settings(args["model_config"])
         # Before torch is imported, by build_engine: OpenMP reads it once.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-        engine = build_engine(settings)
+        runner = ThreadRunner()
+        engine = build_engine(settings, runner.wake)
         clean()
         self._tracing = start_tracing(SERVICE_WORKER)
         # A process whose engine has ended or hangs is of no use; the supervisor restarts it.
         self._worker = Worker(
-            settings.name, engine, self._tracing.tracer, on_fault=lambda: os._exit(1)
+            settings.name, engine, self._tracing.tracer, lambda: os._exit(1), runner
         )
-        if isinstance(engine, PreparedEngine):
-            engine.wake = self._worker.wake
         self._worker.start()
         logger.info("worker %s serves %s", self._worker.worker_id, settings.name)
 

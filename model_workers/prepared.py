@@ -43,19 +43,24 @@ class _Compiling:
 class PreparedEngine(Engine):
     """Wraps an engine: a sequence with a constraint joins it when the constraint is compiled.
 
-    Attributes:
+    Args:
         wake: Called from any thread when a sequence is ready.
+        compiling_max: See `COMPILING_MAX`.
     """
 
     def __init__(
-        self, engine: Engine, sampler: "Sampler", compiling_max: int = COMPILING_MAX
+        self,
+        engine: Engine,
+        sampler: "Sampler",
+        wake: Callable[[], None],
+        compiling_max: int = COMPILING_MAX,
     ) -> None:
         self._engine = engine
+        self._wake = wake
         self._sampler = sampler
         self._compiling_max = compiling_max
         self._threads = ThreadPoolExecutor(THREADS, "constraints")
         self._compiling: dict[str, _Compiling] = {}
-        self.wake: Callable[[], None] = lambda: None
 
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:
@@ -71,7 +76,7 @@ class PreparedEngine(Engine):
             raise Overloaded(f"{self._compiling_max} constraints are being compiled; retry later")
         matcher = self._threads.submit(self._sampler.matcher, sequence)
         self._compiling[sequence.request_id] = _Compiling(sequence, now, matcher)
-        matcher.add_done_callback(lambda _: self.wake())
+        matcher.add_done_callback(lambda _: self._wake())
 
     @override
     def cancel(self, request_ids: Collection[str]) -> None:

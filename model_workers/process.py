@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,10 @@ ECHO_CONTEXT_TOKENS: Final = 4096
 """Context length of the echo engine if the settings have none."""
 
 
-def build_engine(settings: ModelSettings) -> Engine:
+def build_engine(settings: ModelSettings, wake: Callable[[], None]) -> Engine:
     """Build the engine that `settings` name. Call it once per process: it configures the process's threads.
+
+    `wake` is called from any thread when the engine has work that did not come through `add`.
 
     Raises:
         SettingsError: The model cannot be served.
@@ -34,7 +37,7 @@ def build_engine(settings: ModelSettings) -> Engine:
         return EchoEngine(*limits, partial(time.sleep, settings.echo_step_ms / 1000))
     check_model(settings)
     with named(settings.name, ValueError, OSError):
-        engine = _load(settings)
+        engine = _load(settings, wake)
     return_free_memory()
     return engine
 
@@ -49,7 +52,7 @@ def return_free_memory() -> None:
         trim(0)
 
 
-def _load(settings: ModelSettings) -> Engine:
+def _load(settings: ModelSettings, wake: Callable[[], None]) -> Engine:
     # Imported here: an echo worker needs no torch, and a broken folder is reported at once.
     from model_workers.engine.checkpoint import limit_threads, load_engine
 
@@ -66,19 +69,19 @@ def _load(settings: ModelSettings) -> Engine:
         from model_workers.engine.generate.load import load_generate
 
         whole = load_generate(settings)
-        return PreparedEngine(whole, whole.sampler)
+        return PreparedEngine(whole, whole.sampler, wake)
     if _may_have_encoder(settings):
         from model_workers.engine.families import load_encoder_decoder
 
         if (reading := load_encoder_decoder(settings)) is not None:
-            return PreparedEngine(reading, reading.sampler)
+            return PreparedEngine(reading, reading.sampler, wake)
     ranks = None
     if settings.tensor_parallel > 1:
         from model_workers.ranks import RankProcesses
 
         ranks = RankProcesses(settings, lambda: os._exit(1))
     engine = load_engine(settings, time.monotonic, ranks)
-    return PreparedEngine(engine, engine.sampler)
+    return PreparedEngine(engine, engine.sampler, wake)
 
 
 def _may_have_encoder(settings: ModelSettings) -> bool:

@@ -122,6 +122,11 @@ class ThreadRunner:
         self._gives_way = gives_way
         self._threads: list[Thread] = []
 
+    def wake(self) -> None:
+        """Let the engine's thread look for work that came through no command; from any thread."""
+        with self.changes_of_engine:
+            self.changes_of_engine.notify()
+
     def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
         """Start both threads; see `Runner.start`."""
         compute = (lambda: _give_way_and(engine.run)) if self._gives_way else engine.run
@@ -168,8 +173,8 @@ class LoopRunner:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pace_s: float = PACE_S) -> None:
-        self.changes_of_engine: Changes = _LoopChanges(self._on_change)
-        self.changes_of_sender: Changes = _LoopChanges(self._on_change)
+        self.changes_of_engine: Changes = _LoopChanges(self.wake)
+        self.changes_of_sender: Changes = _LoopChanges(self.wake)
         self._loop, self._pace_s = loop, pace_s
         self._parts: tuple[EnginePart, SenderPart, Callable[[], None]] | None = None
         self._is_scheduled = False
@@ -181,7 +186,7 @@ class LoopRunner:
         """Schedule the first turn; see `Runner.start`."""
         self._parts = engine, sender, on_fault
         engine.begin()
-        self._on_change()
+        self.wake()
 
     def stop(self, engine: EnginePart, sender: SenderPart) -> None:
         """End both parts; see `Runner.stop`."""
@@ -192,7 +197,8 @@ class LoopRunner:
         sender.turn()
         sender.close()
 
-    def _on_change(self) -> None:
+    def wake(self) -> None:
+        """Schedule a turn: there is work for the engine or the sender."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._turn)
@@ -218,7 +224,7 @@ class LoopRunner:
         """Schedule a turn for the next step or report; an earlier timer stays."""
         now = time.monotonic()
         if engine.is_due and now >= self._send_at:
-            self._on_change()
+            self.wake()
             return
         due_at = now if engine.is_due else sender.next_due
         if due_at is not None:
@@ -234,7 +240,7 @@ class LoopRunner:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._on_change()
+        self.wake()
 
 
 def _give_way_and(run: Callable[[], None]) -> None:

@@ -51,7 +51,7 @@ class InboxFull(Exception):
 
 
 class EngineLoop:
-    """Drives one engine. `run` is its thread; `submit`, `wake` and `stop` may be called from any other.
+    """Drives one engine. `run` is its thread; `submit` and `stop` may be called from any other.
 
     Without a thread, `begin` is called once, and `turn` whenever `changed` was notified. Commands call `serve`,
     `admit`, `cancel`, `abandon` and `demand`.
@@ -102,11 +102,6 @@ class EngineLoop:
             if self._stopping or len(self._inbox) >= self._inbox_max:
                 raise InboxFull("the worker is overloaded or closing")
             self._inbox.append(command)
-            self._changed.notify()
-
-    def wake(self) -> None:
-        """Wake the engine's thread: it has work that did not come through the inbox."""
-        with self._changed:
             self._changed.notify()
 
     def stop(self) -> None:
@@ -366,10 +361,6 @@ class Worker:
     def stop(self) -> None:
         """End the engine after its step, then the channels."""
         self._runner.stop(self._loop, self._sender)
-
-    def wake(self) -> None:
-        """Notice that `Engine.has_sequences` may have become true; from any thread that the runner allows."""
-        self._loop.wake()
 
     def handle(
         self, request: worker_pb2.WorkerRequest, responses: ResponseSender, traceparent: str = ""

@@ -31,6 +31,8 @@ from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from model_workers.engine.sampling.state import SamplingState
 from model_workers.engine.sequences import Sequence
 
+logger = logging.getLogger(__name__)
+
 SKIPPED: Final = 2
 """First measurements of a kind that do not count: libraries initialize for new shapes."""
 SAMPLES: Final = 8
@@ -139,9 +141,6 @@ class SpeculationController:
 
     def _of(self, sequences: int) -> _StepTimes:
         return self._times.setdefault((sequences - 1).bit_length(), _StepTimes())
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass

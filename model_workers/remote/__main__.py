@@ -65,12 +65,12 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
     async with ServerClient(api, url, lambda: engine.gate_changed()) as client:
         alone = len(model.triton_urls or model.triton_models) == 1
         limits = SequenceLimits.of(model, context)
-        engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        runner = LoopRunner(loop)
+        engine = RemoteEngine(client, limits, alone, loop, runner.wake)
         tracing = start_tracing(SERVICE_WORKER)
         fault = partial(os._exit, 1)
-        runner = LoopRunner(asyncio.get_running_loop())
         worker = Worker(model.name, engine, tracing.tracer, fault, runner, isolates=False)
-        engine.wake = worker.wake
         await client.health.look()
         watching = asyncio.create_task(client.health.run())
         worker.start()

@@ -7,10 +7,15 @@ for now. Later failures are returned to the batcher, which sends the sequence wi
 import asyncio
 import json
 import logging
+import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
 
 from model_workers.engine.protocol import SequenceEnd, SequenceSpec, TokenLogprobs
 from model_workers.remote.api import (
@@ -26,7 +31,6 @@ from model_workers.remote.api import (
 from model_workers.remote.calls import CallText
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from model_workers.remote.health import ServerHealth
-from model_workers.remote.http import HttpClient, ServerConnection
 from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
 from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded
@@ -38,6 +42,9 @@ logger = logging.getLogger(__name__)
 TRIES: Final = 3
 """Maximum number of requests to a failing server; one that has failed as often for others gets one."""
 CONNECT_S: Final = 5.0
+"""Timeout of a connection with its TLS, in seconds."""
+IDLE_S: Final = 4.0
+"""How long an unused connection is kept, in seconds: less than uvicorn keeps it, so that no request meets its end."""
 LIST_S: Final = 5.0
 """Timeout of listing the server's models, in seconds."""
 END_S: Final = 0.05
@@ -50,6 +57,11 @@ NO_LOGPROBS: Final = TokenLogprobs(0.0, text="")
 So sums are right, and without these entries the rest is what the server sent.
 """
 
+_UNREACHABLE: Final = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.ClientHttpProxyError,
+)
 _JSON: Final = json.JSONEncoder(ensure_ascii=False)
 
 Emit = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...]], None]
@@ -82,14 +94,26 @@ class ServerClient:
         self._is_told = False
         """Whether it was logged that the server does not have the model."""
         self._opening: asyncio.TimerHandle | None = None
-        self._http = HttpClient(self.url, CONNECT_S, self._settings.stall_s)
+        self._proxy = proxy_of(self.url)
 
     async def __aenter__(self) -> Self:
         """Return the client; connections open when they are needed."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=IDLE_S, ssl=ssl.create_default_context()
+            ),
+            timeout=aiohttp.ClientTimeout(connect=CONNECT_S, sock_read=self._settings.stall_s),
+            # Compression would delay events until a block of it is full.
+            headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=self._proxy,
+        )
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self._http.close()
+        if self._opening is not None:
+            self._opening.cancel()
+        await self._session.close()
 
     async def answer(self, spec: SequenceSpec, emit: Emit) -> Answered:
         """Request the answer to a sequence and emit its tokens; return how it ended.
@@ -169,63 +193,46 @@ class ServerClient:
     async def _ask(self, spec: SequenceSpec, reading: "_Reading") -> Answered:
         body = _JSON.encode(self._api.body(spec)).encode(errors="replace")
         reader = EventReader()
-        with _faults():
-            response = await self._response("POST", self._api.path, body, spec.traceparent)
-            try:
-                # A list proves nothing of requests, but this does.
-                self.gate.answered(response.headers, time.monotonic())
-                self._watch_gate()
-                while received := await response.read():
-                    for data in reader.feed(received):
-                        if data == DONE:
-                            await self._finish(response)
-                            return reading.answered()
-                        reading.take(self._api.chunk(data))
-            finally:
-                self._http.release(response)
+        async with self._response("POST", self._api.path, body, spec.traceparent) as response:
+            # A list proves nothing of requests, but this does.
+            self.gate.answered(response.headers, time.monotonic())
+            self._watch_gate()
+            async for received in response.content.iter_any():
+                for data in reader.feed(received):
+                    if data == DONE:
+                        await _finish(response)
+                        return reading.answered()
+                    reading.take(self._api.chunk(data))
         return reading.answered()
 
-    async def _finish(self, response: ServerConnection) -> None:
-        """Read to the end of a complete stream, so that its connection serves the next request."""
-        if not response.is_whole:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(END_S):
-                    while await response.read():
-                        pass
-
     async def _read_list(self) -> bytes:
-        listed = b""
-        with _faults():
-            response = await self._response("GET", "/models")
-            try:
-                while received := await response.read():
-                    listed += received
-                    if len(listed) > EVENT_BYTES_MAX:
-                        raise ServerFault("the server's list of models has no end")
-            finally:
-                self._http.release(response)
-        return listed
+        async with self._response("GET", "/models") as response:
+            names = await _read_up_to(response, EVENT_BYTES_MAX + 1)
+        if len(names) > EVENT_BYTES_MAX:
+            raise ServerFault("the server's list of models has no end")
+        return names
 
+    @asynccontextmanager
     async def _response(
-        self, method: str, path: str, body: bytes = b"", traceparent: str = ""
-    ) -> ServerConnection:
-        """Send a request; return the connection with the head of a successful response.
+        self, method: str, path: str, body: bytes | None = None, traceparent: str = ""
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; yield the successful response when its head has arrived.
 
         Raises:
-            ServerFault: There is none, or its status says why.
-            ConnectionError: The connection broke.
+            ServerFault: There is none, its status says why, or the connection breaks within the block.
         """
-        response = await self._http.send(method, path, self._headers(traceparent), body)
-        if response.status == 200:
-            return response
-        said = b""
-        try:
-            while len(said) < ERROR_BYTES_MAX and (received := await response.read()):
-                said += received
-        finally:
-            self._http.release(response)
-        wait_s = retry_after_s(response.headers, time.time())
-        raise fault_of_status(response.status, said, wait_s)
+        headers = self._headers(traceparent)
+        # Redirects are refused: key and prompt go where the settings say.
+        request = self._session.request(
+            method, self.url + path, data=body, headers=headers, allow_redirects=False
+        )
+        with _faults(self._settings.stall_s):
+            async with request as response:
+                if response.status != 200:
+                    details = await _read_up_to(response, ERROR_BYTES_MAX)
+                    wait_s = retry_after_s(response.headers, time.time())
+                    raise fault_of_status(response.status, details, wait_s)
+                yield response
 
     def _headers(self, traceparent: str) -> dict[str, str]:
         key = read_key(self._settings)
@@ -233,14 +240,43 @@ class ServerClient:
         return headers | {TRACEPARENT: traceparent} if traceparent else headers
 
 
+def proxy_of(url: str) -> str | None:
+    """Return the proxy by HTTPS_PROXY, HTTP_PROXY and NO_PROXY; None: the server is called directly."""
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme)
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
 @contextmanager
-def _faults() -> Iterator[None]:
+def _faults(stall_s: float) -> Iterator[None]:
     """Turn broken connections and invalid answers into a `ServerFault`."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except _UNREACHABLE as error:
+        raise ServerFault("the server cannot be reached", ModelUnavailable) from error
+    except aiohttp.SocketTimeoutError as error:
+        raise ServerFault(f"the server said nothing for {stall_s:g} s") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
         kind = type(error).__name__
         raise ServerFault(f"the connection to the server broke ({kind})") from error
+
+
+async def _read_up_to(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    """Return the body, or its first part if it is longer than `limit_bytes`."""
+    body = bytearray()
+    while len(body) < limit_bytes and (received := await response.content.readany()):
+        body += received
+    return bytes(body)
+
+
+async def _finish(response: aiohttp.ClientResponse) -> None:
+    """Read to the end of a complete stream, so that its connection serves the next request."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            while not response.content.at_eof():
+                await response.content.readany()
 
 
 def _model_names(listed: bytes) -> list[str]:

@@ -89,7 +89,7 @@ class RemoteEngine(Engine):
     limits: SequenceLimits
     alone: bool
     loop: asyncio.AbstractEventLoop
-    wake: Callable[[], None] = lambda: None
+    wake: Callable[[], None]
     _sequences: dict[str, RemoteSequence] = field(default_factory=dict)
     _events: deque[tuple[RemoteSequence, SequenceStep] | None] = field(default_factory=deque)
     _steps: int = 0

@@ -2,7 +2,7 @@
 reported.
 """
 
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ class SlowSampler:
     def __init__(self) -> None:
         self.prepared: dict[str, Any] = {}
         self.may_end = Event()
+        self.compiled = Semaphore(0)
         self.opened: dict[str, Any] = {}
 
     def matcher(self, sequence: SequenceSpec) -> str:
@@ -54,9 +55,14 @@ def sampler() -> SlowSampler:
     return SlowSampler()
 
 
+def engine_of(sampler: SlowSampler, **bounds: int) -> PreparedEngine:
+    wake = sampler.compiled.release
+    return PreparedEngine(Taking(sampler), sampler, wake, **bounds)  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def engine(sampler: SlowSampler) -> PreparedEngine:
-    return PreparedEngine(Taking(sampler), sampler)  # type: ignore[arg-type]
+    return engine_of(sampler)
 
 
 def sequence(name: str, regex: str | None = None, attempt: int = 0, **fields: Any) -> SequenceSpec:
@@ -64,15 +70,10 @@ def sequence(name: str, regex: str | None = None, attempt: int = 0, **fields: An
     return SequenceSpec(name, "batcher", attempt, (1, 2), (), sampling, **fields)
 
 
-def compiled(engine: PreparedEngine, sampler: SlowSampler) -> None:
-    """Lets the compilers go on, and waits for them."""
-    woken = Event()
-    engine.wake = woken.set
-    matchers = [one.matcher for one in engine._compiling.values()]
+def compile_all(sampler: SlowSampler, count: int = 1) -> None:
+    """Lets the compilers go on, and waits until so many have woken the engine's thread."""
     sampler.may_end.set()
-    for matcher in matchers:
-        matcher.exception(BOUND_S)
-    assert woken.wait(BOUND_S)
+    assert all(sampler.compiled.acquire(timeout=BOUND_S) for _ in range(count))
 
 
 def ends(engine: PreparedEngine, now: float = 0.0) -> dict[str, SequenceStep]:
@@ -90,7 +91,7 @@ def test_other_rows_go_on_while_a_constraint_is_compiled(
     assert engine.load().waiting == 1
     engine.add(sequence("plain"), 0.0)
     assert set(ends(engine)) == {"plain"}
-    compiled(engine, sampler)
+    compile_all(sampler)
     assert engine.has_sequences()
     assert ends(engine)["slow"].end is not None
     assert sampler.opened == {"plain": None, "slow": "matcher of slow"}
@@ -102,7 +103,7 @@ def test_what_is_wrong_with_a_constraint_ends_its_row(
     engine: PreparedEngine, sampler: SlowSampler
 ) -> None:
     engine.add(sequence("bad", "wrong"), 0.0)
-    compiled(engine, sampler)
+    compile_all(sampler)
     end = ends(engine)["bad"]
     assert (end.end, end.reason) == (SequenceEnd.FAILED, "REQUEST_INVALID")
     assert end.error == "the constraint cannot be held: wrong"
@@ -115,7 +116,7 @@ def test_rows_that_end_before_they_begin(engine: PreparedEngine, sampler: SlowSa
     assert {name: step.end for name, step in ends(engine, 2.0).items()} == {
         "gone": SequenceEnd.CANCELLED
     }
-    compiled(engine, sampler)
+    compile_all(sampler, 2)
     assert ends(engine, 2.0)["late"].end is SequenceEnd.DEADLINE
     assert not sampler.opened
 
@@ -126,7 +127,7 @@ def test_a_row_that_finds_no_place_is_returned(
     engine.add(sequence("late", "a"), 0.0)
     for name in ("one", "two", "three"):
         engine.add(sequence(name), 0.0)
-    compiled(engine, sampler)
+    compile_all(sampler)
     end = next(step for step in engine.step(0.0) if step.request_id == "late")
     assert (end.end, end.reason) == (SequenceEnd.RETURNED, "OVERLOADED")
 
@@ -134,14 +135,14 @@ def test_a_row_that_finds_no_place_is_returned(
 def test_attempts_and_places(
     sampler: SlowSampler,
 ) -> None:
-    engine = PreparedEngine(Taking(sampler), sampler, compiling_max=1)  # type: ignore[arg-type]
+    engine = engine_of(sampler, compiling_max=1)
     engine.add(sequence("a", "a", attempt=1), 0.0)
     with pytest.raises(InvalidRequest):
         engine.add(sequence("a", "a", attempt=1), 0.0)
     with pytest.raises(Overloaded):
         engine.add(sequence("b", "a"), 0.0)
     engine.add(sequence("a", "a", attempt=2), 0.0)
-    compiled(engine, sampler)
+    compile_all(sampler, 2)
     assert ends(engine)["a"].attempt == 2
 
 

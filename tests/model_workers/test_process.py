@@ -17,14 +17,14 @@ def test_shipped_models_load_without_encoder_decoder_code(
     monkeypatch.setattr("model_workers.engine.checkpoint.limit_threads", lambda threads: None)
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     settings = ModelSettings(name="m", path="builtin:small", device="cpu", cache_gb=0.01)
-    engine = process.build_engine(settings)
+    engine = process.build_engine(settings, lambda: None)
     assert not engine.has_sequences()
 
 
 def test_the_sender_of_reports_waits_for_no_engine_in_python() -> None:
     before = sys.getswitchinterval()
     try:
-        process.build_engine(ModelSettings(name="m", path=".", engine="echo"))
+        process.build_engine(ModelSettings(name="m", path=".", engine="echo"), lambda: None)
         assert sys.getswitchinterval() == pytest.approx(interpreter.SWITCH_S)
     finally:
         sys.setswitchinterval(before)
@@ -48,5 +48,7 @@ def test_what_keeps_an_engine_from_loading_names_the_model(
     monkeypatch.setattr("model_workers.engine.checkpoint.limit_threads", lambda threads: None)
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     with pytest.raises(SettingsError) as refused:
-        process.build_engine(ModelSettings(name="m", path="builtin:small", device="cpu"))
+        process.build_engine(
+            ModelSettings(name="m", path="builtin:small", device="cpu"), lambda: None
+        )
     assert str(refused.value) == said

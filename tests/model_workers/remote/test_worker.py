@@ -15,9 +15,8 @@ from model_workers.engine.protocol import SequenceEnd, SequenceStep, TokenLogpro
 from model_workers.engine.sequences import SequenceLimits
 from model_workers.remote import client as client_module
 from model_workers.remote.api import ServerApi, find_text_tokens
-from model_workers.remote.client import ServerClient
+from model_workers.remote.client import ServerClient, proxy_of
 from model_workers.remote.engine import RemoteEngine, joined
-from model_workers.remote.http import proxy_of
 from model_workers.remote.server import start_server
 from model_workers.runners import LoopRunner
 from model_workers.worker import Worker
@@ -125,10 +124,10 @@ async def running(
     spoken = ServerApi(one.server, find_text_tokens(one), 1000)
     async with ServerClient(spoken, server.url, lambda: engine.gate_changed()) as client:
         limits = SequenceLimits(SLOTS, 32, 1000, 0)
-        engine = RemoteEngine(client, limits, alone, asyncio.get_running_loop())
-        runner = LoopRunner(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        runner = LoopRunner(loop)
+        engine = RemoteEngine(client, limits, alone, loop, runner.wake)
         worker = Worker("gpt", engine, NoOpTracer(), pytest.fail, runner)
-        engine.wake = worker.wake
         worker.start()
         address = f"127.0.0.1:{free_port()}"
         grpc_server = await start_server(worker, address)
@@ -525,9 +524,7 @@ async def test_a_failed_request_asks_for_the_server(server: OpenAIServer) -> Non
 
 
 def test_proxies_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("https_proxy", "proxy:3128")
     monkeypatch.setenv("no_proxy", "inside")
-    inside, outside = (proxy_of(f"https://{host}/v1") for host in ("inside", "outside"))
-    assert inside is None
-    assert outside is not None
-    assert (outside.hostname, outside.port) == ("proxy", 3128)
+    assert proxy_of("https://inside/v1") is None
+    assert proxy_of("https://outside/v1") == "http://proxy:3128"
