@@ -98,6 +98,7 @@ class AnswerStream(ResultCollector):
         is_held: whether nothing is shown before the commit point of a cascade.
         checks: of guard models, if the policy has any.
         read_index: tokens of the current model that this call has read.
+        notices: what a caller is told beside the answer, in order.
         withheld_by: the rules that keep the rest of the answer from every caller, if any do.
     """
 
@@ -137,7 +138,7 @@ class AnswerStream(ResultCollector):
         self._fall_back = steering.fall_back
         """None once the safety policy has chosen the model."""
         self._side_tasks: BackgroundTasks | None = None
-        self._notices: list[pb.Notice] = []
+        self.notices: list[pb.Notice] = []
         self._restart_notice = 0
         """Index of the notice with which the current model began."""
         self._end_index: int | None = None
@@ -203,7 +204,7 @@ class AnswerStream(ResultCollector):
             started=self._started(current.model),
             delta=delta,
             text_lengths=lengths,
-            notices=self._notices,
+            notices=self.notices,
             restart_notice=self._restart_notice,
             replaced=replaced,
             finished=self.finished,
@@ -234,7 +235,7 @@ class AnswerStream(ResultCollector):
         if self._stop is not None:
             self._stop(Cancelled(_TAKEN_OVER))
         self._wake, self._stop, self._unread_max = wake, stop, unread_max
-        self.read_index, self._read_notices = held, len(self._notices)
+        self.read_index, self._read_notices = held, len(self.notices)
         if model and self._was_replaced(model):
             self.read_index, self._read_notices = 0, self._restart_notice
         self._burst = self.current.shown_tokens - self.read_index
@@ -275,8 +276,8 @@ class AnswerStream(ResultCollector):
             SluiceError: the stream ended with it, or another call took over.
         """
         self._raise_error(reader)
-        notices = self._notices[self._read_notices :]
-        self._read_notices = len(self._notices)
+        notices = self.notices[self._read_notices :]
+        self._read_notices = len(self.notices)
         if self.is_hidden or (not self.current.shown_tokens and self.finished is None):
             return pb.GenerateResponse(notices=notices) if notices else None
         text, end = self.current.transcript, self._end_index
@@ -369,7 +370,7 @@ class AnswerStream(ResultCollector):
             self._move(StreamState.STREAMING)
             is_resumed = run.resumed > 0
         if accepted.is_recovered or (is_resumed and not is_exact):
-            self._notices.append(_RECOVERED if is_exact else _RECOVERED_INEXACTLY)
+            self.notices.append(_RECOVERED if is_exact else _RECOVERED_INEXACTLY)
 
     @override
     def fail_run(self, run_id: str, error: SluiceError) -> None:
@@ -419,8 +420,8 @@ class AnswerStream(ResultCollector):
             self.checks.restart()
         self._end_reason = None
         self._move(StreamState.PUBLISHING)
-        self._restart_notice = len(self._notices)
-        self._notices.append(
+        self._restart_notice = len(self.notices)
+        self.notices.append(
             pb.Notice(
                 kind=pb.NOTICE_KIND_ESCALATED,
                 message=f"{run.model} answers instead of {previous.model}: {previous.escalation_reason}",

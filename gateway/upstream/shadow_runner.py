@@ -62,13 +62,19 @@ class _Shadow:
 
 
 class ShadowRunner:
-    """Runs shadows; the one owner of those that are in flight."""
+    """Runs shadows; the one owner of those that are in flight.
+
+    Attributes:
+        in_flight_max: See `IN_FLIGHT_MAX`.
+        limit_s: See `LIMIT_S`.
+    """
 
     def __init__(self, upstream: Upstream, records: RequestRecords, drift: DriftMonitor) -> None:
         self._upstream = upstream
         self._records = records
         self._drift = drift
         self._running = BackgroundTasks()
+        self.in_flight_max, self.limit_s = IN_FLIGHT_MAX, LIMIT_S
 
     async def close(self) -> None:
         """Cancel the shadows in flight."""
@@ -90,7 +96,7 @@ class ShadowRunner:
             run_id = f"{stream.request_id}-s{number}"
             record = ShadowRun(model=trial.model)
             shadow = _Shadow(context, current, pair, outcome, run_id, record)
-            if len(self._running) < IN_FLIGHT_MAX:
+            if len(self._running) < self.in_flight_max:
                 self._running.spawn(self._run(shadow))
             else:
                 record.dropped = IN_FLIGHT
@@ -106,7 +112,7 @@ class ShadowRunner:
     async def _answer(self, shadow: _Shadow) -> None:
         """Compute the shadow's answer and compare it with that of the caller."""
         record, began_at = shadow.record, time.monotonic()
-        scheduling = SchedulingParams(CLASS, began_at + LIMIT_S, rules=shadow.context.rules)
+        scheduling = SchedulingParams(CLASS, began_at + self.limit_s, rules=shadow.context.rules)
         outlook = self._upstream.overload.outlook(record.model, scheduling, began_at)
         if outlook.problem is not None:
             raise outlook.problem
@@ -143,7 +149,7 @@ class ShadowRunner:
         inspect, threads = context.first.inspect, upstream.preparation.threads
         prepared = await prepare(request, context.conversation, model, inspect, threads)
         prepared.sampling.seed = context.first.sampling.seed
-        return upstream.new_run(request, prepared, shadow.run_id, now + LIMIT_S)
+        return upstream.new_run(request, prepared, shadow.run_id, now + self.limit_s)
 
     def _observe_drift(self, shadow: _Shadow) -> None:
         """Report how the weak one of the router's two models did; routers predict nothing of other models."""

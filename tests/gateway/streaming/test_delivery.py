@@ -136,13 +136,13 @@ def test_started_names_the_model_of_the_held_tokens() -> None:
     assert replaced == {"large": 7}
 
 
-def test_a_restart_begins_with_its_notice_and_all_of_the_new_answer() -> None:
+def test_a_restart_begins_with_its_notice_and_all_text() -> None:
     made = answer_of(attempt("abc"))
     reader = reader_of(made)
-    made._notices.append(Notice(message="waits"))
+    made.notices.append(Notice(message="waits"))
     read(made, reader)
     escalated(made, "xy", "large", 7)
-    made._notices.append(Notice(message="later"))
+    made.notices.append(Notice(message="later"))
     notice, later, event = read(made, reader)
     assert notice.notices[0].model == "large"
     assert later.notices[0].message == "later"
@@ -190,7 +190,7 @@ def test_what_was_there_before_the_call_is_not_its_fault() -> None:
     assert isinstance(made.error, SlowReader)
 
 
-def test_what_rules_withhold_is_shown_as_far_as_it_was_and_no_further() -> None:
+def test_what_rules_withhold_is_shown_no_further() -> None:
     first = attempt("abcd")
     made = answer_of(first)
     read(made, reader_of(made))
@@ -230,7 +230,7 @@ def test_delivery_of_a_void_answer_does_not_count() -> None:
 def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
     made = answer_of(attempt("abc"))
     reader = reader_of(made)
-    made._notices.append(Notice(message="waits"))
+    made.notices.append(Notice(message="waits"))
     made.is_held = True
     (notice,) = read(made, reader)
     assert (notice.notices[0].message, made.read_index) == ("waits", 0)
@@ -240,11 +240,11 @@ def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
     assert (delta.delta.text, finished.finished) == ("abc", FINISHED)
 
 
-def test_a_caller_that_reads_before_the_first_token_makes_no_text() -> None:
+def test_reading_before_the_first_token_makes_no_text() -> None:
     first = new_run("r1")
     made = answer_of(first)
     reader = reader_of(made)
-    made._notices.append(Notice(message="waits"))
+    made.notices.append(Notice(message="waits"))
     (notice,) = read(made, reader)
     assert notice.notices[0].message == "waits"
     assert first.token_ids == (), "no list was made"

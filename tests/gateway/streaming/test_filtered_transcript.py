@@ -148,9 +148,7 @@ def test_ids_and_logprobs_reveal_no_hidden_character(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("policy", ["redact", "block", "echo", "restore"])
-def test_a_client_that_reconnects_anywhere_has_the_whole_answer_once(
-    policy: str, seed: int
-) -> None:
+def test_a_client_that_reconnects_has_the_answer_once(policy: str, seed: int) -> None:
     """Every gateway has the same tokens in the end; the client's own core puts the pieces together."""
     rng = random.Random(seed)
     tokens = [*token_ids(sample(rng), rng), END_ID]

@@ -106,7 +106,7 @@ def test_the_text_before_a_token() -> None:
     assert [replay.text_before(index) for index in range(5)] == ["", "a", "a", "ab", "ab"]
 
 
-def test_an_answer_to_an_equal_request_has_nothing_of_the_first_call() -> None:
+def test_a_cached_answer_has_nothing_of_the_first_call() -> None:
     timings = pb.Timings()
     timings.total.FromMilliseconds(1500)
     key = ResumeKey("secret")

@@ -121,7 +121,7 @@ def test_reload_keeps_windows_of_unchanged_heads() -> None:
     rows = [router.inputs.rows for router in heard.drift.health().routers]
     heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
     assert [router.inputs.rows for router in heard.drift.health().routers] == rows == [7]
-    newer = PROMPT_HEAD._replace(version="r2")
+    newer = HeadKey("routing", "r2", admin_pb2.ROUTER_HEAD_PROMPT)
     for heads, settings in (
         (held_out(newer), SETTINGS),
         (held_out(newer), DriftRules()),

@@ -25,7 +25,7 @@ def test_what_is_long_past_does_not_count() -> None:
     assert escalations.started("a").may_escalate(0.5)
 
 
-def test_a_few_requests_may_always_go_over_and_tenants_do_not_share() -> None:
+def test_a_few_may_always_escalate_tenants_do_not_share() -> None:
     escalations = EscalationLimiter()
     for _ in range(cascade.ALWAYS_ALLOWED):
         attempt = escalations.started("a")
@@ -35,7 +35,7 @@ def test_a_few_requests_may_always_go_over_and_tenants_do_not_share() -> None:
     assert escalations.started("b").may_escalate(0.01)
 
 
-def test_tenants_that_were_not_heard_of_for_longest_are_forgotten() -> None:
+def test_tenants_that_were_idle_longest_are_forgotten() -> None:
     escalations = EscalationLimiter()
     for _ in range(cascade.ALWAYS_ALLOWED):
         escalations.started("old").escalated = True

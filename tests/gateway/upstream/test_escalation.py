@@ -75,7 +75,7 @@ async def test_held_answer_in_doubt_is_given_by_the_second_model(
     await cascade.forgotten(second)
 
 
-async def test_an_answer_that_ends_before_the_commit_point_is_checked_whole(cascade: Wire) -> None:
+async def test_an_answer_before_the_commit_point_is_checked_whole(cascade: Wire) -> None:
     call = cascade.stub.Generate(prompt(model=""))
     first = await cascade.batcher.task("small")
     await cascade.batcher.send(first, saying(cascade, "hello", -0.01, end=TASK_END_LENGTH))
@@ -91,7 +91,7 @@ async def test_an_answer_that_ends_before_the_commit_point_is_checked_whole(casc
     assert text_of(await events_of(call)) == "hello"
 
 
-async def test_an_answer_that_the_policy_ends_before_its_commit_point_ends(
+async def test_an_answer_that_the_policy_ends_is_not_escalated(
     nats_url: str, model_folder: Path
 ) -> None:
     safety = {"policies": {"default": {"actions": {"secret.*": "block"}}}}
@@ -122,7 +122,7 @@ async def test_first_answer_is_kept_without_a_second_worker(
     assert "no worker serves large" in record.attempts[0].kept_reason
 
 
-async def test_a_replaced_answer_streams_at_once_to_callers_that_accept_it(
+async def test_a_replaced_answer_streams_to_callers_that_accept_it(
     nats_url: str, model_folder: Path
 ) -> None:
     routing = {"default": "small", "cascade": CASCADE | {"mode": "replace", "commit_tokens": 16}}
@@ -175,7 +175,7 @@ async def test_a_reconnecting_caller_gets_the_escalation_notice(cascade: Wire) -
     assert tokens_of(events) == cascade.tokens("hello")
 
 
-async def test_on_another_gateway_the_model_of_the_held_tokens_continues(cascade: Wire) -> None:
+async def test_elsewhere_the_model_of_the_held_tokens_continues(cascade: Wire) -> None:
     call = cascade.stub.Generate(resumed(prompt(model=""), cascade.tokens("hello"), "large"))
     task = await cascade.batcher.task("large")
     assert list(task.produced_token_ids) == cascade.tokens("hello")

@@ -82,7 +82,7 @@ async def test_check_runs_beside_the_run_and_holds_the_answer(
         assert len(wire.gateway.registry) == 0
 
 
-async def test_an_objection_stops_the_row_and_names_the_rule_and_no_text(opened: Any) -> None:
+async def test_an_objection_stops_the_run_and_names_the_rule(opened: Any) -> None:
     async with opened() as wire:
         call, task = await wire.begin(prompt("a dreadful plan"))
         await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
@@ -172,7 +172,7 @@ async def test_a_prompt_that_does_not_fit_the_guard_has_no_verdict(opened: Any) 
         assert error.metadata["rules"] == "guard.harm.too_long"
 
 
-async def test_windows_of_an_answer_are_checked_and_an_objection_ends_it(opened: Any) -> None:
+async def test_an_objection_to_a_window_ends_the_answer(opened: Any) -> None:
     async with opened(checks=["output"], window_tokens=4) as wire:
         call, task = await wire.begin(prompt("what is it"))
         tokens = wire.tokens(ANSWER)
@@ -190,7 +190,7 @@ async def test_windows_of_an_answer_are_checked_and_an_objection_ends_it(opened:
         await wire.batcher.cancelled(task)
 
 
-async def test_an_answer_does_not_end_before_the_verdict_about_all_of_it(opened: Any) -> None:
+async def test_an_answer_ends_after_the_verdict_about_all_of_it(opened: Any) -> None:
     async with opened(checks=["output"], window_tokens=0) as wire:
         call, task = await wire.begin(prompt(idempotency_key="k"))
         await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
@@ -295,7 +295,7 @@ async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any)
         assert (await audited(wire, first.request_id)).governed_model == "large"
 
 
-async def test_a_caller_with_tokens_of_the_governed_model_continues_with_it(opened: Any) -> None:
+async def test_held_tokens_of_the_governed_model_are_continued(opened: Any) -> None:
     """Elsewhere, and although the request names the first model."""
     async with opened(action={"route": "large"}) as wire:
         call = wire.stub.Generate(resumed(prompt(), wire.tokens("hello"), "large"))
@@ -360,7 +360,7 @@ async def test_takeover_keeps_the_verdict_and_resume_checks_again(
         assert error.reason == "SAFETY_BLOCKED"
 
 
-async def test_a_complete_answer_that_is_resumed_is_checked_before_it_ends(opened: Any) -> None:
+async def test_a_complete_resumed_answer_is_checked_before_its_end(opened: Any) -> None:
     async with opened(checks=["input", "output"]) as wire:
         held = wire.tokens("hello world")
         sampling = pb.SamplingParams(max_tokens=len(held))

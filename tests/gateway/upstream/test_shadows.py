@@ -134,11 +134,9 @@ async def test_an_unavailable_model_gets_no_shadow(opened: Any) -> None:
         assert not run.HasField("agreement")
 
 
-async def test_the_number_of_running_shadows_is_bounded(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shadow_runner, "IN_FLIGHT_MAX", 1)
+async def test_the_number_of_running_shadows_is_bounded(opened: Any) -> None:
     async with opened() as wire:
+        wire.gateway.generator.shadows.in_flight_max = 1
         first, second = await answered(wire), await answered(wire)
         (run,) = (await explained(wire, second.request_id)).shadows
         assert run.dropped == "in_flight"
@@ -163,9 +161,9 @@ async def test_a_failed_shadow_is_recorded_and_counts_for_the_breaker(opened: An
         assert run.dropped == "model_unavailable"
 
 
-async def test_a_shadow_has_a_limit(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow_runner, "LIMIT_S", 0.3)
+async def test_a_shadow_has_a_limit(opened: Any) -> None:
     async with opened() as wire:
+        wire.gateway.generator.shadows.limit_s = 0.3
         task = await answered(wire)
         shadow = await wire.batcher.task("large", "bulk")
         await wire.batcher.cancelled(shadow)
@@ -192,7 +190,7 @@ async def test_a_gateway_that_shuts_down_waits_for_no_shadow(opened: Any) -> Non
     ],
     ids=["governed", "blocked"],
 )
-async def test_a_request_that_the_safety_policy_acted_on_is_not_shadowed(
+async def test_a_request_that_the_policy_acted_on_is_not_shadowed(
     opened: Any, safety: dict[str, Any]
 ) -> None:
     iban = "DE89370400440532013000"
