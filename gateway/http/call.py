@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.admission.arrivals import RECEIVE_S, Arrivals
+from gateway.admission.arrivals import Arrivals
 from gateway.admission.request_context import Call, fail_with
 from gateway.http.answers import encode
 from gateway.http.api import api_of
@@ -45,8 +45,6 @@ from sluice.openai.fields import BadField
 from sluice.startup import is_loopback
 from sluice.wire.subjects import BULK_CLASS
 
-BODY_S: Final = RECEIVE_S
-"""How long a client may take to send its body, in seconds."""
 FAIL_S: Final = 5.0
 """How long a client that does not read may delay the last event of its stream, in seconds."""
 ABORT: Final = "sluice.abort"
@@ -156,14 +154,14 @@ class HttpCall(Call, Request):
             raise self._too_large(length)
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_S):
+            async with asyncio.timeout(self._arrivals.receive_s):
                 async for piece in self.stream():
                     self.keep(len(piece))
                     body += piece
                     if len(body) > self._max_body_bytes:
                         raise self._too_large(f"more than {self._max_body_bytes}")
         except TimeoutError:
-            raise _too_slow() from None
+            raise self._too_slow() from None
         tenant, sent = self.caller.tenant, bytes(body)
         if encoding:
             gunzipped = partial(gunzip, limit=self._max_body_bytes)
@@ -180,7 +178,7 @@ class HttpCall(Call, Request):
         """
         if encoding_of(self.metadata):
             raise encoding_unsupported("gzip is served for JSON alone; send the file without it")
-        return self._arrivals.pieces(self.stream(), _too_slow)
+        return self._arrivals.pieces(self.stream(), self._too_slow)
 
     async def write(
         self, data: bytes, headers: Mapping[str, str] = {}, status: int = 200, *, more: bool = False
@@ -284,9 +282,8 @@ class HttpCall(Call, Request):
             metadata={"limit_bytes": str(self._max_body_bytes)},
         )
 
-
-def _too_slow() -> BodyTooSlow:
-    return BodyTooSlow(f"the body did not arrive within {BODY_S:g} s")
+    def _too_slow(self) -> BodyTooSlow:
+        return BodyTooSlow(f"the body did not arrive within {self._arrivals.receive_s:g} s")
 
 
 Behaviour = Callable[[HttpCall], Awaitable[Mapping[str, Any] | None]]

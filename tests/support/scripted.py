@@ -105,7 +105,7 @@ class ScriptedService(
         self.metadata: list[dict[str, Any]] = []
         self.timeouts: list[float | None] = []
         self.lookup_failures: list[Fail] = []
-        self._scripts = list(scripts)
+        self.scripts = list(scripts)
 
     @classmethod
     @asynccontextmanager
@@ -133,7 +133,7 @@ class ScriptedService(
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata() or ()))
         self.timeouts.append(context.time_remaining())
-        steps = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+        steps = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         for step in steps:
             match step:
                 case Fail():

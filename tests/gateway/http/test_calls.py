@@ -19,7 +19,7 @@ from sluice.errors import SetupError
 from sluice.settings import TenantSettings
 from sluice.settings.limits import LimitSettings
 from tests.gateway.kit.batcher import last
-from tests.gateway.kit.http import CHAT, Connection, ask, chat
+from tests.gateway.kit.http import CHAT, Connection, ask, chat, health_of
 from tests.gateway.kit.wire import Wire, open_wire
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
@@ -198,14 +198,11 @@ async def test_models_and_health(http: Wire, openai: AsyncOpenAI) -> None:
     assert (await openai.models.retrieve("small")).owned_by == "sluice"
     with pytest.raises(sdk.NotFoundError):
         await openai.models.retrieve("nope")
-    await http.until(lambda: http.gateway._health.serving)
-    assert (await ask(http.http, "/health", method="GET")).json == {"status": "ok"}
+    assert (await health_of(http.http)).json == {"status": "ok"}
     http.gateway.streams.problem = "JetStream is away"
     reply = await ask(http.http, "/health", method="GET")
     assert (reply.status, reply.json["status"]) == (200, "degraded")
     assert reply.json["problem"] == "JetStream is away"
-    http.gateway._health.leave()
-    assert (await ask(http.http, "/health", method="GET")).status == 503
 
 
 async def test_a_body_that_is_too_large_is_not_read(http: Wire) -> None:
@@ -234,10 +231,8 @@ async def test_a_client_that_sends_too_much_hears_why(http: Wire, openai: AsyncO
     assert http.gateway.active == 0
 
 
-async def test_a_body_that_does_not_come_is_given_up(
-    http: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.http.call.BODY_S", 0.05)
+async def test_a_body_that_does_not_come_is_given_up(http: Wire) -> None:
+    http.gateway.arrivals.receive_s = 0.05
     reply = await ask(http.http, body=b"{", content_length="2")
     assert (reply.status, reply.error["code"]) == (408, "body_too_slow")
 
@@ -277,6 +272,7 @@ async def test_a_gateway_that_drains_refuses_and_lets_calls_end(http: Wire) -> N
     reply = await ask(http.http, body=chat())
     assert (reply.status, reply.error["code"]) == (503, "shutting_down")
     assert "retry-after" in reply.headers
+    assert (await ask(http.http, "/health", method="GET")).status == 503
     await http.batcher.send(task, last(0, http.tokens("hello")))
     assert (await asking).status == 200
     await draining

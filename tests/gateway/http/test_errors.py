@@ -14,7 +14,7 @@ from sluice.errors import InvalidRequest, PromptTooLong, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_REFUSED, TaskError
 from sluice.telemetry import names
 from tests.gateway.kit.batcher import frame
-from tests.gateway.kit.http import CHAT, Connection, ask, chat
+from tests.gateway.kit.http import CHAT, Connection, ask, chat, health_of
 from tests.gateway.kit.wire import Wire
 
 
@@ -48,8 +48,7 @@ def test_the_context_of_the_model_is_named() -> None:
 
 async def test_a_fault_in_a_route_is_json(http: Wire, caplog: pytest.LogCaptureFixture) -> None:
     http.gateway.streams = None  # type: ignore[assignment]
-    await http.until(lambda: http.gateway._health.serving)
-    reply = await ask(http.http, "/health", method="GET")
+    reply = await health_of(http.http)
     assert (reply.status, reply.error["code"]) == (500, "internal")
     assert "NoneType" not in reply.error["message"]
     assert f"HTTP call {reply.headers['x-request-id']} failed: GET /health" in caplog.text

@@ -91,6 +91,14 @@ class Connection:
         self.writer.transport.abort()
 
 
+async def health_of(address: str) -> Reply:
+    """Return the reply of /health once the gateway serves."""
+    async with asyncio.timeout(BOUND_S):
+        while (reply := await ask(address, "/health", method="GET")).status == 503:
+            pass
+    return reply
+
+
 async def ask(
     address: str, path: str = CHAT, body: object = None, method: str = "POST", **headers: str
 ) -> Reply:

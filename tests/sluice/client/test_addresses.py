@@ -69,7 +69,7 @@ async def test_another_gateway_goes_on_where_one_was_lost() -> None:
             text += event.text if isinstance(event, Delta) else ""
             if text == "ab":
                 lost, other = (to_one, two) if one.requests else (to_two, one)
-                other._scripts = [rest]
+                other.scripts = [rest]
                 lost.turn(f"127.0.0.1:{free_port()}")
                 text += "|"
     assert text == "ab|c"

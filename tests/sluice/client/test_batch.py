@@ -11,7 +11,7 @@ WHOLE = [started(), delta(0, "abc"), finished()]
 REFUSED = [Fail(SafetyBlocked("not this"))]
 
 
-async def test_answers_come_in_order_with_figures_and_errors_in_their_place() -> None:
+async def test_batch_keeps_the_order_of_answers_and_errors() -> None:
     seen: list[int] = []
     async with (
         ScriptedService.serve([WHOLE, REFUSED, WHOLE]) as service,
@@ -49,7 +49,7 @@ async def test_the_blocking_client_asks_as_many_at_once() -> None:
     assert empty.outcomes == ()
 
 
-async def test_a_value_that_cannot_travel_is_told_before_anything_is_asked() -> None:
+async def test_invalid_prompt_is_refused_before_any_call() -> None:
     async with ScriptedService.serve([WHOLE]) as service, AsyncClient(service.address) as client:
         with pytest.raises(InvalidRequest, match=r"prompts\[1\]"):
             await client.generate_batch(["a", "\ud800"])

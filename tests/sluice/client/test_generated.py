@@ -10,9 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", ["blocking.py", "jobs_blocking.py"])
-def test_the_blocking_client_is_generated_from_the_asyncio_client(
-    name: str, tmp_path: Path
-) -> None:
+def test_blocking_client_is_generated(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts/gen_client"), str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 

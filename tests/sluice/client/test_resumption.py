@@ -40,7 +40,7 @@ def test_next_call_names_seed_and_tokens() -> None:
     assert list(request.resume.token_ids) == [100, 101]
 
 
-def test_next_call_has_the_resume_token_of_the_last_delta_with_tokens() -> None:
+def test_next_call_has_the_last_resume_token() -> None:
     subject = exchange()
     first, second, tail = delta(0, "ab"), delta(2, "c"), delta(3, "")
     first.delta.resume_token, second.delta.resume_token = b"first", b"second"

@@ -60,7 +60,7 @@ def test_request_gets_more_tries_where_the_server_says_when() -> None:
         subject.wait_s_after(ShuttingDown("bye", retry_after_s=7.0), 100.0)
 
 
-def test_a_gateway_that_is_started_again_is_met_whatever_its_address() -> None:
+def test_default_waits_outlast_the_restart_of_a_gateway() -> None:
     subject = Retries(RetryPolicy(), None, now=0.0, dice=lambda: 0.0)
     waits = [subject.wait_s_after(LOST, 0.0) for _ in range(RetryPolicy().start_tries - 1)]
     assert sum(waits) > 10, "the shortest of the spread waits"
@@ -92,7 +92,7 @@ def test_a_lack_of_room_is_waited_out_until_the_deadline() -> None:
         subject.wait_s_after(full, 195.0)
 
 
-def test_without_a_deadline_or_once_accepted_a_lack_of_room_is_final() -> None:
+def test_overload_is_final_without_deadline_or_once_accepted() -> None:
     full = Overloaded("full", retry_after_s=0.1)
     with pytest.raises(Overloaded):
         retries().wait_s_after(full, 100.0)
