@@ -384,7 +384,7 @@ def _state_of(word: str) -> pb.JobState.ValueType:
 
 
 def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_dead: int) -> None:
-    """Wait until ``job`` is over, write its results and print it."""
+    """Wait until `job` is over, write its results and print it."""
     if file is not None:
         file.hint = f"the results are kept: sluice batch results {job.id} --out FILE"
     try:

@@ -57,7 +57,7 @@ class ChatSession:
         return self._options.get("model", AUTO)
 
     def use(self, model: str) -> None:
-        """Ask ``model`` from now on.
+        """Ask `model` from now on.
 
         Raises:
             InvalidRequest: there is no such model.

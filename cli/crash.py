@@ -82,7 +82,7 @@ class Crash:
 async def crash_worker(
     client: AsyncClient, model: str, workers: Sequence[str], kill: Callable[[str], None]
 ) -> Crash:
-    """Kill a worker of ``model`` in mid-stream and compare every stream with an undisturbed one.
+    """Kill a worker of `model` in mid-stream and compare every stream with an undisturbed one.
 
     The mesh places the streams, so the first worker may have none of them; then the next one is killed, too.
 
@@ -102,7 +102,7 @@ async def crash_worker(
 def compare(
     killed: Sequence[str], undisturbed: Sequence[Received], streams: Sequence[Received]
 ) -> Crash:
-    """Count the tokens that ``streams`` lost, doubled or changed; one of them at least lost its worker."""
+    """Count the tokens that `streams` lost, doubled or changed; one of them at least lost its worker."""
     lost = doubled = changed = 0
     for before, after in zip(undisturbed, streams, strict=True):
         expected, received = dict(before.tokens), dict(after.tokens)
@@ -125,7 +125,7 @@ def compare(
 async def _stream_all(
     client: AsyncClient, model: str, at_mark: Callable[[], None]
 ) -> list[Received]:
-    """Receive all streams at the same time; call ``at_mark`` once, when each has `KILL_TOKENS`."""
+    """Receive all streams at the same time; call `at_mark` once, when each has `KILL_TOKENS`."""
     streams = [Received() for _ in range(STREAMS)]
     waiting = set(range(STREAMS))
 

@@ -62,7 +62,7 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def look_up(client: Client, name: str) -> pb.GetRequestRecordResponse:
-    """Return the record of the request, or the trace, called ``name``; one that has just ended is waited for."""
+    """Return the record of the request, or the trace, called `name`; one that has just ended is waited for."""
     request_id, trace_id = ("", name.lower()) if _TRACE_ID.fullmatch(name) else (name, "")
     for wait_s in _RECORD_WAITS_S:
         try:
@@ -73,7 +73,7 @@ def look_up(client: Client, name: str) -> pb.GetRequestRecordResponse:
 
 
 def _request_id(client: Client, name: str) -> str:
-    """Return the id of the request, where ``name`` may be that of its trace."""
+    """Return the id of the request, where `name` may be that of its trace."""
     return look_up(client, name).record.request_id if _TRACE_ID.fullmatch(name) else name
 
 

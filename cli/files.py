@@ -70,7 +70,7 @@ def check_input(path: Path) -> None:
 
 
 def pieces(path: Path, size: int = PIECE_BYTES) -> Iterator[bytes]:
-    """Yield the bytes of a file in pieces of ``size``."""
+    """Yield the bytes of a file in pieces of `size`."""
     with path.open("rb") as file:
         while piece := file.read(size):
             yield piece
@@ -103,7 +103,7 @@ class Draft:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open ``path``; raises OSError."""
+        """Open `path`; raises OSError."""
         self._target = Path(os.path.realpath(path))
         self._in_place = _is_stream(path)
         # Of this command alone: another one may write the same file.
@@ -144,7 +144,7 @@ class Draft:
 
 
 def _is_stream(path: Path) -> bool:
-    """Tell whether ``path`` is no file that could be replaced. Descriptors may be open for appending to a file."""
+    """Tell whether `path` is no file that could be replaced. Descriptors may be open for appending to a file."""
     if path.absolute().parent == Path("/dev") or path.parent.resolve() == _DESCRIPTORS.resolve():
         return True
     return path.exists() and not (path.is_file() or path.is_dir())
@@ -236,7 +236,7 @@ class OutFile(NewFile):
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[OutFile | None]:
-    """Open the file at ``path`` for writing, if there is one; leave nothing of it unless it is completed."""
+    """Open the file at `path` for writing, if there is one; leave nothing of it unless it is completed."""
     if path is None:
         yield None
         return

@@ -97,7 +97,7 @@ def _corpus_bleu(items: Sequence[Any]) -> float:
 def difference(first: Scored, second: Scored, metric: str) -> dict[str, float]:
     """Compare two systems by a paired bootstrap (Koehn, 2004): both get the same items in each sample.
 
-    ``p`` is two-sided: how often chance alone makes as much.
+    `p` is two-sided: how often chance alone makes as much.
     """
     value = second.score(metric) - first.score(metric)
     drawn = [second.score(metric, at) - first.score(metric, at) for at in _resamples(first)]
@@ -113,7 +113,7 @@ def _resamples(scored: Scored) -> list[list[int]]:
 
 
 def _interval(value: float, drawn: Iterable[float]) -> dict[str, float]:
-    """Return a value with the bounds of the middle 95 % of ``drawn``."""
+    """Return a value with the bounds of the middle 95 % of `drawn`."""
     ordered = sorted(drawn)
     cut = int(_TAIL * len(ordered))
     return {"value": value, "low": ordered[cut], "high": ordered[-1 - cut]}
@@ -209,7 +209,7 @@ def _ask(
     concurrency: int,
     chosen: GenerateOptions,
 ) -> tuple[str, list[str]]:
-    """Run a job that asks ``model`` and return its id and its answers."""
+    """Run a job that asks `model` and return its id and its answers."""
     lines = "".join(json.dumps(_line(item)) + "\n" for item in golden).encode()
     asked = generate_request("-", {**chosen, "model": model})
     spec = pb.JobSpec(

@@ -36,7 +36,7 @@ class Jaeger:
     """The query API at one address."""
 
     def __init__(self, url: str, connect_s: float = CONNECT_S) -> None:
-        """``url``: such as "http://127.0.0.1:16686", with the base path if there is one.
+        """`url`: such as "http://127.0.0.1:16686", with the base path if there is one.
 
         Raises:
             CommandFailed: it is no HTTP address.
@@ -58,9 +58,9 @@ class Jaeger:
     def find(
         self, service: str, limit: int, lookback_s: float, before_s: float
     ) -> list[JaegerTrace]:
-        """Return up to ``limit`` traces of ``service`` that began in the last ``lookback_s`` seconds.
+        """Return up to `limit` traces of `service` that began in the last `lookback_s` seconds.
 
-        ``before_s``: leave out those that began less than so many seconds ago.
+        `before_s`: leave out those that began less than so many seconds ago.
 
         Raises:
             CommandFailed: Jaeger does not answer, or it is none.
@@ -82,7 +82,7 @@ class Jaeger:
         return traces[0] if traces else None
 
     def _get(self, path: str) -> dict[str, Any] | None:
-        """Return the JSON object at ``path``; None: not found."""
+        """Return the JSON object at `path`; None: not found."""
         connection = self._connection()
         try:
             connection.connect()

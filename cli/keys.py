@@ -74,7 +74,7 @@ class Keys:
         return record, revision
 
     def put(self, key_id: str, record: ApiKeyRecord, revision: int) -> None:
-        """Store a key in place of its ``revision``; 0 for a new one."""
+        """Store a key in place of its `revision`; 0 for a new one."""
         if self._run(self._bucket.write(key_id, record, revision)) is None:
             raise CommandFailed("KEY_CHANGED", f"{key_id} was changed at the same time; try again")
 
@@ -87,7 +87,7 @@ class Keys:
             )
 
     def add(self, record: ApiKeyRecord) -> NewKey:
-        """Create the key that ``record`` describes."""
+        """Create the key that `record` describes."""
         made = new_key()
         record.digest = digest_of(made.text)
         self.put(made.id, record, 0)
@@ -214,7 +214,7 @@ def revoke(key_id: KeyId, mine: OfMesh) -> None:
 
 
 def _settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
-    """Return the settings of ``config``, of the environment if that names a NATS, or of the state folder.
+    """Return the settings of `config`, of the environment if that names a NATS, or of the state folder.
 
     Raises:
         CommandFailed: no mesh has been started with that state folder.

@@ -186,7 +186,7 @@ def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _not_installed(error: ModuleNotFoundError, words: Sequence[str]) -> Exception:
-    """Return what to install for the command in ``words``, or the error itself if no extra has the module."""
+    """Return what to install for the command in `words`, or the error itself if no extra has the module."""
     name = next((word for word in words if word in COMMANDS), "")
     extra = COMMANDS[name][2] if name else ""
     if not extra:

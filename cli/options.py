@@ -80,7 +80,7 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def labels_of(pairs: list[str] | None) -> dict[str, str]:
-    """Return the labels in ``KEY=VALUE`` pairs."""
+    """Return the labels in `KEY=VALUE` pairs."""
     labels = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
@@ -94,7 +94,7 @@ def text_of(given: bytes, field: str) -> str:
     """Return `given` decoded as UTF-8.
 
     Raises:
-        InvalidRequest: it is something else; ``field`` is what it was given for.
+        InvalidRequest: it is something else; `field` is what it was given for.
     """
     try:
         return given.decode()
@@ -106,7 +106,7 @@ def text_of(given: bytes, field: str) -> str:
 
 
 def tools_of(given: Sequence[str] | None) -> list[Tool]:
-    """Return the tools in each of ``given``: JSON, or the name of a file with it."""
+    """Return the tools in each of `given`: JSON, or the name of a file with it."""
     return [tool for one in given or () for tool in _tools_in(one)]
 
 
@@ -188,7 +188,7 @@ def _sampling(
 
 
 def connect(tenant: Tenant = None, address: Address = None) -> Client:
-    """Return a client of the gateway that is called without or with ``address``."""
+    """Return a client of the gateway that is called without or with `address`."""
     return Client(**target_of(address).options(tenant))
 
 

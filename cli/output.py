@@ -53,10 +53,10 @@ def show(
     text: str | Callable[[], object] | None = None,
     failed: tuple[str, str] | None = None,
 ) -> None:
-    """Print the result of a command: ``described`` as JSON, or ``text``, which may print itself.
+    """Print the result of a command: `described` as JSON, or `text`, which may print itself.
 
     Raises:
-        CommandFailed: not all was done that was asked: ``failed`` is the reason and the message.
+        CommandFailed: not all was done that was asked: `failed` is the reason and the message.
     """
     if callable(text):
         if not wants_json():
@@ -88,7 +88,7 @@ def write_answer(stream: AnswerStream, builder: AnswerBuilder | None = None) -> 
 
 
 def show_answer(answer: Answer, text: str = "") -> None:
-    """Print an answer as JSON; else ``text``, its tool calls, one a line, and a note."""
+    """Print an answer as JSON; else `text`, its tool calls, one a line, and a note."""
     if wants_json():
         write_json(answer_object(answer))
         return
@@ -134,13 +134,13 @@ def progress(text: str) -> None:
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
-    """Return ``text`` in a colour, or dim, where ``stream`` is a terminal and NO_COLOR is not set."""
+    """Return `text` in a colour, or dim, where `stream` is a terminal and NO_COLOR is not set."""
     plain = os.environ.get("NO_COLOR") or not can_move(stream)
     return text if plain else f"{style}{text}{_RESET}"
 
 
 def can_move(stream: TextIO) -> bool:
-    """Tell whether ``stream`` is a terminal that knows escape sequences."""
+    """Tell whether `stream` is a terminal that knows escape sequences."""
     return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
 
 

@@ -68,7 +68,7 @@ def worker(
 
 
 def _become(module: str, config: Path, process_id: str | None) -> NoReturn:
-    """Replace this process by ``python -m MODULE``, so that signals and the exit code are its own."""
+    """Replace this process by `python -m MODULE`, so that signals and the exit code are its own."""
     from importlib.util import find_spec
 
     from sluice.startup import child_environment, module_command

@@ -76,7 +76,7 @@ class Score:
 
 
 def score_of(model: str, kind: str, level: str, results: Sequence[Result]) -> Score:
-    """Return the sums of ``results``."""
+    """Return the sums of `results`."""
     tokens, answer_tokens = Counter[str](), Counter[str]()
     for leg in (leg for one in results for leg in one.legs):
         answer_tokens[leg.model] += leg.usage.completion_tokens
@@ -178,7 +178,7 @@ class Question:
 
     Attributes:
         kind, level: name its row in the table of scores.
-        references: right answers; empty: ``grade`` alone knows.
+        references: right answers; empty: `grade` alone knows.
     """
 
     prompt_id: str
@@ -191,7 +191,7 @@ class Question:
 
 
 def support_questions(split: Split, n: int, seed: int) -> list[Question]:
-    """``n`` tasks of every kind and level, from one side of the split that the shipped tiers were trained with."""
+    """`n` tasks of every kind and level, from one side of the split that the shipped tiers were trained with."""
     from model_workers.tiers.example import CELLS
     from model_workers.tiers.tasks import generate
 
@@ -262,10 +262,10 @@ async def ask_all(
     concurrency: int,
     options: GenerateOptions,
 ) -> list[Result]:
-    """Ask all ``questions``, ``concurrency`` at a time, and return the results in their order.
+    """Ask all `questions`, `concurrency` at a time, and return the results in their order.
 
     They are asked in a shuffled order, always the same: real traffic is not sorted by kind, which batches would notice.
-    Results are listed under ``asked``.
+    Results are listed under `asked`.
     """
     order = list(range(len(questions)))
     Random(0).shuffle(order)

@@ -89,7 +89,7 @@ class TrafficRecorder:
         return len(self._recording) + self._recording.dropped
 
     async def run(self, url: str, seconds: float, settle_s: float, tls: Path | None = None) -> None:
-        """Record new requests for ``seconds``, and wait at most ``settle_s`` for their ends.
+        """Record new requests for `seconds`, and wait at most `settle_s` for their ends.
 
         Raises:
             CommandFailed: NATS does not answer.

@@ -111,7 +111,7 @@ def drain(
 
 
 def _rows_left(client: Client, model: str, worker: str, wait_s: float) -> int:
-    """Rows in the worker now, or after at most ``wait_s``; what was on its way to it shows in the second reading."""
+    """Rows in the worker now, or after at most `wait_s`; what was on its way to it shows in the second reading."""
     until, empty = time.monotonic() + wait_s, 0
     while True:
         rows = rows_in(client.metrics(*ROWS_OF_WORKER), model, worker)

@@ -49,7 +49,7 @@ class MeshOutcomes:
     address: options.Address = None
 
     def fetch(self) -> "list[StreamOutcomesResponse]":
-        """Return the rows of one pair of models, each request once; none unless ``from_mesh``."""
+        """Return the rows of one pair of models, each request once; none unless `from_mesh`."""
         if not self.from_mesh:
             if self.tenant or self.hours is not None or self.pair or self.keep:
                 message = "--tenant, --hours, --pair and --keep belong to --from-mesh"

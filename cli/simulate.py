@@ -37,7 +37,7 @@ MIXED: Final = (
     "poisson:rate=6,class=standard,tenant=api,prompt=lognormal/200/0.9/900,answer=lognormal/60/0.6/200",
     "bursty:rate=6,class=bulk,tenant=job,prompt=lognormal/150/1.0/900,answer=lognormal/40/0.5/120",
 )
-"""Traffic of ``--policies all`` where none is named: three classes, short and long prompts."""
+"""Traffic of `--policies all` where none is named: three classes, short and long prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Traffic:
     )
 
     def load(self, by_default: Sequence[str] = ()) -> "list[Arrival]":
-        """Return the requests in order of time; ``by_default``: generated ones where nothing else is named."""
+        """Return the requests in order of time; `by_default`: generated ones where nothing else is named."""
         from simulator.arrivals import generate, parse_stream
         from simulator.trace import parse_trace
 
@@ -204,7 +204,7 @@ class Objectives:
 
 
 def checked(make: Callable[[], _T], option: str | None = None) -> _T:
-    """Return the result of ``make``; turn a simulation error into one that names the option that caused it."""
+    """Return the result of `make`; turn a simulation error into one that names the option that caused it."""
     from simulator.trace import SimulationError
 
     try:
@@ -223,7 +223,7 @@ def lines_of(file: Path) -> Iterable[str]:
 
 
 def _policies(names: str, mesh: "Settings", model: str | None) -> "dict[str, Policy]":
-    """Policies by name, in the order they were named; "config" is the configuration's for ``model``."""
+    """Policies by name, in the order they were named; "config" is the configuration's for `model`."""
     from sluice.settings.batching import PRESETS, Policy
 
     by_name = {name: Policy.model_validate(name) for name in PRESETS}

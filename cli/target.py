@@ -54,7 +54,7 @@ class GatewayTarget:
         return found
 
     def unreachable(self, message: str) -> str:
-        """Say that it does not answer, and what to do; ``message`` is the client's."""
+        """Say that it does not answer, and what to do; `message` is the client's."""
         refused = _REFUSED.match(message)
         cause = f"cannot connect to {self.address}: {refused['cause']}" if refused else message
         where = "" if refused else f" (gateway {self.address})"
@@ -78,7 +78,7 @@ _last: ContextVar[GatewayTarget | None] = ContextVar("target", default=None)
 
 
 def target_of(address: str | None) -> GatewayTarget:
-    """Return the gateway at ``address``, else that of the running mesh, else the default one."""
+    """Return the gateway at `address`, else that of the running mesh, else the default one."""
     try:
         state_dir: Path | None = state_root()
     except SetupError:

@@ -142,7 +142,7 @@ def _view_of(samples: "deque[Sample]") -> "View":
 
 @dataclass(frozen=True)
 class Sample:
-    """What all processes had counted ``at`` some time, seconds."""
+    """What all processes had counted `at` some time, seconds."""
 
     at: float
     values: Mapping[str, Mapping[tuple[str, Labels], Value]]
@@ -170,9 +170,9 @@ class Sample:
         return {labels: value[0] for labels, value in merged.items()}
 
     def since(self, before: "Sample | None", metric: Metric) -> dict[Labels, Value]:
-        """How much a counter or histogram has grown; a process that is not in ``before`` is left out.
+        """How much a counter or histogram has grown; a process that is not in `before` is left out.
 
-        Without ``before``: since the processes started.
+        Without `before`: since the processes started.
         """
         earlier = {} if before is None else before.values.get(metric.name, {})
         grown = []
@@ -201,7 +201,7 @@ class View:
     """The tables of one moment."""
 
     def __init__(self, sample: Sample, before: Sample | None, earlier: Sample | None) -> None:
-        """Rates are since ``before``, percentiles since ``earlier`` (None: since the processes started)."""
+        """Rates are since `before`, percentiles since `earlier` (None: since the processes started)."""
         self._sample, self._before, self._earlier = sample, before, earlier
         self.tables: Mapping[str, list[Row]] = {
             "models": self._models(),
@@ -319,7 +319,7 @@ class View:
 def lines(
     address: str, view: View, width: int | None, height: int, sort: Sort = "name", text: str = ""
 ) -> list[str]:
-    """Return a screen of ``height`` lines at most, with the rows that have ``text`` in a name; no width, no cut."""
+    """Return a screen of `height` lines at most, with the rows that have `text` in a name; no width, no cut."""
     leave = "" if width is None else "(q leaves)  "
     shown = [
         f"sluice top  {leave}{address}  {view.processes()}",
@@ -385,7 +385,7 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 
 def quantile(metric: Metric, value: Value, share: float) -> float | None:
-    """Return the time that ``share`` of the measurements did not exceed, by its bucket; None without measurements."""
+    """Return the time that `share` of the measurements did not exceed, by its bucket; None without measurements."""
     counts = value[1:]
     wanted = share * sum(counts)
     if not wanted:
@@ -414,7 +414,7 @@ def _total(
     first: Labels = (),
     wanted: Callable[[Labels], bool] = lambda _: True,
 ) -> float | None:
-    """Return the sum over labels that begin with ``first``."""
+    """Return the sum over labels that begin with `first`."""
     if found is None:
         return None
     matching = (labels for labels in found if labels[: len(first)] == first and wanted(labels))

@@ -49,7 +49,7 @@ _CANCELLED: Final = frozenset(
 
 @dataclass(frozen=True)
 class TraceSpan:
-    """One span; times are Unix nanoseconds, ``links`` are (trace, span)."""
+    """One span; times are Unix nanoseconds, `links` are (trace, span)."""
 
     service: str
     name: str
@@ -210,7 +210,7 @@ def _below(span: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
 
 
 def critical_path(root: TraceSpan, spans: Sequence[TraceSpan]) -> list[TraceSpan]:
-    """Return the spans that took the time of ``root``, the last first, as Jaeger finds them."""
+    """Return the spans that took the time of `root`, the last first, as Jaeger finds them."""
     path = [root]
     until = root.end_ns
     children = [span for span in spans if span.parent_id == root.span_id]

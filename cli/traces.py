@@ -104,7 +104,7 @@ def _named(source: Jaeger, ids: Sequence[str]) -> tuple[list[JaegerTrace], list[
 
 
 def _known(source: Jaeger, found: Sequence[JaegerTrace]) -> set[tuple[str, str]]:
-    """Return all spans of ``found``, and those of the traces that they link to, as far as these are read."""
+    """Return all spans of `found`, and those of the traces that they link to, as far as these are read."""
     have = {trace.trace_id for trace in found}
     linked = dict.fromkeys(
         link[0] for trace in found for span in trace.spans for link in span.links

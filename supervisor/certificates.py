@@ -2,8 +2,8 @@
 
 | file | what |
 |---|---|
-| ``ca.crt``, ``ca.key`` | the authority |
-| ``PROCESS/tls.crt``, ``tls.key``, ``ca.crt`` | of one process, in the form of cert-manager's Secrets |
+| `ca.crt`, `ca.key` | the authority |
+| `PROCESS/tls.crt`, `tls.key`, `ca.crt` | of one process, in the form of cert-manager's Secrets |
 
 Every file is replaced in one step and can be read by its user alone.
 """
@@ -66,7 +66,7 @@ class Authority:
         return self.folder / process
 
     def ensure(self, processes: Iterable[str], hosts: Sequence[str] = ()) -> list[Path]:
-        """Make what is missing, broken, about to expire, or not valid for one of ``hosts``, and return the files.
+        """Make what is missing, broken, about to expire, or not valid for one of `hosts`, and return the files.
 
         Raises:
             SetupError: a file cannot be written, or the authority's key is gone.
@@ -77,7 +77,7 @@ class Authority:
         return [self.issue(process, names) for process in stale]
 
     def issue(self, process: str, names: Sequence[str] = LOCAL_NAMES) -> Path:
-        """Issue a new certificate of ``process`` for ``names`` and return its file.
+        """Issue a new certificate of `process` for `names` and return its file.
 
         Raises:
             SetupError: a file cannot be written, or the authority's key is gone.
@@ -108,7 +108,7 @@ class Authority:
         return [_issued("ca", self.ca), *(_issued(file.parent.name, file) for file in files)]
 
     def renew(self, processes: Iterable[str]) -> list[Path]:
-        """Issue new certificates of ``processes`` for the same names."""
+        """Issue new certificates of `processes` for the same names."""
         by_process = {one.process: one for one in self.issued() if one.file != self.ca}
         wanted = list(processes) or list(by_process)
         unknown = [process for process in wanted if process not in by_process]

@@ -25,7 +25,7 @@ from typing import BinaryIO, Final
 
 from supervisor.orphans import dying_with_us
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOG_MAX_BYTES: Final = 16 * 1024 * 1024
 """A larger log moves to NAME.log.1, in place of an older one."""
@@ -85,7 +85,7 @@ class Child:
     """
 
     def __init__(self, spec: ChildSpec) -> None:
-        """Start ``spec``. Needs a running event loop; raises OSError if no process can be started."""
+        """Start `spec`. Needs a running event loop; raises OSError if no process can be started."""
         self._loop = asyncio.get_running_loop()
         self._parts_of, self._linger_s = spec.parts_of, spec.linger_s
         self.ending = False
@@ -112,7 +112,7 @@ class Child:
             self._process.send_signal(sent)
 
     async def end(self, bound_s: float) -> int:
-        """Send SIGTERM, and SIGKILL when it has not ended after ``bound_s`` seconds; return the exit code."""
+        """Send SIGTERM, and SIGKILL when it has not ended after `bound_s` seconds; return the exit code."""
         self.ending = True
         if self.alive and (parts := self._parts_of(self.pid)):
             await asyncio.to_thread(_end_all, parts, bound_s)
@@ -200,7 +200,7 @@ async def keep_log_small(
         try:
             rotate_log(path, max_bytes)
         except OSError as error:
-            _logger.warning("rotation of %s failed: %s", path, error.strerror)
+            logger.warning("rotation of %s failed: %s", path, error.strerror)
 
 
 def rotate_log(path: Path, max_bytes: int = LOG_MAX_BYTES) -> None:
@@ -226,7 +226,7 @@ def describe_exit(code: int) -> str:
 def log_tail(path: Path, start: int = 0) -> str:
     """Return the end of a log as one line: from the last line with an error, else the last lines.
 
-    ``start`` is the length of the log before it began, bytes.
+    `start` is the length of the log before it began, bytes.
     """
     lines = [line.strip() for line in _read_tail(path, start).splitlines()]
     lines = [line for line in lines if line][-_LINES_READ:]

@@ -53,9 +53,9 @@ class Stopped:
 
 
 def stop_mesh(state: StateDir, on_wait: OnWait = lambda _names, _left_s: None) -> Stopped:
-    """End the supervisor of ``state`` and everything it started; return when nothing is left.
+    """End the supervisor of `state` and everything it started; return when nothing is left.
 
-    ``on_wait`` is told each time that other processes are waited for.
+    `on_wait` is told each time that other processes are waited for.
 
     Raises:
         SetupError: a process does not end, or the supervisor belongs to another user.
@@ -147,9 +147,9 @@ def _ended(descriptor: int, bound_s: float) -> bool:
 
 
 def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
-    """Check ``config`` and have the supervisor put it into force, all or nothing.
+    """Check `config` and have the supervisor put it into force, all or nothing.
 
-    Without ``config`` the file that `sluice up` was given is read again, without one there the present configuration;
+    Without `config` the file that `sluice up` was given is read again, without one there the present configuration;
     word lists and model folders that it names in any case.
 
     Raises:
@@ -179,7 +179,7 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
 
 
 def _carried(settings: Settings, running: Settings) -> Settings:
-    """Return ``settings`` with the addresses that were chosen at start, where the file leaves them open."""
+    """Return `settings` with the addresses that were chosen at start, where the file leaves them open."""
     nats, http, jobs, pages = (
         running.nats,
         settings.http,

@@ -41,10 +41,10 @@ async def listen(root: Path, answer: Answer) -> asyncio.Server:
 
 
 def ask(root: Path, command: dict[str, Any], bound_s: float) -> dict[str, Any]:
-    """Send a command to the supervisor that runs in ``root`` and return its answer.
+    """Send a command to the supervisor that runs in `root` and return its answer.
 
     Raises:
-        SetupError: there is none, or it did not answer within ``bound_s`` seconds.
+        SetupError: there is none, or it did not answer within `bound_s` seconds.
     """
     with socket.socket(socket.AF_UNIX) as connected:
         connected.settimeout(bound_s)
@@ -66,7 +66,7 @@ def ask(root: Path, command: dict[str, Any], bound_s: float) -> dict[str, Any]:
 
 @contextmanager
 def _short(root: Path) -> Iterator[str]:
-    """Return a path of the socket that is short enough for the system (107 characters), wherever ``root`` is."""
+    """Return a path of the socket that is short enough for the system (107 characters), wherever `root` is."""
     folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{_NAME}"

@@ -32,7 +32,7 @@ def start_detached(
 ) -> float:
     """Start a supervisor in a session of its own; return the seconds its mesh took until it was ready.
 
-    ``on_progress`` is told each step of the start.
+    `on_progress` is told each step of the start.
 
     Raises:
         SetupError: it did not start; what the supervisor said, or the last lines of its log.

@@ -45,7 +45,7 @@ _FIXED: Final = (
 def file_limit(settings: Settings, folder: Path) -> int:
     """Return how many bytes streams may reserve: what all settings together can ask for, or more where there is more.
 
-    ``folder``: where they will be; it need not exist.
+    `folder`: where they will be; it need not exist.
     """
     while not folder.exists():
         folder = folder.parent
@@ -132,7 +132,7 @@ def nats_watcher(store: Path, log: Path, check_s: float = CHECK_S) -> Watcher:
 
 
 def _read_on(log: Path, position: int) -> tuple[bool, int]:
-    """Tell whether nats-server has logged since ``position`` that it could not write, and where its log ends."""
+    """Tell whether nats-server has logged since `position` that it could not write, and where its log ends."""
     with log.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(min(position, end))  # a log that is shorter was rotated

@@ -27,12 +27,12 @@ async def wait_until_serving(
     remote: Sequence[str] = (),
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Return when the gateway at ``address`` says SERVING for each of ``models``; ``on_ready`` is told of each.
+    """Return when the gateway at `address` says SERVING for each of `models`; `on_ready` is told of each.
 
-    ``remote`` are models whose servers may be down: they get `REMOTE_S`. Returns those that are not ready.
+    `remote` are models whose servers may be down: they get `REMOTE_S`. Returns those that are not ready.
 
     Raises:
-        SetupError: not within ``bound_s`` seconds; the message has the last status.
+        SetupError: not within `bound_s` seconds; the message has the last status.
     """
     model, status = "", "no answer"
     try:
@@ -56,7 +56,7 @@ async def wait_until_serving(
 
 
 async def _serves_soon(channel: grpc.aio.Channel, model: str) -> bool:
-    """Return whether the gateway says SERVING for ``model`` within `REMOTE_S`."""
+    """Return whether the gateway says SERVING for `model` within `REMOTE_S`."""
     try:
         async with asyncio.timeout(REMOTE_S):
             while await _health_of(channel, f"model.{model}") != _SERVING:  # noqa: ASYNC110, the service has no event
@@ -69,10 +69,10 @@ async def _serves_soon(channel: grpc.aio.Channel, model: str) -> bool:
 async def wait_until_reachable(
     name: str, address: str, bound_s: float, tls: Path | None = None
 ) -> None:
-    """Wait until a gRPC server answers at ``address``.
+    """Wait until a gRPC server answers at `address`.
 
     Raises:
-        SetupError: not within ``bound_s`` seconds.
+        SetupError: not within `bound_s` seconds.
     """
     try:
         await wait_for_triton(address, bound_s, tls)
@@ -81,7 +81,7 @@ async def wait_until_reachable(
 
 
 async def _health_of(channel: grpc.aio.Channel, service: str) -> str:
-    """Return the health of ``service``, or the code of a call that failed."""
+    """Return the health of `service`, or the code of a call that failed."""
     request = health_pb2.HealthCheckRequest(service=service)
     try:
         answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=_ANSWER_S)
@@ -91,6 +91,6 @@ async def _health_of(channel: grpc.aio.Channel, service: str) -> str:
 
 
 async def denies(address: str, service: str, tls: Path | None = None) -> bool:
-    """Whether the gateway at ``address`` answers, and says that it does not serve ``service``, or does not know it."""
+    """Whether the gateway at `address` answers, and says that it does not serve `service`, or does not know it."""
     async with open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel:
         return await _health_of(channel, service) in ("NOT_SERVING", "SERVICE_UNKNOWN", "NOT_FOUND")

@@ -65,7 +65,7 @@ class Mesh:
     def __init__(
         self, plan: MeshPlan, on_progress: Progress = lambda _: None, origin: Origin = DEFAULTS
     ) -> None:
-        """``on_progress`` is told each step of the start; ``origin``: where the settings came from."""
+        """`on_progress` is told each step of the start; `origin`: where the settings came from."""
         self._on_progress = on_progress
         self.state_dir = plan.state
         self.ready_s = 0.0
@@ -193,9 +193,9 @@ class Mesh:
     async def _during_start(
         self, ready: Awaitable[_T], waiting: Mapping[str, str], last: str = ""
     ) -> _T:
-        """Wait for ``ready``, and report which processes it still waits for.
+        """Wait for `ready`, and report which processes it still waits for.
 
-        ``waiting`` has processes by what they serve, and shrinks meanwhile; ``last`` is reported when it is empty.
+        `waiting` has processes by what they serve, and shrinks meanwhile; `last` is reported when it is empty.
         """
         return await tell_while_waiting(
             self.supervisor.during_start(ready),
@@ -233,8 +233,8 @@ async def running_mesh(
 ) -> AsyncIterator[Mesh]:
     """Run a mesh that is ready when the block begins and stopped when it ends.
 
-    Without ``state_dir`` all files are in a temporary folder, which is kept for its logs when the start fails.
-    Port 0 in ``gateway.address`` takes a free one.
+    Without `state_dir` all files are in a temporary folder, which is kept for its logs when the start fails.
+    Port 0 in `gateway.address` takes a free one.
 
     Raises:
         SetupError: something is missing, taken, broken or did not start; one line that says what to do.
@@ -257,7 +257,7 @@ async def running_mesh(
 
 @contextmanager
 def _state_root(named: Path | None) -> Iterator[Path]:
-    """``named``, else a folder that is removed at the end, unless a start failed that wrote logs."""
+    """`named`, else a folder that is removed at the end, unless a start failed that wrote logs."""
     if named is not None:
         yield named
         return
@@ -277,12 +277,12 @@ def _state_root(named: Path | None) -> Iterator[Path]:
 async def running_worker(
     settings: Settings, host: str, port: int, tritonserver: str | None = None
 ) -> AsyncIterator[str]:
-    """Serve every model of ``settings`` on ``host:port`` while the block runs; its output is ours.
+    """Serve every model of `settings` on `host:port` while the block runs; its output is ours.
 
-    A server that ends, or that has lost a model's Python process, is started again. ``tritonserver``: a program by its
+    A server that ends, or that has lost a model's Python process, is started again. `tritonserver`: a program by its
     path or its name on PATH; None: that of the wheel.
 
-    ``triton.url`` and the models' ``triton_url`` say how others reach this worker, so they are ignored. Models that
+    `triton.url` and the models' `triton_url` say how others reach this worker, so they are ignored. Models that
     somebody else's server computes have workers of their own, `model_workers.remote`.
 
     Raises:

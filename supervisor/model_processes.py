@@ -40,7 +40,7 @@ STAT_BYTES_MAX: Final = 1024
 
 
 def reword_missing_gpu(log: Path, start: int) -> None:
-    """Make the error that Triton logs on every machine without a GPU a line of information, in a log from ``start`` on.
+    """Make the error that Triton logs on every machine without a GPU a line of information, in a log from `start` on.
 
     No option leaves it out. The new words are as long as the old ones: the server goes on writing to the file.
     """
@@ -54,9 +54,9 @@ def reword_missing_gpu(log: Path, start: int) -> None:
 
 
 async def until_lost(server: Child, config: TritonConfig, start_s: float) -> None:
-    """Wait until a model's process of ``server`` has ended, or until it or the server is suspended.
+    """Wait until a model's process of `server` has ended, or until it or the server is suspended.
 
-    The server may take ``start_s`` seconds to start.
+    The server may take `start_s` seconds to start.
 
     Raises:
         TimeoutError: it did not start in time.
@@ -147,7 +147,7 @@ async def kill_when_stopped(child: Child) -> None:
 def triton_watcher(config: TritonConfig, start_s: float, log: Path | None = None) -> Watcher:
     """Kill a server when a process of it is lost, and remove Triton's shared memory when it ends.
 
-    ``log``: its output; None: ours.
+    `log`: its output; None: ours.
     """
     remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
 

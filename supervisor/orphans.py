@@ -1,10 +1,10 @@
 """Nothing that a supervisor started outlives it, however it ends. Two small programs see to that.
 
-``python -I -S orphans.py exec PARENT_PID PROGRAM ARGUMENT...`` sets the kernel's parent-death signal and becomes the
+`python -I -S orphans.py exec PARENT_PID PROGRAM ARGUMENT...` sets the kernel's parent-death signal and becomes the
 program. The signal is set after the fork and survives the exec. A program of its own keeps the supervisor free of code
 between fork and exec, which is unsafe in a process with threads; it costs about 20 ms a start.
 
-``python -I -S orphans.py reap`` kills what the signal does not reach: it goes to direct children only, and a Python
+`python -I -S orphans.py reap` kills what the signal does not reach: it goes to direct children only, and a Python
 process of Triton's can outlive its server for minutes. The reaper reads one line for every change, the process groups
 that live now. At the end of its input the supervisor is gone, and it kills the groups of the last line.
 
@@ -26,7 +26,7 @@ _PROGRAM: Final = (sys.executable, "-I", "-S", __file__)
 
 
 def dying_with_us(argv: Collection[str]) -> tuple[str, ...]:
-    """Return the command that runs ``argv`` until the thread that started it ends."""
+    """Return the command that runs `argv` until the thread that started it ends."""
     return (*_PROGRAM, "exec", str(os.getpid()), *argv)
 
 

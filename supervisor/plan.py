@@ -141,7 +141,7 @@ def id_of(process: str) -> str:
 
 
 def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
-    """Check ``settings`` and this machine, and pick ports; start nothing and write nothing.
+    """Check `settings` and this machine, and pick ports; start nothing and write nothing.
 
     Raises:
         SetupError: something on this machine is missing or taken.
@@ -173,7 +173,7 @@ def worker_addresses(
 
 
 def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> MeshPlan:
-    """Return ``plan`` with the workers of ``model`` alone, on free ports, under the new ``settings``.
+    """Return `plan` with the workers of `model` alone, on free ports, under the new `settings`.
 
     Raises:
         SetupError: Nothing answers at its address, or something on this machine is missing.
@@ -205,7 +205,7 @@ def version_folder(plan: MeshPlan, model: ModelSettings) -> Path:
 
 
 def changed(settings: Settings, **sections: Mapping[str, object]) -> Settings:
-    """Return ``settings`` with other values of some fields of ``sections``."""
+    """Return `settings` with other values of some fields of `sections`."""
     update = {
         name: getattr(settings, name).model_copy(update=fields) for name, fields in sections.items()
     }
@@ -213,13 +213,13 @@ def changed(settings: Settings, **sections: Mapping[str, object]) -> Settings:
 
 
 def with_pages(settings: Settings, **pages: str | None) -> Settings:
-    """Return ``settings`` with other pages of metrics."""
+    """Return `settings` with other pages of metrics."""
     prometheus = {str(name): page for name, page in settings.telemetry.prometheus.items()} | pages
     return changed(settings, telemetry={"prometheus": prometheus})
 
 
 def _with_passwords(plan: MeshPlan, nats_config: NatsConfig) -> MeshPlan:
-    """``plan`` with a password for each process, new at each start; its settings have the operator's.
+    """`plan` with a password for each process, new at each start; its settings have the operator's.
 
     Ids of processes are new at each start too, so that NATS knows their kinds.
     """
@@ -271,10 +271,10 @@ def plan_triton(
     port: int,
     program: str | None = None,
 ) -> TritonConfig:
-    """Return the server called ``name`` with its files under ``root``.
+    """Return the server called `name` with its files under `root`.
 
     Raises:
-        SetupError: ``program``, or without one Triton's wheel or libpython, is missing.
+        SetupError: `program`, or without one Triton's wheel or libpython, is missing.
     """
     path = None if program is None else find_program(program)
     if path is None:
@@ -441,7 +441,7 @@ def _resolve(
     nats_config: NatsConfig | None,
     workers: Sequence[tuple[str, str]],
 ) -> Settings:
-    """``workers``: each model's name with the address of one of its workers."""
+    """`workers`: each model's name with the address of one of its workers."""
     first, jobs_page = gateways[0], jobs[0].page if jobs else None
     models = tuple(_served_by(model, workers) for model in settings.models)
     settings = settings.model_copy(update={"models": models})

@@ -5,7 +5,7 @@ from sluice.startup import LOOPBACK, free_port, is_loopback, listen_problem, spl
 
 
 class Ports:
-    """Those that are taken so far. Methods raise SetupError for one that cannot be; ``key`` names the setting."""
+    """Those that are taken so far. Methods raise SetupError for one that cannot be; `key` names the setting."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
@@ -41,7 +41,7 @@ class Ports:
         return self.addresses(key, address, count)
 
     def pages(self, process: str, address: str | None, count: int = 1) -> list[str | None]:
-        """Where ``count`` processes of a kind have their metrics; without ``address`` nowhere."""
+        """Where `count` processes of a kind have their metrics; without `address` nowhere."""
         if address is None:
             return [None] * count
         return [*self.own(f"telemetry.prometheus.{process}", address, count)]

@@ -19,7 +19,7 @@ async def tell_while_waiting(
     on_progress: Progress,
     every_s: float = EVERY_S,
 ) -> _T:
-    """Wait for ``ready``; tell every ``every_s`` seconds which ``names`` it still takes, and for how long."""
+    """Wait for `ready`; tell every `every_s` seconds which `names` it still takes, and for how long."""
     begun = time.monotonic()
 
     async def tell() -> None:

@@ -84,7 +84,7 @@ class Reload:
         origin: Origin = DEFAULTS,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_change`` is called when ``origin`` has changed."""
+        """`on_change` is called when `origin` has changed."""
         self.settings, self.origin = plan.settings, origin
         self._on_change = on_change
         self._plan = plan
@@ -128,7 +128,7 @@ class Reload:
             return {"error": f"internal error: {type(error).__name__}; see: sluice logs"}
 
     async def reload(self, asked: Settings | None) -> Reloaded:
-        """Put ``asked`` into force, all of it or nothing; None: what is in force, with files read again.
+        """Put `asked` into force, all of it or nothing; None: what is in force, with files read again.
 
         Raises:
             SettingsError: it cannot work, or a process cannot take it.
@@ -168,7 +168,7 @@ class Reload:
     # Workers.
 
     async def _start_all(self, versions: Iterable[Version], asked: Settings) -> list[Version]:
-        """Load ``versions``, all or none."""
+        """Load `versions`, all or none."""
         started: list[Version] = []
         try:
             for version in versions:
@@ -242,7 +242,7 @@ class Reload:
     # Processes that read the configuration.
 
     async def _put_in_force(self, after: Settings, processes: list[ProcessState]) -> None:
-        """Write ``after`` for all and have ``processes`` read it; if one refuses, all read the former one again."""
+        """Write `after` for all and have `processes` read it; if one refuses, all read the former one again."""
         file = self._plan.state.config
         before = file.read_text(encoding="utf-8")
         write_atomically(file, after.to_yaml())
@@ -258,7 +258,7 @@ class Reload:
         self.settings = after
 
     async def _tell(self, process: ProcessState) -> None:
-        """Wait until ``process`` has taken the configuration."""
+        """Wait until `process` has taken the configuration."""
         assert process.pid is not None
         settings, state = self.settings, self._plan.state
         try:
@@ -297,7 +297,7 @@ class Reload:
 
 
 def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProcess]:
-    """Start the workers of ``plan``."""
+    """Start the workers of `plan`."""
     start_s, log = plan.settings.triton.start_s, plan.state.log
     started = [
         supervisor.start(

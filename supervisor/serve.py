@@ -1,6 +1,6 @@
 """Runs a mesh until a signal comes: in the foreground, or in a detached supervisor that outlives the command.
 
-``python -m supervisor.serve --state-dir DIR --report-fd N ...`` is the detached one, see `supervisor.detach`.
+`python -m supervisor.serve --state-dir DIR --report-fd N ...` is the detached one, see `supervisor.detach`.
 """
 
 import argparse
@@ -41,9 +41,9 @@ async def serve(
     on_progress: Progress = lambda _: None,
     origin: Origin = DEFAULTS,
 ) -> None:
-    """Start a mesh, call ``on_ready``, and keep it up until one of `SIGNALS`; a second signal ends it at once.
+    """Start a mesh, call `on_ready`, and keep it up until one of `SIGNALS`; a second signal ends it at once.
 
-    ``on_progress`` is told each step of the start, and when the stop begins.
+    `on_progress` is told each step of the start, and when the stop begins.
 
     Raises:
         SetupError, SettingsError: the mesh did not start.
@@ -68,7 +68,7 @@ async def serve(
 
 
 async def until_signal(body: Awaitable[None]) -> None:
-    """Run ``body`` until it ends or one of `SIGNALS` cancels it, as each later one does; SIGHUP not under nohup."""
+    """Run `body` until it ends or one of `SIGNALS` cancels it, as each later one does; SIGHUP not under nohup."""
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(body)
     is_immune = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -87,7 +87,7 @@ async def until_signal(body: Awaitable[None]) -> None:
 def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Settings:
     """Return the settings of the file, with what `sluice up` was given beside it in place of the file's.
 
-    Without a word about it HTTP is served at ``http``.
+    Without a word about it HTTP is served at `http`.
 
     Raises:
         SettingsError: they cannot work.

@@ -146,7 +146,7 @@ def _spec(
     own: Mapping[str, str] | None = None,
     nice: int = 0,
 ) -> ChildSpec:
-    """Describe a process that connects to NATS; ``own``: its environment beside that of all.
+    """Describe a process that connects to NATS; `own`: its environment beside that of all.
 
     With certificates it has the id that NATS knows it by, and so has one of jobs; else a new one at each start.
     """

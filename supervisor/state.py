@@ -2,18 +2,18 @@
 
 | file | what |
 |---|---|
-| ``lock`` | held (flock) by the supervisor as long as it runs |
-| ``state.json`` | `MeshState`, replaced at every change |
-| ``prometheus.json`` | where the processes have their metrics, for ``file_sd_configs`` of Prometheus |
-| ``resume.key`` | the key of resume tokens, made once; survives `down` |
-| ``mesh.key`` | what processes of the mesh show each other, made once |
-| ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |
-| ``models/`` | the Triton model repository, rendered at start |
-| ``versions/`` | those of models that were added or replaced since |
-| ``control.sock`` | where the supervisor takes `sluice reload` |
-| ``nats/`` | JetStream's store; survives `down` |
-| ``tls/`` | the authority and certificates of a secured mesh (`supervisor.certificates`); survives `down` |
-| ``logs/NAME.log`` | output of each process |
+| `lock` | held (flock) by the supervisor as long as it runs |
+| `state.json` | `MeshState`, replaced at every change |
+| `prometheus.json` | where the processes have their metrics, for `file_sd_configs` of Prometheus |
+| `resume.key` | the key of resume tokens, made once; survives `down` |
+| `mesh.key` | what processes of the mesh show each other, made once |
+| `config.yaml` | the settings with all addresses resolved; batcher and gateway read it |
+| `models/` | the Triton model repository, rendered at start |
+| `versions/` | those of models that were added or replaced since |
+| `control.sock` | where the supervisor takes `sluice reload` |
+| `nats/` | JetStream's store; survives `down` |
+| `tls/` | the authority and certificates of a secured mesh (`supervisor.certificates`); survives `down` |
+| `logs/NAME.log` | output of each process |
 """
 
 import json
@@ -109,7 +109,7 @@ class MeshState:
         address: of the gateway, or of several with commas between them.
         ca: file with the authorities of its certificate; None: it is not encrypted.
         processes: in the order of their start.
-        http: where HTTP is served, like ``address``; None: nowhere.
+        http: where HTTP is served, like `address`; None: nowhere.
         origin: what it was started with; after a reload with its file.
     """
 
@@ -158,7 +158,7 @@ class StateDir:
         return cls(state_root(named))
 
     def log(self, name: str) -> Path:
-        """Return the log file of process ``name``."""
+        """Return the log file of process `name`."""
         return self.logs / f"{name}.log"
 
     def create(self) -> None:
@@ -245,7 +245,7 @@ class StateDir:
     def mesh_key(self, configured: str | None = None) -> str:
         """Return what processes of the mesh show each other, and commands of this user too.
 
-        Made if there is none; ``configured`` replaces it.
+        Made if there is none; `configured` replaces it.
         """
         return self._secret(MESH_KEY, configured)
 
@@ -262,7 +262,7 @@ class StateDir:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file ``path`` by ``text`` in one step, for this user alone."""
+    """Replace the file `path` by `text` in one step, for this user alone."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.touch(mode=0o600)
     draft.write_text(text, encoding="utf-8")

@@ -26,7 +26,7 @@ BOUND_S: Final = 2.0
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """One process; ``ready``: it answers, and for the batcher: it has a live worker."""
+    """One process; `ready`: it answers, and for the batcher: it has a live worker."""
 
     name: str
     pid: int | None

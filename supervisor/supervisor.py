@@ -129,7 +129,7 @@ class SupervisedProcess:
         return not self._stop_asked.is_set()
 
     async def _run(self, child: Child) -> int:
-        """Wait for the end of ``child``, with the watcher running."""
+        """Wait for the end of `child`, with the watcher running."""
         watching = self._start_watchers(child)
         code = await child.exited
         for task in watching:
@@ -162,7 +162,7 @@ class Supervisor:
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """``on_change`` is called after every change of any process; it must not block for long."""
+        """`on_change` is called after every change of any process; it must not block for long."""
         forbid_core_dumps()
         self.pid = os.getpid()
         self.started_unix_ms = time.time_ns() // 1_000_000
@@ -172,7 +172,7 @@ class Supervisor:
         self._changed = asyncio.Event()
 
     def start(self, spec: ChildSpec, watcher: Watcher | None = None) -> SupervisedProcess:
-        """Start ``spec`` and restart it until `stop`.
+        """Start `spec` and restart it until `stop`.
 
         Raises:
             SetupError: the process cannot be started.
@@ -188,7 +188,7 @@ class Supervisor:
         return process
 
     def process(self, name: str) -> SupervisedProcess:
-        """Return the process called ``name``; KeyError if there is none."""
+        """Return the process called `name`; KeyError if there is none."""
         return self._processes[name]
 
     @property
@@ -209,7 +209,7 @@ class Supervisor:
         return sum(max(one.spec.stop_s for one in stage) for stage in self._stages())
 
     async def wait_for(self, condition: Callable[[], bool], bound_s: float) -> None:
-        """Wait until ``condition`` holds; it is checked after every change.
+        """Wait until `condition` holds; it is checked after every change.
 
         Raises:
             TimeoutError: it did not hold in time.
@@ -228,9 +228,9 @@ class Supervisor:
     async def during_start(
         self, ready: Awaitable[_T], starting: Iterable[SupervisedProcess] | None = None
     ) -> _T:
-        """Wait for ``ready``; a process that ends meanwhile is an error, because it would end again after a restart.
+        """Wait for `ready`; a process that ends meanwhile is an error, because it would end again after a restart.
 
-        ``starting`` are those that count; by default all. A crash is one when the process ends once more.
+        `starting` are those that count; by default all. A crash is one when the process ends once more.
 
         Raises:
             SetupError: a process ended; the message names its log and its last lines.

@@ -1,12 +1,12 @@
-"""Triton Inference Server, that of the ``nvidia-pytriton`` wheel or another one, with a plain model repository.
+"""Triton Inference Server, that of the `nvidia-pytriton` wheel or another one, with a plain model repository.
 
 Rules for that of the wheel; another one, such as that of NVIDIA's container, finds its parts itself:
 - Nothing is written into the wheel. A runtime folder of symbolic links lays the Python backend and the stub for this
   Python side by side, as Triton expects them, and holds the one library the stub needs, libpython.
 - That libpython must be the running interpreter's own: with another build of the same version, modules with a C part
   fail to import inside the stub. So it is linked by full path, and no other folder gets on the library path.
-- The stub finds our packages as this interpreter does: it embeds the ``python3`` that is first on PATH, which is the
-  one beside ``sys.executable``, and gets the rest of ``sys.path`` (source trees, test roots) by PYTHONPATH.
+- The stub finds our packages as this interpreter does: it embeds the `python3` that is first on PATH, which is the
+  one beside `sys.executable`, and gets the rest of `sys.path` (source trees, test roots) by PYTHONPATH.
 - Nobody makes the restricted calls, so nobody is told their secret. It is on the command line, the only place where
   Triton takes it: it stops other programs on the port, not a user who can list this user's processes.
 
@@ -58,10 +58,10 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class TritonWheel:
-    """The parts of an installed ``nvidia-pytriton``.
+    """The parts of an installed `nvidia-pytriton`.
 
     Attributes:
-        server: the ``tritonserver`` program.
+        server: the `tritonserver` program.
         backend: folder of the Python backend.
         stub: the program that runs a Python model, built for this Python version.
     """
@@ -79,7 +79,7 @@ class TritonConfig:
         name: of the process.
         repository: the model repository.
         models: names of the models to load at start.
-        runtime: folder that `prepare_runtime` filled; not used with ``program``.
+        runtime: folder that `prepare_runtime` filled; not used with `program`.
         port: of gRPC.
         secret: value of the header that restricted calls need; letters, digits, "-" and "_".
         host: address to bind.
@@ -87,11 +87,11 @@ class TritonConfig:
         page: host and port of its page for Prometheus; None: no page.
         exit_timeout_s: how long models may take to finish after SIGTERM, seconds.
         load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not
-            bound the model's own ``initialize``.
+            bound the model's own `initialize`.
         tls: folder of its certificate; callers must show one of the mesh. Read at start only.
         shm_prefix: how names of this server's shared memory begin; unique among the servers of a machine.
         nice: CPU priority of the threads that compute.
-        program: another ``tritonserver`` than that of the wheel, which has its Python backend where it looks for it.
+        program: another `tritonserver` than that of the wheel, which has its Python backend where it looks for it.
     """
 
     name: str
@@ -146,7 +146,7 @@ def find_wheel() -> TritonWheel:
 
 
 def find_program(name: str) -> Path:
-    """Return a ``tritonserver`` other than the wheel's, by its path or its name on PATH.
+    """Return a `tritonserver` other than the wheel's, by its path or its name on PATH.
 
     Raises:
         SetupError: it is not there, or may not be executed.
@@ -177,7 +177,7 @@ def find_libpython() -> Path:
 
 
 def prepare_runtime(folder: Path) -> None:
-    """Fill ``folder`` with the links that the server needs; correct ones stay.
+    """Fill `folder` with the links that the server needs; correct ones stay.
 
     Raises:
         SetupError: as `find_wheel` and `find_libpython`, or the folder cannot be written.
@@ -259,9 +259,9 @@ def _metrics_arguments(page: str | None) -> tuple[str, ...]:
 def triton_environment(
     runtime: Path | None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the whole environment of a server: ``base`` (default: our own) with its paths set.
+    """Return the whole environment of a server: `base` (default: our own) with its paths set.
 
-    ``runtime``: the folder that `prepare_runtime` filled; None: the server finds its libraries itself.
+    `runtime`: the folder that `prepare_runtime` filled; None: the server finds its libraries itself.
     """
     environment = {**HUGE_PAGES, **(os.environ if base is None else base)}
     # A home or a library path for some other interpreter would reach the stub's as well.
@@ -276,13 +276,13 @@ def triton_environment(
 
 
 async def wait_for_triton(address: str, bound_s: float, tls: Path | None = None) -> None:
-    """Wait until the server at ``address`` answers, which it does once its models are loaded.
+    """Wait until the server at `address` answers, which it does once its models are loaded.
 
     A model that fails to load ends the server instead, so watch the process as well. Nothing in the server bounds how
-    long a model may initialize; ``bound_s`` does.
+    long a model may initialize; `bound_s` does.
 
     Raises:
-        TimeoutError: not within ``bound_s`` seconds.
+        TimeoutError: not within `bound_s` seconds.
     """
     async with open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel:
         await asyncio.wait_for(channel.channel_ready(), bound_s)
@@ -291,7 +291,7 @@ async def wait_for_triton(address: str, bound_s: float, tls: Path | None = None)
 def remove_shared_memory(prefix: str) -> int:
     """Remove what a killed or crashed server left in shared memory; return the number of regions.
 
-    Only for a server that has ended, with its stubs. ``prefix`` is its `TritonConfig.shm_prefix`.
+    Only for a server that has ended, with its stubs. `prefix` is its `TritonConfig.shm_prefix`.
     """
     assert prefix, "an empty prefix is everybody's shared memory"
     regions = [path for path in _SHARED_MEMORY.glob("*") if path.name.startswith(prefix)]

@@ -38,7 +38,7 @@ class Version:
         return same and self.files == files
 
     def taking(self, asked: ModelSettings) -> "Version":
-        """With the settings of ``asked`` that gateways alone read."""
+        """With the settings of `asked` that gateways alone read."""
         live = {name: getattr(asked, name) for name in LIVE_FIELDS}
         return replace(
             self,
