@@ -161,17 +161,17 @@ async def test_without_a_policy_under_trial_there_are_no_counts(guarded: Wire) -
 async def test_many_findings_are_written_beside_the_event_loop(
     guarded: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, threads = safety_service._finding, set[int]()
+    stub, respond, threads = guarded.safety, safety_pb2.CheckTextResponse, set[int]()
 
-    def noted(found: Any) -> safety_pb2.SafetyFinding:
+    def noted(**fields: Any) -> safety_pb2.CheckTextResponse:
         threads.add(threading.get_ident())
-        return write(found)
+        return respond(**fields)
 
-    monkeypatch.setattr(safety_service, "_finding", noted)
+    monkeypatch.setattr(safety_pb2, "CheckTextResponse", noted)
     count = safety_service.ASIDE_FINDINGS + 1
     text = "mail a@example.org, " * count
-    checked = await guarded.safety.CheckText(safety_pb2.CheckTextRequest(text=text))
+    checked = await stub.CheckText(safety_pb2.CheckTextRequest(text=text))
     assert len(checked.findings) >= count
     assert threading.get_ident() not in threads
-    await guarded.safety.CheckText(safety_pb2.CheckTextRequest(text=text[:40]))
+    await stub.CheckText(safety_pb2.CheckTextRequest(text=text[:40]))
     assert threading.get_ident() in threads
