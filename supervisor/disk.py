@@ -84,6 +84,7 @@ def reserved(settings: Settings) -> dict[str, int]:
     """Return the limits of the streams that a mesh makes, in bytes, by the key of the setting."""
     used = {
         "routing.outcomes.max_mib": bool(settings.routing.outcomes.tenants),
+        "cache.max_mib": settings.cache.enabled,
         "jobs.inputs_max_bytes": bool(settings.jobs.replicas),
         "jobs.results_max_bytes": bool(settings.jobs.replicas),
     }
@@ -96,6 +97,7 @@ def _limits(settings: Settings) -> dict[str, int]:
         "records.max_mib": settings.records.max_mib * _MIB,
         "records.audit_max_mib": settings.records.audit_max_mib * _MIB,
         "routing.outcomes.max_mib": settings.routing.outcomes.max_mib * _MIB,
+        "cache.max_mib": settings.cache.max_mib * _MIB,
         "jobs.inputs_max_bytes": settings.jobs.inputs_max_bytes,
         "jobs.results_max_bytes": settings.jobs.results_max_bytes,
     }

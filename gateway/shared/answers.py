@@ -1,4 +1,4 @@
-"""Cached answers to equal requests, in the memory of each gateway.
+"""Cached answers to equal requests, in the memory of each gateway and in a JetStream bucket of all.
 
 Cached are complete answers that would come out the same again: of greedy requests, and of requests
 that name a seed (docs/concepts/cache.md). The key is a hash over everything that the answer depends
@@ -12,6 +12,7 @@ urgent class or has failed.
 
 import asyncio
 import hashlib
+import logging
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -21,8 +22,9 @@ from gateway.admission.request_context import PreparedPrompt, RequestContext
 from gateway.shared.keys import Leader, SingleFlight
 from gateway.shared.peers import Peers
 from gateway.streaming.answer_stream import AnswerStream
-from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
-from sluice.errors import Cancelled, DeadlinePassed, InvalidRequest
+from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache, is_whole
+from sluice.background import BackgroundTasks
+from sluice.errors import Cancelled, DeadlinePassed, InvalidRequest, SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayQuery, GatewayReply, KeyRecord
 from sluice.internal.v1.task_pb2 import Sampling
 from sluice.settings import CacheSettings
@@ -32,26 +34,40 @@ from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
     FINISH_REASON_STOP_SEQUENCE,
 )
+from sluice.wire.bucket import Bucket
 from sluice.wire.subjects import RANKS, is_token
 
 ENTRIES_MAX: Final = 65_536
 """Answers in the memory of one gateway; their bytes are bounded too."""
+PAUSE_S: Final = 5.0
+"""How long JetStream is left alone after it failed, in seconds; meanwhile requests are computed."""
+STORING_MAX: Final = 256
+"""Answers on their way to JetStream at the same time; others stay in memory alone."""
+READS_MAX: Final = 64
+"""Embeddings of one call that are looked up in JetStream; the rest is looked up in memory alone."""
+EVERYONE: Final = "$all"
+"""Stands for the tenant in keys, when answers are shared between tenants."""
+
 _WHOLE: Final = frozenset({FINISH_REASON_STOP, FINISH_REASON_LENGTH, FINISH_REASON_STOP_SEQUENCE})
+logger = logging.getLogger(__name__)
 
 
-class AnswerCache:
+class SharedAnswerCache:
     """The cached answers of this gateway.
 
     Attributes:
         enabled: whether answers are cached at all.
     """
 
-    def __init__(self, settings: CacheSettings, peers: Peers) -> None:
+    def __init__(self, settings: CacheSettings, bucket: Bucket, peers: Peers) -> None:
         self.enabled = settings.enabled
-        self._tenants = settings.tenants
+        self._settings = settings
+        self._bucket = bucket
         self._peers = peers
         self._memory = ReplayCache(ENTRIES_MAX, settings.max_age_s)
         self._computing = SingleFlight()
+        self._storing = BackgroundTasks()
+        self._paused_until = 0.0
 
     def key_of(self, context: RequestContext) -> str:
         """Return the cache key of a request, or "" if its answer is not cached."""
@@ -80,30 +96,36 @@ class AnswerCache:
         if not self._caches_for(tenant):
             return list(await compute(prompts))
         keys = [self._key(tenant, prompt.model.name, _value_parts(prompt)) for prompt in prompts]
-        now = time.monotonic()
-        records = {key: self._memory.record(key, now) for key in keys}
-        cached = {key: record.values for key, record in records.items() if record is not None}
+        cached = await self.find_embeddings(keys)
         # Equal prompts have equal keys, so each is computed once.
         missing = {
             key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in cached
         }
         computed = await compute(list(missing.values())) if missing else ()
         for key, values in zip(missing, computed, strict=True):
-            self._memory.put(key, KeyRecord(values=values), time.monotonic())
+            self._cache(key, KeyRecord(values=values))
             cached[key] = values
         return [cached[key] for key in keys]
+
+    async def find_embeddings(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the embeddings that are cached under `keys`."""
+        now = time.monotonic()
+        records = {key: self._memory.record(key, now) for key in dict.fromkeys(keys)}
+        missing = [key for key, record in records.items() if record is None][:READS_MAX]
+        records |= dict(zip(missing, await asyncio.gather(*map(self._read, missing)), strict=True))
+        return {key: record.values for key, record in records.items() if record is not None}
 
     async def find(self, context: RequestContext, key: str) -> Replay | None:
         """Return the cached answer under `key`, waiting while an equal request computes it.
 
         Returns:
-            None if the caller must compute the answer, and then call `on_end` or `abandon`.
+            None if the caller must compute the answer, and then call `ended` or `given_up`.
         """
         rank = RANKS[context.request.priority_class]
         while (answer := self._memory.get(key, time.monotonic())) is None:
             leader = self._computing.claim(key, Leader(context.request_id, rank))
             if leader is None:
-                return None
+                return await self._lead(key, context.request_id)
             # An urgent request must not wait for a less urgent one, nor for one that failed.
             if rank < leader.rank or not await asyncio.shield(leader.ended):
                 return None
@@ -120,7 +142,7 @@ class AnswerCache:
         if record is not None and record.ByteSize() > REPLAY_BYTES_MAX:
             record = None
         if record is not None:
-            self._memory.put(key, record, time.monotonic())
+            self._cache(key, record)
         # The next one computes it when only this caller did not wait for it.
         abandoned = isinstance(error, Cancelled | DeadlinePassed)
         self._computing.release(key, stream.request_id, again=record is not None or abandoned)
@@ -134,19 +156,70 @@ class AnswerCache:
 
         Raises:
             InvalidRequest: the request names no possible answer.
+            TransportUnavailable: JetStream does not respond; nothing is dropped.
         """
+        pattern = _pattern(request)
+        if self.enabled:
+            await self._bucket.purge(pattern)
         _, silent = await self._peers.query_all(GatewayQuery(clear_answers=request))
         return silent
 
+    async def close(self, timeout_s: float) -> None:
+        """Return once everything is stored, or after `timeout_s` seconds."""
+        await self._storing.settle(timeout_s)
+
     def _caches_for(self, tenant: str) -> bool:
-        return self.enabled and (not self._tenants or tenant in self._tenants)
+        settings = self._settings
+        return self.enabled and (not settings.tenants or tenant in settings.tenants)
 
     def _key(self, tenant: str, model: str, parts: Iterator[bytes]) -> str:
-        return f"{tenant}.{model}.{hashlib.sha256(b''.join(_sized(parts))).hexdigest()}"
+        scope = tenant
+        return f"{scope}.{model}.{hashlib.sha256(b''.join(_sized(parts))).hexdigest()}"
+
+    async def _lead(self, key: str, request_id: str) -> Replay | None:
+        """Look in JetStream before this request computes the answer itself."""
+        try:
+            record = await self._read(key)
+        except BaseException:
+            self.abandon(key, request_id)
+            raise
+        if record is None:
+            return None
+        self.abandon(key, request_id)
+        return Replay(record)
+
+    async def _read(self, key: str) -> KeyRecord | None:
+        if time.monotonic() < self._paused_until:
+            return None
+        try:
+            stored = await self._bucket.read(key, KeyRecord)
+        except SluiceError as error:
+            self._pause(error)
+            return None
+        if stored is None or not (stored[0].values or is_whole(stored[0])):
+            return None
+        self._memory.put(key, stored[0], time.monotonic())
+        return stored[0]
+
+    def _cache(self, key: str, record: KeyRecord) -> None:
+        self._memory.put(key, record, time.monotonic())
+        if len(self._storing) < STORING_MAX and time.monotonic() >= self._paused_until:
+            self._storing.spawn(self._write(key, record))
+
+    async def _write(self, key: str, record: KeyRecord) -> None:
+        try:
+            await self._bucket.write(key, record)
+        except SluiceError as error:
+            self._pause(error)
+
+    def _pause(self, error: SluiceError) -> None:
+        if time.monotonic() >= self._paused_until:
+            logger.warning("answer cache is in memory only for %g s: %s", PAUSE_S, error)
+        self._paused_until = time.monotonic() + PAUSE_S
 
     async def forget(self, request: ClearAnswersRequest) -> GatewayReply:
         """Drop answers in the memory of this gateway."""
-        parts = _parts_of(request)
+        parts = _pattern(request).split(".")
         self._memory.drop(
             lambda key: all(
                 pattern in ("*", part) for pattern, part in zip(parts, key.split("."), strict=True)
@@ -193,17 +266,14 @@ def _sized(parts: Iterator[bytes]) -> Iterator[bytes]:
         yield part
 
 
-def _parts_of(request: ClearAnswersRequest) -> list[str]:
-    """Return tenant, model and hash of the keys to drop, "*" for any."""
-    if not request.answer_key:
-        parts = [request.tenant or "*", request.model or "*", "*"]
-        named = [name for name in (request.tenant, request.model) if name]
-    else:
-        parts = named = request.answer_key.split(".")
-    if len(parts) != 3 or not all(map(is_token, named)):
-        raise InvalidRequest.of(
-            "answer_key", "must be a key that `sluice explain` shows, without tenant and model"
-        )
-    if request.answer_key and (request.tenant or request.model):
-        raise InvalidRequest.of("answer_key", "names the answer; leave out tenant and model")
-    return parts
+def _pattern(request: ClearAnswersRequest) -> str:
+    """Return the NATS pattern of the keys to drop."""
+    if request.answer_key:
+        parts = request.answer_key.split(".")
+        is_key = len(parts) == 3 and (parts[0] == EVERYONE or is_token(parts[0]))
+        if request.tenant or request.model or not (is_key and all(map(is_token, parts[1:]))):
+            raise InvalidRequest.of(
+                "answer_key", "must be a key that `sluice explain` shows, without tenant and model"
+            )
+        return request.answer_key
+    return f"{request.tenant or '*'}.{request.model or '*'}.*"

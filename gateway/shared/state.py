@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Final
 
 from google.protobuf.wrappers_pb2 import StringValue
 from nats.aio.client import Client
@@ -11,7 +12,7 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.policies import InForce
 from gateway.admission.usage import UsageAccounting
 from gateway.identity.resume_token import ResumeKey
-from gateway.shared.answers import AnswerCache
+from gateway.shared.answers import SharedAnswerCache
 from gateway.shared.drains import Drains
 from gateway.shared.keys import SharedKeys
 from gateway.shared.peers import HEARTBEAT_S, Peers
@@ -23,6 +24,9 @@ from sluice.wire import jetstream
 from sluice.wire.bucket import Bucket, mesh_key, shared_secret
 
 logger = logging.getLogger(__name__)
+
+_CLOSE_S: Final = 2.0
+"""How long a gateway that shuts down waits for answers to be stored, in seconds."""
 
 
 class SharedState:
@@ -54,7 +58,7 @@ class SharedState:
         self._settings = settings
         self._buckets: list[Bucket] = []
         self._reread = asyncio.Event()
-        limits = settings.gateway
+        limits, cache = settings.gateway, settings.cache
         self.peers = peers = Peers(gateway_id)
         self.policies = self._bucket(jetstream.POLICIES)
         self.api_keys = self._bucket(jetstream.API_KEYS)
@@ -65,7 +69,8 @@ class SharedState:
         keep_s = limits.replay_s if limits.replay_entries else 0.0
         self.idempotency_keys = self._bucket(jetstream.KEYS)
         self.keys = SharedKeys(registry, self.idempotency_keys, peers, keep_s)
-        self.answers = AnswerCache(settings.cache, peers)
+        answers = jetstream.answers_bucket(cache.max_mib * 1024 * 1024, cache.max_age_s)
+        self.answers = SharedAnswerCache(cache, self._bucket(answers, opened=cache.enabled), peers)
         self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
         minutes = StoredCosts(usage.spending, self._bucket(jetstream.SPENDING), peers.instance)
         days = StoredCosts(usage.days, self._bucket(jetstream.DAYS), peers.instance)
@@ -116,12 +121,14 @@ class SharedState:
     async def close(self) -> None:
         """Store what is pending, and announce that this gateway leaves."""
         await self.keys.close()
+        await self.answers.close(_CLOSE_S)
         await self.usage.write()
         await self.peers.close()
 
-    def _bucket(self, config: StreamConfig) -> Bucket:
+    def _bucket(self, config: StreamConfig, *, opened: bool = True) -> Bucket:
         bucket = Bucket(config, self._settings.nats.replicas)
-        self._buckets.append(bucket)
+        if opened:
+            self._buckets.append(bucket)
         return bucket
 
     async def _share_spending(self) -> None:

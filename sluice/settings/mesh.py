@@ -235,6 +235,8 @@ class CacheSettings(TenantMatch):
     """Whether answers are cached."""
     max_age_s: float = Field(3600.0, ge=1, le=30 * 24 * 3600)
     """Age after which a cached answer is deleted, in seconds."""
+    max_mib: ClassVar[int] = 256
+    """Storage of all answers in JetStream, in MiB; the oldest are deleted."""
 
 
 class JobsSettings(ProcessSettings):

@@ -92,6 +92,11 @@ def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
+def answers_bucket(max_bytes: int, max_age_s: float) -> StreamConfig:
+    """Return the stream of cached answers; the oldest are deleted first."""
+    return _bucket(subjects.ANSWERS_BUCKET, max_bytes, max_age_s)
+
+
 def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
     """Return the streams of inputs and results, kept until their jobs are deleted.
 

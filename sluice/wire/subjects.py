@@ -23,6 +23,7 @@
 | ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
 | ``sluice.outcomes.<tenant>.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``$KV.SLUICE_KEYS.<tenant>.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
+| ``$KV.SLUICE_ANSWERS.<tenant>.<model>.<hash of the request>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_DAYS.<process>.<day>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
@@ -69,6 +70,7 @@ SECRETS_BUCKET: Final = "KV_SLUICE_SECRETS"
 DRAINS_BUCKET: Final = "KV_SLUICE_DRAINS"
 DAYS_BUCKET: Final = "KV_SLUICE_DAYS"
 JOBS_BUCKET: Final = "KV_SLUICE_JOBS"
+ANSWERS_BUCKET: Final = "KV_SLUICE_ANSWERS"
 API_KEYS_BUCKET: Final = "KV_SLUICE_API_KEYS"
 """Streams of the key-value buckets; the prefix is JetStream's."""
 DRAINED_WORKERS: Final = "workers"
@@ -80,6 +82,7 @@ GATEWAY_BUCKETS: Final = (
     POLICIES_BUCKET,
     SECRETS_BUCKET,
     DRAINS_BUCKET,
+    ANSWERS_BUCKET,
 )
 """Those that only gateways write."""
 

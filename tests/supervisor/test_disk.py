@@ -41,9 +41,11 @@ def test_reserved_leaves_out_what_is_switched_off() -> None:
     settings = Settings(
         records={"max_mib": 0},
         jobs={"replicas": 0},
+        cache={"enabled": True},
     )
     assert {key: size for key, size in reserved(settings).items() if size} == {
-        "records.audit_max_mib": 1024 * 1024**2
+        "records.audit_max_mib": 1024 * 1024**2,
+        "cache.max_mib": 256 * 1024**2,
     }
 
 

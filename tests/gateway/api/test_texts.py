@@ -17,6 +17,7 @@ from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import CacheSettings, ModelSettings
 from sluice.telemetry import catalog, names
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2 import ClearAnswersRequest
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.metrics import values
@@ -380,3 +381,21 @@ async def test_embeddings_asked_for_otherwise_are_others(keeping: Wire) -> None:
         {"normalize": True},
     ):
         assert not (await embedded(wire, ["w1"], [2], **more)).usage.cached
+
+
+async def test_embeddings_are_found_by_another_gateway(
+    keeping: Wire, nats_url: str, model_folder: Path, folders: tuple[Path, Path]
+) -> None:
+    await embedded(keeping, ["w1"], [1])
+    await keeping.gateway.shared.answers.close(30)
+    more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding", prompt_price=2.0)]
+    cache = CacheSettings(enabled=True)
+    async with open_wire(
+        nats_url, model_folder, gateway_id="gw2", more_models=more, cache=cache
+    ) as other:
+        assert (await embedded(other, ["w1"], [])).usage.cached
+        answers = other.gateway.shared.answers
+        keys = list(answers._memory._entries)
+        assert len(await answers.find_embeddings(keys)) == 1
+        assert not await answers.clear(ClearAnswersRequest(model="embed"))
+        assert await answers.find_embeddings(keys) == {}

@@ -12,6 +12,7 @@ from sluice.telemetry import catalog, names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import ClearAnswersRequest, GetRequestRecordRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from sluice.wire import subjects
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.tokenizer import write_model
@@ -201,20 +202,20 @@ async def test_a_caller_goes_on_behind_the_tokens_of_a_kept_answer(wire: Wire) -
     assert again[1].delta.resume_token == request.resume.resume_token
 
 
-async def test_gateways_forget_answers_together(
+async def test_gateways_share_answers_and_forget_them_together(
     wire: Wire, nats_url: str, model_folder: Path
 ) -> None:
     async with open_wire(nats_url, model_folder, cache=ON, gateway_id="gw2") as other:
         await other.until(lambda: other.gateway.shared.peers.alive == ["gw1"])
         await wire.until(lambda: wire.gateway.shared.peers.alive == ["gw2"])
         await compute(wire, prompt())
-        await compute(other, prompt())
+        await wire.gateway.shared.answers.close(30)
+        assert cached(await ask(other, prompt()))
         cleared = await AdminServiceStub(wire.channel).ClearAnswers(
             ClearAnswersRequest(tenant="default", model="small")
         )
         assert not cleared.unreached_gateways
-        for gateway in (wire, other):
-            assert not cached(await compute(gateway, prompt()))
+        assert not cached(await compute(other, prompt()))
         # Of another tenant, nothing is forgotten.
         await AdminServiceStub(wire.channel).ClearAnswers(ClearAnswersRequest(tenant="someone"))
         assert cached(await ask(other, prompt()))
@@ -232,6 +233,17 @@ async def test_what_cannot_be_forgotten_is_refused(wire: Wire) -> None:
     for request_ in NOT_FORGOTTEN:
         _, error = await error_of(AdminServiceStub(wire.channel).ClearAnswers(request_))
         assert isinstance(error, InvalidRequest)
+
+
+async def test_without_jetstream_a_gateway_goes_on_with_its_memory(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    await wire.batcher.jetstream.delete_stream(subjects.ANSWERS_BUCKET)
+    for text in ("hello", "again"):
+        await compute(wire, prompt(text))
+        assert cached(await ask(wire, prompt(text)))
+    await wire.gateway.shared.answers.close(30)
+    assert caplog.text.count("answer cache is in memory only") == 1
 
 
 async def test_only_the_first_of_several_answers_is_kept(wire: Wire) -> None:

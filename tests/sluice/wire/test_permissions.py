@@ -118,6 +118,7 @@ OF_GATEWAYS = (
     jetstream.POLICIES,
     jetstream.SECRETS,
     jetstream.DRAINS,
+    jetstream.answers_bucket(1 << 20, 60),
     jetstream.API_KEYS,
     StreamConfig(name=PROMPTS, subjects=["prompts.>"], allow_direct=True),
 )
