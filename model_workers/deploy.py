@@ -97,7 +97,7 @@ def place(models: Sequence[ModelSettings]) -> Mapping[str, ModelSettings]:
     caching = [worker for worker in workers.values() if worker.engine in CACHING]
     unset = Counter(d for worker in caching if not worker.memory_share for d in _devices(worker))
     devices = {device for worker in caching for device in _devices(worker)}
-    free_share = {device: 1 - _taken(caching, device) for device in devices}
+    free_share = {device: 1 - _reserved_share(caching, device) for device in devices}
 
     def shared(worker: ModelSettings) -> ModelSettings:
         if worker.engine not in CACHING or worker.memory_share:
@@ -132,7 +132,7 @@ def _devices(worker: ModelSettings) -> Sequence[str]:
     return ("cuda:0" if worker.device in ("auto", "cuda") else worker.device,)
 
 
-def _taken(workers: Sequence[ModelSettings], device: str) -> float:
+def _reserved_share(workers: Sequence[ModelSettings], device: str) -> float:
     """Return the sum of the set shares."""
     here = [worker for worker in workers if device in _devices(worker)]
     total = sum(worker.memory_share or 0.0 for worker in here)

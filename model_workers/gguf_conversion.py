@@ -138,7 +138,9 @@ def convert(file: Path, folder: Path) -> None:
         started_at = time.monotonic()
         header = read_header(file)
         check_room(header, folder.parent)
-        _say(f"converting {file.name} ({header.values / 1e6:.0f} M parameters) once, to {folder}")
+        _print_progress(
+            f"converting {file.name} ({header.values / 1e6:.0f} M parameters) once, to {folder}"
+        )
         partial = folder.with_name(f"{folder.name}.partial")
         for leftover in (partial, folder):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -148,7 +150,7 @@ def convert(file: Path, folder: Path) -> None:
             partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        _say(f"converted {file.name} in {time.monotonic() - started_at:.0f} s")
+        _print_progress(f"converted {file.name} in {time.monotonic() - started_at:.0f} s")
 
 
 @contextmanager
@@ -158,7 +160,7 @@ def _lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"waiting for another process that converts to {folder}")
+            _print_progress(f"waiting for another process that converts to {folder}")
             fcntl.flock(opened, fcntl.LOCK_EX)
         yield
 
@@ -169,13 +171,13 @@ def _write(header: GgufFile, folder: Path) -> None:
         "pretrained_model_name_or_path": str(header.path.parent),
         "gguf_file": header.path.name,
     }
-    _say("  1 of 3: tokenizer")
+    _print_progress("  1 of 3: tokenizer")
     config = _read_config(header, source)
     _write_tokenizer(header, source, folder)
     drop_unknown_tokens(folder, int(config.vocab_size))
-    _say("  2 of 3: weights")
+    _print_progress("  2 of 3: weights")
     model = _load_model(header, source, config)
-    _say("  3 of 3: writing")
+    _print_progress("  3 of 3: writing")
     _write_model(model, folder)
     files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     (folder / MARKER).write_text(json.dumps(files, indent=1), encoding="utf-8")
@@ -217,12 +219,12 @@ def drop_unknown_tokens(folder: Path, size: int) -> None:
     file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     config_file = folder / "tokenizer_config.json"
     values = json.loads(config_file.read_text(encoding="utf-8"))
-    known = {
+    kept_values = {
         key: value
         for key, value in values.items()
         if not (key.endswith("_token") and value in unknown)
     }
-    config_file.write_text(json.dumps(known, indent=2, ensure_ascii=False), encoding="utf-8")
+    config_file.write_text(json.dumps(kept_values, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def _load_model(header: GgufFile, source: dict[str, Any], config: Any) -> Any:
@@ -262,7 +264,7 @@ def _write_model(model: Any, folder: Path) -> None:
     model.generation_config.save_pretrained(folder)
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -146,7 +146,9 @@ class Grants:
                 holder.queued = (0,) * len(CLASSES)
         shares: dict[str, list[ClassCapacity]] = {batcher: [] for batcher in self._holders}
         for rank, capacity in enumerate(capacities):
-            demand = {name: sum(each.queued[: rank + 1]) for name, each in self._holders.items()}
+            demand = {
+                name: sum(holder.queued[: rank + 1]) for name, holder in self._holders.items()
+            }
             # Tokens are divided among those that want any, or a task that needs nearly all would wait for ever.
             wanting = sum(count > 0 for count in demand.values()) or len(demand)
             # Rule 3, with rule 5 for the most urgent class.
@@ -182,8 +184,8 @@ class Grants:
         tokens: Sequence[int] = ()
         if not math.isinf(capacities[0].tokens):
             # Rule 1: totals, so that what is on its way is counted already.
-            tokens = [holder.sent_tokens + max(0, int(each.tokens)) for each in capacities]
-        tasks = [holder.sent_tasks + each.tasks for each in capacities]
+            tokens = [holder.sent_tokens + max(0, int(capacity.tokens)) for capacity in capacities]
+        tasks = [holder.sent_tasks + capacity.tasks for capacity in capacities]
         return Grant(tasks, tokens, any(holder.queued), len(self._holders))
 
 

@@ -47,12 +47,15 @@ class Sender:
         on_lost: Callable[[str, float], None],
         on_hang: Callable[[], None],
         changed: Changes | None = None,
+        backlog_wait_s: float = BACKLOG_WAIT_S,
     ) -> None:
         """Create a sender.
 
         - `on_lost`: Called with a batcher and a time (monotonic seconds) when its channel is gone since then.
         - `on_hang`: Called when the engine does not recover.
+        - `backlog_wait_s`: See `BACKLOG_WAIT_S`.
         """
+        self._backlog_wait_s = backlog_wait_s
         self._channels = channels
         self._watchdog = watchdog
         self._clock = clock
@@ -120,7 +123,7 @@ class Sender:
         """Wait a bounded time for the backlog to shrink below its limit; return whether it has."""
         with self._changed:
             shrunk = self._changed.wait_for(
-                lambda: self._channels.backlog < BACKLOG_FRAMES_MAX, BACKLOG_WAIT_S
+                lambda: self._channels.backlog < BACKLOG_FRAMES_MAX, self._backlog_wait_s
             )
             return bool(shrunk)
 

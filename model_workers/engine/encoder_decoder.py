@@ -283,7 +283,7 @@ class EncoderDecoder:
     ) -> Tensor:
         sizes = [len(state) for state in states]
         device = self._model.device
-        padded = [functional.pad(one, (0, 0, 0, max(sizes) - len(one))) for one in states]
+        padded = [functional.pad(state, (0, 0, 0, max(sizes) - len(state))) for state in states]
         mask = (torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]).long()
         tokens = [self._decoder_tokens(sequence) for sequence in sequences]
         length = len(tokens[0])

@@ -65,5 +65,5 @@ class BulkPace:
             self._token_s = _mean(self._token_s, more_s / self._tokens)
 
 
-def _mean(known: float, seen: float) -> float:
-    return known + MEAN_SHARE * (seen - known) if known else seen
+def _mean(mean: float, value: float) -> float:
+    return mean + MEAN_SHARE * (value - mean) if mean else value

@@ -95,8 +95,8 @@ class SpeechModel(EncoderDecoder):
 
     def _features(self, samples: abc.Sequence[bytes]) -> Tensor:
         waves = [np.frombuffer(pcm, "<i2").astype(np.float32) / _LOUDEST for pcm in samples]
-        found = self._extractor(waves, sampling_rate=SAMPLES_A_SECOND, return_tensors="pt")
-        features: Tensor = found.input_features
+        inputs = self._extractor(waves, sampling_rate=SAMPLES_A_SECOND, return_tensors="pt")
+        features: Tensor = inputs.input_features
         return features
 
 

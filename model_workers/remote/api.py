@@ -164,7 +164,7 @@ class ServerApi:
             if not event.get("choices"):
                 return Chunk(usage=usage)
             choice = event["choices"][0]
-            return self._said(choice, _end(choice.get("finish_reason")), usage)
+            return self._content(choice, _end(choice.get("finish_reason")), usage)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ServerFault(
                 f"the server sent an event that is none of its API ({type(error).__name__})"
@@ -216,7 +216,7 @@ class ServerApi:
         is_whole = len(spec.prompt) + limit >= self.context_tokens
         return None if is_whole and self.tokens is not None else limit - produced
 
-    def _said(
+    def _content(
         self, choice: Mapping[str, Any], end: SequenceEnd | None, usage: ServerUsage | None
     ) -> Chunk:
         if self.settings.api == "tokens":
@@ -290,16 +290,16 @@ def _end(reason: str | None) -> SequenceEnd | None:
     return None if reason is None else _ENDS.get(reason, SequenceEnd.STOP)
 
 
-def _usage(said: Mapping[str, Any] | None) -> ServerUsage | None:
-    if not said:
+def _usage(usage: Mapping[str, Any] | None) -> ServerUsage | None:
+    if not usage:
         return None
-    cached = (said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return ServerUsage(
-        int(said["prompt_tokens"]), int(said.get("completion_tokens") or 0), int(cached)
+        int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0), int(cached)
     )
 
 
-def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
+def _server_tokens(logprobs: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
     """Return tokens of a chat as the server counts them; a refusal has none."""
     return tuple(
         ServerToken(
@@ -310,7 +310,7 @@ def _server_tokens(said: Mapping[str, Any] | None) -> tuple[ServerToken, ...]:
                 for top in (entry.get("top_logprobs") or ())[:ALTERNATIVES_MAX]
             ),
         )
-        for entry in (said or {}).get("content") or ()
+        for entry in (logprobs or {}).get("content") or ()
     )
 
 
@@ -320,17 +320,17 @@ def _bytes_of(token: Mapping[str, Any]) -> bytes:
     return str(token["token"]).encode() if raw is None else bytes(raw)
 
 
-def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:
+def _logprobs(logprobs: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:
     """Return log-probabilities as vLLM sends them with return_tokens_as_token_ids: tokens are "token_id:N"."""
-    if not said:
+    if not logprobs:
         return ()
-    alternatives = said.get("top_logprobs") or [{}] * len(said["token_logprobs"])
+    alternatives = logprobs.get("top_logprobs") or [{}] * len(logprobs["token_logprobs"])
     return tuple(
         TokenLogprobs(
             logprob,
             tuple((int(name.removeprefix("token_id:")), p) for name, p in (top or {}).items()),
         )
-        for logprob, top in zip(said["token_logprobs"], alternatives, strict=True)
+        for logprob, top in zip(logprobs["token_logprobs"], alternatives, strict=True)
     )
 
 

@@ -76,6 +76,7 @@ class ServerClient:
     """A client of one server.
 
     Attributes:
+        api: The API that the server speaks.
         gate: When the server may be called.
         health: Whether the server responds at all.
         url: Base URL of its API.
@@ -88,10 +89,10 @@ class ServerClient:
         self.url = url.rstrip("/")
         self.gate = Gate()
         self.health = ServerHealth(self.url, self._list_models, on_gate)
-        self._api = api
+        self.api = api
         self._settings = api.settings
         self._on_gate = on_gate
-        self._is_told = False
+        self._has_warned = False
         """Whether it was logged that the server does not have the model."""
         self._opening: asyncio.TimerHandle | None = None
         self._proxy = proxy_of(self.url)
@@ -121,17 +122,17 @@ class ServerClient:
         Raises:
             ServerFault: It is not available here, or not now.
         """
-        if self._api.is_whole(spec):
+        if self.api.is_whole(spec):
             return SequenceEnd.LENGTH, None
         if self.health.problem:
             raise ServerFault(self.health.problem, ModelUnavailable)
         tries = 0
         while True:
             await self._until_open(spec.deadline)
-            known_text, with_logprobs = self._api.known_text(spec), spec.sampling.logprobs
-            reading = _Reading(self._api.tokens, known_text, emit, with_logprobs=with_logprobs)
+            known_text, with_logprobs = self.api.known_text(spec), spec.sampling.logprobs
+            reading = _Reading(self.api.tokens, known_text, emit, with_logprobs=with_logprobs)
             try:
-                return await self._ask(spec, reading)
+                return await self._request_answer(spec, reading)
             except ServerFault as fault:
                 self._note(fault)
                 if fault.kind not in (InvalidRequest, Overloaded):
@@ -154,8 +155,8 @@ class ServerClient:
                 names = _model_names(await self._read_list())
         except TimeoutError:
             raise ServerFault(f"the server said nothing for {LIST_S:g} s") from None
-        if names and self._settings.model not in names and not self._is_told:
-            self._is_told = True
+        if names and self._settings.model not in names and not self._has_warned:
+            self._has_warned = True
             logger.warning("%s has no model %r; it has %s", self.url, self._settings.model, names)
 
     def _note(self, fault: ServerFault) -> None:
@@ -171,9 +172,9 @@ class ServerClient:
         wait_s = self.gate.open_at - time.monotonic()
         if wait_s > 0 and self._opening is None:
             self._on_gate()
-            self._opening = asyncio.get_running_loop().call_later(wait_s, self._look_again)
+            self._opening = asyncio.get_running_loop().call_later(wait_s, self._on_gate_timer)
 
-    def _look_again(self) -> None:
+    def _on_gate_timer(self) -> None:
         # Timers may be a little early, and the gate may have closed for longer meanwhile.
         self._opening = None
         self._on_gate()
@@ -190,10 +191,10 @@ class ServerClient:
                 )
             await asyncio.sleep(wait_s)
 
-    async def _ask(self, spec: SequenceSpec, reading: "_Reading") -> Answered:
-        body = _JSON.encode(self._api.body(spec)).encode(errors="replace")
+    async def _request_answer(self, spec: SequenceSpec, reading: "_Reading") -> Answered:
+        body = _JSON.encode(self.api.body(spec)).encode(errors="replace")
         reader = EventReader()
-        async with self._response("POST", self._api.path, body, spec.traceparent) as response:
+        async with self._response("POST", self.api.path, body, spec.traceparent) as response:
             # A list proves nothing of requests, but this does.
             self.gate.answered(response.headers, time.monotonic())
             self._watch_gate()
@@ -202,7 +203,7 @@ class ServerClient:
                     if data == DONE:
                         await _finish(response)
                         return reading.answered()
-                    reading.take(self._api.chunk(data))
+                    reading.take(self.api.chunk(data))
         return reading.answered()
 
     async def _read_list(self) -> bytes:
@@ -326,11 +327,11 @@ class _Reading:
         self._usage = chunk.usage or self._usage
 
     def _as_tokens(
-        self, said: str, chunk: Chunk
+        self, chunk_text: str, chunk: Chunk
     ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
         assert self._tokens is not None, "text needs them"
         if not self._with_logprobs:
-            return tuple(self._tokens.encode(self._unknown(said))), ()
+            return tuple(self._tokens.encode(self._without_known(chunk_text))), ()
         self._has_logprobs |= bool(chunk.server_tokens)
         if chunk.text and not self._has_logprobs:
             raise ServerFault(
@@ -341,8 +342,8 @@ class _Reading:
             )
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
-        for text, entry in pieces_of(said, chunk.server_tokens):
-            own = self._tokens.encode(self._unknown(text))
+        for text, entry in pieces_of(chunk_text, chunk.server_tokens):
+            own = self._tokens.encode(self._without_known(text))
             token_ids += own
             logprobs += [*[NO_LOGPROBS] * (len(own) - 1), entry][-len(own) :] if own else []
         return tuple(token_ids), tuple(logprobs)
@@ -381,7 +382,7 @@ class _Reading:
             reasoning_text, self._reasons = reasoning_text + REASONING_END, False
         return reasoning_text + text
 
-    def _unknown(self, text: str) -> str:
+    def _without_known(self, text: str) -> str:
         """Return `text` without what the caller has from an earlier attempt."""
         known_text = self._known[: len(text)]
         if not text.startswith(known_text):
@@ -390,29 +391,31 @@ class _Reading:
         return text[len(known_text) :]
 
 
-def pieces_of(said: str, tokens: Sequence[ServerToken]) -> Iterator[tuple[str, TokenLogprobs]]:
-    """Split `said` by the `tokens` that it was sent with.
+def pieces_of(
+    chunk_text: str, tokens: Sequence[ServerToken]
+) -> Iterator[tuple[str, TokenLogprobs]]:
+    """Split `chunk_text` by the `tokens` that it was sent with.
 
     Tokens that are no whole characters are one piece, with the sum of their log-probabilities. So is the whole text if
     it is not the text of its tokens, as where the server made tool calls of it.
     """
-    if said[0] in (REASONING, REASONING_END):
-        yield said[0], NO_LOGPROBS
-        said = said[1:]
-    pieces = list(_whole_characters(said, tokens))
-    if "".join(text for text, _ in pieces) == said:
+    if chunk_text[0] in (REASONING, REASONING_END):
+        yield chunk_text[0], NO_LOGPROBS
+        chunk_text = chunk_text[1:]
+    pieces = list(_whole_characters(chunk_text, tokens))
+    if "".join(text for text, _ in pieces) == chunk_text:
         yield from pieces
-    elif said:
+    elif chunk_text:
         total = sum(token.logprob for token in tokens)
-        has_entry = tokens and len(said) <= TOKEN_CHARS_MAX
-        yield said, TokenLogprobs(total, text=said) if has_entry else NO_LOGPROBS
+        has_entry = tokens and len(chunk_text) <= TOKEN_CHARS_MAX
+        yield chunk_text, TokenLogprobs(total, text=chunk_text) if has_entry else NO_LOGPROBS
 
 
 def _whole_characters(
-    said: str, tokens: Sequence[ServerToken]
+    chunk_text: str, tokens: Sequence[ServerToken]
 ) -> Iterator[tuple[str, TokenLogprobs]]:
-    """Yield whole characters up to the end of `said`: a token without text ends an answer."""
-    pending, total, remaining = b"", 0.0, len(said)
+    """Yield whole characters up to the end of `chunk_text`: a token without text ends an answer."""
+    pending, total, remaining = b"", 0.0, len(chunk_text)
     for token in tokens:
         alone, pending, total = not pending, pending + token.data, total + token.logprob
         try:

@@ -99,12 +99,12 @@ class RemoteEngine(Engine):
 
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:
-        old = self._sequences.get(sequence.request_id)
-        older = None if old is None else old.spec.attempt
+        replaced = self._sequences.get(sequence.request_id)
+        older = None if replaced is None else replaced.spec.attempt
         check_sequence(sequence, older, len(self._sequences), self.limits)
-        if old is not None:
-            old.ended = True
-            self._stop(old)
+        if replaced is not None:
+            replaced.ended = True
+            self._stop(replaced)
         added = self._sequences[sequence.request_id] = RemoteSequence(
             sequence, len(sequence.produced)
         )
@@ -120,7 +120,7 @@ class RemoteEngine(Engine):
         """Report what has happened since the last step; see `Engine.step`."""
         self._steps += 1
         events: dict[RemoteSequence, SequenceStep] = {}
-        for sequence, event in filter(None, self._taken()):
+        for sequence, event in filter(None, self._next_events()):
             events[sequence] = joined(events[sequence], event) if sequence in events else event
         steps = [sequence.report(event) for sequence, event in events.items() if not sequence.ended]
         for step in steps:
@@ -158,13 +158,13 @@ class RemoteEngine(Engine):
             server_unreachable=bool(self.client.health.problem),
         )
 
-    def _taken(self) -> Iterator[tuple[RemoteSequence, SequenceStep] | None]:
+    def _next_events(self) -> Iterator[tuple[RemoteSequence, SequenceStep] | None]:
         for _ in range(min(len(self._events), STEP_EVENTS_MAX)):
             yield self._events.popleft()
 
     def gate_changed(self) -> None:
         """Report that the server accepts requests again, or none for now."""
-        self._tell()
+        self._add_event()
 
     def _stop(self, sequence: RemoteSequence) -> None:
         if sequence.task is not None:
@@ -175,7 +175,7 @@ class RemoteEngine(Engine):
 
         def emit(token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
             sequence.begun = True
-            self._tell(
+            self._add_event(
                 sequence,
                 SequenceStep(spec.request_id, spec.owner, spec.attempt, 0, token_ids, logprobs),
             )
@@ -183,16 +183,16 @@ class RemoteEngine(Engine):
         try:
             async with asyncio.timeout_at(spec.deadline), self._slots:
                 result = await self.client.answer(spec, emit)
-            self._tell(sequence, sequence.answered(*result))
+            self._add_event(sequence, sequence.answered(*result))
         except TimeoutError:
-            self._tell(sequence, spec.ended(SequenceEnd.DEADLINE))
+            self._add_event(sequence, spec.ended(SequenceEnd.DEADLINE))
         except ServerFault as fault:
-            self._tell(sequence, self._failed(sequence, fault))
+            self._add_event(sequence, self._failed(sequence, fault))
         except Exception as error:
             # The task would end silently, and its sequence would hang.
             logger.exception("a request failed")
             failed = f"the worker failed: {type(error).__name__}"
-            self._tell(sequence, spec.ended(SequenceEnd.FAILED, failed))
+            self._add_event(sequence, spec.ended(SequenceEnd.FAILED, failed))
 
     def _failed(self, sequence: RemoteSequence, fault: ServerFault) -> SequenceStep:
         """Return the last step of a failed sequence: RETURNED if a worker may continue it."""
@@ -201,7 +201,7 @@ class RemoteEngine(Engine):
         step = sequence.spec.ended(end, fault.message)
         return replace(step, reason=fault.kind.reason, retry_after_s=fault.retry_after_s or 0.0)
 
-    def _tell(
+    def _add_event(
         self, sequence: RemoteSequence | None = None, step: SequenceStep | None = None
     ) -> None:
         """Add an event and wake the worker, which reports all events of this pass of the loop together."""

@@ -96,11 +96,11 @@ def _duration_s(headers: Mapping[str, str], what: str) -> float:
     return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
 
 
-def _number(said: str) -> float | None:
-    if not said:
+def _number(text: str) -> float | None:
+    if not text:
         return None
     try:
-        value = float(said)
+        value = float(text)
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None

@@ -5,7 +5,6 @@ from threading import Event, Thread
 
 import pytest
 
-from model_workers import sender as sender_module
 from model_workers.channels import Channels, Posted
 from model_workers.engine.protocol import SequenceStep
 from model_workers.sender import BACKLOG_FRAMES_MAX, Sender
@@ -62,7 +61,12 @@ def sender(
     lost: list[tuple[str, float]], clock: Clock, watchdog: Watchdog, hung: Event
 ) -> Iterator[Sender]:
     sender = Sender(
-        Channels("worker-1"), watchdog, clock, lambda *gone: lost.append(gone), hung.set
+        Channels("worker-1"),
+        watchdog,
+        clock,
+        lambda *gone: lost.append(gone),
+        hung.set,
+        backlog_wait_s=0.2,
     )
     thread = Thread(target=sender.run)
     thread.start()
@@ -94,16 +98,12 @@ def test_steps_share_a_report_when_sending_is_slow(sender: Sender) -> None:
     assert [frame.start_index for frame in port.frames] == list(range(5))
 
 
-def test_a_full_backlog_holds_the_engine_up_until_it_has_gone(
-    sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_backlog_holds_the_engine_up_until_it_has_gone(sender: Sender) -> None:
     port = SlowPort()
     opened(sender, port, 60.0)
     assert sender.has_capacity()
     sender.post({"b": frames(2 * BACKLOG_FRAMES_MAX)}, worker_pb2.WorkerLoad())
-    with monkeypatch.context() as patch:
-        patch.setattr(sender_module, "BACKLOG_WAIT_S", 0.01)
-        assert not sender.has_capacity()
+    assert not sender.has_capacity()
     port.go_on.set()
     port.wait_frames(2 * BACKLOG_FRAMES_MAX)
     assert sender.has_capacity()

@@ -150,8 +150,8 @@ def find_context(path: str, config: Mapping[str, Any], wanted: int | None) -> in
         SettingsError: It is longer than the model's, or neither is known.
     """
     file = Path(path, CONFIG)
-    said = computed_context_of(read_json(file)) if file.is_file() else None
-    limit = said or computed_context_of(config)
+    file_limit = computed_context_of(read_json(file)) if file.is_file() else None
+    limit = file_limit or computed_context_of(config)
     if not limit and wanted is None:
         raise SettingsError(f"{path}: set context_tokens, the model names none")
     if limit and wanted is not None and wanted > limit:

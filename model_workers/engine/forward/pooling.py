@@ -67,7 +67,9 @@ class Pipeline:
                 f"modules.json: {', '.join(kinds)}: only Pooling, Dense and Normalize are served, in this order"
             )
         self._pool = _pooling(modules[0].folder) if modules else [POOLING["mean"]]
-        self._dense = [_dense(one.folder, device) for one in modules if one.kind == "Dense"]
+        self._dense = [
+            _dense(module.folder, device) for module in modules if module.kind == "Dense"
+        ]
 
     @torch.inference_mode()
     def __call__(self, hidden: Sequence[Tensor]) -> Tensor:

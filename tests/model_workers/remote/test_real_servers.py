@@ -96,7 +96,7 @@ def server(
 
 
 async def ended(channel: Channel, question: str, **row: Any) -> frame_pb2.Final:
-    tokens = channel.engine.client._api.tokens
+    tokens = channel.engine.client.api.tokens
     assert tokens is not None
     await channel.ask(question, prompt=tokens.encode(question), **row)
     return await channel.ended(question)
@@ -118,7 +118,7 @@ async def test_an_answer_that_was_begun_goes_on(server: OpenAIServer) -> None:
     async with running(server, "chat") as channel:
         question = QUESTIONS[0]
         choice = await asyncio.to_thread(direct, server, question, 40)
-        text, tokens = choice["message"]["content"], channel.engine.client._api.tokens
+        text, tokens = choice["message"]["content"], channel.engine.client.api.tokens
         assert tokens is not None
         await ended(channel, question, max_tokens=40, produced=tokens.encode(text[:3]))
         assert text[:3] + channel.text(question) == text

@@ -96,7 +96,7 @@ class Channel:
         return [t for frame in self.frames if frame.request_id == name for t in frame.token_ids]
 
     def text(self, name: str = "r") -> str:
-        tokens = self.engine.client._api.tokens
+        tokens = self.engine.client.api.tokens
         assert tokens is not None
         return tokens.decode(self.tokens(name))
 
@@ -152,7 +152,7 @@ async def server() -> AsyncIterator[OpenAIServer]:
 
 
 def conversation(channel: Channel, text: str = "hi") -> list[int]:
-    tokens = channel.engine.client._api.tokens
+    tokens = channel.engine.client.api.tokens
     assert tokens is not None
     return tokens.encode(text)
 
@@ -207,7 +207,7 @@ async def test_begun_conversation_continues_after_the_same_text(
     server: OpenAIServer,
 ) -> None:
     async with running(server, "chat") as channel:
-        tokens = channel.engine.client._api.tokens
+        tokens = channel.engine.client.api.tokens
         assert tokens is not None
         # Ends within a piece of the server's.
         known = words(12)[:9]
@@ -221,7 +221,7 @@ async def test_begun_conversation_continues_after_the_same_text(
 async def test_reasoning_is_marked_and_known_again(server: OpenAIServer) -> None:
     marked = "\x0eHm, 7?\x0fIt is\ufffd odd.\x0e Or not?\x0f Yes."
     async with running(server, "chat") as channel:
-        tokens = channel.engine.client._api.tokens
+        tokens = channel.engine.client.api.tokens
         assert tokens is not None
         prompt = conversation(channel, "think")
         await channel.ask("r", prompt=prompt)
@@ -258,7 +258,7 @@ async def test_log_probabilities_are_those_of_the_servers_tokens(server: OpenAIS
 
 async def test_another_answer_than_the_caller_has_begun_to_read_fails(server: OpenAIServer) -> None:
     async with running(server, "chat") as channel:
-        tokens = channel.engine.client._api.tokens
+        tokens = channel.engine.client.api.tokens
         assert tokens is not None
         produced = tokens.encode("nothing like it")
         await channel.ask("r", prompt=conversation(channel), produced=produced, max_tokens=99)
