@@ -1,6 +1,5 @@
 """Bodies in gzip are decoded within the limit of bodies; other encodings are refused with what to do."""
 
-import asyncio
 import gzip
 import json
 import zlib
@@ -11,33 +10,27 @@ import pytest
 from gateway.http.call import HttpCall
 from gateway.http.encodings import EncodingUnsupported, gunzip
 from sluice.errors import InvalidRequest, MessageTooLarge
-from tests.gateway.kit.batcher import last
 from tests.gateway.kit.http import ask, chat
 from tests.gateway.kit.wire import Wire
 
 LIMIT = 1000
-WHOLE = json.dumps(chat()).encode()
 
 
-@pytest.mark.parametrize("name", ["gzip", "x-gzip", "GZIP"])
-async def test_a_gzip_body_is_decoded(http: Wire, name: str) -> None:
-    asking = asyncio.ensure_future(ask(http.http, body=gzip.compress(WHOLE), content_encoding=name))
-    task = await http.batcher.task()
-    await http.batcher.send(task, last(0, http.tokens("hello")))
-    assert (await asking).status == 200
+async def test_gzip_and_plain_bodies_are_read(http: Wire) -> None:
+    wrong = json.dumps(chat(temperature=3)).encode()
+    packed = gzip.compress(wrong)
+    for name, body in (("gzip", packed), ("x-gzip", packed), ("GZIP", packed), ("identity", wrong)):
+        reply = await ask(http.http, body=body, content_encoding=name)
+        assert (reply.status, reply.error["param"]) == (400, "temperature"), name
 
 
-async def test_a_body_that_is_sent_as_it_is_may_say_so(http: Wire) -> None:
-    reply = await ask(http.http, body=chat(temperature=3), content_encoding="identity")
-    assert reply.error["param"] == "temperature"
-
-
-@pytest.mark.parametrize("name", ["deflate", "br", "zstd", "gzip, gzip", "x" * 99])
-async def test_other_encodings_are_415(http: Wire, name: str) -> None:
-    reply = await ask(http.http, body=zlib.compress(WHOLE), content_encoding=name)
-    assert (reply.status, reply.error["code"]) == (415, "content_encoding_unsupported")
-    assert (reply.error["param"], reply.headers["accept-encoding"]) == ("content-encoding", "gzip")
-    assert "send gzip, or no encoding" in reply.error["message"]
+async def test_other_encodings_are_415(http: Wire) -> None:
+    for name in ("deflate", "br", "zstd", "gzip, gzip", "x" * 99):
+        reply = await ask(http.http, body=zlib.compress(b"{}"), content_encoding=name)
+        assert (reply.status, reply.error["code"]) == (415, "content_encoding_unsupported")
+        assert reply.error["param"] == "content-encoding"
+        assert reply.headers["accept-encoding"] == "gzip"
+        assert "send gzip, or no encoding" in reply.error["message"]
 
 
 def test_a_form_is_not_decoded() -> None:

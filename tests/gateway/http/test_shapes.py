@@ -123,12 +123,10 @@ TURNS: Final[list[tuple[list[dict[str, Any]], str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("turns", "prompt"), TURNS)
-async def test_messages_that_clients_send_back(
-    http: Wire, turns: list[dict[str, Any]], prompt: str
-) -> None:
+async def test_messages_that_clients_send_back(http: Wire) -> None:
     tools = [{"type": "function", "function": {**FUNCTION, "strict": None}, "cache_control": {}}]
-    await prompted(http, CHAT, chat(messages=turns, tools=tools), prompt)
+    for turns, prompt in TURNS:
+        await prompted(http, CHAT, chat(messages=turns, tools=tools), prompt)
 
 
 ITEMS: Final[list[tuple[list[dict[str, Any]], str]]] = [
@@ -201,13 +199,11 @@ TAKEN_BY_RESPONSES: Final = {
 }
 
 
-@pytest.mark.parametrize(("items", "prompt"), ITEMS)
-async def test_items_that_clients_send_back(
-    http: Wire, items: list[dict[str, Any]], prompt: str
-) -> None:
+async def test_items_that_clients_send_back(http: Wire) -> None:
     tools = [{"type": "function", **FUNCTION, "strict": None, "description": None}]
-    body = {"model": "small", "input": items, "tools": tools, **TAKEN_BY_RESPONSES}
-    await prompted(http, RESPONSES, body, prompt)
+    for items, prompt in ITEMS:
+        body = {"model": "small", "input": items, "tools": tools, **TAKEN_BY_RESPONSES}
+        await prompted(http, RESPONSES, body, prompt)
 
 
 async def test_instructions_come_before_a_system_message(http: Wire) -> None:
