@@ -35,10 +35,6 @@ KEY: Final = "gateway.address"
 """The setting of the address, for errors."""
 SERVICE: Final = "sluice.v1.InferenceService"
 _V1: Final = "grpc.reflection.v1.ServerReflection"
-KEEPALIVE_MS: Final = 30_000
-"""How often an idle connection is pinged, in milliseconds, to find clients that are gone."""
-KEEPALIVE_TIMEOUT_MS: Final = 10_000
-"""How long a client may take to answer a ping, in milliseconds."""
 _CONNECTION_GRACE_MS: Final = 3_600_000
 """How long a stream may go on when its connection is too old, in milliseconds."""
 _CLOSE_S: Final = 1.0
@@ -106,9 +102,9 @@ def _options(settings: Settings, max_bytes: int) -> list[tuple[str, Any]]:
         # A client connects again, and finds the gateways that were added since; streams go on to their end.
         ("grpc.max_connection_age_ms", int(limits.connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # else a minute
+        ("grpc.keepalive_time_ms", int(limits.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(limits.keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(limits.keepalive_timeout_s * 1000)),  # else a minute
     ]
 
 

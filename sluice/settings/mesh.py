@@ -105,6 +105,10 @@ class GatewaySettings(ProcessSettings):
     """How long they are cached, in seconds."""
     connection_age_s: ClassVar[float] = 30.0
     """Age after which a client is told to reconnect, in seconds, so that added gateways get calls. Streams go on."""
+    keepalive_s: ClassVar[float] = 30.0
+    """How often an idle gRPC connection is pinged, in seconds, to find clients that are gone."""
+    keepalive_timeout_s: ClassVar[float] = 10.0
+    """How long a gRPC client may take to answer a ping, in seconds."""
     replicas: int = Field(1, ge=1, le=64)
     """Gateways that `sluice up` starts; the first has ``address``, the others the ports behind it.
     docs/concepts/gateways.md."""

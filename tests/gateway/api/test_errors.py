@@ -286,14 +286,10 @@ async def test_a_deadline_has_a_maximum(wire: Wire) -> None:
     assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
 
 
-async def test_a_caller_that_vanishes_is_noticed(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_caller_that_vanishes_is_noticed(opened: Opened) -> None:
     """Its host is cut off: no packet says that it has gone."""
-    monkeypatch.setattr("gateway.api.server.KEEPALIVE_MS", 1000)
-    monkeypatch.setattr("gateway.api.server.KEEPALIVE_TIMEOUT_MS", 1000)
     async with (
-        opened() as wire,
+        opened(keepalive_s=1.0, keepalive_timeout_s=1.0) as wire,
         cut_off_later(wire) as (address, cut),
         grpc.aio.insecure_channel(address) as channel,
     ):
