@@ -30,7 +30,7 @@ _CONSTANT: Final = re.compile(r"(^|\.)_?[A-Z][A-Z0-9_]*$")
 
 
 def is_verb(word: str) -> bool:
-    """Return whether ``word`` is an English verb in the imperative."""
+    """Return whether `word` is an English verb in the imperative."""
     return word.lower() in _VERBS
 
 
@@ -45,7 +45,7 @@ class CodeForm:
         self._fields: dict[str, int] = {}
 
     def add_product(self, source: str, lines: int) -> None:
-        """Count a file of product code that has ``lines`` lines of code."""
+        """Count a file of product code that has `lines` lines of code."""
         module = ast.parse(source)
         self._lines += lines
         self._comments += _comments(source)

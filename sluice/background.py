@@ -8,7 +8,7 @@ from typing import Any
 class BackgroundTasks:
     """The tasks that one object has started and that have not ended.
 
-    ``on_fault`` gets the exception of a task that failed; without it asyncio logs the exception.
+    `on_fault` gets the exception of a task that failed; without it asyncio logs the exception.
     """
 
     def __init__(self, on_fault: Callable[[Exception], None] | None = None) -> None:

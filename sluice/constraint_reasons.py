@@ -41,7 +41,7 @@ _REASON_CHARS_MAX: Final = 300
 
 
 def reason_for(message: str) -> str:
-    """Return the reason that a ``message`` of llguidance stands for, in one line.
+    """Return the reason that a `message` of llguidance stands for, in one line.
 
     For a regular expression the message also draws the place.
     """

@@ -122,7 +122,7 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 MULTIPLE_MAX: Final = 10_000
-"""Of ``multipleOf``, also of the product of those that hold together: the automaton has a state for each remainder."""
+"""Of `multipleOf`, also of the product of those that hold together: the automaton has a state for each remainder."""
 
 
 def problem_before(kind: str, text: str) -> str | None:
@@ -139,7 +139,7 @@ def problem_before(kind: str, text: str) -> str | None:
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of the JSON ``text``; raise ConstraintInvalid where it is none."""
+    """Return the value of the JSON `text`; raise ConstraintInvalid where it is none."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

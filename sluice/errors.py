@@ -34,9 +34,9 @@
 | `EngineFailed` | INTERNAL | ENGINE_FAILED | |
 | `InternalError` | INTERNAL | INTERNAL | |
 
-Errors of Generate that come after the request was found valid have the metadata ``request_id`` as well.
+Errors of Generate that come after the request was found valid have the metadata `request_id` as well.
 
-On the wire each is a ``google.rpc.Status`` (AIP-193) with an ``ErrorInfo`` of domain "sluice"; `from_status` turns one
+On the wire each is a `google.rpc.Status` (AIP-193) with an `ErrorInfo` of domain "sluice"; `from_status` turns one
 back into its class at the client.
 """
 
@@ -52,7 +52,7 @@ from grpc import StatusCode
 
 DOMAIN: Final = "sluice"
 STATUS_DETAILS: Final = "grpc-status-details-bin"
-"""Trailing metadata of gRPC with the ``google.rpc.Status`` of a call that failed."""
+"""Trailing metadata of gRPC with the `google.rpc.Status` of a call that failed."""
 TEXT_MAX: Final = 1000
 """Bytes of a message or of a value in its metadata as gRPC sends it: trailers of more than 8 KiB are refused, and the
 client learns neither code nor reason."""
@@ -73,7 +73,7 @@ class FieldViolation:
 
 
 class SluiceError(Exception):
-    """Base of all: ``message`` says what is wrong and what to do, without any text of a prompt.
+    """Base of all: `message` says what is wrong and what to do, without any text of a prompt.
 
     Attributes:
         metadata: facts for programs.
@@ -183,7 +183,7 @@ class WrongJobState(SluiceError, code=StatusCode.FAILED_PRECONDITION, reason="JO
 class SafetyBlocked(SluiceError, code=StatusCode.FAILED_PRECONDITION, reason="SAFETY_BLOCKED"):
     """The safety policy does not let the prompt through.
 
-    Metadata: ``rules``, names with commas between them, and ``policy``, its version; never any text.
+    Metadata: `rules`, names with commas between them, and `policy`, its version; never any text.
     """
 
 
@@ -194,7 +194,7 @@ class NoDryRun(SluiceError, code=StatusCode.FAILED_PRECONDITION, reason="NO_DRY_
 class Unauthenticated(SluiceError, code=StatusCode.UNAUTHENTICATED, reason="UNAUTHENTICATED"):
     """It is not known who calls.
 
-    Metadata: ``problem``: CREDENTIALS_MISSING, KEY_INVALID, KEY_EXPIRED, KEY_REVOKED, TOKEN_INVALID, TOKEN_EXPIRED or
+    Metadata: `problem`: CREDENTIALS_MISSING, KEY_INVALID, KEY_EXPIRED, KEY_REVOKED, TOKEN_INVALID, TOKEN_EXPIRED or
     CERTIFICATE_UNKNOWN.
     """
 
@@ -241,7 +241,7 @@ class BudgetSpent(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="BUDGE
 class LimitReached(SluiceError, code=StatusCode.RESOURCE_EXHAUSTED, reason="LIMIT_REACHED"):
     """A tenant, a key, or a tenant's use of a model has reached one of its limits.
 
-    Metadata: ``subject``, ``limit`` (the setting) and ``value``.
+    Metadata: `subject`, `limit` (the setting) and `value`.
     """
 
     def to_status(self) -> status_pb2.Status:

@@ -65,7 +65,7 @@ class HealthService:
         self._left = False
 
     def set(self, service: str, status: int) -> None:
-        """Set the status of ``service``. Ignored after `leave`."""
+        """Set the status of `service`. Ignored after `leave`."""
         if not self._left:
             self._statuses[service] = status
             self._wake()

@@ -40,7 +40,7 @@ class LocalMesh:
 
 
 def state_root(named: Path | None = None) -> Path:
-    """Return the state directory: ``named``, else $SLUICE_STATE_DIR, else `DEFAULT_STATE_DIR`.
+    """Return the state directory: `named`, else $SLUICE_STATE_DIR, else `DEFAULT_STATE_DIR`.
 
     Raises:
         SetupError: this user has no home directory, and none is named.
@@ -67,7 +67,7 @@ def try_lock(path: Path) -> BinaryIO | None:
 
 
 def is_locked(root: Path) -> bool:
-    """Tell whether a supervisor runs in ``root``."""
+    """Tell whether a supervisor runs in `root`."""
     try:
         descriptor = os.open(root / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -82,7 +82,7 @@ def is_locked(root: Path) -> bool:
 
 
 def running_mesh(root: Path) -> LocalMesh | None:
-    """Return the mesh that runs in ``root``; None when none does, or its state cannot be read."""
+    """Return the mesh that runs in `root`; None when none does, or its state cannot be read."""
     try:
         # The lock is tried last: it must be free for a supervisor that starts, which has no state yet.
         state = json.loads((root / STATE).read_text(encoding="utf-8"))

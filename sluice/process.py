@@ -48,7 +48,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Program:
-    """``python -m NAME --config FILE [--id ID]``.
+    """`python -m NAME --config FILE [--id ID]`.
 
     Attributes:
         name: of the process, and of its page of metrics in telemetry.prometheus.

@@ -114,7 +114,7 @@ def check_reach(settings: Settings, key: str, address: str) -> None:
     """Raise SettingsError if other machines reach callers' ports without encryption and identities.
 
     Raises:
-        SettingsError: ``address`` can be reached from other machines, and one of them is missing.
+        SettingsError: `address` can be reached from other machines, and one of them is missing.
     """
     host, _ = split_address(address, key)
     missing = []
@@ -154,7 +154,7 @@ def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
     """Return the environment for a process that shares this machine with others.
 
     A child reads resolved settings from its file. So variables that override settings are left out, unless
-    ``keep_settings``: they are resolved already, and ``SLUICE_NATS__PORT=0`` must not undo that.
+    `keep_settings`: they are resolved already, and `SLUICE_NATS__PORT=0` must not undo that.
     """
     kept = {
         key: value for key, value in os.environ.items() if keep_settings or not _is_setting(key)
@@ -181,7 +181,7 @@ def _bind_problem(error: OSError, port: int) -> str:
 
 
 def _holder(port: int) -> str | None:
-    """Name and pid of the process that listens on ``port``, if this user may see it."""
+    """Name and pid of the process that listens on `port`, if this user may see it."""
     import psutil  # only to word an error: clients and containers do without it
 
     try:

@@ -86,7 +86,7 @@ def channel_credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
 def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, Any]]
 ) -> grpc.aio.Channel:
-    """Open a channel between processes of a mesh, which uses no HTTP proxy; encrypted with ``credentials``."""
+    """Open a channel between processes of a mesh, which uses no HTTP proxy; encrypted with `credentials`."""
     options = (*options, DIRECT)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)

@@ -80,7 +80,7 @@ class ClassPolicy(Section):
     aging_s: PositiveOrInfinite = math.inf
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
     wait_s: float | None = Field(None, ge=0, le=3600)
-    """Longest wait for more requests of a batch; unset: the policy's ``wait_s``."""
+    """Longest wait for more requests of a batch; unset: the policy's `wait_s`."""
 
 
 ClassName = Literal["interactive", "standard", "bulk"]
@@ -128,7 +128,7 @@ class Policy(Section):
 
     # When it goes.
     wait_s: float = Field(0.0, ge=0, le=10)
-    """Longest wait for more requests, of classes without a ``wait_s`` of their own."""
+    """Longest wait for more requests, of classes without a `wait_s` of their own."""
 
     # Where it goes.
     batches_running_max: Count | None = None
@@ -170,7 +170,7 @@ class Policy(Section):
         return self.wait_s if own is None else own
 
     def named(self, default: Mapping[str, Any]) -> "Policy":
-        """Return the policy itself, or what it says over ``default`` where it names no preset."""
+        """Return the policy itself, or what it says over `default` where it names no preset."""
         if self.name is not None:
             return self
         return Policy.model_validate({**default, **self.model_dump(exclude={"name"})})
@@ -248,7 +248,7 @@ def policy_notes(policy: Policy, model: str, engine: str, *, streams: bool) -> S
 
 
 def _filled(classes: Any) -> Any:
-    """Return ``classes`` with the defaults of what they do not set."""
+    """Return `classes` with the defaults of what they do not set."""
     if not isinstance(classes, Mapping):
         return classes
     filled: dict[str, Any] = {name: policy.model_dump() for name, policy in CLASS_POLICIES.items()}
@@ -261,7 +261,7 @@ def _filled(classes: Any) -> Any:
 
 
 def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with ``overrides``; mappings of both are merged."""
+    """Return `values` with `overrides`; mappings of both are merged."""
     merged = dict(values)
     for key, value in overrides.items():
         before = merged.get(key)

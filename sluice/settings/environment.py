@@ -1,6 +1,6 @@
 """Read settings from variables: of the environment, and of containers, which mount secrets as files.
 
-``SLUICE_NATS__URL`` sets ``nats.url``. An empty variable is not set: charts render values that nobody gave as such.
+`SLUICE_NATS__URL` sets `nats.url`. An empty variable is not set: charts render values that nobody gave as such.
 """
 
 import json
@@ -45,7 +45,7 @@ class Variable:
         return name_of(self.place)
 
     def sets(self, place: Place) -> bool:
-        """Tell whether the value at ``place`` came from here."""
+        """Tell whether the value at `place` came from here."""
         lowered = tuple(str(part).lower() for part in place)
         if self.place[: len(lowered)] == lowered:
             return True
@@ -128,7 +128,7 @@ def unknown_variables(variables: Sequence[Variable], settings: type[BaseSettings
 
 
 def name_of(place: Place) -> str:
-    """Return the variable that sets the value at ``place``."""
+    """Return the variable that sets the value at `place`."""
     return PREFIX + DELIMITER.join(map(str, place)).upper()
 
 

@@ -23,9 +23,9 @@ class JwtSettings(Section):
     """One issuer of JSON Web Tokens."""
 
     issuer: str = Field(min_length=1)
-    """The claim ``iss``, letter for letter."""
+    """The claim `iss`, letter for letter."""
     audience: str = Field(min_length=1)
-    """What the claim ``aud`` must name: this mesh."""
+    """What the claim `aud` must name: this mesh."""
     jwks: str = Field(min_length=1)
     """The issuer's keys (RFC 7517): a file, or an https URL. Read again every 5 minutes, and for a key it lacks."""
     algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256", "EdDSA"), min_length=1)
@@ -69,7 +69,7 @@ class IdentitySettings(Section):
     jwt: tuple[JwtSettings, ...] = ()
     """Issuers of JSON Web Tokens that are accepted."""
     certificates: dict[str, CertificateIdentity] = Field(default_factory=dict)
-    """Client certificates by a subject alternative name, such as ``spiffe://example.org/team-a``."""
+    """Client certificates by a subject alternative name, such as `spiffe://example.org/team-a`."""
     mesh_key: str | None = Field(None, pattern=r"^[!-~]{16,}$", repr=False)
     """What processes of the mesh show each other, a secret; unset: the first makes it, and JetStream keeps it. An
     embedded mesh has one in its state directory."""

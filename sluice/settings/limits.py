@@ -1,4 +1,4 @@
-"""How much a tenant may take: ``limits`` for every tenant, ``tenants.NAME.limits`` instead for one."""
+"""How much a tenant may take: `limits` for every tenant, `tenants.NAME.limits` instead for one."""
 
 from pydantic import Field
 

@@ -16,7 +16,7 @@ from sluice.settings.yaml_file import read_yaml
 
 
 def load(path: Path | None = None) -> Settings:
-    """Return the settings of ``path``, or the defaults without one.
+    """Return the settings of `path`, or the defaults without one.
 
     Raises:
         SettingsError: the file cannot be read, is not YAML, or a key is unknown or has a value that cannot work.
@@ -28,7 +28,7 @@ def load(path: Path | None = None) -> Settings:
 
 
 def parse(values: dict[str, Any], where: str, lines: Lines | None = None) -> Settings:
-    """Return the settings of ``values``, which came from ``where``, and there from ``lines``.
+    """Return the settings of `values`, which came from `where`, and there from `lines`.
 
     Raises:
         SettingsError: a key is unknown or has a value that cannot work; every such key is in the message.
@@ -45,7 +45,7 @@ def parse(values: dict[str, Any], where: str, lines: Lines | None = None) -> Set
 
 
 def refuse(found: Iterable[Problem], path: Path | None) -> None:
-    """Raise SettingsError for problems with the settings of ``path`` that somebody else has found, if there are any."""
+    """Raise SettingsError for problems with the settings of `path` that somebody else has found, if there are any."""
     variables = read_variables()
     located = [replace(one, origin=_origin_of(one.place, variables)) for one in found]
     if located:

@@ -1,6 +1,6 @@
 """The schema of the configuration file, with defaults for a mesh on this machine.
 
-Values come from the YAML file, and single values from environment variables: ``SLUICE_NATS__URL`` sets ``nats.url``,
+Values come from the YAML file, and single values from environment variables: `SLUICE_NATS__URL` sets `nats.url`,
 and so does a file of that name in the folder SLUICE_SECRETS. Errors name the key (`SettingsError`).
 """
 
@@ -110,7 +110,7 @@ class GatewaySettings(ProcessSettings):
     keepalive_timeout_s: ClassVar[float] = 10.0
     """How long a gRPC client may take to answer a ping, in seconds."""
     replicas: int = Field(1, ge=1, le=64)
-    """Gateways that `sluice up` starts; the first has ``address``, the others the ports behind it.
+    """Gateways that `sluice up` starts; the first has `address`, the others the ports behind it.
     docs/concepts/gateways.md."""
 
 
@@ -169,7 +169,7 @@ class TenantSettings(Section):
     weight: float = Field(1.0, gt=0, le=1e6)
     """Its share of the workers under contention, relative to the other tenants."""
     limits: LimitSettings | None = None
-    """Instead of the section ``limits``."""
+    """Instead of the section `limits`."""
     retention_h: Positive | None = None
     """How long its records, audit entries and outcomes are kept, where that is shorter than of all tenants."""
 
@@ -252,7 +252,7 @@ class JobsSettings(ProcessSettings):
     """Where a process serves and gateways reach it; port 0 takes a free one in `sluice up`. Gateways take several with
     commas between them, and a name may stand for several."""
     gateways: str | None = None
-    """Addresses of the gateways that answer items, with commas between them; unset: ``gateway.address``."""
+    """Addresses of the gateways that answer items, with commas between them; unset: `gateway.address`."""
     window_items: int = Field(512, ge=1, le=16_384)
     """Items that a process has in flight at the same time, of all its jobs."""
     running_max: ClassVar[int] = 16
@@ -324,7 +324,7 @@ class TlsSettings(Section):
     """Folder of this process for calls between processes: it shows its certificate there, and accepts those of ca.crt.
     Unset: they are not encrypted."""
     callers: Path | None = None
-    """Folder of the gateway's ports for callers; unset: ``mesh``."""
+    """Folder of the gateway's ports for callers; unset: `mesh`."""
     client_ca: Path | None = None
     """PEM file: callers must show a certificate of one of these authorities. Unset: they need none."""
 
@@ -462,7 +462,7 @@ class Settings(BaseSettings):
             )
 
     def policy_of(self, model: ModelSettings) -> Policy:
-        """Return how batches of ``model`` are formed."""
+        """Return how batches of `model` are formed."""
         policy = self.batcher.policies.get(model.name, self.batcher.policy)
         return policy.named(model.default_policy)
 

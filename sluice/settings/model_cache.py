@@ -1,7 +1,7 @@
 """The model cache: where downloaded models and converted GGUF files are kept.
 
 `scripts/chat_model` downloads the general model into it. A GGUF file is converted once, by a process of its own
-(``python -m model_workers.gguf_conversion``), to a folder in Hugging Face layout, which gateway and worker read.
+(`python -m model_workers.gguf_conversion`), to a folder in Hugging Face layout, which gateway and worker read.
 """
 
 import os
@@ -37,7 +37,7 @@ _CONVERT_BYTES_PER_S: Final = 2e6
 
 
 def model_cache() -> Path:
-    """Return the cache folder: `CACHE_VARIABLE`, else ``sluice/models`` in the user's cache.
+    """Return the cache folder: `CACHE_VARIABLE`, else `sluice/models` in the user's cache.
 
     Raises:
         SettingsError: the variable is not set, and the user has no home.
@@ -88,7 +88,7 @@ def converted_folder(file: Path) -> Path:
 
 
 def is_converted(folder: Path) -> bool:
-    """Return whether a conversion to ``folder`` was completed and all its files have their sizes."""
+    """Return whether a conversion to `folder` was completed and all its files have their sizes."""
     # Imported here: a start without GGUF files needs none of it.
     import json
 

@@ -29,7 +29,7 @@ OFFSET_KINDS: Final = frozenset(
         "roberta-prelayernorm",
     }
 )
-"""Values of ``model_type`` whose first positions belong to padding: a text is shorter than max_position_embeddings."""
+"""Values of `model_type` whose first positions belong to padding: a text is shorter than max_position_embeddings."""
 # Keys of the context length in the config.json of Hugging Face models.
 _CONTEXT_KEYS: Final = (
     "max_position_embeddings",
@@ -101,9 +101,9 @@ class ModelSettings(Section):
     "classifier" judges texts (a sequence classification head), "token_classifier" finds entities in them (a token
     classification head, NER): both are for guards (docs/concepts/safety.md) and answer no requests of callers.
     "embedding" gives embeddings of texts, "reranker" scores of pairs of texts (one label): docs/use/embeddings.md.
-    "echo" answers with the prompt's own tokens and no model: for load tests. "openai": ``server`` computes it."""
+    "echo" answers with the prompt's own tokens and no model: for load tests. "openai": `server` computes it."""
     server: ServerSettings | None = None
-    """Somebody else's server, of the engine "openai"; ``slots`` is how many requests it gets at the same time."""
+    """Somebody else's server, of the engine "openai"; `slots` is how many requests it gets at the same time."""
     echo_step_ms: float = Field(0.0, ge=0, le=10_000)
     """Time of a step of the engine "echo", in milliseconds, whatever the number of its sequences."""
     slots: int = Field(32, ge=1, le=1024)
@@ -119,9 +119,9 @@ class ModelSettings(Section):
     device: str = "auto"
     """"auto" takes CUDA where there is one, else the CPU; "cpu"; "cuda:1" is the second CUDA device."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Numbers of CUDA devices: each worker takes the next ones (``tensor_parallel`` of them). Instead of ``device``."""
+    """Numbers of CUDA devices: each worker takes the next ones (`tensor_parallel` of them). Instead of `device`."""
     tensor_parallel: int = Field(1, ge=1, le=16)
-    """Devices that compute one worker together, each a part of every layer; of ``devices``, else the first ones."""
+    """Devices that compute one worker together, each a part of every layer; of `devices`, else the first ones."""
     memory_share: Share | None = None
     """Share of its device's memory that one worker may take, weights and cache; unset: the workers of a device have
     equal shares of what others leave."""
@@ -132,14 +132,14 @@ class ModelSettings(Section):
     """Keeps the weights of linear layers in 8 bits: "int8" for CPUs, "fp8" for GPUs from Ada and Hopper on;
     docs/internals/decisions/engine-numerics.md says what it costs."""
     cache_gb: Positive | None = None
-    """Memory of the KV cache of a worker, in GB; unset: what ``memory_share`` leaves (docs/internals/engine.md)."""
+    """Memory of the KV cache of a worker, in GB; unset: what `memory_share` leaves (docs/internals/engine.md)."""
     prefill_tokens: Count = 512
     """Most tokens of prompts in one step of the engine, beside one of every sequence that decodes."""
     prefix_cache: PrefixCache = "tenant"
     """Which prompts that begin with the same tokens share their blocks: those of one tenant ("tenant", also written
     true), of all tenants ("mesh": one can find out by timing what another one asked), or none ("off", also false)."""
     draft: str | None = None
-    """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
+    """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like `path`."""
     draft_tokens: ClassVar[int] = 3
     """Tokens that are drafted at a time."""
     tool_format: Literal["hermes", "llama3", "mistral"] | None = None
@@ -149,13 +149,13 @@ class ModelSettings(Section):
     answer_price: NotNegative = 0.0
     """Price of a million tokens of answers, in `currency`."""
     triton_url: str | tuple[str, ...] | None = None
-    """Where this model is served, one address or several; unset: ``triton.url``."""
+    """Where this model is served, one address or several; unset: `triton.url`."""
     replicas: int = Field(1, ge=1, le=64)
-    """Workers behind each address, of the engine "openai" for each ``server.url``; each is a Triton model of its own,
+    """Workers behind each address, of the engine "openai" for each `server.url`; each is a Triton model of its own,
     see `triton_models`."""
     standby: int = Field(0, ge=0, le=64)
-    """Loaded workers that get rows only in place of others that are lost: of those at ``triton_url`` the last ones,
-    without it as many more than ``replicas``."""
+    """Loaded workers that get rows only in place of others that are lost: of those at `triton_url` the last ones,
+    without it as many more than `replicas`."""
 
     @property
     def task_name(self) -> str:
@@ -199,7 +199,7 @@ class ModelSettings(Section):
 
     @property
     def triton_urls(self) -> tuple[str, ...]:
-        """Its own addresses; empty: ``triton.url``."""
+        """Its own addresses; empty: `triton.url`."""
         if self.triton_url is None:
             return ()
         return (self.triton_url,) if isinstance(self.triton_url, str) else self.triton_url
@@ -301,7 +301,7 @@ def resolve_model_path(path: str) -> str:
 
 
 def convert_models(models: Iterable[ModelSettings]) -> None:
-    """Convert the GGUF files that ``models`` name, where that was not done before; progress goes to stderr.
+    """Convert the GGUF files that `models` name, where that was not done before; progress goes to stderr.
 
     Raises:
         SettingsError: one cannot be converted, or does not exist.
@@ -406,7 +406,7 @@ def side_limits(config: Mapping[str, Any], context_tokens: int | None) -> SideLi
     """Return the limits of an encoder-decoder, by its configuration and the setting; None if neither has any.
 
     Models that take audio have those of their decoder. Others with absolute positions have as many for each side; the
-    rest take what ``context_tokens`` says.
+    rest take what `context_tokens` says.
     """
     if hears(config):
         # What the encoder hears has no tokens: prompt and answer are both the decoder's.

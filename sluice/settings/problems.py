@@ -89,7 +89,7 @@ Origin = Callable[[Place], str]
 
 
 def problems(error: ValidationError, model: type[BaseModel], *above: str) -> list[str]:
-    """Describe each problem of ``model``, which is below the keys ``above``, in one line."""
+    """Describe each problem of `model`, which is below the keys `above`, in one line."""
     found = problems_of(error, model)
     return [Problem((*above, *one.place), one.text).line for one in found]
 
@@ -97,7 +97,7 @@ def problems(error: ValidationError, model: type[BaseModel], *above: str) -> lis
 def problems_of(
     error: ValidationError, model: type[BaseModel], origin_of: Origin = lambda _: ""
 ) -> list[Problem]:
-    """Return what is wrong with the values of ``model``, each problem once."""
+    """Return what is wrong with the values of `model`, each problem once."""
     found: dict[Problem, None] = {}
     for details in error.errors():
         # pydantic's "[key]" stands for a key of a mapping that is wrong itself.
@@ -168,7 +168,7 @@ def _text(problem: Any, model: type[BaseModel], *, is_variable: bool = False) ->
 
 
 def _as_json(key: str, field: FieldInfo | None, words: str) -> str:
-    """Say how a variable sets the section or list ``key``."""
+    """Say how a variable sets the section or list `key`."""
     section = None if field is None else field.annotation
     if isinstance(section, type) and issubclass(section, BaseModel):
         single = "__".join((*key.split("."), next(iter(section.model_fields)))).upper()
@@ -210,7 +210,7 @@ def _unknown(name: str, models: Sequence[type[BaseModel]]) -> str:
 def _found(
     model: type[BaseModel], location: Sequence[str | int]
 ) -> tuple[list[type[BaseModel]], FieldInfo | None]:
-    """Return the sections that the last key of ``location`` is in, and its field where it is one."""
+    """Return the sections that the last key of `location` is in, and its field where it is one."""
     models, field, inside = [model], None, [model]
     for part in location:
         declared = [one.model_fields[str(part)] for one in inside if part in one.model_fields]

@@ -27,7 +27,7 @@ TAKEN_WHILE_RUNNING: Final[Mapping[str, frozenset[str]]] = {
 def refuse_changes(
     old: Settings, new: Settings, sections: Collection[str], live: Collection[str] = ()
 ) -> None:
-    """Raise SettingsError for the first key in ``sections`` that ``new`` changes, but for those in ``live``."""
+    """Raise SettingsError for the first key in `sections` that `new` changes, but for those in `live`."""
     before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
     for section in sections:
         if found := _difference(section, before[section], after[section], live):
@@ -47,7 +47,7 @@ def _word(value: Any) -> str:
 def _difference(
     key: str, before: Any, after: Any, live: Collection[str]
 ) -> tuple[str, Any, Any] | None:
-    """Return the first key below ``key`` that differs and is not in ``live``, with both values."""
+    """Return the first key below `key` that differs and is not in `live`, with both values."""
     if before == after or key in live:
         return None
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):

@@ -1,4 +1,4 @@
-"""Settings of a model that somebody else's server computes (``engine: openai``); shared by gateway and worker."""
+"""Settings of a model that somebody else's server computes (`engine: openai`); shared by gateway and worker."""
 
 from collections.abc import Mapping
 from functools import cached_property

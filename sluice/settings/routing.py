@@ -1,4 +1,4 @@
-"""Settings of the section ``routing``; docs/concepts/routing.md explains each part."""
+"""Settings of the section `routing`; docs/concepts/routing.md explains each part."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,7 +109,7 @@ HINT: Final = (
 
 
 class CascadeRoute(TrainedRoute):
-    """Starts with ``first`` and escalates to ``second`` when the answer is in doubt before the commit point."""
+    """Starts with `first` and escalates to `second` when the answer is in doubt before the commit point."""
 
     first: Name
     """The model that begins the answer."""
@@ -149,14 +149,14 @@ class CascadeRoute(TrainedRoute):
 
 
 class Budget(TenantMatch, ModelChoice):
-    """Hourly spending limit of the named tenants, in the currency of the prices; above it ``model`` answers."""
+    """Hourly spending limit of the named tenants, in the currency of the prices; above it `model` answers."""
 
     per_hour: Positive
     """Spending of each tenant in the last hour, in the currency of the prices."""
 
 
 class LoadRoute(ModelChoice):
-    """Where the expected wait for the chosen model is above ``max_wait_s``, ``model`` answers."""
+    """Where the expected wait for the chosen model is above `max_wait_s`, `model` answers."""
 
     max_wait_s: Positive
     """Longest expected wait for the chosen model, in seconds."""
@@ -178,7 +178,7 @@ class Trial(ModelChoice):
 
 
 class RoutingPolicy(Section):
-    """How "auto" is resolved: the first rule that holds, else the learned router, else ``default``."""
+    """How "auto" is resolved: the first rule that holds, else the learned router, else `default`."""
 
     default: Name = "small"
     """The model of requests that nothing else decides."""
@@ -187,7 +187,7 @@ class RoutingPolicy(Section):
     learned: LearnedRoute | None = None
     """The trained router that decides where no rule holds; unset: none."""
     cascade: CascadeRoute | None = None
-    """For requests that routing gives to its ``first`` model."""
+    """For requests that routing gives to its `first` model."""
     budgets: tuple[Budget, ...] = ()
     """Hourly spending limits above which a cheaper model answers."""
     load: LoadRoute | None = None
@@ -216,7 +216,7 @@ class RoutingPolicy(Section):
 
 
 class Selection(RequestMatch):
-    """Requests of these tenants with these labels are routed by ``policy``."""
+    """Requests of these tenants with these labels are routed by `policy`."""
 
     policy: Name
     """Name of the policy, a key of `routing.policies`."""

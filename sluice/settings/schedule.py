@@ -3,7 +3,7 @@
     schedule:
       - {from: "22:00", to: "06:00", days: [mon, tue, wed, thu, fri], time_zone: Europe/Berlin, wait_s: 1, max_rows: 64}
 
-An entry is in force while the clock on the wall of its time zone shows a time from ``from`` to before ``to``. So it
+An entry is in force while the clock on the wall of its time zone shows a time from `from` to before `to`. So it
 needs no rule for daylight saving: an hour that a clock skips is skipped, and one that it shows twice counts twice.
 Times have whole minutes, as the offsets of time zones do: an entry starts and ends with a minute of UTC.
 """
@@ -30,7 +30,7 @@ class ScheduleEntry(Section):
     start: str = Field(alias="from")
     """First minute, "HH:MM"."""
     end: str = Field(alias="to")
-    """The minute after the last, "HH:MM", at most "24:00". Before ``from``: on the next day."""
+    """The minute after the last, "HH:MM", at most "24:00". Before `from`: on the next day."""
     days: tuple[Day, ...] = Field(DAYS, min_length=1)
     """Days on which it starts."""
     time_zone: str = "UTC"

@@ -2,7 +2,7 @@
 
 The two specialists were trained for support tasks (docs/concepts/tiers.md); the general model answers everything else.
 The patterns below find a task by how it is asked for. They were written with the tuning half of
-``bench/tiers/routed_prompts.json`` and are judged by the other half (docs/concepts/routing.md).
+`bench/tiers/routed_prompts.json` and are judged by the other half (docs/concepts/routing.md).
 """
 
 from typing import Final
@@ -118,7 +118,7 @@ def shipped_models() -> tuple[ModelSettings, ...]:
 
 
 def shipped_routing(models: tuple[ModelSettings, ...]) -> RoutingSettings | None:
-    """Return the routing of a mesh that serves ``models``, where the shipped ones are among them; else None."""
+    """Return the routing of a mesh that serves `models`, where the shipped ones are among them; else None."""
     if not {model.name for model in SPECIALISTS} <= {model.name for model in models}:
         return None
     has_chat = any((model.name, model.path) == (CHAT.name, CHAT.path) for model in models)

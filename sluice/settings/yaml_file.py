@@ -150,7 +150,7 @@ class _Walk:
         self._above: list[yaml.Node] = []
 
     def values(self, node: yaml.Node | None, place: Place) -> Iterator[tuple[Place, int]]:
-        """Yield where each value below ``node`` begins; that of a key is the line of the key.
+        """Yield where each value below `node` begins; that of a key is the line of the key.
 
         Raises:
             _Refused: a key is no word or stands twice, an alias contains itself, or there are too many values.

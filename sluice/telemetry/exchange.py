@@ -61,7 +61,7 @@ class MetricsExchange:
     ) -> list[ProcessMetrics]:
         """Return the metrics with these `names`, or all, of every process that answers within `gather_s`.
 
-        Answers are waited for up to `LATE_S` longer while those that came are not ``enough``.
+        Answers are waited for up to `LATE_S` longer while those that came are not `enough`.
 
         Raises:
             TransportUnavailable: NATS is not connected.

@@ -43,7 +43,7 @@ def protocol(signal: Signal) -> str:
 def triton_endpoint(setting: str | None) -> str | None:
     """Return where Triton sends its spans, OTLP over HTTP as JSON, with the path; None: nowhere.
 
-    ``setting`` is telemetry.otlp_http_endpoint, which may be "none". Without it a collector takes JSON where it takes
+    `setting` is telemetry.otlp_http_endpoint, which may be "none". Without it a collector takes JSON where it takes
     protobuf over HTTP.
     """
     if "OTEL_TRACES_EXPORTER" in os.environ:

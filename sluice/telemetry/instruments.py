@@ -39,7 +39,7 @@ NO_CONTEXT: Final = set_span_in_context(INVALID_SPAN, Context())
 
 
 class Reported(NamedTuple):
-    """A histogram that another process has counted; ``buckets`` has one count more than its metric has bounds."""
+    """A histogram that another process has counted; `buckets` has one count more than its metric has bounds."""
 
     buckets: Sequence[int]
     total: float
@@ -60,7 +60,7 @@ class Recorder:
         self._attributes: dict[Labels, dict[str, str]] = {}
 
     def record(self, labels: Labels, value: float, span: SpanContext | None = None) -> None:
-        """Add a value. A sampled ``span`` becomes the exemplar of its bucket."""
+        """Add a value. A sampled `span` becomes the exemplar of its bucket."""
         attributes = self._attributes.get(labels)
         if attributes is None:
             attributes = self._attributes[labels] = attributes_of(self._metric, labels)
@@ -73,7 +73,7 @@ class Recorder:
 class Instruments:
     """The instruments of one process.
 
-    ``readers`` collect beside `collect`, such as those that export.
+    `readers` collect beside `collect`, such as those that export.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Instruments:
         self._started_ns = time.time_ns()
 
     def observe(self, metric: Metric, read: Read) -> None:
-        """Read the values of a counter or gauge with ``read``, on other threads, whenever somebody collects."""
+        """Read the values of a counter or gauge with `read`, on other threads, whenever somebody collects."""
         if metric in self._reads:
             self._reads[metric].append(read)
             return
@@ -124,7 +124,7 @@ class Instruments:
         return recorder
 
     def report(self, metric: Metric, read: ReadReported) -> None:
-        """Read whole histograms of other processes with ``read`` whenever somebody collects."""
+        """Read whole histograms of other processes with `read` whenever somebody collects."""
         self._reported[metric] = read
 
     @property
@@ -133,7 +133,7 @@ class Instruments:
         return [*self._reads, *self._recorders, *self._reported]
 
     def collect(self, names: Collection[str] = ()) -> Iterator[tuple[Metric, Points]]:
-        """Yield the values of the metrics of these ``names`` that have some; without any, of all."""
+        """Yield the values of the metrics of these `names` that have some; without any, of all."""
         known = {metric.name: metric for metric in self.metrics}
         for found in self.read(self._reader):
             metric = known[found.name]

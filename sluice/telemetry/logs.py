@@ -181,7 +181,7 @@ _WORDS: Final = {
 def parse(line: str, process: str, year: int) -> LogLine | None:
     """Return the event that `line` begins; None if it continues the one before.
 
-    ``year``: Triton does not write it.
+    `year`: Triton does not write it.
     """
     if line.startswith("{"):
         return _of_json(line, process)

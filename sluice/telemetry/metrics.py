@@ -62,12 +62,12 @@ def measuring(
 
     Args:
         service: A name of `sluice.telemetry.names`.
-        instance: The name of this process among those of ``service``.
+        instance: The name of this process among those of `service`.
         address: "HOST:PORT" of a page for Prometheus; port 0 takes a free one. None: no page.
-        key: the setting that ``address`` comes from, for the error.
+        key: the setting that `address` comes from, for the error.
 
     Raises:
-        SetupError: the page cannot be served at ``address``.
+        SetupError: the page cannot be served at `address`.
     """
     resource = resource_of(service, instance)
     scraped = None if address is None else InMemoryMetricReader()
@@ -87,7 +87,7 @@ def measuring(
 
 
 def _readers(reported: Callable[[], list[SdkMetric]]) -> list[MetricReader]:
-    """Make what exports the metrics of this process, those ``reported`` by others included."""
+    """Make what exports the metrics of this process, those `reported` by others included."""
     readers: list[MetricReader] = []
     for kind in exporter_kinds("metrics"):
         if issubclass(kind, MetricReader):
@@ -113,7 +113,7 @@ class _Reporting(MetricExporter):
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **more: Any
     ) -> MetricExportResult:
-        """Export ``metrics_data`` and what was reported."""
+        """Export `metrics_data` and what was reported."""
         data = MetricsData([_with(each, self.reported()) for each in metrics_data.resource_metrics])
         result = super().export(data, timeout_millis, **more)  # type: ignore[safe-super]
         self._outage.note(failed=result is not MetricExportResult.SUCCESS)

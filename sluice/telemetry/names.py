@@ -1,6 +1,6 @@
 """Names of services, spans, metrics and attributes. Dashboards and tests read these: renaming one is a breaking change.
 
-The spans of one request, by parent. Every answer's trace holds all of them; ``=>`` is a link:
+The spans of one request, by parent. Every answer's trace holds all of them; `=>` is a link:
 
     sluice-gateway  sluice.v1.InferenceService/Generate      (server; parent: the caller's context; of a call over HTTP
                                                               the method and route, as POST /v1/chat/completions)
@@ -25,8 +25,8 @@ Triton's spans of a batch hang under the model span of its first row; of many ba
 process sends the spans of one request together, so one that is killed leaves none without a parent; those of a worker
 whose batcher is lost hang under the model span.
 An answer that a batcher or worker gave a moment before it was killed may lack that process's spans; who had the row
-from it, a gateway or a batcher, adds ``incomplete`` under the model span. The spans of a gateway that is killed are
-lost with it; its batchers add ``incomplete``, and what is left has no root.
+from it, a gateway or a batcher, adds `incomplete` under the model span. The spans of a gateway that is killed are
+lost with it; its batchers add `incomplete`, and what is left has no root.
 cli/trace_rules.py has the rules of a trace.
 
 An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:

@@ -36,7 +36,7 @@ def serving(
     """Serve the page inside the block, and give its address, "HOST:PORT".
 
     Raises:
-        SetupError: it cannot be served at ``address``, which comes from the setting ``key``.
+        SetupError: it cannot be served at `address`, which comes from the setting `key`.
     """
     host, port = listening_at(address, key, " or stop what uses it")
     registry = CollectorRegistry(target_info=_labels(resource.attributes))

@@ -88,14 +88,14 @@ def start_tracing(
     instance: str = "",
     trusts_callers: bool = True,
 ) -> Tracing:
-    """Set the traces of a process up; ``instruments`` count the spans that are sent and lost.
+    """Set the traces of a process up; `instruments` count the spans that are sent and lost.
 
     Args:
         service: a name of `sluice.telemetry.names`.
         instruments: None where nobody reads the counts.
         ratio: the share of the traces that begin here to sample, unless OTEL_TRACES_SAMPLER is set.
-        instance: the name of this process among those of ``service``.
-        trusts_callers: Whether the sampled flag of a caller decides about its trace. False: ``ratio`` does, by the
+        instance: the name of this process among those of `service`.
+        trusts_callers: Whether the sampled flag of a caller decides about its trace. False: `ratio` does, by the
             trace id, unless OTEL_TRACES_SAMPLER is set.
     """
     exporters = make_exporters("traces")
@@ -143,7 +143,7 @@ class CountingExporter(SpanExporter):
         self._outage = Outage("traces")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export ``spans`` and count them."""
+        """Export `spans` and count them."""
         self.taken += len(spans)
         result = self._exporter.export(spans)
         failed = result is not SpanExportResult.SUCCESS

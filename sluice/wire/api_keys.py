@@ -1,6 +1,6 @@
 """API keys: how they are written, and what is kept of them.
 
-A key is ``slc_<id>_<secret>``: 12 characters that name it and may be shown, and 56 with 248 random bits and a
+A key is `slc_<id>_<secret>`: 12 characters that name it and may be shown, and 56 with 248 random bits and a
 checksum, so that a key with a typing error is told from one that is unknown. Such a secret cannot be
 guessed, so a plain SHA-256 is kept of it.
 """
@@ -19,7 +19,7 @@ _KEY: Final = re.compile(r"slc_([0-9a-f]{12})_([a-z2-7]{56})")
 
 
 class NewKey(NamedTuple):
-    """A key that has just been made; ``text`` is shown once and kept nowhere."""
+    """A key that has just been made; `text` is shown once and kept nowhere."""
 
     id: str
     text: str

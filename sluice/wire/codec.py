@@ -15,7 +15,7 @@ from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.wire import subjects
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
-"""Largest payload, bytes: the default ``max_payload`` of nats-server."""
+"""Largest payload, bytes: the default `max_payload` of nats-server."""
 BUNDLE_FRAMES_MAX: Final = 8192
 """Frames in one message to a gateway, which looks at all of them in one go: about 10 ms."""
 LONG_BYTES: Final = 1024
@@ -29,7 +29,7 @@ class MalformedMessage(ValueError):
 
 
 class OversizedMessage(ValueError):
-    """A message is too large for the wire: ``size`` and ``limit`` in bytes."""
+    """A message is too large for the wire: `size` and `limit` in bytes."""
 
     def __init__(self, kind: str, size: int, limit: int) -> None:
         super().__init__(f"{kind} of {size} bytes is over the limit of {limit} bytes")
@@ -51,7 +51,7 @@ def pack(message: Message, limit: int = MAX_MESSAGE_BYTES) -> bytes:
     """Serialize `message`.
 
     Raises:
-        OversizedMessage: it takes more than ``limit`` bytes.
+        OversizedMessage: it takes more than `limit` bytes.
     """
     payload = message.SerializeToString()
     if len(payload) > limit:

@@ -140,7 +140,7 @@ async def connect(
         tls: Folder of the process's certificate; None: not encrypted.
 
     Raises:
-        NatsUnreachable: no answer within ``settings.connect_s`` seconds, or the certificate is refused.
+        NatsUnreachable: no answer within `settings.connect_s` seconds, or the certificate is refused.
         SettingsError: the certificate cannot be used.
     """
     assert settings.url is not None, "checked before"
@@ -335,7 +335,7 @@ async def disconnect(client: Client) -> None:
 async def settle(client: Client, timeout_s: float) -> None:
     """Wait until the server has processed everything sent so far.
 
-    nats-py 2.16 writes the PING of ``flush`` straight to the socket, ahead of commands that wait for its flusher. So
+    nats-py 2.16 writes the PING of `flush` straight to the socket, ahead of commands that wait for its flusher. So
     the first flush proves nothing about them. While it waits the flusher runs; the second PING is behind them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Enums of the public API as words: ``ROUTE_STRATEGY_RULES`` is "rules"."""
+"""Enums of the public API as words: `ROUTE_STRATEGY_RULES` is "rules"."""
 
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar

@@ -2,7 +2,7 @@
 
 Keys of lists are here too.
 
-The key itself is not sent: who listens in place of ``jobs`` while it is down would learn it, and could then call
+The key itself is not sent: who listens in place of `jobs` while it is down would learn it, and could then call
 gateways for every tenant. A signature is good for one tenant's jobs alone.
 """
 

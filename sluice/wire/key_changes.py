@@ -22,7 +22,7 @@ contact with NATS."""
 
 
 async def refresh_keys(client: Client, wait_s: float = WAIT_S) -> list[str]:
-    """Return once all gateways have read the API keys, or after ``wait_s``: the ids of those that did not answer."""
+    """Return once all gateways have read the API keys, or after `wait_s`: the ids of those that did not answer."""
     inbox = f"{permissions.inbox(permissions.GATEWAY, 'keys')}.{secrets.token_hex(8)}"
     answers = await client.subscribe(inbox)
     known, answered = set[str](), set[str]()

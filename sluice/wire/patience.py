@@ -17,7 +17,7 @@ async def patiently(
 ) -> T:
     """Return the result of `attempt`; repeat it `wait_s` seconds after it raised one of `passing`.
 
-    After ``bound_s`` seconds its error is raised; an attempt that is under way then may take its own time.
+    After `bound_s` seconds its error is raised; an attempt that is under way then may take its own time.
     """
     give_up_at = time.monotonic() + bound_s
     while True:

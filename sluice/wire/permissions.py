@@ -6,9 +6,9 @@ subject of the same account. Accounts do: what JetStream answers across them com
 
 | account | who | JetStream |
 |---|---|---|
-| ``gateways`` | gateways and the operator | all streams but those of `jobs` |
-| ``jobs`` | the processes of `jobs` | records, inputs and results of jobs |
-| ``batcher-ID`` | one batcher; with a shared credential ``batchers`` | none |
+| `gateways` | gateways and the operator | all streams but those of `jobs` |
+| `jobs` | the processes of `jobs` | records, inputs and results of jobs |
+| `batcher-ID` | one batcher; with a shared credential `batchers` | none |
 
 Batchers and `jobs` may do all in their account, and reach of others what `Crossing` lists. Nobody but gateways may
 create a consumer or a stream where others keep something. The lists of gateways guard against mistakes: with the rights
@@ -103,7 +103,7 @@ def permissions(kind: str, process: str) -> Permissions | None:
 def crossing(kind: str, process: str, input_streams: Iterable[str] = ()) -> Crossing:
     """Return what the process reaches of another account.
 
-    ``input_streams``: the operator's own, whose messages `jobs` may read.
+    `input_streams`: the operator's own, whose messages `jobs` may read.
     """
     if kind == BATCHER:
         return _batcher(process)
@@ -157,7 +157,7 @@ def _imported(what: str, of: str, subject: str) -> dict[str, Any]:
 
 
 def _heard(speaker: str, subject: str) -> dict[str, Any]:
-    """Return the import of what the account ``speaker`` says, which names it at the end of what many may say."""
+    """Return the import of what the account `speaker` says, which names it at the end of what many may say."""
     imported = _imported("stream", speaker, subject)
     if subject in (subjects.ALL_FRAMES, *_ANSWERS_METRICS):
         numbers = count(1)
@@ -167,7 +167,7 @@ def _heard(speaker: str, subject: str) -> dict[str, Any]:
 
 
 def may_speak_as(speaker: str, kind: str, process: str) -> bool:
-    """Return whether the account ``speaker`` is that of the process of ``kind`` with the id ``process``.
+    """Return whether the account `speaker` is that of the process of `kind` with the id `process`.
 
     Args:
         kind: Kind of the process, such as `BATCHER`.

@@ -2,39 +2,39 @@
 
 | subject | from, to | what |
 |---|---|---|
-| ``sluice.batchers.<batcher>.task`` | gateway, one batcher | ``Task`` |
-| ``sluice.batchers.<batcher>.control`` | gateway, one batcher | ``ControlMessage`` |
-| ``sluice.frames.<gateway>`` | batcher, gateway | ``FrameBundle`` |
-| ``sluice.frames.<gateway>.<account>`` | the same from another account | ``FrameBundle`` |
-| ``sluice.absent.<sender>.<receiver>`` | NATS, sender | "no responders": the receiver of a message is not there |
-| ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
-| ``sluice.reports.<batcher>`` | batcher, all gateways | ``BatcherReport`` |
-| ``sluice.metrics`` | gateway, all processes | ``ReadMetricsRequest`` |
-| ``sluice.metrics.<gateway>.<question>`` | any process, gateway | ``ProcessMetrics`` |
-| ``sluice.metrics.<gateway>.<question>.<account>`` | the same from another account | ``ProcessMetrics`` |
-| ``sluice.reload`` | `sluice reload`, all gateways and batchers | ``ReloadQuestion`` |
-| ``sluice.reloaded.<question>`` | gateway or batcher, `sluice reload` | ``ReloadAnswer`` |
-| ``sluice.gateways`` | gateway, all gateways | ``GatewayHeartbeat`` |
-| ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuery`` |
-| ``sluice.dead_letters.<model>.<class>`` | gateway, operators (JetStream) | the task, reason in headers |
-| ``sluice.records.<request>.request.<trace>.<tenant>`` | gateway, gateways (JetStream) | ``RequestRecord`` |
-| ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
-| ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
-| ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
-| ``sluice.outcomes.<tenant>.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
-| ``$KV.SLUICE_KEYS.<tenant>.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
-| ``$KV.SLUICE_ANSWERS.<tenant>.<model>.<hash of the request>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
-| ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
-| ``$KV.SLUICE_DAYS.<process>.<day>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
-| ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
-| ``$KV.SLUICE_POLICIES.candidate`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
-| ``$KV.SLUICE_DRAINS.workers`` | gateway, gateways (JetStream) | ``DrainRecord`` |
-| ``$KV.SLUICE_JOBS.<job>`` | `jobs`, `jobs` (JetStream) | ``JobRecord`` |
-| ``$KV.SLUICE_JOBS.upload.<upload>`` | `jobs`, `jobs` (JetStream) | ``UploadRecord`` |
-| ``sluice.job_inputs.<upload>.<chunk>`` | `jobs`, `jobs` (JetStream) | bytes of a file, or ``MessageChunk`` |
-| ``sluice.job_results.<job>.<stage>.<round>`` | `jobs`, `jobs` (JetStream) | ``JobSegment`` |
-| ``$KV.SLUICE_API_KEYS.<id>`` | `sluice keys`, gateways (JetStream) | ``ApiKeyRecord`` |
-| ``$KV.SLUICE_SECRETS.<name>`` | gateway or `jobs`, gateways and `jobs` (JetStream) | ``google.protobuf.StringValue`` |
+| `sluice.batchers.<batcher>.task` | gateway, one batcher | `Task` |
+| `sluice.batchers.<batcher>.control` | gateway, one batcher | `ControlMessage` |
+| `sluice.frames.<gateway>` | batcher, gateway | `FrameBundle` |
+| `sluice.frames.<gateway>.<account>` | the same from another account | `FrameBundle` |
+| `sluice.absent.<sender>.<receiver>` | NATS, sender | "no responders": the receiver of a message is not there |
+| `sluice.control` | gateway, all batchers | `ControlMessage` |
+| `sluice.reports.<batcher>` | batcher, all gateways | `BatcherReport` |
+| `sluice.metrics` | gateway, all processes | `ReadMetricsRequest` |
+| `sluice.metrics.<gateway>.<question>` | any process, gateway | `ProcessMetrics` |
+| `sluice.metrics.<gateway>.<question>.<account>` | the same from another account | `ProcessMetrics` |
+| `sluice.reload` | `sluice reload`, all gateways and batchers | `ReloadQuestion` |
+| `sluice.reloaded.<question>` | gateway or batcher, `sluice reload` | `ReloadAnswer` |
+| `sluice.gateways` | gateway, all gateways | `GatewayHeartbeat` |
+| `sluice.gateways.<gateway>` | gateway, gateway (request) | `GatewayQuery` |
+| `sluice.dead_letters.<model>.<class>` | gateway, operators (JetStream) | the task, reason in headers |
+| `sluice.records.<request>.request.<trace>.<tenant>` | gateway, gateways (JetStream) | `RequestRecord` |
+| `sluice.records.<request>.grade` | gateway, gateways (JetStream) | `Grade` |
+| `sluice.audit.<tenant>.<request>` | gateway, auditors (JetStream) | `AuditEntry` |
+| `sluice.outcomes.<tenant>.<request>.outcome` | gateway, gateways (JetStream) | `Outcome` |
+| `sluice.outcomes.<tenant>.<request>.grade` | gateway, gateways (JetStream) | `Grade` |
+| `$KV.SLUICE_KEYS.<tenant>.<hash of the key>` | gateway, gateways (JetStream) | `KeyRecord` |
+| `$KV.SLUICE_ANSWERS.<tenant>.<model>.<hash of the request>` | gateway, gateways (JetStream) | `KeyRecord` |
+| `$KV.SLUICE_SPENDING.<process>.<minute>` | gateway, gateways (JetStream) | `MinuteCosts` |
+| `$KV.SLUICE_DAYS.<process>.<day>` | gateway, gateways (JetStream) | `MinuteCosts` |
+| `$KV.SLUICE_POLICIES.gateway` | gateway, gateways (JetStream) | `PolicyRecord` |
+| `$KV.SLUICE_POLICIES.candidate` | gateway, gateways (JetStream) | `PolicyRecord` |
+| `$KV.SLUICE_DRAINS.workers` | gateway, gateways (JetStream) | `DrainRecord` |
+| `$KV.SLUICE_JOBS.<job>` | `jobs`, `jobs` (JetStream) | `JobRecord` |
+| `$KV.SLUICE_JOBS.upload.<upload>` | `jobs`, `jobs` (JetStream) | `UploadRecord` |
+| `sluice.job_inputs.<upload>.<chunk>` | `jobs`, `jobs` (JetStream) | bytes of a file, or `MessageChunk` |
+| `sluice.job_results.<job>.<stage>.<round>` | `jobs`, `jobs` (JetStream) | `JobSegment` |
+| `$KV.SLUICE_API_KEYS.<id>` | `sluice keys`, gateways (JetStream) | `ApiKeyRecord` |
+| `$KV.SLUICE_SECRETS.<name>` | gateway or `jobs`, gateways and `jobs` (JetStream) | `google.protobuf.StringValue` |
 """
 
 import re
@@ -178,7 +178,7 @@ def absent(sender: str, receiver: str) -> str:
 
 
 def gateway(name: str) -> str:
-    """Return the subject that one gateway answers ``GatewayQuery`` on."""
+    """Return the subject that one gateway answers `GatewayQuery` on."""
     return f"{GATEWAYS}.{_token(name)}"
 
 

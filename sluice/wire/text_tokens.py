@@ -1,4 +1,4 @@
-"""Text as token ids without loss, for servers that take and give text (``engine: openai``).
+"""Text as token ids without loss, for servers that take and give text (`engine: openai`).
 
 Tasks and frames hold token ids. A byte-level vocabulary has a token for every byte, so any text can be written in it
 and comes back as it was, once nothing normalizes the text and no part of it is read as a control token. So this is the

@@ -1,6 +1,6 @@
 """Tokens of an answer as callers see them: None stands for a token of which the safety policy hides the text or a part.
 
-On the wire a hidden token is 0 in ``token_ids``, and its index in the answer stands in ``hidden_indexes``.
+On the wire a hidden token is 0 in `token_ids`, and its index in the answer stands in `hidden_indexes`.
 """
 
 from collections.abc import Sequence
