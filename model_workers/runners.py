@@ -94,24 +94,6 @@ class SenderPart(Protocol):
         """End all requests."""
 
 
-class Runner(Protocol):
-    """Runs the engine and the sender."""
-
-    @property
-    def changes_of_engine(self) -> Changes:
-        """Announces work for the engine."""
-
-    @property
-    def changes_of_sender(self) -> Changes:
-        """Announces work for the sender."""
-
-    def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
-        """Run both until `stop`; call `on_fault` when one ends by an exception, which is logged."""
-
-    def stop(self, engine: EnginePart, sender: SenderPart) -> None:
-        """Let the engine end its step, then the sender send what is left."""
-
-
 class ThreadRunner:
     """Runs engine and sender in a thread each."""
 
@@ -128,7 +110,7 @@ class ThreadRunner:
             self.changes_of_engine.notify()
 
     def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
-        """Start both threads; see `Runner.start`."""
+        """Start both threads; call `on_fault` when one ends by an exception, which is logged."""
         compute = (lambda: _give_way_and(engine.run)) if self._gives_way else engine.run
         self._threads = [
             Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)
@@ -138,7 +120,7 @@ class ThreadRunner:
             thread.start()
 
     def stop(self, engine: EnginePart, sender: SenderPart) -> None:
-        """Stop both threads; see `Runner.stop`."""
+        """Let the engine end its step, then the sender send what is left."""
         for stop, thread in zip((engine.stop, sender.stop), self._threads, strict=True):
             stop()
             thread.join(JOIN_S)
@@ -183,13 +165,13 @@ class LoopRunner:
         self._send_at = 0.0
 
     def start(self, engine: EnginePart, sender: SenderPart, on_fault: Callable[[], None]) -> None:
-        """Schedule the first turn; see `Runner.start`."""
+        """Schedule the first turn; see `ThreadRunner.start`."""
         self._parts = engine, sender, on_fault
         engine.begin()
         self.wake()
 
     def stop(self, engine: EnginePart, sender: SenderPart) -> None:
-        """End both parts; see `Runner.stop`."""
+        """End both parts; see `ThreadRunner.stop`."""
         self._parts = None
         if self._timer is not None:
             self._timer.cancel()

@@ -22,7 +22,7 @@ from model_workers import messages
 from model_workers.channels import Channels, Posted, ResponseSender
 from model_workers.engine.protocol import Engine, EngineLoad, SequenceSpec, SequenceStep
 from model_workers.grants import Grants
-from model_workers.runners import Changes, Runner, ThreadRunner
+from model_workers.runners import Changes, LoopRunner, ThreadRunner
 from model_workers.running_batches import RunningBatches
 from model_workers.sender import Sender
 from model_workers.telemetry import Parents, SequenceTelemetry
@@ -319,7 +319,7 @@ class Worker:
         engine: Engine,
         tracer: Tracer,
         on_fault: Callable[[], None],
-        runner: Runner | None = None,
+        runner: ThreadRunner | LoopRunner | None = None,
         *,
         isolates: bool = True,
         inbox_max: int = INBOX_MAX,
@@ -334,7 +334,7 @@ class Worker:
         - `alone_s`: See `ALONE_S`.
         """
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
-        self._runner: Runner = runner or ThreadRunner(gives_way=isolates)
+        self._runner = runner or ThreadRunner(gives_way=isolates)
         self._on_fault = on_fault
         clock, watchdog = time.monotonic, Watchdog()
         telemetry = SequenceTelemetry(tracer, model, self.worker_id)
