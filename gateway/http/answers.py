@@ -132,6 +132,7 @@ class WholeBody(HttpAnswer):
         choices, usage, shape = list[dict[str, Any]](), pb.Usage(), self._shape
         for index, answer in sorted(self._answers.items()):
             entries: Sequence[pb.TokenLogprobs] = answer.logprobs
+            # Tokens of tool calls are not text, so their log-probabilities are dropped.
             if self._may_call and entries:
                 logprobs = TextLogprobs()
                 entries = [*logprobs.push(entries, answer.text), *logprobs.flush()]

@@ -91,6 +91,7 @@ class JobCalls:
         with self._arrivals.uploads.held(call.caller.tenant), errors_of_jobs():
             storing = self._jobs.begin(call, "UploadInput", wait_s=UPLOAD_S)
             try:
+                # A wrong form, or a client that leaves, ends the call to jobs as well.
                 await _send(call, form, storing)
                 stored = await storing
             finally:

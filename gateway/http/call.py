@@ -150,6 +150,7 @@ class HttpCall(Call, Request):
             raise InvalidRequest.of("content-type", f"must be {_JSON}")
         encoding = encoding_of(self.metadata)
         length = self.metadata.get("content-length", "")
+        # A declared length above the limit is refused before anything of the body is read.
         if length.isdecimal() and float(length) > self._max_body_bytes:
             raise self._too_large(length)
         body = bytearray()
@@ -191,6 +192,7 @@ class HttpCall(Call, Request):
             status: The HTTP status.
             more: Whether another part follows.
         """
+        # A ping that is being written is not split by a part of the answer.
         if self._ping is not None:
             await self._ping
         await self._write(data, headers, status, more)
@@ -214,6 +216,7 @@ class HttpCall(Call, Request):
         """End the answer with `error`: as its status, as an event of its stream, or by closing the connection."""
         self._arrivals.on_error(error)
         status, headers, body = self.api.error(error, self.named, self.request_id)
+        # Nothing has been sent, so the error can still be the status.
         if self.sent is None:
             await self.write(encode(body), headers, status)
             return
@@ -222,6 +225,7 @@ class HttpCall(Call, Request):
                 if self.sent["content-type"] == SSE["content-type"]:
                     await self.write(self.failing(body))
                     return
+        # A client that gets no event must not take what it has for complete.
         self.scope.get(ABORT, lambda: None)()
         await asyncio.sleep(0)  # the server hears of it
 
@@ -246,6 +250,7 @@ class HttpCall(Call, Request):
         try:
             yield
         except asyncio.CancelledError:
+            # Another cancellation of the task, such as a shutdown, takes precedence.
             if is_gone and task.uncancel() == 0:
                 raise ClientDisconnect from None
             raise

@@ -284,6 +284,7 @@ class ResponseEvents(EventAnswer):
         self._number += 1
 
     def _begin(self) -> None:
+        # No event has a number yet, so the response has not begun.
         if not self._number:
             self._whole |= {"id": f"resp_{self.request_id}", "model": self.model, **self.facts()}
             self._send_event("response.created", response=self._whole)
@@ -348,6 +349,7 @@ class ResponseEvents(EventAnswer):
         reason = _INCOMPLETE.get(finished.reason)
         status = self._text_status = "completed" if reason is None else "incomplete"
         self._begin()
+        # What is pending belongs to the text that ends here.
         self._item_logprobs += _part_logprobs(self._logprobs.flush())
         self._end_text()
         self.model = finished.model or self.model

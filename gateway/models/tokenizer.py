@@ -456,10 +456,12 @@ class ModelTokenizer:
         pieces = _PLACE.split(template.render(places, variables, offered))
         token_ids: list[int] = []
         for index, piece in enumerate(pieces):
+            # Between the pieces of the template stand the numbers of placeholders.
             if index % 2 == 0:
                 token_ids += self._encode(piece)
                 continue
             text, in_json = hidden[int(piece)], int(piece) >= contents
+            # The template wrote the placeholder into a JSON string, where the text would be escaped.
             if in_json and pieces[index - 1].endswith('"'):
                 text = json.dumps(text, ensure_ascii=False)[1:-1]
             token_ids += self._plain.encode(text)
@@ -495,6 +497,7 @@ class Detokenizer:
         # Whole characters do not depend on earlier tokens, so the stream need not see them.
         if self._texts is not None and not self._pending and token_id in self._texts:
             return self._texts[token_id]
+        # A shown special token ends the text before it, and the next text starts afresh.
         if token_id in self._special:
             before, self._shown = self.flush(), []
             self._stream = DecodeStream(skip_special_tokens=True)

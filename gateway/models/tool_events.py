@@ -111,6 +111,7 @@ class ToolCallParser:
                 yield
                 self._may_end = False
                 continue
+            # Not an object: the block is over, and the rest is read as text again.
             if behind[0] != "{":
                 return self._advance(self._at)
             end = yield from self._object_end()

@@ -525,6 +525,7 @@ class AsyncClient(AsyncCaller):
                 timeout=retries.timeout_s(monotonic()),
                 metadata=metadata,
             )
+            # A stream that ends without an error and without `Finished` is resumed as well.
             error: SluiceError = channel.ended_early()
             try:
                 with channel.reading(call):

@@ -107,6 +107,7 @@ async def all_aio(
     waiting = iter(range(count))
 
     async def work() -> None:
+        # The workers share the iterator, so each takes the next request when it is done with one.
         for at in waiting:
             outcomes[at] = await ask(at)
 

@@ -523,6 +523,7 @@ class Client(Caller):
                 timeout=retries.timeout_s(monotonic()),
                 metadata=metadata,
             )
+            # A stream that ends without an error and without `Finished` is resumed as well.
             error: SluiceError = channel.ended_early()
             try:
                 with channel.reading(call):

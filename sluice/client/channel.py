@@ -143,6 +143,7 @@ def target_of(address: str) -> str:
     if len(parts) < 2:
         return parts[0] if parts else address
     numbers = [number for part in parts for number in _numbers_of(part)]
+    # The first address that can be resolved decides on the family.
     kind = next((kind for kind, _ in numbers), None)
     if kind is None:
         raise InvalidRequest.of("address", f"none of {address} can be resolved")

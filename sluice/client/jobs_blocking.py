@@ -167,6 +167,7 @@ class Jobs(Caller):
                     for response in call:
                         for result in response.results:
                             yield result
+                            # Another call continues behind the last result that the caller has.
                             request.from_index = result.index + 1
                         retries.progressed()
                 return
