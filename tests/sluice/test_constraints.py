@@ -78,7 +78,7 @@ def test_regexes_that_can(regex: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "NaN", "1e999", "-1e999", "null", '"3"', "1e-320"])
-def test_a_multiple_that_is_no_number_does_not_stop_the_look_at_the_schema(value: str) -> None:
+def test_schema_is_checked_behind_a_multiple_that_is_no_number(value: str) -> None:
     schema = f'{{"allOf": [{{"multipleOf": {value}}}, {{"multipleOf": {value}}}]}}'
     assert problem_before("json_schema", schema) is None
 

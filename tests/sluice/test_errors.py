@@ -36,7 +36,7 @@ def test_every_class_has_a_reason_of_its_own() -> None:
     assert len(errors.BY_REASON) == len(classes)
 
 
-def test_the_docstring_lists_every_class_with_its_code_and_reason() -> None:
+def test_docstring_lists_each_class_with_code_and_reason() -> None:
     assert errors.__doc__ is not None
     for kind in errors.BY_REASON.values():
         assert f"| `{kind.__name__}` | {kind.code.name} | {kind.reason} |" in errors.__doc__
@@ -90,7 +90,7 @@ def test_a_status_of_another_system_is_not_taken_for_ours() -> None:
     assert errors.from_status(status) is None
 
 
-def test_a_newer_servers_unknown_reason_is_still_an_error_of_ours() -> None:
+def test_unknown_reason_of_a_newer_server_is_our_error() -> None:
     status = status_pb2.Status(code=13, message="new kind")
     detail = status.details.add()
     detail.Pack(error_details_pb2.ErrorInfo(reason="FROM_THE_FUTURE", domain=errors.DOMAIN))

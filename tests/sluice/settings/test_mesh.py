@@ -107,7 +107,7 @@ def test_cascade_hint_reads_text_and_switches(tmp_path: Path, text: str, hint: s
     assert loaded.routing.cascade.hint == hint
 
 
-def test_as_shipped_a_batcher_has_room_for_all_calls_that_a_gateway_admits() -> None:
+def test_shipped_batcher_holds_all_calls_of_a_gateway() -> None:
     shipped = settings.Settings()
     assert shipped.batcher.room_rows >= shipped.gateway.max_concurrent_requests
 

@@ -21,7 +21,7 @@ from tests.gateway.kit.runs import dispatch_to
 SERVICES = (names.SERVICE_GATEWAY, names.SERVICE_BATCHER, names.SERVICE_JOBS)
 
 
-def test_every_metric_is_emitted_by_the_process_that_the_page_names(
+def test_each_process_emits_its_metrics_of_the_catalog(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")

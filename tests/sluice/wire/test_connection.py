@@ -53,7 +53,7 @@ async def test_connect_refuses_a_server_with_a_small_max_payload(tmp_path: Path)
 
 
 @pytest.mark.parametrize("user", ["", "sluice:wrong-password@"])
-async def test_credentials_that_are_refused_are_told_at_once_without_the_password(
+async def test_refused_credentials_are_named_without_the_password(
     tmp_path: Path, user: str
 ) -> None:
     port, path = free_port(), tmp_path / "nats.conf"

@@ -161,7 +161,7 @@ def test_the_requests_that_are_tried_are_those_of_the_server() -> None:
     assert unknown == set()
 
 
-def test_jobs_read_the_streams_that_the_operator_lists_and_no_others() -> None:
+def test_jobs_read_only_the_streams_of_the_operators_list() -> None:
     right = f"$JS.API.STREAM.MSG.GET.{PROMPTS}"
     assert right in crossing(JOBS, "j1", [PROMPTS]).asks
     assert right not in crossing(JOBS, "j1").asks
@@ -337,7 +337,7 @@ async def test_a_process_reaches_nothing_else_by_any_way(
     assert all(before[name].config == after[name].config for name in names)
 
 
-async def test_a_gateway_reaches_no_other_account_but_by_what_they_hear(mesh: Mesh) -> None:
+async def test_gateway_reaches_other_accounts_by_what_they_hear(mesh: Mesh) -> None:
     before = await mesh.states()
     own = await hear(mesh[OPERATOR])
     elsewhere = {one: await hear(mesh[one], SUBJECTS) for one in ("b1", "b2", "j1")}
@@ -383,7 +383,7 @@ async def test_an_unknown_process_is_refused_by_the_name_of_its_file(tmp_path: P
                 pass
 
 
-async def test_certificates_of_another_authority_are_refused_on_both_sides(tmp_path: Path) -> None:
+async def test_both_sides_refuse_another_authoritys_certificate(tmp_path: Path) -> None:
     async with secured_nats(tmp_path, USERS) as (url, authority):
         strange = Authority(tmp_path / "strange")
         strange.ensure(["b1"])
