@@ -125,6 +125,7 @@ class LimitedConnection(HttpToolsProtocol):
     @override
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        # Refuse in words instead of closing: the client learns that it may come back.
         if len(self.connections) > self._limits.connections:
             self._refuse(
                 b"503 Service Unavailable",
@@ -138,6 +139,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        # Rule 2: useful bytes are taken off again by the callbacks of the parser.
         self._unused_bytes += len(data)
         super().data_received(data)
         if self._unused_bytes > self._limits.head_bytes:
@@ -151,6 +153,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope[CERTIFICATE_NAMES] = self._certificate_names  # type: ignore[typeddict-unknown-key]
+        # The buffer grows when the caller is known; until then a stranger costs little memory.
         if self._has_small_buffer:
             self.scope[AUTHENTICATED] = self._widen  # type: ignore[typeddict-unknown-key]
         self._reads_head = True
@@ -194,6 +197,7 @@ class LimitedConnection(HttpToolsProtocol):
     @override
     def eof_received(self) -> bool:  # type: ignore[override]
         """End the client's side; return whether to keep the connection open for answers that are still to be sent."""
+        # Nothing waits for an answer, or its request can no longer be completed.
         if self._is_idle or self.cycle.more_body or self.scheme == "https":
             return False  # TLS has no half-closed connections
         self.cycle.keep_alive = False
@@ -206,6 +210,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._is_idle:
             if self.cycle.body:  # uvicorn would keep it until the next request
                 self.cycle.body = bytearray()
+            # The rest of the body is read and dropped, for a bounded time.
             if self.cycle.more_body:
                 self._start_timer(self._limits.leftover_s)
 

@@ -308,6 +308,7 @@ class Speculator:
             return
         logits = logits[:, : self._vocab_size]
         drawn = self._sampler.draw(logits, [DrawRequest(draft.sampling) for draft in drawing])
+        # Each drafted token extends the draft, until it is as long as it may be.
         for draft, token in zip(drawing, drawn, strict=True):
             draft.tokens += token.token_ids
             if token.error or token.token_ids[-1] in draft.sampling.stop_token_ids:

@@ -417,6 +417,7 @@ def _whole_characters(
     """Yield whole characters up to the end of `chunk_text`: a token without text ends an answer."""
     pending, total, remaining = b"", 0.0, len(chunk_text)
     for token in tokens:
+        # A character may take several tokens: collect bytes until they decode.
         alone, pending, total = not pending, pending + token.data, total + token.logprob
         try:
             text = pending.decode()

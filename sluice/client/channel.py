@@ -142,6 +142,7 @@ def target_of(address: str) -> str:
     parts = [part.strip() for part in address.split(",") if part.strip()]
     if len(parts) < 2:
         return parts[0] if parts else address
+    # gRPC takes several addresses as numbers of one family only.
     numbers = [number for part in parts for number in _numbers_of(part)]
     # The first address that can be resolved decides on the family.
     kind = next((kind for kind, _ in numbers), None)
@@ -162,6 +163,7 @@ def _options_of(address: str, reconnect_ms_max: int) -> tuple[tuple[str, str | i
         ("grpc.max_reconnect_backoff_ms", reconnect_ms_max),
     ]
     first, *others = [part.strip() for part in address.split(",") if part.strip()] or [address]
+    # Calls on this machine never go through an HTTP proxy.
     if all(map(_is_here, (first, *others))):
         options.append(DIRECT)
     if others:

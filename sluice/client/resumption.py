@@ -51,6 +51,7 @@ class _HeldText:
         Raises:
             InternalError: The delta begins inside a delta of an earlier call.
         """
+        # The first delta of a call says where it begins; what the caller has seen is skipped.
         if self._position is None:
             self._position = self._length_at.get(index)
         if self._position is None:
@@ -123,6 +124,7 @@ class ResumableAnswer:
         if self.started is None:
             self.started, self._model = event, event.model
             return event
+        # Another model would not draw the same tokens.
         if self._token_ids and event.model != self._model:
             raise InternalError(
                 f"the answer of {self._model} came back from {event.model}: it cannot be continued"
@@ -136,6 +138,7 @@ class ResumableAnswer:
     def _accept_notice(self, notice: Notice) -> Notice:
         """Discard what the caller has seen if another model takes over."""
         if notice.kind is NoticeKind.ESCALATED:
+            # The second model starts over: nothing of the first answer may be resumed.
             self._model = notice.model
             self._token_ids.clear()
             self._resume_token = b""
@@ -144,6 +147,7 @@ class ResumableAnswer:
 
     def _accept_delta(self, delta: Delta, resume_token: bytes) -> Delta | None:
         known_count = self._known_tokens(delta)
+        # Only a delta with new tokens has a resume token for all that the caller holds.
         if len(delta.token_ids) > known_count:
             self._resume_token = resume_token
         has_news = len(delta.token_ids) > known_count or not delta.token_ids

@@ -77,6 +77,7 @@ class Retries:
             SluiceError: `error` itself, if there is no next call: it is final, the tries are used up, or the deadline
                 would pass first.
         """
+        # Lack of room is not a failure: wait as long as the deadline allows, spread over time.
         if self._is_refusal(error):
             self._refusals += 1
             spread_s = (error.retry_after_s or 0.0) * self._dice() / 2
@@ -102,6 +103,7 @@ class Retries:
     ) -> float:
         step_s = self._policy.wait_s(failures, self._dice())
         wait_s = max(step_s, (error.retry_after_s or 0.0) + spread_s)
+        # The next try would come too late: tell the caller now.
         if self._deadline is not None and now + wait_s >= self._deadline:
             raise error
         return wait_s
