@@ -1,9 +1,13 @@
 """The models of a configuration: tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
 import hashlib
+import os
+import re
+import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +55,12 @@ _NO_VERSION: Final = {
     "triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots", "generation"
 }  # fmt: skip
 """Settings that no answer depends on."""
+PART_BYTES: Final = 16 * 1024 * 1024
+"""Size of the parts in which a file is hashed, several at a time, in bytes."""
+SETTLED_S: Final = 2.0
+"""Least age of a change before the hash of the file is cached, in seconds."""
+_THREADS: Final = 4
+_HUB_BLOB: Final = re.compile(r"/models--[^/]+/blobs/[0-9a-f]{64}$")
 _TEMPLATES: Final = "additional_chat_templates"
 """Folder of the templates beside chat_template.jinja, each called by its name."""
 
@@ -67,19 +77,18 @@ def load_catalog(settings: Settings, before: Catalog | None = None) -> Catalog:
 
 def load_models(settings: Settings, loaded: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
     """Load the models that are not in `known` or have changed since; raises as `load_catalog`."""
-    return {model.name: _load_model(model, loaded.get(model.name)) for model in settings.models}
+    return {
+        model.name: _load_model(model, loaded.get(model.name), settings.cache.enabled)
+        for model in settings.models
+    }
 
 
-def _load_model(model: ModelSettings, loaded: ServedModel | None) -> ServedModel:
+def _load_model(model: ModelSettings, loaded: ServedModel | None, whole: bool) -> ServedModel:
     folder = ModelFolder(model)
-    version, weights = folder.version, folder.weights
-    if loaded is not None and (loaded.settings, loaded.version, loaded.weights) == (
-        model,
-        version,
-        weights,
-    ):
+    version = folder.version(whole=whole)
+    if loaded is not None and (loaded.settings, loaded.version) == (model, version):
         return loaded
-    return ServedModel(model, folder.tokenizer, version, weights, folder.sentence, folder.speech)
+    return ServedModel(model, folder.tokenizer, version, folder.sentence, folder.speech)
 
 
 class ModelFolder:
@@ -107,37 +116,27 @@ class ModelFolder:
                 "have transformers write one (docs/internals/engine.md, Other formats)"
             )
 
-    @property
-    def version(self) -> str:
-        """Hash over the settings and the files, equal at all gateways; weights count by their size.
+    def version(self, *, whole: bool) -> str:
+        """Return a hash over the settings and the files.
 
         The folder of a hub id is called by the commit, which names the weights; a gateway may not
         have them.
+
+        Args:
+            whole: answers are cached under it, so weights count with their whole content
+                (`content_hash`), not only their size.
         """
-        digest = hashlib.sha256(self._model.model_dump_json(exclude=_NO_VERSION).encode())
+        model, now = self._model, time.time()
+        digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
         digest.update(self.path.name.encode())
+        # The folder of a hub id is named by its commit, which stands for the weights.
+        weights = _WEIGHTS if Path(resolve_model_path(model.path)).is_dir() else frozenset()
         for file in self._files():
-            if file.suffix in _VERSIONED:
-                content = hashlib.sha256(file.read_bytes()).hexdigest()
+            if file.suffix in _VERSIONED | weights:
+                is_read = whole or file.suffix not in weights
+                content = content_hash(file, now) if is_read else file.stat().st_size
                 digest.update(f"\n{file.relative_to(self.path)} {content}\n".encode())
-        for file in self._weights():
-            digest.update(f"\n{file.relative_to(self.path)} {file.stat().st_size}\n".encode())
         return digest.hexdigest()
-
-    @property
-    def weights(self) -> str:
-        """Text that changes at this gateway with every change of the weights.
-
-        New content always has a new change time (ctime), which no program can set.
-        """
-        files = [(file.name, file.stat()) for file in self._weights()]
-        return "\n".join(f"{name} {stat.st_ino} {stat.st_ctime_ns}" for name, stat in files)
-
-    def _weights(self) -> list[Path]:
-        """Return the weights in a folder of the operator's own."""
-        if not Path(resolve_model_path(self._model.path)).is_dir():
-            return []
-        return [file for file in self._files() if file.suffix in _WEIGHTS]
 
     def _files(self) -> Iterable[Path]:
         """Return the files in order; the modules behind a transformer have folders of their own."""
@@ -354,3 +353,35 @@ def _download(hub_id: str, files: list[str]) -> Path:
         raise SettingsError(
             f"model {hub_id!r} is no folder and could not be fetched as a hub id ({kind})"
         ) from error
+
+
+def content_hash(file: Path, now: float) -> str:
+    """Return a hash over the whole content of `file`; raises OSError if it cannot be read.
+
+    Hashes are cached by path, inode, size and times. New content always has a new change time
+    (ctime), which no program can set, so a cached hash is that of the content. A file that changed
+    a moment before `now`, in seconds since 1970, may change again within the same tick of the
+    clock: its hash is not cached.
+    """
+    real = file.resolve()
+    if _HUB_BLOB.search(str(real)):
+        return real.name  # in the hub's cache a large file is called by its SHA-256
+    status = real.stat()
+    hashed = cached_hash if now - status.st_ctime >= SETTLED_S else hash_file
+    return hashed(real, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def hash_file(file: Path, size: int, *_identity: int) -> str:
+    """Return a hash over the hashes of the parts; the other arguments are keys of the cache."""
+    with file.open("rb") as opened, ThreadPoolExecutor(_THREADS) as pool:
+
+        def part(start: int) -> bytes:
+            return hashlib.sha256(os.pread(opened.fileno(), PART_BYTES, start)).digest()
+
+        parts = pool.map(part, range(0, size, PART_BYTES))
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+cached_hash: Final = cache(hash_file)
+"""Caches `_read`. A file that changed while it was read is never looked up with these times again.
+"""

@@ -17,8 +17,7 @@ class ServedModel:
     Attributes:
         settings: Settings of the model.
         tokenizer: Tokenizer with the chat template.
-        version: Digest of the files and settings of the model, equal at all gateways.
-        weights: Text that changes at this gateway with every change of the weights.
+        version: Digest that changes with the files and settings of the model.
         sentence: What the folder says of an embedding model or a reranker.
         speech: Control tokens of a model that takes audio, and no prompts.
     """
@@ -26,7 +25,6 @@ class ServedModel:
     settings: ModelSettings
     tokenizer: ModelTokenizer
     version: str = ""
-    weights: str = ""
     sentence: SentenceFolder | None = None
     speech: SpeechTokens | None = None
 

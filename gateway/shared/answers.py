@@ -245,7 +245,7 @@ def _parts(context: RequestContext) -> Iterator[bytes]:
             sampling.ClearField(
                 "seed"
             )  # drawn for each request; one that the caller names is in its own sampling
-            yield (prepared.model.version + prepared.model.weights).encode()
+            yield prepared.model.version.encode()
             yield sampling.SerializeToString(deterministic=True)
             yield array("I", prepared.prompt_token_ids).tobytes()
 
@@ -254,7 +254,7 @@ def _value_parts(prompt: PreparedPrompt) -> Iterator[bytes]:
     """Yield everything that an embedding depends on; its text became tokens after redaction."""
     assert prompt.values is not None, "a prompt for an embedding"
     yield b"embedding"
-    yield (prompt.model.version + prompt.model.weights).encode()
+    yield prompt.model.version.encode()
     yield prompt.values.SerializeToString(deterministic=True)
     yield array("I", prompt.prompt_token_ids).tobytes()
 

@@ -31,7 +31,7 @@ def settings_of(folder: Path, engine: str) -> ModelSettings:
 def computed(settings: ModelSettings, request: Any, said: list[str]) -> Any:
     """The numbers [texts, size]; ``said``: the texts, or the query and the documents."""
     folder = ModelFolder(settings)
-    model = ServedModel(settings, folder.tokenizer, sentence=folder.sentence)
+    model = ServedModel(settings, folder.tokenizer, "", folder.sentence)
     if isinstance(request, EmbedRequest):
         rows = embed_prompts(request, Conversation((), True, documents=tuple(said)), model)
     else:

@@ -303,9 +303,9 @@ def test_tools_are_written_as_the_template_for_tools_shows(tmp_path: Path) -> No
 def test_a_template_beside_the_others_changes_the_version(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     model = ModelSettings(name="small", path=str(folder))
-    before = ModelFolder(model).version
+    before = ModelFolder(model).version(whole=False)
     write_templates(folder, None, {f"{EXTRA}/tool_use.jinja": "used"})
-    assert ModelFolder(model).version != before
+    assert ModelFolder(model).version(whole=False) != before
 
 
 @pytest.mark.parametrize(
