@@ -85,7 +85,7 @@ async def test_texts_are_those_of_transformers(mesh: Mesh) -> None:
     assert [text for text, _ in found] == [expected(short), expected(LONG)]
 
 
-async def test_a_long_text_survives_the_deaths_of_its_worker_and_its_batcher(mesh: Mesh) -> None:
+async def test_a_long_text_survives_the_loss_of_worker_and_batcher(mesh: Mesh) -> None:
     async with AsyncClient(mesh.address) as client:
         calm, _ = await heard(client, LONG)
         asking = [asyncio.ensure_future(heard(client, LONG)) for _ in range(4)]

@@ -126,7 +126,7 @@ async def whole(nats_url: str, model: ModelSettings) -> AsyncIterator[tuple[Gate
     await worker.stop()
 
 
-async def test_texts_are_those_of_transformers_also_when_a_worker_is_lost(
+async def test_texts_equal_transformers_also_when_a_worker_is_lost(
     nats_url: str, model: ModelSettings
 ) -> None:
     short = sound(30.0, seed=1)

@@ -53,7 +53,7 @@ async def mesh(folders: tuple[Path, Path]) -> AsyncIterator[Mesh]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_list_survives_the_deaths_of_its_worker_and_its_batcher(
+async def test_a_list_survives_the_loss_of_worker_and_batcher(
     mesh: Mesh, folders: tuple[Path, Path]
 ) -> None:
     said = texts(600, seed=5)

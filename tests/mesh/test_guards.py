@@ -77,7 +77,7 @@ async def mesh(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.long
-async def test_a_trained_classifier_lets_questions_through_and_blocks_attacks(mesh: Mesh) -> None:
+async def test_a_trained_classifier_blocks_attacks_alone(mesh: Mesh) -> None:
     async with grpc.aio.insecure_channel(mesh.address) as channel:
         stub = InferenceServiceStub(channel)
         fine = await ask(stub, pb.GenerateRequest(prompt="please tell me what is my parcel now"))

@@ -240,7 +240,7 @@ async def test_a_worker_killed_in_mid_answer_changes_nothing(
         assert token_ids == answer_tokens(prompt, MANY)
 
 
-async def test_a_server_that_has_gone_is_left_alone_after_some_failures(
+async def test_a_lost_server_is_left_alone_after_some_failures(
     client: AsyncClient, mesh: Mesh
 ) -> None:
     once = RetryPolicy(start_tries=1, resume_tries=1)

@@ -147,7 +147,7 @@ async def test_anthropics_client_answers_calls(mesh: Mesh, model: str) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_batcher_killed_in_mid_stream_changes_none_of_several_answers(mesh: Mesh) -> None:
+async def test_a_killed_batcher_changes_none_of_several_answers(mesh: Mesh) -> None:
     turn = pb.ChatMessage(role=pb.ROLE_USER, content="My lamp is broken.")
     request = pb.GenerateRequest(
         chat=pb.ChatInput(messages=[turn]),

@@ -122,7 +122,7 @@ def assert_parents(spans: Sequence[SpanRecord]) -> None:
         assert name_of(by_id[span.parent_id]) == parent, name
 
 
-async def test_a_request_without_a_caller_is_a_root_with_every_hop_below(mesh: RunningMesh) -> None:
+async def test_a_request_without_caller_is_the_root_of_every_hop(mesh: RunningMesh) -> None:
     started = await ask(mesh, "classify: my parcel is late")
 
     spans = (await finished_traces(mesh, [started.trace_id]))[started.trace_id]
@@ -143,7 +143,7 @@ async def test_a_callers_traceparent_is_the_parent_of_the_request(mesh: RunningM
     assert_parents(spans)
 
 
-async def test_tritons_own_spans_hang_under_the_attempt_of_the_first_row(mesh: RunningMesh) -> None:
+async def test_tritons_spans_are_children_of_the_first_attempt(mesh: RunningMesh) -> None:
     spans = await trace_with_triton(mesh)
 
     batch = the(spans, BATCH)
