@@ -88,7 +88,7 @@ def test_an_address_for_other_machines_needs_a_word(
     assert "does not answer" in fails(capsys, path)
 
 
-def test_an_address_for_other_machines_is_served_encrypted_to_callers_who_say_who_they_are(
+def test_remote_address_serves_encrypted_identified_callers(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     model_folder: Path,
