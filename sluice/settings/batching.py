@@ -53,10 +53,10 @@ WAITING_TOKENS_MAX: Final = 4096
 """Prompt tokens that may wait inside a worker under the policy "continuous": eight steps of prefill."""
 COALESCE_S: Final[Mapping[str, float]] = {"interactive": 0.048, "standard": 0.05, "bulk": 0.25}
 """How long a worker coalesces the tokens of a class at most, in seconds, where the request does not say."""
-COALESCE_STEP_S: Final = 0.012
+COALESCE_STEP_S: Final = 0.024
 """What each further running sequence adds to the time for which tokens of interactive answers are coalesced, in
 seconds. A message costs a gateway and its caller about 0.3 ms: this bounds their part of a core to a few percent a
-worker. Times are this one, doubled once or twice, so that tokens that are due share reports."""
+worker. Times are this one, doubled where more run, so that tokens that are due share reports."""
 SPARE_SLOTS: Final[Mapping[str, int]] = {"interactive": 0, "standard": 0, "bulk": 8}
 """Slots that a class leaves free for more urgent ones, while such arrive, in workers that do not preempt it."""
 

@@ -291,7 +291,7 @@ def test_coalescing_delay_is_of_the_request_or_its_class(
 
 
 @pytest.mark.parametrize(
-    ("running", "coalesce_ms"), [(0, 0), (1, 0), (2, 12), (3, 24), (4, 24), (5, 48), (64, 48)]
+    ("running", "coalesce_ms"), [(0, 0), (1, 0), (2, 24), (3, 48), (4, 48), (64, 48)]
 )
 def test_interactive_tokens_share_messages_under_load(running: int, coalesce_ms: int) -> None:
     assert coalesce_s("interactive", running) == pytest.approx(coalesce_ms / 1000)
@@ -304,7 +304,7 @@ def test_coalescing_counts_the_running_sequences(desk: Desk) -> None:
     (batch,) = desk.advance(room=3).batches
 
     delays = {task.task.coalesce_ms for task in batch_message(batch, "b", [""] * 3, desk.now).tasks}
-    assert delays == {24}
+    assert delays == {48}
 
 
 def test_only_so_many_ended_rows_are_kept(desk: Desk) -> None:
