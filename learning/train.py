@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
-from sklearn.linear_model import LogisticRegression
 
 from gateway.routing.learned import answer
 from gateway.routing.learned.features import HASHED, buckets
@@ -147,6 +146,9 @@ def _regressions(
 
     A label of 0.7 counts as 0.7 of a right and 0.3 of a wrong row.
     """
+    # Imported here: whoever only reads routers need not wait for scikit-learn.
+    from sklearn.linear_model import LogisticRegression
+
     twice = vstack([matrix, matrix], format="csr")
     targets = np.repeat((1, 0), len(labels))
     coefficients, intercepts = [], []
