@@ -1,32 +1,25 @@
 """Servers and processes that the tests of this folder share."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tests.batcher.batchers import ECHO
 from tests.batcher.gateway_double import GatewayDouble
-from tests.batcher.tritons import MortalTriton
+from tests.support.triton import TritonServer, running_triton
 
 
 @pytest.fixture(scope="session")
-def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
+def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A Triton that serves `ECHO`; tests leave it as they found it."""
-    server = MortalTriton(tmp_path_factory.mktemp("batcher_triton"), ECHO)
-    try:
-        asyncio.run(server.start())
+    with running_triton(tmp_path_factory.mktemp("batcher_triton"), (ECHO,)) as server:
         yield server
-    finally:
-        # Not asked to end: rows of killed batchers may make that take long.
-        server.kill()
 
 
 @pytest.fixture
-async def echo_triton(echo_server: MortalTriton) -> MortalTriton:
+async def echo_triton(echo_server: TritonServer) -> TritonServer:
     """The shared Triton; tests cut its streams, so like a supervisor this starts a crashed one again."""
-    if not echo_server.alive:
-        await echo_server.restart()
+    await echo_server.start()
     return echo_server
 
 

@@ -83,28 +83,6 @@ async def test_sighup_activates_another_policy_and_loses_nothing(
             assert sent == {task.request_id for task in tasks}
 
 
-async def test_policies_that_gain_nothing_serve_all_the_same(
-    nats_url: str, gateway: GatewayDouble, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    config = tmp_path / "sluice.yaml"
-    whole_day = {"from": "00:00", "to": "24:00", "max_rows": 2}
-    async with WorkerDouble.running() as worker:
-        given = settings_of(nats_url, worker.address, ECHO)
-        fixed = Policy.model_validate({"name": "fixed", "schedule": [whole_day]})
-        before = changed(given, ["batcher", "policy"], fixed)
-        async with running_batcher(before, config=config):
-            await gateway.batcher_live()
-            assert "policy fixed for model echo: no gain, engine echo admits req" in caplog.text
-            for _ in range(2):
-                await gateway.ask(max_tokens=3)
-            assert len((await worker.batch(0)).tasks) == 2
-            await reload(config, changed(before, ["batcher", "policy"], Policy(name="length")))
-            await gateway.until(lambda: "policy length for model echo: no gain" in caplog.text)
-            await gateway.ask(max_tokens=3, priority_class="interactive")
-            assert len((await worker.batch(1)).tasks) == 1
-
-
 def test_a_changed_model_needs_another_generation() -> None:
     other = ECHO.model_copy(update={"slots": 9})
     with pytest.raises(SettingsError, match=r"^models: echo: .* give the changed model a new ge"):

@@ -1,17 +1,12 @@
 """Several workers of one model behind one batcher."""
 
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-
-import pytest
 
 from sluice.internal.v1 import frame_pb2
 from sluice.settings import ModelSettings
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
-from tests.batcher.gateway_double import GatewayDouble, echo_of
-from tests.batcher.tritons import MortalTriton
+from tests.batcher.gateway_double import GatewayDouble
 from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
 
 LONG = 300
@@ -69,43 +64,6 @@ async def test_rows_go_to_both_and_a_lost_worker_gives_back_its_own(
         two.silent = False
         await gateway.until(lambda: workers(gateway) == 2)
         assert [r for r in two.received if r.HasField("open_channel")][-1].open_channel.epoch > 1
-
-
-async def test_cancel_goes_to_the_worker_that_has_the_row(
-    nats_url: str, gateway: GatewayDouble
-) -> None:
-    async with two_workers(nats_url, gateway) as (one, two):
-        for _ in range(2 * SLOTS):
-            await gateway.ask()
-        await two.until(lambda: len(rows_of(two)) == SLOTS)
-        victim = rows_of(two)[0]
-        await gateway.cancel(victim)
-        await two.until(lambda: two.cancels == [[victim]])
-        assert one.cancels == []
-
-
-@pytest.mark.long
-async def test_rows_survive_the_death_of_one_of_two_workers(
-    nats_url: str, gateway: GatewayDouble, tmp_path: Path
-) -> None:
-    async with (
-        MortalTriton.running(tmp_path / "one", SLOW) as one,
-        MortalTriton.running(tmp_path / "two", SLOW) as two,
-        running_batcher(settings_of(nats_url, "127.0.0.1:1", at(one.address, two.address))),
-    ):
-        await gateway.until(lambda: workers(gateway) == 2)
-        tasks = []
-        for number in range(1, 9):  # one after the other: together they may be one batch
-            tasks.append(await gateway.ask(prompt=range(number, 99), max_tokens=LONG))
-            await gateway.has_tokens(tasks[-1], 1)
-        two.signal_stub(signal.SIGKILL)
-        await two.restart()
-        for task in tasks:
-            answer = await gateway.finished(task, 30.0)
-            assert answer.token_ids == echo_of(task)
-        moved = [task for task in tasks if gateway.answers[task.request_id].attempt]
-        assert 0 < len(moved) < len(tasks)
-        await gateway.until(lambda: workers(gateway) == 2)
 
 
 async def test_drain_lets_running_requests_end_and_returns_the_rest(

@@ -13,7 +13,7 @@ from batcher.workers.client import infer_request, step_report
 from sluice.internal.v1 import worker_pb2
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
 from tests.batcher.gateway_double import BOUND_S, GatewayDouble, echo_of
-from tests.batcher.tritons import MortalTriton
+from tests.support.triton import TritonServer, running_triton
 
 SLOTS = 8
 BATCHERS = 2
@@ -23,14 +23,10 @@ PACED = ECHO.model_copy(update={"slots": SLOTS, "max_waiting_rows": SLOTS, "echo
 
 
 @pytest.fixture(scope="module")
-def paced_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
+def paced_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A worker whose answers take a while."""
-    server = MortalTriton(tmp_path_factory.mktemp("paced_triton"), PACED)
-    try:
-        asyncio.run(server.start())
+    with running_triton(tmp_path_factory.mktemp("paced_triton"), (PACED,)) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @asynccontextmanager
@@ -65,7 +61,7 @@ async def watched(address: str) -> AsyncIterator[list[worker_pb2.WorkerLoad]]:
 
 
 async def test_both_progress_and_the_worker_is_not_overbooked(
-    nats_url: str, gateway: GatewayDouble, paced_triton: MortalTriton
+    nats_url: str, gateway: GatewayDouble, paced_triton: TritonServer
 ) -> None:
     settings = settings_of(nats_url, paced_triton.address, PACED)
     async with running_batcher(settings), running_batcher(settings):
@@ -89,7 +85,7 @@ async def test_both_progress_and_the_worker_is_not_overbooked(
 
 
 async def test_the_rows_of_a_killed_batcher_go_on_at_the_other(
-    nats_url: str, gateway: GatewayDouble, paced_triton: MortalTriton, tmp_path: Path
+    nats_url: str, gateway: GatewayDouble, paced_triton: TritonServer, tmp_path: Path
 ) -> None:
     settings = settings_of(nats_url, paced_triton.address, PACED)
     with batcher_process(settings, tmp_path / "first") as first:

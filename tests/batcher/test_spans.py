@@ -1,77 +1,60 @@
 """The batcher's spans: parents, links and attributes, as sluice/telemetry/names.py promises them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from typing_extensions import override
 
-from batcher.core.queued_request import QueuedRequest
-from batcher.core.requests import RequestTable
-from batcher.metrics import BatcherMetrics
+from batcher.core.requests import Actions
 from batcher.spans import RequestSpans
-from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
-from sluice.settings.batching import Policy
+from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.telemetry import names
-from sluice.telemetry.instruments import Instruments
-from tests.batcher.core.room import grant
+from tests.batcher.core.desk import WORKER, Desk
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
-HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 
-class Scene:
-    """A requests whose moves make spans."""
+def traceparent(sender: str = PARENT, sampled: str = "01") -> dict[str, str]:
+    return {"traceparent": f"00-{TRACE}-{sender}-{sampled}"}
+
+
+class Scene(Desk):
+    """A request table whose moves make spans."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.spans = RequestSpans(provider.get_tracer("test"))
-        self.metrics = BatcherMetrics(Instruments())
-        self.table = RequestTable("b", policy=Policy(max_rows=8))
-        self.table.on_report("w", worker_pb2.StepReport(worker="w1"), 0.0)
         self.traceparents: list[str] = []
+        self.report()
 
-    def add(self, name: str, headers: dict[str, str] = HEADERS, attempt: int = 0) -> None:
-        task = task_pb2.Task(
-            request_id=name,
-            gateway="g",
-            model="echo",
-            priority_class="bulk",
-            tenant="t",
-            attempt=attempt,
-        )
-        task.prompt_token_ids.append(1)
-        self.table.add(QueuedRequest(task, 0.0, headers), 0.0)
+    @override
+    def add(self, name: str = "r", headers: Mapping[str, str] | None = None, **fields: Any) -> None:
+        super().add(name, headers or traceparent(), **fields)
 
-    def advance(self, room: int = 8) -> str:
-        """Plays the loop once; returns the batch that was formed."""
-        grant(self.table, "w", room)
-        self.table.advance(0.0)
-        actions = self.table.take()
-        for row in actions.added:
-            self.spans.on_added(row)
-        for formed in actions.batches:
-            self.traceparents = self.spans.on_batch(formed)
-            self.metrics.on_batch(formed, self.spans.of_request)
-        for row in actions.ended:
-            self.spans.on_ended(row)
-        return actions.batches[0].batch_id if actions.batches else ""
+    @override
+    def decide(self) -> Actions:
+        actions = super().decide()
+        for request in actions.added:
+            self.spans.on_added(request)
+        for batch in actions.batches:
+            self.traceparents = self.spans.on_batch(batch)
+        for request in actions.ended:
+            self.spans.on_ended(request)
+        return actions
 
-    def run(self, *rows: str) -> None:
-        self.advance()
-
-    def end(self, name: str, attempt: int = 0) -> None:
-        frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1, 2])
-        frame.final.end = frame_pb2.TASK_END_STOP
-        worker = self.table.workers.state_of("w")
-        report = worker_pb2.StepReport(worker="w1", sequence=worker.next_sequence, frames=[frame])
-        self.table.on_report("w", report, 0.0)
-        self.advance()
+    def end(self, *requests: str, attempt: int = 0) -> None:
+        for name in requests:
+            self.step(name, 0, 2, attempt=attempt, end=TASK_END_STOP)
+            self.advance()
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
@@ -85,10 +68,20 @@ def scene() -> Iterator[Scene]:
     made.spans.close()
 
 
+def attributes(span: ReadableSpan) -> Mapping[str, Any]:
+    assert span.attributes is not None
+    return span.attributes
+
+
 def ids(span: ReadableSpan) -> tuple[int, int]:
     context = span.get_span_context()
     assert context is not None
     return context.trace_id, context.span_id
+
+
+def parent(span: ReadableSpan) -> tuple[int, int]:
+    assert span.parent is not None
+    return span.parent.trace_id, span.parent.span_id
 
 
 def links(span: ReadableSpan) -> list[tuple[int, int]]:
@@ -96,77 +89,68 @@ def links(span: ReadableSpan) -> list[tuple[int, int]]:
 
 
 def test_the_task_span_hangs_under_the_context_of_the_message(scene: Scene) -> None:
-    scene.add("r")
     scene.run("r")
     scene.end("r")
     (task,) = scene.named(names.SPAN_TASK)
     assert task.kind is SpanKind.CONSUMER
-    assert task.parent is not None
-    assert (task.parent.trace_id, task.parent.span_id) == (int(TRACE, 16), int(PARENT, 16))
-    assert task.attributes is not None
-    assert task.attributes[names.REQUEST_ID] == "r"
-    assert task.attributes[names.MESSAGING_TEMPLATE] == "sluice.batchers.*.task"
-    assert task.attributes[names.OUTPUT_TOKENS] == 2
-    assert task.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
+    assert parent(task) == (int(TRACE, 16), int(PARENT, 16))
+    found = attributes(task)
+    assert found[names.REQUEST_ID] == "r"
+    assert found[names.MESSAGING_TEMPLATE] == "sluice.batchers.*.task"
+    assert found[names.OUTPUT_TOKENS] == 2
+    assert found[names.GEN_AI_FINISH_REASONS] == ("stop",)
 
 
 def test_batch_span_of_the_first_request_links_all_members(scene: Scene) -> None:
-    senders = [f"{number:016x}" for number in (1, 2, 3)]
-    for name, sender in zip(("one", "two", "three"), senders, strict=True):
-        scene.add(name, {"traceparent": f"00-{TRACE}-{sender}-01"})
-    scene.run("one", "two", "three")
-    for name in ("one", "two", "three"):
-        scene.end(name)
+    senders = {"one": f"{1:016x}", "two": f"{2:016x}", "three": f"{3:016x}"}
+    for name, sender in senders.items():
+        scene.add(name, traceparent(sender))
+    scene.send()
+    scene.end(*senders)
     tasks, batches = scene.named(names.SPAN_TASK), scene.named(names.SPAN_BATCH)
     own, *others = batches
-    assert links(own) == [(int(TRACE, 16), int(sender, 16)) for sender in senders]
+    assert links(own) == [(int(TRACE, 16), int(sender, 16)) for sender in senders.values()]
     assert all(links(other) == links(own)[:1] for other in others)
     for task, batch, queue in zip(tasks, batches, scene.named(names.SPAN_QUEUE), strict=True):
-        for child in (batch, queue):
-            assert child.parent is not None
-            assert (child.parent.trace_id, child.parent.span_id) == ids(task)
-    assert scene.traceparents[0] == f"00-{TRACE}-{senders[0]}-01"
-    assert [parent[36:52] for parent in scene.traceparents[1:]] == [
-        f"{ids(batch)[1]:016x}" for batch in batches
-    ]
-    assert own.attributes is not None
-    assert own.attributes[names.BATCH_ROWS] == 3
-    assert own.attributes[names.BATCH_CAUSE] == "worker_idle"
-    assert own.attributes[names.BATCH_LIMIT] == "all_waiting"
-    assert own.attributes[names.BATCH_PADDING_SHARE] == 0
-    assert own.attributes[names.BATCH_LONGEST_WAIT_MS] == 0
-    assert own.attributes[names.BATCH_LONGEST_WAIT_REQUEST] == "one"
-    assert own.attributes[names.WORKER_ID] == "w1"
+        assert parent(batch) == parent(queue) == ids(task)
+    own_trace, *engine_traces = scene.traceparents
+    assert own_trace == traceparent(senders["one"])["traceparent"]
+    assert [one[36:52] for one in engine_traces] == [f"{ids(batch)[1]:016x}" for batch in batches]
+    expected = {
+        names.BATCH_ROWS: 3,
+        names.BATCH_CAUSE: "worker_idle",
+        names.BATCH_LIMIT: "all_waiting",
+        names.BATCH_PADDING_SHARE: 0,
+        names.BATCH_LONGEST_WAIT_MS: 0,
+        names.BATCH_LONGEST_WAIT_REQUEST: "one",
+        names.WORKER_ID: WORKER,
+    }
+    assert expected.items() <= attributes(own).items()
 
 
 def test_span_of_a_request_whose_worker_was_lost(scene: Scene) -> None:
-    scene.add("r")
-    scene.advance()
-    scene.table.on_lost("w", 0.0)
-    scene.advance()
-    scene.add("r", attempt=1)
     scene.run("r")
+    scene.table.on_lost(WORKER, scene.now)
+    scene.add("r", attempt=1)
+    scene.send()
     scene.end("r", attempt=1)
     first, second = scene.named(names.SPAN_BATCH)
-    assert first.status.status_code is StatusCode.ERROR
-    assert second.status.status_code is StatusCode.UNSET
-    assert second.attributes is not None
-    assert second.attributes[names.ATTEMPT] == 1
-    assert first.attributes is not None
-    assert (first.attributes[names.END], second.attributes[names.END]) == ("lost", "answered")
+    assert (first.status.status_code, second.status.status_code) == (
+        StatusCode.ERROR,
+        StatusCode.UNSET,
+    )
+    assert (attributes(first)[names.END], attributes(second)[names.END]) == ("lost", "answered")
+    assert attributes(second)[names.ATTEMPT] == 1
     assert len(scene.named(names.SPAN_QUEUE)) == 2
-    tasks = scene.named(names.SPAN_TASK)
-    assert [span.attributes[names.GEN_AI_FINISH_REASONS] for span in tasks if span.attributes] == [
-        ("returned",),
-        ("stop",),
-    ]
+    ends = [attributes(task)[names.GEN_AI_FINISH_REASONS] for task in scene.named(names.SPAN_TASK)]
+    assert ends == [("returned",), ("stop",)]
 
 
 def test_what_is_returned_or_cancelled_leaves_no_span_open(scene: Scene) -> None:
     scene.add("waits")
     scene.add("gone")
-    scene.table.cancel([frame_pb2.TaskRef(request_id="gone")], 0.0)
-    scene.table.drain(0.0)
+    scene.cancel("gone")
+    scene.table.drain(scene.now)
     scene.add("new")
     scene.advance()
     assert len(scene.named(names.SPAN_TASK)) == 3
@@ -175,20 +159,15 @@ def test_what_is_returned_or_cancelled_leaves_no_span_open(scene: Scene) -> None
 
 
 def test_rows_that_their_gateway_did_not_sample_have_no_spans(scene: Scene) -> None:
-    unsampled = {"traceparent": HEADERS["traceparent"][:-2] + "00"}
+    unsampled = traceparent(sampled="00")
     scene.add("r1", unsampled)
-    scene.add("r2")
-    scene.run("r1", "r2")
+    scene.send()
+    assert scene.traceparents == ["", unsampled["traceparent"]], "the batch is not traced"
+    scene.add("r2", unsampled)
+    scene.add("r3")
+    scene.send()
     own, first, second = scene.traceparents
     assert first == unsampled["traceparent"]
-    assert own.startswith(f"00-{TRACE}-")
-    assert second.startswith(f"00-{TRACE}-")
-    scene.end("r1")
-    scene.end("r2")
+    assert all(one.startswith(f"00-{TRACE}-") for one in (own, second))
+    scene.end("r1", "r2", "r3")
     assert [len(scene.named(name)) for name in (names.SPAN_TASK, names.SPAN_BATCH)] == [1, 1]
-
-
-def test_a_batch_without_sampled_rows_is_not_traced(scene: Scene) -> None:
-    scene.add("r1", {"traceparent": HEADERS["traceparent"][:-2] + "00"})
-    scene.run("r1")
-    assert scene.traceparents[0] == ""

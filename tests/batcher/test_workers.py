@@ -10,7 +10,7 @@ from sluice.settings import BatcherSettings
 from sluice.wire import subjects
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble
-from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
+from tests.batcher.worker_double import WorkerDouble, frame
 from tests.support.settings import tuned
 
 
@@ -68,17 +68,6 @@ async def test_a_lost_response_makes_rows_go_on_behind_their_tokens(
     assert [batch.epoch for batch in worker.batches] == openings
     await worker.step(frame(again, 2, [3], frame_pb2.TASK_END_STOP))
     assert (await gateway.finished(task)).token_ids == [1, 2, 3]
-
-
-async def test_a_gap_in_a_row_makes_it_go_on_behind_its_tokens(
-    worker: WorkerDouble, gateway: GatewayDouble
-) -> None:
-    await gateway.ask()
-    (row,) = (await worker.batch(0)).tasks
-    await worker.step(frame(row, 0, [1]))
-    await worker.step(frame(row, 2, [3]))
-    (again,) = (await worker.batch(1)).tasks
-    assert list(again.task.produced_token_ids) == [1]
 
 
 async def test_rows_of_a_gateway_that_begins_again_are_dropped(
@@ -185,16 +174,6 @@ async def test_a_step_that_takes_longer_than_any_limit_loses_nothing(
     assert len(worker.batches) == 2
 
 
-async def test_a_worker_with_another_id_has_none_of_the_rows(
-    worker: WorkerDouble, gateway: GatewayDouble
-) -> None:
-    await gateway.ask()
-    await worker.batch(0)
-    worker.worker = "w2"
-    (again,) = (await worker.batch(1)).tasks
-    assert again.attempt == 1
-
-
 async def test_a_batch_that_triton_refuses_is_sent_again(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
@@ -260,64 +239,6 @@ async def test_a_cancel_waits_for_no_batch_of_a_channel_that_is_lost(
     traced.receipts.set()
 
 
-async def test_returned_request_is_sent_again_with_its_tokens(
-    worker: WorkerDouble, gateway: GatewayDouble
-) -> None:
-    task = await gateway.ask()
-    (row,) = (await worker.batch(0)).tasks
-    await worker.step(frame(row, 0, [1]))
-    await worker.step(frame(row, 1, [], frame_pb2.TASK_END_RETURNED))
-    (again,) = (await worker.batch(1)).tasks
-    assert (again.attempt, list(again.task.produced_token_ids)) == (1, [1])
-    await worker.step(frame(again, 1, [2], frame_pb2.TASK_END_STOP))
-    answer = await gateway.finished(task)
-    assert answer.token_ids == [1, 2]
-    assert answer.final is not None
-    assert answer.final.end == frame_pb2.TASK_END_STOP
-
-
-async def test_a_refused_row_is_sent_again_after_the_workers_next_word(
-    worker: WorkerDouble, gateway: GatewayDouble
-) -> None:
-    task = gateway.task()
-    worker.refuse = {task.request_id}
-    await gateway.publish(task)
-    await worker.batch(0)
-    worker.refuse = set()
-    (again,) = (await worker.batch(1)).tasks
-    await worker.step(frame(again, 0, [1], frame_pb2.TASK_END_STOP))
-    assert (await gateway.finished(task)).token_ids == [1]
-
-
-async def test_a_full_worker_gets_no_more_than_its_slots(
-    worker: WorkerDouble, gateway: GatewayDouble
-) -> None:
-    tasks = [await gateway.ask(priority_class="bulk") for _ in range(12)]
-    await worker.until(lambda: sum(len(batch.tasks) for batch in worker.batches) == 4)
-    urgent = await gateway.ask()
-    rows = [row for batch in worker.batches for row in batch.tasks]
-    assert all(row.task.priority_class == "bulk" for row in rows)
-    await gateway.until(lambda: gateway.reports[-1].models[0].queued == 9)
-    # One slot is free again: the urgent one goes first, though it came last.
-    sent = len(worker.batches)
-    await worker.step(frame(rows[0], 0, [1], frame_pb2.TASK_END_STOP))
-    (following,) = (await worker.batch(sent)).tasks
-    assert following.task.request_id == urgent.request_id
-    assert len(tasks) == 12
-
-
-async def test_cancel_reaches_the_worker_over_the_channel(
-    worker: WorkerDouble, gateway: GatewayDouble
-) -> None:
-    task = await gateway.ask()
-    (row,) = (await worker.batch(0)).tasks
-    await worker.step(frame(row, 0, [1]))
-    await gateway.has_tokens(task, 1)
-    await gateway.cancel(task.request_id)
-    await worker.until(lambda: worker.cancels == [[task.request_id]])
-    assert len(worker.streams) == 1  # the batch has none of its own
-
-
 async def test_the_deadline_of_a_running_row_is_kept_here_too(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
@@ -327,21 +248,3 @@ async def test_the_deadline_of_a_running_row_is_kept_here_too(
     assert answer.final is not None
     assert answer.final.end == frame_pb2.TASK_END_DEADLINE
     await worker.until(lambda: worker.cancels == [[task.request_id]])
-
-
-async def test_rows_nobody_waits_for_never_reach_a_worker(
-    worker: WorkerDouble, gateway: GatewayDouble
-) -> None:
-    worker.busy = SLOTS
-    await gateway.until(lambda: gateway.reports[-1].models[0].running == SLOTS)
-    gone = await gateway.ask()
-    late = await gateway.ask(timeout_s=0.3)
-    wanted = await gateway.ask()
-    await gateway.cancel(gone.request_id)
-    assert (await gateway.finished(late)).final is not None
-    worker.busy = 0
-    (row,) = (await worker.batch(0)).tasks
-    assert row.task.request_id == wanted.request_id
-    await worker.step(frame(row, 0, [1], frame_pb2.TASK_END_STOP))
-    await gateway.finished(wanted)
-    assert len(worker.batches) == 1

@@ -1,7 +1,7 @@
 """A worker that does what a test says, behind Triton's gRPC protocol in the test's own loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,6 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         silent: nothing is sent on the channel, and batches are not queued.
         error: Triton's answer to batches; empty: they go on to the worker.
         steps_slowly: batches are queued, and heartbeats sent; nothing else, as in a step that takes long.
-        refuse: rows that are refused, retryable.
         receipts: unset: it does not say that it has queued the batch of a stream of its own.
         busy: slots that are taken, as its reports say.
         ready: whether the engine serves channels.
@@ -40,7 +39,6 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.silent = False
         self.error = ""
         self.steps_slowly = False
-        self.refuse: set[str] = set()
         self.busy = 0
         self.ready = True
         self._channel: Any = None
@@ -123,14 +121,9 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
             self._sequence += 1
             await _write(self._channel, report.SerializeToString())
 
-    async def admit(self, batch: worker_pb2.Batch, refuse: Collection[str] = ()) -> None:
-        """The engine takes a batch, without the rows in ``refuse``."""
-        refused = [
-            worker_pb2.Refusal(request_id=row.task.request_id, retryable=True)
-            for row in batch.tasks
-            if row.task.request_id in refuse
-        ]
-        await self.step(admissions=[worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)])
+    async def admit(self, batch: worker_pb2.Batch) -> None:
+        """The engine takes a batch."""
+        await self.step(admissions=[worker_pb2.Admission(batch_id=batch.batch_id)])
 
     async def end_channel(self) -> None:
         """Ends the channel, as a worker does whose engine hangs."""
@@ -158,14 +151,13 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         elif request.HasField("cancel_tasks"):
             self._here -= {row.request_id for row in request.cancel_tasks.tasks}
         elif not self.silent and request.HasField("batch"):
-            refuse = self.refuse
             self._taken += len(request.batch.tasks)
-            self._here |= {row.task.request_id for row in request.batch.tasks} - refuse
+            self._here |= {row.task.request_id for row in request.batch.tasks}
             if ends:
                 await self.receipts.wait()
                 await _write(context)
             if not self.steps_slowly:
-                await self.admit(request.batch, refuse)
+                await self.admit(request.batch)
 
     async def _beat(self) -> None:
         while True:

@@ -24,7 +24,7 @@ from tests.support.sequences import (
     wire_row,
 )
 from tests.support.tiny_models import CONTEXT, save_model
-from tests.support.triton import WorkerClient, WorkerStream, running_triton
+from tests.support.triton import TritonServer, WorkerClient, WorkerStream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -53,12 +53,12 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
             "OTEL_EXPORTER_OTLP_ENDPOINT": spans.grpc_endpoint,
             "OTEL_BSP_SCHEDULE_DELAY": "100",
         }
-        server = running_triton(folder, (ECHO_MODEL, tiny), environment)
-        running = await asyncio.to_thread(server.__enter__)
+        server = TritonServer(folder, (ECHO_MODEL, tiny), environment)
         try:
-            yield Served(running.address, spans, tiny)
+            await server.start()
+            yield Served(server.address, spans, tiny)
         finally:
-            await asyncio.to_thread(server.__exit__, None, None, None)
+            server.kill()
 
 
 class Channel:
@@ -269,6 +269,7 @@ async def test_broken_model_folder_ends_the_server_with_one_line(tmp_path: Path)
     folder = save_model(tmp_path / "tiny")
     (folder / "config.json").unlink()
     broken = ModelSettings(name=TINY, path=str(folder))
-    server = running_triton(tmp_path, (broken,))
+    server = TritonServer(tmp_path, (broken,))
     with pytest.raises(AssertionError, match=r"config\.json is missing"):
-        await asyncio.to_thread(server.__enter__)
+        await server.start()
+    server.kill()

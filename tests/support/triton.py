@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,68 +17,98 @@ from sluice.internal.v1 import worker_pb2
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import free_port
-from supervisor import triton
+from supervisor import model_processes, triton
 
 START_S = 60.0
-STOP_S = 60.0
 
 
-@dataclass(frozen=True)
-class RunningTriton:
-    """A server for the length of a ``with``."""
+class TritonServer:
+    """A server with rendered models, which a test may kill and start again on the same port.
 
-    address: str
-    process: subprocess.Popen[bytes]
-    log: Path
+    Attributes:
+        address: where it listens, now and after a restart.
+        log: what it has written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        models: tuple[ModelSettings, ...],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Render the models; files go to ``folder``."""
+        settings = Settings(models=models, routing=RoutingSettings(default=models[0].name))
+        render_repository(settings, folder / "repository")
+        triton.prepare_runtime(folder / "runtime")
+        self._config = triton.TritonConfig(
+            name="triton",
+            repository=folder / "repository",
+            models=tuple(model.name for model in models),
+            runtime=folder / "runtime",
+            port=free_port(),
+            secret="test",
+            shm_prefix=f"sluice_test_{os.getpid()}_{folder.name[-20:]}_",
+        )
+        self._environment = environment or {}
+        self.address = f"{self._config.host}:{self._config.port}"
+        self.log = folder / "triton.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Start the server if it does not run, and wait until it is ready.
+
+        On a busy machine Triton 2.51 sometimes ends at start (``boost::interprocess::lock_exception`` between server
+        and stub): as from the supervisor, it gets a second try.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        process = self._process = self._spawn()
+        try:
+            await ready(process, self.address, self.log)
+        except AssertionError:
+            if (process.poll() or 0) >= 0:
+                raise
+            self.kill()
+            self._process = self._spawn()
+            await ready(self._process, self.address, self.log)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self.log.open("wb") as output:
+            return subprocess.Popen(
+                triton.triton_command(self._config),
+                env={**triton.triton_environment(self._config.runtime), **self._environment},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL for the server and its stubs."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        triton.remove_shared_memory(self._config.shm_prefix)
+
+    def signal_stub(self, number: signal.Signals) -> None:
+        """Send a signal to the Python process of the model; the server does not notice."""
+        assert self._process is not None
+        (stub,) = model_processes.stub_pids(self._process.pid).values()
+        os.kill(stub, number)
 
 
 @contextmanager
 def running_triton(
     folder: Path, models: tuple[ModelSettings, ...], environment: Mapping[str, str] | None = None
-) -> Iterator[RunningTriton]:
-    """Serves ``models`` on a free port; files go to ``folder``."""
-    settings = Settings(models=models, routing=RoutingSettings(default=models[0].name))
-    render_repository(settings, folder / "repository")
-    triton.prepare_runtime(folder / "runtime")
-    prefix = f"sluice_test_{os.getpid()}_{folder.name[-20:]}_"
-    config = triton.TritonConfig(
-        name="triton",
-        repository=folder / "repository",
-        models=tuple(model.name for model in models),
-        runtime=folder / "runtime",
-        port=free_port(),
-        secret="test",
-        exit_timeout_s=15,
-        shm_prefix=prefix,
-    )
-    address, log = f"127.0.0.1:{config.port}", folder / "triton.log"
-    process = _spawn(config, log, environment or {})
+) -> Iterator[TritonServer]:
+    """Serve ``models``; the server is killed at the end, because running requests would delay an orderly one."""
+    server = TritonServer(folder, models, environment)
     try:
-        try:
-            asyncio.run(ready(process, address, log))
-        except AssertionError:
-            if (process.poll() or 0) >= 0:
-                raise
-            # As from the supervisor, one that crashed gets a second try.
-            process = _spawn(config, log, environment or {})
-            asyncio.run(ready(process, address, log))
-        yield RunningTriton(address, process, log)
+        asyncio.run(server.start())
+        yield server
     finally:
-        _end(process)
-        triton.remove_shared_memory(prefix)
-
-
-def _spawn(
-    config: triton.TritonConfig, log: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            triton.triton_command(config),
-            env={**triton.triton_environment(config.runtime), **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        server.kill()
 
 
 class WorkerClient:
@@ -176,12 +205,3 @@ def _poll_exit(process: subprocess.Popen[bytes], waiting: "asyncio.Future[None]"
             return
         except subprocess.TimeoutExpired:
             continue
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_S)

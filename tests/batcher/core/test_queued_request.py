@@ -1,9 +1,6 @@
-import pytest
-
-from batcher.core.queued_request import PREFIX_TOKENS, QueuedRequest, batch_message
+from batcher.core.queued_request import QueuedRequest, batch_message
 from batcher.core.scheduler.entry import Batch, BatchCause
 from sluice.internal.v1 import task_pb2
-from sluice.settings.models import PrefixCache
 
 
 def new_row(attempt: int = 0) -> QueuedRequest:
@@ -28,22 +25,3 @@ def test_what_its_gateway_knows_of_a_row_goes_into_the_order() -> None:
     task = task_pb2.Task(request_id="r", attempt=3, age_ms=1500, charged_tokens=7)
     row = QueuedRequest(task, now=10.0)
     assert (row.attempt, row.returned, row.age_s, row.charged) == (3, True, 1.5, 7)
-
-
-def prefix_of(tenant: str, prompt: range, prefix_cache: PrefixCache) -> int:
-    task = task_pb2.Task(request_id="r", tenant=tenant, prompt_token_ids=prompt)
-    return QueuedRequest(task, 0.0, prefix_cache=prefix_cache).prefix
-
-
-@pytest.mark.parametrize(("prefix_cache", "shared"), [("tenant", False), ("mesh", True)])
-def test_placement_key_follows_the_prefix_cache(prefix_cache: PrefixCache, shared: bool) -> None:
-    prompt = range(PREFIX_TOKENS)
-    ours = prefix_of("acme", prompt, prefix_cache)
-    assert ours == prefix_of("acme", range(PREFIX_TOKENS + 9), prefix_cache) != 0
-    assert ours != prefix_of("acme", range(1, PREFIX_TOKENS + 1), prefix_cache)
-    assert (ours == prefix_of("other", prompt, prefix_cache)) is shared
-
-
-def test_placement_has_no_key_without_a_shared_prefix() -> None:
-    assert prefix_of("acme", range(PREFIX_TOKENS), "off") == 0
-    assert prefix_of("acme", range(PREFIX_TOKENS - 1), "mesh") == 0

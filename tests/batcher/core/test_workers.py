@@ -63,12 +63,6 @@ def test_a_worker_that_has_not_spoken_has_no_room() -> None:
     assert free_slots(state) == 0
 
 
-def test_the_first_report_makes_it_live() -> None:
-    state = WorkerState()
-    state.on_report(report(0, running=3))
-    assert (state.worker_id, state.load.slots, state.load.running) == ("w", 8, 3)
-
-
 @pytest.mark.parametrize("sequence", [0, 2, 7])
 def test_a_jump_in_the_sequence_breaks_it(sequence: int) -> None:
     state = WorkerState()
@@ -125,12 +119,6 @@ def test_a_worker_on_trial_has_room_for_one_row() -> None:
     assert (trial.free_slots, [room.free_slots for room in trial.urgent]) == (1, [1, 1])
     send(state, "b", row("probe"))
     assert state.capacity("name", 1).free_slots == 0
-
-
-def test_without_a_paged_cache_only_rows_limit_it() -> None:
-    state = WorkerState()
-    state.on_report(report(0))
-    assert state.capacity("name").free_tokens == math.inf
 
 
 def granting(rows: list[int], tokens: list[int], sequence: int = 0) -> worker_pb2.StepReport:

@@ -3,18 +3,13 @@
 import pytest
 
 from batcher.core.scheduler.capacity import Capacity, UsableCapacity
-from batcher.core.scheduler.entry import BatchCause, BatchLimit
+from batcher.core.scheduler.entry import BatchCause
 from batcher.core.scheduler.queue import Queue
 from sluice.settings.batching import Policy
 from tests.batcher.core.scheduler.kit import (
-    BULK_AGING_S,
-    PRESSING,
     batch_of,
     busy,
     fill,
-    limited_batch,
-    policy,
-    press,
 )
 from tests.support.settings import tuned
 
@@ -91,28 +86,6 @@ def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
     assert len(batch_of(queue, 1.0, busy(free_slots=12, running=20)).entries) == 4
     assert queue.next_batch(1.0, [busy(free_slots=8, running=24)]).batch is None
     assert len(batch_of(queue, 6.0, busy(free_slots=8, running=24)).entries) == 5
-
-
-@pytest.mark.parametrize(
-    ("values", "worker", "rows", "limit"),
-    [
-        ({}, busy(), 5, BatchLimit.ALL_WAITING),
-        ({"max_rows": 3}, busy(), 3, BatchLimit.ROWS),
-        ({}, busy(free_slots=2), 2, BatchLimit.WORKER_ROWS),
-        ({"waiting_tokens_max": 59}, busy(waiting_tokens=10), 4, BatchLimit.WORKER_PREFILL),
-        ({}, busy(free_tokens=50), 2, BatchLimit.WORKER_CACHE),
-    ],
-)
-def test_a_batch_says_why_it_is_not_larger(
-    values: dict[str, object], worker: Capacity, rows: int, limit: BatchLimit
-) -> None:
-    assert limited_batch(policy("continuous", **values), worker) == (rows, limit)
-
-
-@pytest.mark.parametrize("why", PRESSING)
-def test_what_presses_is_said_to_be_urgent(why: str) -> None:
-    queue = Queue(policy("continuous", classes={"bulk": {"aging_s": BULK_AGING_S}}))
-    assert batch_of(queue, press(queue, why), busy()).cause is BatchCause.URGENT
 
 
 # The worker.

@@ -36,14 +36,6 @@ def learn_service(queue: Queue, service_s: float, priority_class: str = "standar
     assert queue.order.classes[priority_class].service_s == service_s
 
 
-def test_an_urgent_task_goes_before_its_tenants_turn() -> None:
-    queue = Queue(policy(urgency=2.0))
-    learn_service(queue, 1.0)
-    queue.add(task("first", tenant="a", deadline=100.0), 1.0)
-    queue.add(task("urgent", tenant="b", deadline=2.9), 1.0)
-    assert taken(queue, 1.0, 2) == ["urgent", "first"]
-
-
 def test_returned_requests_go_first_by_deadline() -> None:
     queue = Queue(policy(urgency=2.0))
     learn_service(queue, 1.0)
@@ -114,15 +106,6 @@ def test_a_tenant_gets_ahead_by_urgent_tasks_only_so_far() -> None:
     lead = [sum(1 if name[0] == "u" else -1 for name in order[:n]) for n in range(19)]
     assert max(lead[:10]) == 3, "each is 100 tokens"
     assert [name for name in order if name[0] == "u"] == [f"u{n}" for n in range(9)]
-
-
-def test_nobody_waits_behind_all_who_came_much_later() -> None:
-    queue = Queue(policy(horizon_s=10.0))
-    queue.add(task("patient", deadline=1000.0), 0.0)
-    queue.add(task("earlier", deadline=14.0), 5.0)
-    queue.add(task("later", deadline=15.0), 10.5)
-    queue.add(task("never"), 0.0)
-    assert taken(queue, 10.5, 4) == ["patient", "never", "earlier", "later"]
 
 
 @given(
