@@ -25,7 +25,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final
 
-from gateway.safety.output.view import APART_CHARS, KINDS, TextReader, seen_as
+from typing_extensions import override
+
+from gateway.safety.output.view import APART_CHARS, Place, ReadingsWatch, seen_as
 from gateway.safety.patterns import (
     NOWHERE,
     Links,
@@ -351,7 +353,7 @@ class Automaton:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Place(Place):
     """How far one reading of the answer has come.
 
     Attributes:
@@ -359,139 +361,82 @@ class _Place:
     """
 
     state: AutomatonState
-    starts: list[int]
+    starts: Sequence[int] = ()
 
 
-@dataclass(slots=True, eq=False)
-class _Further(_Place):
-    """A reading that differs from the view; `reader` tells which text is read."""
-
-    reader: TextReader
-
-    def agrees_with(self, view: _Place) -> bool:
-        """Return whether both readings continue alike, whatever follows."""
-        same = self.state is view.state and self.starts == view.starts
-        return same and not self.reader.is_inside
-
-
-class StreamWatch:
+class StreamWatch(ReadingsWatch[_Place]):
     """Partial and complete matches in one answer, by offset.
 
     Attributes:
-        end: number of characters followed so far.
         widest: most characters of any match that is partial or not dealt with.
-        further: readings that differ from the view.
     """
 
     def __init__(self, automaton: Automaton) -> None:
+        super().__init__(_Place(None, automaton.start))
         self._automaton = automaton
-        self._view = _Place(automaton.start, [])
-        self.further: list[_Further] = []
         # Unions of places where findings may be, in order: start, end, the offset from which on it is decided.
         self._claims: list[tuple[int, int, int]] = []
-        self.end = 0
         self.widest = 0
 
     def feed(self, text: str) -> None:
         """Follow `text`."""
-        if self.further:
-            self._feed_apart(text)
-            return
-        view, automaton, at = self._view, self._automaton, self.end
-        state, starts = view.state, view.starts
-        edges = state.edges
+        view = self.view
+        state, starts, at = view.state, view.starts, self.end
         for char in text:
-            edge = edges.get(char)
-            if edge is None:
-                if char in APART_CHARS:
-                    break
-                edge = automaton.edge(state, char)
-            state, remaining, claim, after = edge
-            edges = state.edges
-            if claim != NO_MATCH:
-                if claim == HIDDEN:
-                    self._stretch(at)
-                else:
-                    start = starts[claim] if claim < len(starts) else at
-                    self.claim(start, at + 1, after)
-            if remaining is not None:
-                if remaining:
-                    starts.append(at)
-                    starts = [starts[index] for index in remaining]
-                    self.widest = max(self.widest, state.reach)
-                else:
-                    starts = []
-                    self.widest = self.widest if self._claims else 0
+            edge = None if self.further else state.edges.get(char)
+            if edge is None or edge[2] != NO_MATCH:
+                view.state, view.starts, self.end = state, starts, at
+                self._follow(char)
+                state, starts, at = view.state, view.starts, self.end
+                continue
+            # The usual case, for speed: no reading differs, and nothing is complete.
+            state, remaining, _, _ = edge
+            if remaining:
+                starts = [*starts, at]
+                starts = [starts[index] for index in remaining]
+                self.widest = max(self.widest, state.reach)
+            elif remaining is not None:
+                starts = []
+                self.widest = self.widest if self._claims else 0
             at += 1
-        else:
-            view.state, view.starts, self.end = state, starts, at
-            return
-        # From the first character that readings differ about, follow each reading.
-        rest = text[at - self.end :]
         view.state, view.starts, self.end = state, starts, at
-        self._feed_apart(rest)
 
-    def _feed_apart(self, text: str) -> None:
-        """Follow `text` in all readings that differ."""
-        for char in text:
-            if char in APART_CHARS:
-                self._fork(char)
-            self._follow(self._view, char)
-            for reading in self.further:
-                read, width = reading.reader.take(char)
-                if read:
-                    self._follow(reading, read, width)
-                else:
-                    self._delay()
-            self.further = [
-                reading for reading in self.further if not reading.agrees_with(self._view)
-            ]
-            self.end += 1
+    @override
+    def _state(self, place: _Place) -> object:
+        return place.state, place.starts
 
-    def _fork(self, char: str) -> None:
-        """Begin the readings that may differ from here on; they have come as far as the view."""
-        kinds = [reading.reader.kind for reading in self.further]
-        state, starts = self._view.state, self._view.starts
-        for kind in KINDS if self._automaton.patterns else ():
-            # A backslash means something only where escapes of JSON are decoded.
-            if kind not in kinds and (kind.decodes or char != "\\"):
-                self.further.append(_Further(state, [*starts], TextReader(kind)))
-
-    def _follow(self, place: _Place, char: str, width: int = 1) -> None:
-        """Follow `char` in one reading, which made it from the last `width` characters."""
-        at, starts = self.end, place.starts
-        place.state, remaining, claim, after = self._automaton.edge(place.state, char)
+    @override
+    def _step(self, place: _Place, char: str, width: int) -> None:
+        state, at = place.state, self.end
+        place.state, remaining, claim, after = state.edges.get(char) or self._automaton.edge(
+            state, char
+        )
         if claim == HIDDEN:
             self._stretch(at)
         elif claim != NO_MATCH:
-            start = starts[claim] if claim < len(starts) else at + 1 - width
+            start = place.starts[claim] if claim < len(place.starts) else at + 1 - width
             self.claim(start, at + 1, after)
         if remaining is not None:
-            starts.append(at + 1 - width)
+            starts = [*place.starts, at + 1 - width]
             place.starts = [starts[index] for index in remaining]
             self.widest = max(self.widest, place.state.reach)
 
     @property
     def is_idle(self) -> bool:
         """Whether there is no partial or complete match: all text is decided."""
-        return not (self._view.starts or self._claims or self.further)
+        return not (self.view.starts or self._claims or self.further)
 
     @property
     def open_from(self) -> int:
-        """Offset where the oldest partial match begins; the end if there is none."""
-        starts = self._view.starts
-        first = starts[0] if starts else self.end
-        if self.further:
-            escapes = (self.end - reading.reader.begun for reading in self.further)
-            first = min(
-                first, *escapes, *(reading.starts[0] for reading in self.further if reading.starts)
-            )
+        """Offset where the oldest partial match, or an escape of JSON, begins; the end if there is none."""
+        first = self.view.starts[0] if self.view.starts else self.end
+        for place in self.further:
+            first = min(first, self.begun_at(place), *place.starts[:1])
         return first
 
-    @property
-    def free_to(self) -> int:
-        """Offset up to which the text is decided: no match can come that crosses it."""
-        free = self.open_from
+    def free_to(self, limit: int = UNBOUNDED) -> int:
+        """Return the offset, at most `limit`, up to which the text is decided: no match can come that crosses it."""
+        free = min(self.open_from, limit)
         for start, end, decided in self._claims:
             if start < free and (free < end or self.end < decided):
                 return start
@@ -515,8 +460,9 @@ class StreamWatch:
         later = self._claims[-1][2] if self._claims else 0
         self._claims.append((start, end, max(later, decided)))
 
-    def _delay(self) -> None:
-        """Decide one character later what is not decided: a reading leaves this one out."""
+    @override
+    def _omit(self) -> None:
+        """Decide one character later what is not decided yet."""
         for index in range(len(self._claims) - 1, -1, -1):
             start, end, decided = self._claims[index]
             if decided <= self.end:

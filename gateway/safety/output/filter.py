@@ -2,7 +2,7 @@
 
 It runs between the detokenizer and the stop strings: a stop string cannot cut a secret in two
 before it is found, and stop strings are searched in the text that the caller reads. Its steps, in
-order: redact what rules find, remove repetitions of the system message, replace placeholders by the
+order: edit what rules, models and the watch for repetitions find, replace placeholders by the
 caller's own values. Each step depends on the text alone, never on how it was split into pieces.
 
 `OutputOnlyScanner` has the rules for answers only: canary strings, images of foreign hosts,
@@ -10,7 +10,7 @@ terminal escapes.
 """
 
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,15 +22,14 @@ from gateway.safety.actions import Action, ActionTable, Placeholders, TextDecisi
 from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import EntityGuard
+from gateway.safety.output import echo
 from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
-from gateway.safety.output.echo import RULE, EchoGuard
 from gateway.safety.output.redactor import Redactor, StreamRules, covers
 from gateway.safety.output.view import Scanner, ViewScanner
 from gateway.safety.output.windows import AnswerWindow, AnswerWindows
 from gateway.safety.patterns import compiled
 from gateway.safety.policy import SafetyPolicy
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
-from gateway.safety.rules.spec import Span
 from gateway.safety.settings import OutputSettings
 
 CANARY: Final = "output.canary"
@@ -218,25 +217,19 @@ class OutputFilter:
         self.entities: list[Finding] = []
         self._holds = shared.holds
         self._finished = False
-        self._redactor = Redactor(shared.rules, placeholders)
-        echo = EchoGuard(system, shared.rules.table.choose(RULE, Severity.HIGH).action)
-        self._echo = echo if echo.runs else None
-        self._repeated: deque[Span] = deque()
-        """Spans that the echo guard hides."""
+        action = shared.rules.table.choose(echo.RULE, echo.SEVERITY).action
+        watch = None
+        if action > Action.ROUTE:
+            watch = echo.EchoWatch(system, stops=action is Action.BLOCK)
+        self._echo = watch if watch is not None and watch.runs else None
+        self._redactor = Redactor(shared.rules, placeholders, echo=self._echo)
         values = placeholders() if shared.policy.settings.restore else None
         self._restorer = Restorer(values) if values is not None and values.values else None
 
     @property
     def stopped(self) -> tuple[str, ...]:
         """Rules that ended the answer. Nothing more is shown, and the run is to be cancelled."""
-        return self._redactor.stopped or (self._echo.stopped if self._echo is not None else ())
-
-    @property
-    def echoes(self) -> Mapping[tuple[str, Action], int]:
-        """Runs of words of the system message that were found, by rule and action."""
-        if self._echo is None or not self._echo.matches:
-            return {}
-        return {(RULE, self._echo.action): self._echo.matches}
+        return self._redactor.stopped
 
     @property
     def raw(self) -> str:
@@ -246,18 +239,14 @@ class OutputFilter:
     @property
     def decided(self) -> int:
         """Number of characters that no rule can claim any more."""
-        decided = self._redactor.decided
-        if self._echo is None or not self._echo.holds:
-            return decided
-        return min(decided, self._redactor.whole(self._echo.taken))
+        return self._redactor.decided
 
     def hides(self, start: int, end: int) -> bool:
         """Return whether a decided character from `start` to `end` is hidden; ask in order."""
         # Behind a block, or behind the cut of a possible match.
         if end > self._redactor.shown_to:
             return True
-        spans = self._redactor.hidden, self._repeated
-        return any(spans) and any(covers(hidden, start, end) for hidden in spans)
+        return covers(self._redactor.hidden, start, end)
 
     @property
     def unread(self) -> bool:
@@ -302,21 +291,17 @@ class OutputFilter:
         if windows is not None and self._holds:
             # What no token classifier has read does not show.
             self._redactor.shown_to = min(self._redactor.shown_to, windows.known_to)
-        if self._echo is not None:
-            rest = self._unrepeated(self._echo.finish())
-            shown += self._restorer.push(rest) if self._restorer is not None else rest
         return shown + (self._restorer.finish() if self._restorer is not None else "")
 
     def review(self) -> TextDecision:
         """Decide about the answer so far by all rules, including those that only flag."""
-        return self._shared.review(self.raw, self.entities)
+        return self._shared.review(self.raw, self._others())
 
     def outcome(self) -> AnswerOutcome:
         """Return the findings in the whole answer; call it at the end. Computed once."""
         if self._outcome is None:
             decision = self.review()
-            taken = Counter(self.echoes)
-            taken.update((finding.rule, finding.action) for finding in decision.taken)
+            taken = Counter((finding.rule, finding.action) for finding in decision.taken)
             moves = self._rehearsed(decision)
             self._outcome = AnswerOutcome(self._shared.policy.version, taken, moves)
         return self._outcome
@@ -324,20 +309,14 @@ class OutputFilter:
     def _rehearsed(self, decision: TextDecision) -> Counter[Move]:
         if self._trial is None or self._counts is None:
             return Counter()
-        trial = self._trial.review(self.raw, self.entities)
+        trial = self._trial.review(self.raw, self._others())
         moves = moves_of(decision.taken, trial.taken)
         self._counts.add(moves, (decision.text, decision.blocked) != (trial.text, trial.blocked))
         return moves
 
-    def _after(self, text: str) -> str:
-        if self._echo is not None:
-            text = self._unrepeated(self._echo.push(text))
-        return self._restorer.push(text) if self._restorer is not None and text else text
+    def _others(self) -> list[Finding]:
+        """Return what was found by others than rules."""
+        return [*self.entities, *(() if self._echo is None else self._echo.found)]
 
-    def _unrepeated(self, text: str) -> str:
-        """Note what the echo guard has hidden, and return `text`, which it has let pass."""
-        assert self._echo is not None, "it said so"
-        whole = self._redactor.whole
-        self._repeated.extend((whole(start), whole(end)) for start, end in self._echo.hidden)
-        self._echo.hidden.clear()
-        return text
+    def _after(self, text: str) -> str:
+        return self._restorer.push(text) if self._restorer is not None and text else text

@@ -10,8 +10,7 @@ on the text near a match alone. Where matches overlap each other without end (a 
 under a rule for telephone numbers), text is decided once it is longer than two of the longest
 matches; the scanner then starts again inside such a chain.
 
-The echo guard runs behind the redactor and reports offsets in the redacted text; `Redactor.whole`
-maps them back over the edits to offsets in the model's answer.
+What models and the watch for repetitions of the system message find is decided together with it.
 """
 
 from collections import deque
@@ -22,6 +21,7 @@ from typing import Final
 from gateway.safety.actions import Action, ActionTable, Edit, Placeholders, apply, clusters, edited
 from gateway.safety.findings import Finding
 from gateway.safety.output.automaton import UNBOUNDED, Automaton, StreamWatch
+from gateway.safety.output.echo import EchoWatch
 from gateway.safety.output.view import APART, Scanner, readings, view
 from gateway.safety.rules.spec import Span
 
@@ -55,8 +55,7 @@ class Redactor:
 
     Attributes:
         stopped: rules that ended the answer; nothing is shown after it.
-        edits: replaced spans, by offset in the model's answer.
-        hidden: those spans, for `covers`.
+        hidden: replaced spans, by offset in the model's answer.
         decided: number of characters of the model's answer that are dealt with.
         shown_to: offset from which on nothing shows; UNBOUNDED if there is no such place.
     """
@@ -66,6 +65,7 @@ class Redactor:
         rules: StreamRules,
         placeholders: Callable[[], Placeholders],
         is_known: Callable[[str], bool] = lambda _: False,
+        echo: EchoWatch | None = None,
     ) -> None:
         """Begin an answer.
 
@@ -73,6 +73,7 @@ class Redactor:
             rules: rules of the policy.
             placeholders: returns those of the prompt; called when something is redacted.
             is_known: whether a value that rules find may show.
+            echo: finds repetitions of the system message.
         """
         self._rules = rules
         self._is_known = is_known
@@ -80,13 +81,14 @@ class Redactor:
         self._placeholders: Placeholders | None = None
         self._watch = StreamWatch(rules.automaton)
         self._pending: list[str] = []
-        self._entities: list[Finding] = []
+        self._echo = echo
+        self._others: list[Finding] = []
+        """Findings of models and of repetitions, in order of their ends."""
         self._context = ""
         self._context_cut = False
         self._chain_end = 0
         self._inside_chain = False
         self.stopped: tuple[str, ...] = ()
-        self.edits: list[Edit] = []
         self.hidden: deque[Span] = deque()
         self.decided = 0
         self.shown_to = UNBOUNDED
@@ -106,23 +108,21 @@ class Redactor:
         if self.stopped or not text:
             return ""
         watch = self._watch
-        if entities:
-            self._entities = [entity for entity in self._entities if entity.end > self.decided]
-            self._entities += sorted(entities, key=lambda entity: entity.end)
-        self._follow(text)
+        self._follow(text, entities)
+        open_from = watch.end if self._echo is None else self._echo.free_to
         # The usual case: nothing has matched or may match, so the text passes unscanned.
-        if not self._pending and watch.is_idle:
+        if not self._pending and watch.is_idle and open_from == watch.end:
             self.decided = watch.end
             self._remember(text)
             return text
         # Release what no match can reach any more.
-        free = watch.free_to
+        free = watch.free_to(open_from)
         self._pending.append(text)
         if free > self.decided:
             return self._release(free)
         # Matches that overlap without end must not hold the answer for ever.
         if watch.end > self._chain_end and self.pending_chars > 2 * self._reach() + _CHAIN_CHARS:
-            return self._cut_chain()
+            return self._cut_chain(open_from - self.decided)
         return ""
 
     def finish(self, truncated: bool = False) -> str:
@@ -134,6 +134,8 @@ class Redactor:
         """
         if self.stopped or not self.pending_chars:
             return ""
+        if self._echo is not None:
+            self._others += self._echo.finish()
         pending, open_at = self._text(), self._watch.open_from - self.decided
         edits = self._edits(pending, self._scan(pending, len(pending)))
         # A match that began before the cut may be half a secret: show only its first characters.
@@ -153,19 +155,23 @@ class Redactor:
         self.decided = self._watch.end
         return self._text()
 
-    def _follow(self, text: str) -> None:
-        """Follow `text`; an entity claims its place as a match of a rule does."""
-        watch, at = self._watch, 0
-        if not self._entities:
+    def _follow(self, text: str, entities: Sequence[Finding]) -> None:
+        """Follow `text`; other findings claim their places as matches of rules do."""
+        watch, begin = self._watch, self._watch.end
+        others = list(entities)
+        if self._echo is not None:
+            others += self._echo.feed(text)
+        if not others:
             watch.feed(text)
             return
-        begin, end = watch.end, watch.end + len(text)
-        for entity in self._entities:
-            if begin < entity.end <= end:
-                watch.feed(text[at : entity.end - begin])
-                watch.claim(entity.start, entity.end)
-                at = entity.end - begin
+        at = 0
+        for finding in sorted(others, key=lambda finding: finding.end):
+            to = max(at, finding.end - begin)
+            watch.feed(text[at:to])
+            watch.claim(*finding.span)
+            at = to
         watch.feed(text[at:])
+        self._others = [other for other in self._others if other.end > self.decided] + others
 
     def _release(self, free: int) -> str:
         pending, length = self._text(), free - self.decided
@@ -179,12 +185,15 @@ class Redactor:
         self._inside_chain = False
         return self._show(piece, edits)
 
-    def _cut_chain(self) -> str:
-        """Decide about the older part of a chain of overlapping matches, which no partial match reaches."""
+    def _cut_chain(self, limit: int) -> str:
+        """Decide about a part, at most `limit` characters, of a chain of overlapping matches.
+
+        No partial match reaches it.
+        """
         pending, reach = self._text(), self._reach()
         findings = self._scan(pending, len(pending))
         *_, shortest = readings(pending)
-        last = next(iter(shortest.starts[-reach:]), 0)
+        last = min(limit, next(iter(shortest.starts[-reach:]), 0))
         table = self._rules.table
         cut = _before(last, clusters(f.span for f in findings if table.edits(f.rule)))
         rest = len(pending) - max(cut, 0)
@@ -223,9 +232,9 @@ class Redactor:
             and not self._is_known(text[f.start : f.end])
         ]
         return findings + [
-            entity.moved(-self.decided)
-            for entity in self._entities
-            if self.decided <= entity.start < self.decided + length
+            other.moved(-self.decided)
+            for other in self._others
+            if self.decided <= other.start < self.decided + length
         ]
 
     def _beyond(self, pending: str, length: int) -> int:
@@ -254,34 +263,29 @@ class Redactor:
                 return chars
         return least if self._context_cut else len(context)
 
-    def _edits(self, piece: str, findings: Sequence[Finding]) -> list[Edit]:
+    def _edits(self, piece: str, findings: Sequence[Finding]) -> Sequence[Edit]:
         if not findings:
-            return []
+            return ()
         # A copy: values of the answer must not be restored in a later turn.
         if self._placeholders is None:
             self._placeholders = self._of_prompt().for_answer()
         decision = apply(self._rules.table, piece, findings, self._placeholders)
         if decision.edits and decision.edits[-1].action is Action.BLOCK:
             last = decision.edits[-1]
-            inside = (
-                finding
-                for finding in findings
-                if finding.start < last.end and finding.end > last.start
+            blocking = (
+                taken.rule
+                for taken in decision.taken
+                if taken.action is Action.BLOCK
+                and taken.start < last.end
+                and taken.end > last.start
             )
-            self.stopped = tuple(
-                dict.fromkeys(finding.rule for finding in inside if self._blocks(finding))
-            )
-        return list(decision.edits)
-
-    def _blocks(self, finding: Finding) -> bool:
-        choice = self._rules.table.choose(finding.rule, finding.severity)
-        return choice.action is Action.BLOCK
+            self.stopped = tuple(dict.fromkeys(blocking))
+        return decision.edits
 
     def _show(self, piece: str, edits: Sequence[Edit]) -> str:
         """Return `piece` with `edits`; it is dealt with from now on."""
         for edit in edits:
             start, end = self.decided + edit.start, self.decided + edit.end
-            self.edits.append(replace(edit, start=start, end=end))
             self.hidden.append((start, end))
             if edit.action is Action.BLOCK:
                 self.shown_to = start
@@ -295,18 +299,6 @@ class Redactor:
             keep = max(_CONTEXT_CHARS, self._rules.automaton.context_before)
             self._context = self._context[-keep:]
             self._context_cut = True
-
-    def whole(self, offset: int) -> int:
-        """Map an offset in the redacted text to one in the answer, or to one inside the same edit."""
-        # The echo guard ended the answer: everything behind is hidden.
-        if offset == UNBOUNDED:
-            return offset
-        longer = 0
-        for edit in self.edits:
-            if edit.start - longer >= offset:
-                break
-            longer += edit.end - edit.start - len(edit.shown)
-        return offset + longer
 
 
 def covers(spans: deque[Span], start: int, end: int) -> bool:

@@ -12,12 +12,12 @@ that any of them sees must be found, so a text with control characters or backsl
 """
 
 import re
-import string
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from typing_extensions import override
 
@@ -64,11 +64,6 @@ def view(text: str) -> tuple[str, Sequence[int]]:
     return "".join(plain for _, plain in characters), [index for index, _ in characters]
 
 
-def is_control(char: str) -> bool:
-    """Return whether `char` is a control character."""
-    return char in _CONTROLS
-
-
 @dataclass(frozen=True)
 class Reading:
     """One reading of a text: for each of its characters the place in the text that it was made from."""
@@ -86,7 +81,7 @@ def readings(text: str) -> Iterator[Reading]:
     yield Reading(plain, offsets, ends)
     if APART.search(text) is None:
         return
-    controls = any(map(is_control, text))
+    controls = not _CONTROLS.isdisjoint(text)
     for kind in KINDS:
         if "\\" in text if kind.decodes else controls:
             yield _reading(text, TextReader(kind))
@@ -103,8 +98,7 @@ def _reading(text: str, reader: "TextReader") -> Reading:
     return Reading("".join(chars), starts, ends)
 
 
-@dataclass(frozen=True)
-class ReadingKind:
+class ReadingKind(NamedTuple):
     """A way to read.
 
     Attributes:
@@ -124,8 +118,20 @@ KINDS: Final = (
 )
 
 _ESCAPED: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_HEX: Final = frozenset(string.hexdigits)
-_ESCAPE_CHARS: Final = len(r"\u0000")
+_ESCAPE: Final = re.compile(r"\\(?:[^u]|u[0-9A-Fa-f]{4})")
+_ESCAPE_BEGUN: Final = re.compile(r"\\(?:u[0-9A-Fa-f]{0,3})?")
+
+_CSI: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*"
+_STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*"
+_SEQUENCE: Final = re.compile(
+    rf"{_CSI}[@-~]|{_STRING}(?:[\x07\x9c]|\x1b\\)|\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ\\`-~])"
+)
+_SEQUENCE_BEGUN: Final = re.compile(rf"{_CSI}|{_STRING}\x1b?|\x1b[ -/]*")
+"""Terminal sequences (ECMA-48), and what may become one."""
+_SEQUENCE_MAX: Final = 256
+"""Longest sequence that is left out, in characters; what follows is text, so that none hides the rest
+of an answer.
+"""
 
 
 class TextReader:
@@ -139,7 +145,8 @@ class TextReader:
         self.kind = kind
         self._escape = ""
         """Escape of JSON that has begun."""
-        self._sequences = _Sequences() if kind.sequences else None
+        self._sequence = ""
+        """Terminal sequence that has begun."""
 
     @property
     def begun(self) -> int:
@@ -149,103 +156,121 @@ class TextReader:
     @property
     def is_inside(self) -> bool:
         """Whether the next character is no text by itself."""
-        in_sequence = self._sequences is not None and self._sequences.is_open
-        return bool(self._escape) or in_sequence
+        return bool(self._escape or self._sequence)
 
     def take(self, char: str) -> tuple[str, int]:
         """Return the character that `char` completes, empty for none, and how many were read for it."""
         width = 1
         if self.kind.decodes:
             char, width = self._decoded(char)
-        if not char or self._drops(char):
+        if not char or self._hides(char):
             return "", width
         return char, width
 
-    def _drops(self, char: str) -> bool:
-        return is_control(char) if self._sequences is None else self._sequences.hides(char)
-
     def _decoded(self, char: str) -> tuple[str, int]:
-        escape, self._escape = self._escape, ""
-        if char == "\\" and escape != "\\":  # behind a broken escape, too
-            self._escape = char
-            return "", 1
-        if not escape:
-            return char, 1
-        if len(escape) == 1 and char != "u":
-            return _ESCAPED.get(char, char), 2
-        if len(escape) > 1 and char not in _HEX:
-            return char, 1
-        escape += char
-        if len(escape) < _ESCAPE_CHARS:
+        escape, self._escape = self._escape + char, ""
+        if _ESCAPE.fullmatch(escape):
+            if len(escape) == 2:
+                return _ESCAPED.get(char, char), 2
+            code = chr(int(escape[2:], 16))
+            return "" if "\ud800" <= code <= "\udfff" else code, len(escape)
+        if _ESCAPE_BEGUN.fullmatch(escape):
             self._escape = escape
             return "", 1
-        code = chr(int(escape[2:], 16))
-        return "" if "\ud800" <= code <= "\udfff" else code, _ESCAPE_CHARS
+        # Behind a broken escape, too, another may begin.
+        self._escape = "\\" if char == "\\" else ""
+        return char.strip("\\"), 1
 
-
-_SEQUENCE_MAX: Final = 256
-"""Longest sequence that is left out, in characters; what follows is text, so that none hides the rest
-of an answer.
-"""
-
-
-class _Sequences:
-    """Follows terminal sequences (ECMA-48) in one text, character by character."""
-
-    def __init__(self) -> None:
-        self._mode = ""
-        """What has begun: a mode of `_step`; empty in text."""
-        self._length = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a sequence has begun and not ended."""
-        return bool(self._mode)
-
-    def hides(self, char: str) -> bool:
+    def _hides(self, char: str) -> bool:
         """Return whether `char` belongs to a sequence, or is a control character outside of one."""
-        # An open sequence must not hide the rest of an answer.
-        if self._length >= _SEQUENCE_MAX:
-            self._mode = ""
-        self._mode, hidden = self._step(char)
-        self._length = self._length + 1 if self._mode else 0
-        return hidden
-
-    def _step(self, char: str) -> tuple[str, bool]:
-        mode = self._mode
+        if not self.kind.sequences:
+            return char in _CONTROLS
         if not seen_as(char):
-            return mode, True
-        if mode == "string":
-            return _IN_STRING.get(char, mode), True
-        if mode == "string end" and char == "\\":
-            return "", True
-        if mode in ("escape", "string end") and char in _AFTER_ESCAPE:
-            return _AFTER_ESCAPE[char], True
-        if mode == "parameters" and "0" <= char <= "?":
-            return mode, True
-        if mode and " " <= char <= "/":
-            return mode if mode in _INTERMEDIATE else _INTERMEDIATE[mode == "parameters"], True
-        if mode and _FIRST_FINAL[mode] <= char <= "~":
-            return "", True
-        return _BEGINS.get(char, ""), char in _CONTROLS
+            return True
+        begun = "" if len(self._sequence) >= _SEQUENCE_MAX else self._sequence
+        self._sequence = ""
+        # A broken sequence ends where another one begins: with this character, or with an escape before it.
+        for sequence in (begun + char, (begun + char)[-2:], char):
+            if _SEQUENCE.fullmatch(sequence):
+                return True
+            if _SEQUENCE_BEGUN.fullmatch(sequence):
+                self._sequence = sequence
+                return True
+        return char in _CONTROLS
 
 
-_AFTER_ESCAPE: Final = {"[": "parameters", **dict.fromkeys("]PX^_", "string")}
-_BEGINS: Final = {
-    "\x1b": "escape",
-    "\x9b": "parameters",
-    **dict.fromkeys("\x90\x98\x9d\x9e\x9f", "string"),
-}
-_IN_STRING: Final = {"\x07": "", "\x9c": "", "\x1b": "string end"}
-_INTERMEDIATE: Final = ("of a function", "of parameters")
-_FIRST_FINAL: Final = {
-    "escape": "0",
-    "string end": "0",
-    "of a function": "0",
-    "parameters": "@",
-    "of parameters": "@",
-}
-"""First character that ends a sequence, by mode."""
+@dataclass(slots=True, eq=False)
+class Place:
+    """How far one reading of an answer has come; `reader` is None for the view."""
+
+    reader: TextReader | None
+
+
+P = TypeVar("P", bound=Place)
+
+
+class ReadingsWatch(ABC, Generic[P]):
+    """Follows an answer in the view, and in the readings that differ from it until they agree again.
+
+    Attributes:
+        view: place in the view.
+        further: places in readings that differ from it.
+        end: number of characters followed so far.
+    """
+
+    def __init__(self, view: P) -> None:
+        self.view = view
+        self.further: list[P] = []
+        self.end = 0
+
+    def begun_at(self, place: P) -> int:
+        """Return the offset where an escape of JSON begins that is not complete; the end if there is none."""
+        return self.end - (0 if place.reader is None else place.reader.begun)
+
+    @abstractmethod
+    def _step(self, place: P, char: str, width: int) -> None:
+        """Follow `char` in one reading, which made it from the last `width` characters."""
+
+    @abstractmethod
+    def _state(self, place: P) -> object:
+        """Return all that decides how a place goes on."""
+
+    def _omit(self) -> None:
+        """Note that a reading leaves out the last character."""
+
+    def _follow(self, text: str) -> None:
+        for char in text:
+            if char in APART_CHARS:
+                self._fork(char)
+            self._step(self.view, char, 1)
+            if self.further:
+                self._follow_further(char)
+            self.end += 1
+
+    def _follow_further(self, char: str) -> None:
+        for place in self.further:
+            assert place.reader is not None, "only the view has none"
+            read, width = place.reader.take(char)
+            if read:
+                self._step(place, read, width)
+            else:
+                self._omit()
+        state = self._state(self.view)
+        self.further = [
+            place
+            for place in self.further
+            if (place.reader and place.reader.is_inside) or self._state(place) != state
+        ]
+
+    def _fork(self, char: str) -> None:
+        """Begin the readings that may differ from here on; they have come as far as the view."""
+        kinds = [place.reader.kind for place in self.further if place.reader]
+        self.further += [
+            replace(self.view, reader=TextReader(kind))
+            for kind in KINDS
+            # A backslash means something only where escapes of JSON are decoded.
+            if kind not in kinds and (kind.decodes or char != "\\")
+        ]
 
 
 class ViewScanner(Scanner):

@@ -54,7 +54,7 @@ def test_a_match_is_never_missed(pattern: str, text: str) -> None:
             watch = StreamWatch(automaton)
             for char in text[: end - 1]:
                 watch.feed(char)
-                assert watch.free_to <= max(start, 0) or watch.end <= start
+                assert watch.free_to() <= max(start, 0) or watch.end <= start
             watch.feed(text[end - 1])
             assert watch.claims_before(start + 1)
 
@@ -112,7 +112,7 @@ def test_text_waits_while_it_may_match(name: str) -> None:
     watch = StreamWatch(Automaton([] if isinstance(followed, WordList) else [followed], words))
     for text, free in steps:
         watch.feed(text)
-        assert watch.free_to == (free if free >= 0 else watch.end + 1 + free), text
+        assert watch.free_to() == (free if free >= 0 else watch.end + 1 + free), text
 
 
 CLAIMED = {

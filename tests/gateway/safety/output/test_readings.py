@@ -128,7 +128,7 @@ def test_an_open_sequence_hides_no_more_than_its_bound() -> None:
     assert 700 < len(shortest.text) < 1000
     watch = StreamWatch(small_rules().automaton)
     watch.feed("4111\x1b]" + "; " * 500)
-    assert watch.end - watch.free_to < 40
+    assert watch.end - watch.free_to() < 40
 
 
 def test_readings_agree_again_behind_a_sequence() -> None:
