@@ -6,24 +6,21 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import pytest
 import pytest_asyncio
 import torch
 
 from sluice import settings as config
-from sluice.client import AsyncClient
+from sluice.client import AsyncClient, Delta, Notice
 from sluice.settings.routing import RoutingSettings
-from sluice.v1 import inference_pb2 as pb
-from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
 from tests.mesh.test_remote import record_of
-from tests.mesh.test_streams import TIMEOUT_S, Progress, ask
 from tests.support.generating_models import END, save, tiny
 from tests.support.mesh import stubs_of
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
+TIMEOUT_S = 90.0
 TOKENS = 12
 LONG = 200
 SHORT_PROMPTS = [" ".join(f"w{n + k}" for k in range(4)) for n in range(5, 13)]
@@ -50,13 +47,6 @@ async def mesh(folder: Path) -> AsyncIterator[Mesh]:
         yield running
 
 
-def requests(prompts: list[str], tokens: int) -> list[pb.GenerateRequest]:
-    sampling = pb.SamplingParams(max_tokens=tokens, min_tokens=tokens)
-    return [
-        pb.GenerateRequest(prompt=prompt, raw_prompt=True, sampling=sampling) for prompt in prompts
-    ]
-
-
 def expected(prompt: str, tokens: int) -> list[int]:
     """What transformers generates for the prompt alone, without the end token."""
     ids = torch.tensor([[int(word[1:]) for word in prompt.split()]])
@@ -80,14 +70,24 @@ async def test_prompts_of_like_length_are_one_padded_batch(mesh: Mesh) -> None:
 
 
 async def test_killed_worker_changes_no_token(mesh: Mesh) -> None:
-    progress = Progress(wanted=1)
-    async with grpc.aio.insecure_channel(mesh.address) as channel:
-        stub = InferenceServiceStub(channel)
-        asked = requests(SHORT_PROMPTS, LONG)
-        reading = [asyncio.ensure_future(ask(stub, one, progress)) for one in asked]
-        await asyncio.wait_for(progress.reached.wait(), TIMEOUT_S)
+    begun, recovered = asyncio.Event(), list[str]()
+
+    async def read(client: AsyncClient, prompt: str) -> list[int | None]:
+        token_ids: list[int | None] = []
+        asked = {"raw_prompt": True, "max_tokens": LONG, "min_tokens": LONG}
+        async with client.generate(prompt, timeout_s=TIMEOUT_S, **asked) as stream:
+            async for event in stream:
+                if isinstance(event, Delta):
+                    token_ids += event.token_ids
+                    begun.set()
+                elif isinstance(event, Notice):
+                    recovered.append(prompt)
+        return token_ids
+
+    async with AsyncClient(mesh.address) as client:
+        reading = [asyncio.ensure_future(read(client, prompt)) for prompt in SHORT_PROMPTS]
+        await asyncio.wait_for(begun.wait(), TIMEOUT_S)
         os.kill(stubs_of(mesh)["m"], signal.SIGKILL)
         answers = await asyncio.gather(*reading)
-    assert any(answer.recovered for answer in answers)
-    for prompt, answer in zip(SHORT_PROMPTS, answers, strict=True):
-        assert answer.token_ids == expected(prompt, LONG)
+    assert recovered
+    assert answers == [expected(prompt, LONG) for prompt in SHORT_PROMPTS]

@@ -22,7 +22,6 @@ from sluice.errors import (
     RecordUnknown,
     SluiceError,
 )
-from sluice.settings import TlsSettings
 from sluice.settings.mesh import HttpSettings
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import admin_pb2
@@ -123,13 +122,6 @@ async def test_the_text_of_a_server_arrives_as_it_was_sent(
     assert stopped.finish_reason == FinishReason.STOP_SEQUENCE
 
 
-async def test_token_ids_of_a_server_arrive_as_they_were_sent(
-    client: AsyncClient, server: OpenAIServer
-) -> None:
-    answer = await client.generate(QUESTION, model="exact", max_tokens=30).answer()
-    assert list(answer.token_ids) == answer_tokens(server.requests[-1]["prompt"], 30)
-
-
 async def test_a_parameter_that_the_server_does_not_take_is_refused(client: AsyncClient) -> None:
     with pytest.raises(InvalidRequest, match=r"sampling\.top_k: the server of chat"):
         await client.generate(QUESTION, model="chat", top_k=3).answer()
@@ -159,29 +151,9 @@ async def test_tools_reach_the_server_and_its_calls_the_caller(
     assert server.requests[-1]["messages"][2]["tool_call_id"] == call["id"]
 
 
-async def test_log_probabilities_of_a_chat(client: AsyncClient) -> None:
-    answer = await client.generate(QUESTION, model="chat", max_tokens=5, logprobs=1).answer()
-    shown = [entry for entry in answer.logprobs if entry.text]
-    assert "".join(entry.text for entry in shown) == answer.text == words(5)
-    assert len(answer.logprobs) == len(answer.token_ids)
-    assert [top.text for top in shown[0].top] == ["t0"]
-
-
 async def test_reasoning_comes_apart_from_the_answer(client: AsyncClient) -> None:
     answer = await client.generate("think", model="chat").answer()
     assert (answer.reasoning, answer.text) == ("Hm, 7? Or not?", "It is\ufffd odd. Yes.")
-
-
-async def test_a_caller_that_goes_away_ends_the_request(
-    client: AsyncClient, server: OpenAIServer
-) -> None:
-    server.pause_s = 0.05
-    gone = server.gone
-    async with client.generate(QUESTION, model="chat", max_tokens=MANY) as stream:
-        async for event in stream:
-            if hasattr(event, "token_ids"):
-                break
-    await server.until(lambda: server.gone == gone + 1)
 
 
 async def test_a_limit_beyond_the_deadline_is_said_at_once(
@@ -286,45 +258,3 @@ async def test_a_mesh_starts_without_the_server_of_a_model(
             answer = await client.generate(QUESTION, max_tokens=3).answer()
             assert (answer.model, answer.route.degraded) == ("gpt", False)
             assert mesh.supervisor.pids == pids, "nothing was started again"
-
-
-@pytest.mark.long
-async def test_a_mesh_in_front_of_a_mesh_gives_its_answers() -> None:
-    inner = config.Settings(
-        models=(config.ModelSettings(name="small", path="builtin:small", engine="echo"),),
-        routing=RoutingSettings(default="small"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        http=HttpSettings(address="127.0.0.1:0"),
-        jobs=config.JobsSettings(replicas=0),
-    )
-    async with running_mesh(inner) as below:
-        url = f"http://{below.http}/v1"
-        named = OpenAIServer(url=url, model="small")
-        outer = inner.model_copy(
-            update={"models": (model("small", named, "chat"),), "http": HttpSettings(address=None)}
-        )
-        async with (
-            running_mesh(outer) as above,
-            AsyncClient(below.address) as direct,
-            AsyncClient(above.address) as through,
-        ):
-            for question in ("What is 12 plus 7?", "Extract the order number: 4711."):
-                answers = [
-                    await client.generate(question, max_tokens=50).answer()
-                    for client in (direct, through)
-                ]
-                assert answers[0].text == answers[1].text
-                assert answers[0].finish_reason == answers[1].finish_reason
-
-
-@pytest.mark.long
-async def test_an_encrypted_mesh_reaches_its_worker(server: OpenAIServer) -> None:
-    settings = config.Settings(
-        models=(model("gpt", server, "chat"),),
-        routing=RoutingSettings(default="gpt"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        jobs=config.JobsSettings(replicas=0),
-        tls=TlsSettings(embedded=True),
-    )
-    async with running_mesh(settings) as mesh:  # its start waits until the model is served
-        assert mesh.settings.tls.mesh is not None
