@@ -14,7 +14,7 @@ from gateway.safety.actions import Action, TakenAction
 from gateway.safety.inspector import RequestInspection
 from gateway.shared.peers import Peers
 from gateway.telemetry.request_log import untraced
-from gateway.validation.conversation import USER, Conversation, Turn
+from gateway.validation.conversation import USER, Conversation, FieldViolations, Turn
 from gateway.validation.requests import ValidRequest, check_labels
 from sluice.errors import NoDryRun
 from sluice.internal.v1.gateway_pb2 import DryRunQuery, GatewayQuery, GatewayReply
@@ -43,7 +43,9 @@ class SafetyService:
     ) -> pb.CheckTextResponse:
         """See the proto."""
         with self.admission.counted_check(context.caller):
-            check_labels(request.labels)
+            violations = FieldViolations()
+            check_labels(request.labels, violations)
+            violations.raise_any()
             return await self._check(request, context)
 
     async def _check(self, request: pb.CheckTextRequest, context: GrpcCall) -> pb.CheckTextResponse:

@@ -124,18 +124,6 @@ def _digits_of(value: Any) -> str:
     return str(int(value)) if abs(value) >= _NUMBER_MIN else ""
 
 
-def texts_in(value: Any) -> list[str]:
-    """Return the texts that `map_texts` changes, in its order."""
-    texts: list[str] = []
-
-    def note(text: str) -> str:
-        texts.append(text)
-        return text
-
-    map_texts(value, note)
-    return texts
-
-
 @dataclass(frozen=True)
 class ToolFormat:
     """The format in which a family of models writes tool calls.

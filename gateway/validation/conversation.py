@@ -6,13 +6,13 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
 from gateway.models.catalog import Catalog
-from gateway.models.tools import FunctionTool, ToolCall, ToolFormat, map_texts, texts_in
+from gateway.models.tools import FunctionTool, ToolCall, ToolFormat, map_texts
 from sluice.defaults import AUTO
 from sluice.errors import FieldViolation, InvalidRequest, UnknownModel
 from sluice.openai.fields import BadJson, load_json, values_in
@@ -58,11 +58,20 @@ class FieldViolations(list[FieldViolation]):
         if not holds:
             self.add(field, description)
 
-    def error(self) -> InvalidRequest:
-        """Return one error with all violations."""
-        named, more = self[:NAMED_MAX], len(self) - NAMED_MAX
-        message = "; ".join(f"{wrong.field}: {wrong.description}" for wrong in named)
-        return InvalidRequest(message + f"; and {more} more" * (more > 0), violations=named)
+    def check_count(self, field: str, count: int, most: int, unit: str, least: int = 0) -> bool:
+        """Return whether `count` is in range; add a wrong field if it is not."""
+        holds = least <= count <= most
+        span = f"{least} to {most}" if least else f"at most {most}"
+        self.check(holds, field, f"must have {span} {unit}")
+        return holds
+
+    def raise_any(self) -> None:
+        """Raise one error with all violations, if there are some."""
+        if self:
+            named, more = self[:NAMED_MAX], len(self) - NAMED_MAX
+            message = "; ".join(f"{wrong.field}: {wrong.description}" for wrong in named)
+            message += f"; and {more} more" * (more > 0)
+            raise InvalidRequest(message, violations=named)
 
 
 def model_among(
@@ -158,20 +167,14 @@ class Conversation:
 
         All names form one text, a line each, and so do all ids.
         """
-        texts = [turn.content for turn in self.turns]
-        if self.tools or any(turn.calls for turn in self.turns):
-            texts += self._tool_texts()
-        if self.query:
-            texts.append(self.query)
-        return [*texts, *self.documents, *self.answers]
+        texts = list[str]()
 
-    def _tool_texts(self) -> Iterator[str]:
-        for call in self._calls:
-            yield from texts_in(call.arguments)
-        for tool in self.tools:
-            yield tool.description
-            yield from texts_in(tool.parameters)
-        yield from filter(None, (self._names, self._ids))
+        def note(text: str) -> str:
+            texts.append(text)
+            return text
+
+        self._map(note)
+        return texts
 
     @property
     def _calls(self) -> Iterator[ToolCall]:
@@ -195,39 +198,42 @@ class Conversation:
             InvalidRequest: A name would change, by which tools and tool calls refer to one another.
         """
         left = iter(texts)
-        contents = [next(left) for _ in self.turns]
+        return self._map(lambda _: next(left))
+
+    def _map(self, change: Callable[[str], str]) -> "Conversation":
+        """Return a copy with changed texts, each passed to `change` in the order of `texts`."""
+        contents = [change(turn.content) for turn in self.turns]
         turns = tuple(
-            replace(turn, content=content, calls=tuple(_changed(call, left) for call in turn.calls))
+            replace(turn, content=content, calls=tuple(_changed(turn.calls, change)))
             for turn, content in zip(self.turns, contents, strict=True)
         )
         tools = tuple(
             replace(
                 tool,
-                description=next(left),
-                parameters=map_texts(tool.parameters, lambda _: next(left)),
+                description=change(tool.description),
+                parameters=map_texts(tool.parameters, change),
             )
             for tool in self.tools
         )
-        if self._names and next(left) != self._names:
+        if self._names and change(self._names) != self._names:
             raise InvalidRequest.of("tools" if self.tools else "chat.messages", _NAME_EDITED)
         # One changed id may have merged with another, so all are replaced.
-        if self._ids and next(left) != self._ids:
+        if self._ids and change(self._ids) != self._ids:
             turns = tuple(map(_with_opaque_ids, turns))
+        query = change(self.query) if self.query else ""
+        documents = tuple([change(text) for text in self.documents])
+        answers = tuple([change(text) for text in self.answers])
+        # Tokens that the caller sent are only valid for unchanged text.
+        kept = zip(self.answer_token_ids, answers, self.answers, strict=False)
         return replace(
             self,
             turns=turns,
             tools=tools,
-            query=next(left) if self.query else "",
-            documents=tuple([next(left) for _ in self.documents]),
-            answers=(answers := tuple(left)),
-            # Tokens that the caller sent are only valid for unchanged text.
+            query=query,
+            documents=documents,
+            answers=answers,
             token_ids=self.token_ids if turns == self.turns else (),
-            answer_token_ids=tuple(
-                token_ids if new == old else ()
-                for token_ids, new, old in zip(
-                    self.answer_token_ids, answers, self.answers, strict=False
-                )
-            ),
+            answer_token_ids=tuple(ids if new == old else () for ids, new, old in kept),
         )
 
     @property
@@ -252,49 +258,49 @@ def conversation_of(
     violations: FieldViolations,
 ) -> Conversation:
     """Return the input of `request` without its tools; add what is wrong to `violations`."""
-    kind = request.WhichOneof("input")
+    kind, check = request.WhichOneof("input"), violations.check
     if kind == "chat":
-        violations.check(not request.raw_prompt, "raw_prompt", "needs prompt, not chat")
+        check(not request.raw_prompt, "raw_prompt", "needs prompt, not chat")
         return _chat(request.chat.messages, violations)
     if isinstance(request, pb.GenerateRequest) and kind == "audio":
         return Conversation((Turn(USER, request.audio.prompt),), raw=True)
     if isinstance(request, pb.GenerateRequest) and kind == "tokens":
-        token_ids = tuple(request.tokens.token_ids)
-        violations.check(bool(token_ids), "tokens.token_ids", "is empty; send at least one token")
+        ids = tuple(request.tokens.token_ids)
+        check(bool(ids), "tokens.token_ids", "is empty; send at least one token")
         check_vocabulary(request.model, violations)
-        turn = Turn(USER, "")
-        return Conversation((turn,), raw=True, token_ids=token_ids, vocabulary=request.model)
-    if kind is None:
-        violations.add("input", "set prompt, tokens, chat or audio")
-    else:
-        violations.check(bool(request.prompt.strip()), "prompt", "must not be empty")
+        return Conversation((Turn(USER, ""),), raw=True, token_ids=ids, vocabulary=request.model)
+    check(kind is not None, "input", "set prompt, tokens, chat or audio")
+    check(kind is None or bool(request.prompt.strip()), "prompt", "must not be empty")
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
 
 
 def check_vocabulary(model: str, violations: FieldViolations) -> None:
     """Add a violation unless the request names the model of its tokens."""
-    violations.check(
-        model not in ("", AUTO), "model", "is required with token ids; name their model"
-    )
+    is_named = model not in ("", AUTO)
+    violations.check(is_named, "model", "is required with token ids; name their model")
 
 
 def _chat(messages: Sequence[pb.ChatMessage], violations: FieldViolations) -> Conversation:
-    values = (values_in(call.arguments) for message in messages for call in message.tool_calls)
-    if not 1 <= len(messages) <= MESSAGES_MAX:
-        violations.add("chat.messages", f"must have 1 to {MESSAGES_MAX} messages")
-    elif sum(len(message.tool_calls) for message in messages) > CALLS_MAX:
-        violations.add("chat.messages", f"must have at most {CALLS_MAX} tool_calls in all")
-    elif sum(values) > VALUES_MAX:
-        violations.add("chat.messages", f"their calls must have at most {VALUES_MAX} values in all")
-    else:
-        turns, call_ids = list[Turn](), set[str]()
-        for index, message in enumerate(messages):
-            turns.append(_turn(message, f"chat.messages[{index}]", call_ids, violations))
-            call_ids.update(call.id for call in turns[-1].calls)
-        says = any(turn.content.strip() or turn.calls for turn in turns)
-        violations.check(says, "chat.messages", "have no text")
-        return Conversation(_with_one_system(turns), raw=False)
-    return Conversation((), raw=False)
+    field, calls = "chat.messages", [call for message in messages for call in message.tool_calls]
+    # Counted before any is read.
+    if not (
+        violations.check_count(field, len(messages), MESSAGES_MAX, "messages", least=1)
+        and violations.check_count(field, len(calls), CALLS_MAX, "tool_calls in all")
+        and violations.check_count(
+            field,
+            sum(values_in(call.arguments) for call in calls),
+            VALUES_MAX,
+            "values in all calls",
+        )
+    ):
+        return Conversation((), raw=False)
+    turns, call_ids = list[Turn](), set[str]()
+    for index, message in enumerate(messages):
+        turns.append(_turn(message, f"{field}[{index}]", call_ids, violations))
+        call_ids.update(call.id for call in turns[-1].calls)
+    has_text = any(turn.content.strip() or turn.calls for turn in turns)
+    violations.check(has_text, field, "have no text")
+    return Conversation(_with_one_system(turns), raw=False)
 
 
 def _with_one_system(turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -313,21 +319,16 @@ def _turn(
     message: pb.ChatMessage, path: str, call_ids: set[str], violations: FieldViolations
 ) -> Turn:
     """Return a turn; `call_ids` has the ids of earlier tool calls."""
-    calls = [
-        _call(call, f"{path}.tool_calls[{i}]", violations)
-        for i, call in enumerate(message.tool_calls)
-    ]
+    check, calls = violations.check, list[ToolCall]()
+    for i, call in enumerate(message.tool_calls):
+        calls.append(_call(call, f"{path}.tool_calls[{i}]", violations))
     role, call_id = word_of(pb.Role, message.role), _call_id(message.tool_call_id)
-    known_role = role in (SYSTEM, USER, ASSISTANT, TOOL)
-    violations.check(known_role, f"{path}.role", "must be system, user, assistant or tool")
-    violations.check(
-        role == ASSISTANT or not calls, f"{path}.tool_calls", "only the assistant has calls"
-    )
-    violations.check(
-        call_id in call_ids if role == TOOL else not call_id,
-        f"{path}.tool_call_id",
-        "must be the id of an earlier call where the role is tool, else empty",
-    )
+    is_known = role in (SYSTEM, USER, ASSISTANT, TOOL)
+    check(is_known, f"{path}.role", "must be system, user, assistant or tool")
+    check(role == ASSISTANT or not calls, f"{path}.tool_calls", "only the assistant has calls")
+    is_answer = call_id in call_ids if role == TOOL else not call_id
+    wanted = "must be the id of an earlier call where the role is tool, else empty"
+    check(is_answer, f"{path}.tool_call_id", wanted)
     return Turn(role, message.content, tuple(calls), call_id)
 
 
@@ -336,21 +337,18 @@ def _with_opaque_ids(turn: Turn) -> Turn:
     return replace(turn, calls=calls, call_id=turn.call_id and opaque_id(turn.call_id))
 
 
-def _changed(call: ToolCall, texts: Iterator[str]) -> ToolCall:
-    return replace(call, arguments=map_texts(call.arguments, lambda _: next(texts)))
+def _changed(calls: Sequence[ToolCall], change: Callable[[str], str]) -> Iterator[ToolCall]:
+    return (replace(call, arguments=map_texts(call.arguments, change)) for call in calls)
 
 
 def _call(call: pb.ToolCall, path: str, violations: FieldViolations) -> ToolCall:
-    violations.check(
-        len(call.id) <= CALL_ID_CHARS_MAX and call.id.isprintable(),
-        f"{path}.id",
-        f"must have at most {CALL_ID_CHARS_MAX} printable characters",
-    )
-    violations.check(
-        1 <= len(call.name) <= CALL_NAME_CHARS_MAX and call.name.isprintable(),
-        f"{path}.name",
-        f"must have 1 to {CALL_NAME_CHARS_MAX} printable characters",
-    )
+    for place, text, least, most in (
+        (f"{path}.id", call.id, 0, CALL_ID_CHARS_MAX),
+        (f"{path}.name", call.name, 1, CALL_NAME_CHARS_MAX),
+    ):
+        # Text that cannot be printed counts as too much.
+        count = len(text) if text.isprintable() else most + 1
+        violations.check_count(place, count, most, "printable characters", least)
     return ToolCall(_call_id(call.id), call.name, _arguments(call.arguments))
 
 

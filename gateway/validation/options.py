@@ -33,37 +33,31 @@ ASKING: Final = frozenset({"seed", "logprobs"})
 _WORD: Final = "a word of up to 64 letters, digits, '-' and '_'"
 
 
-def check_options(request: pb.GenerateRequest, violations: FieldViolations) -> Mapping[str, Any]:
+def check_options(request: pb.GenerateRequest, violations: FieldViolations) -> dict[str, Any]:
     """Check the options of `request`, and return the variables for the chat template.
 
     Variables become a part of the prompt without inspection, so only booleans, numbers and single words are allowed.
     """
-    sampling, effort = request.sampling, request.sampling.reasoning_effort
-    violations.check(
-        not effort or is_token(effort), "sampling.reasoning_effort", f"must be {_WORD}"
-    )
+    sampling, effort, check = request.sampling, request.sampling.reasoning_effort, violations.check
+    check(not effort or is_token(effort), "sampling.reasoning_effort", f"must be {_WORD}")
     if sampling.response_format:
-        _check_shape(sampling, violations)
-    variables = _NO_THINKING if effort == NO_EFFORT else {}
+        is_same = _asks_for(sampling.response_format, _object(sampling.json_schema))
+        check(is_same, "sampling.response_format", "must ask for the same as json_schema")
+    variables = dict(_NO_THINKING) if effort == NO_EFFORT else {}
     if not sampling.chat_template_kwargs:
         return variables
-    field = "sampling.chat_template_kwargs"
-    violations.check(not request.raw_prompt, field, "needs the chat template, and no raw prompt")
-    return {**variables, **_variables(sampling.chat_template_kwargs, field, violations)}
-
-
-def _variables(text: str, field: str, violations: FieldViolations) -> Mapping[str, Any]:
-    variables = _object(text)
-    if variables is None or len(variables) > VARIABLES_MAX:
+    field, sent = "sampling.chat_template_kwargs", _object(sampling.chat_template_kwargs)
+    check(not request.raw_prompt, field, "needs the chat template, and no raw prompt")
+    if sent is None or len(sent) > VARIABLES_MAX:
         violations.add(field, f"must be a JSON object with at most {VARIABLES_MAX} entries")
-        return {}
-    for name, value in variables.items():
+        return variables
+    for name, value in sent.items():
         is_name = is_token(name) and name.isidentifier()
         if not is_name or name in _RESERVED or name.endswith("_token"):
             violations.add(field, "has an invalid or reserved name of a variable")
         elif not _is_plain(value):
             violations.add(f"{field}.{name}", f"must be true, false, null, a number, or {_WORD}")
-    return variables
+    return {**variables, **sent}
 
 
 def _is_plain(value: Any) -> bool:
@@ -73,14 +67,13 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def _check_shape(sampling: pb.SamplingParams, violations: FieldViolations) -> None:
-    """Check that response_format has the same schema as json_schema, which constrains the answer."""
+def _asks_for(shape: str, schema: dict[str, Any] | None) -> bool:
+    """Return whether a response_format has the `schema` that constrains the answer."""
     try:
-        shape, schema = _object(sampling.response_format), _object(sampling.json_schema)
-        agrees = shape is not None and schema_of(shape) == schema
+        parsed = _object(shape)
+        return parsed is not None and schema_of(parsed) == schema
     except BadField:
-        agrees = False
-    violations.check(agrees, "sampling.response_format", "must ask for the same as json_schema")
+        return False
 
 
 def _object(text: str) -> dict[str, Any] | None:

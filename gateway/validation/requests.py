@@ -158,21 +158,21 @@ def validate(
     tools = None
     if request.tools or request.HasField("tool_choice") or request.HasField("parallel_tool_calls"):
         tools = tool_use_of(request, violations)
-    sent = request.sampling
-    variables: Mapping[str, Any] = {}
+    sent, variables = request.sampling, dict[str, Any]()
     if sent.reasoning_effort or sent.response_format or sent.chat_template_kwargs:
         variables = check_options(request, violations)
     if tools is not None or variables:
         offered = () if tools is None else tools.tools
         conversation = replace(conversation, tools=offered, variables=variables)
-    sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), violations)
+    sampling = sampling_of(sent, catalog.max_answer_tokens(request.model), violations)
     check_priority_and_labels(request, violations)
-    violations.check(
-        len(request.idempotency_key) <= MAX_KEY_CHARS,
-        "idempotency_key",
-        f"must have at most {MAX_KEY_CHARS} characters",
-    )
-    coalesce_ms = _coalesce_ms(request, violations) if request.HasField("gather") else None
+    key = request.idempotency_key
+    violations.check_count("idempotency_key", len(key), MAX_KEY_CHARS, "characters")
+    coalesce_ms = None
+    if request.HasField("gather"):
+        coalesce_ms = round(gather_ms := ms_of(request.gather))
+        is_in_range = 0 <= gather_ms <= 1000 * MAX_COALESCE_S
+        violations.check(is_in_range, "gather", f"must be 0 to {MAX_COALESCE_S} s")
     resume: tuple[VisibleToken, ...] = ()
     if request.HasField("resume"):
         resume = _resumed(request, sampling, catalog, violations)
@@ -181,24 +181,22 @@ def validate(
         audio, model = audio_of(request, catalog, audio_max_s, violations)
     else:
         model = prompt_model(request.model, catalog, violations)
-    if violations:
-        raise violations.error()
-    fingerprint = fingerprint_of(request)
-    # By default a fallback may answer only if the gateway chooses the model.
-    may_degrade = request.allow_degraded if request.HasField("allow_degraded") else model is None
-    version = ""
+    violations.raise_any()
+    fingerprint, version = fingerprint_of(request), ""
     if resume:
         versions = catalog.task_names(request.resume.model or request.model)
-        version = _issued_by(request, resume, sampling, fingerprint, resume_key, versions)
+        version = issued_by(request, resume, sampling, fingerprint, resume_key, versions)
+    # By default a fallback may answer only if the gateway chooses the model.
+    may_degrade = request.allow_degraded if request.HasField("allow_degraded") else model is None
     return ValidRequest(
         conversation=conversation,
         model=model,
         priority_class=CLASSES_OF[request.priority],
         sampling=sampling,
-        labels=dict(request.labels) if request.labels else {},
+        labels=dict(request.labels),
         # Tenants do not share keys. The space separates the parts: names of tenants have none.
-        key=request.idempotency_key and f"{caller.tenant} {request.idempotency_key}",
-        key_is_shared=bool(request.idempotency_key) and not request.idempotency_key_generated,
+        key=key and f"{caller.tenant} {key}",
+        key_is_shared=bool(key) and not request.idempotency_key_generated,
         fingerprint=fingerprint,
         resume=resume,
         timeout_s=timeout_s,
@@ -213,28 +211,12 @@ def validate(
     )
 
 
-def _coalesce_ms(request: pb.GenerateRequest, violations: FieldViolations) -> int:
-    """Return how long tokens are coalesced, in milliseconds; add what is wrong to `violations`."""
-    requested_ms = ms_of(request.gather)
-    is_in_range = 0 <= requested_ms <= 1000 * MAX_COALESCE_S
-    violations.check(is_in_range, "gather", f"must be 0 to {MAX_COALESCE_S} s")
-    return round(requested_ms)
-
-
 def class_of(message: Message) -> str:
     """Return the class of a call for limits that are checked before validation; bulk for an unknown priority."""
     priority = getattr(message, "priority", None)
     if isinstance(message, pb.GenerateBatchRequest) and not priority:
         return UNSTATED_CLASS
     return UNSTATED_CLASS if priority is None else CLASSES_OF.get(priority, _LEAST_URGENT)
-
-
-def check_labels(labels: Mapping[str, str]) -> None:
-    """Raise InvalidRequest if labels are too many or too long."""
-    violations = FieldViolations()
-    _check_labels(labels, violations)
-    if violations:
-        raise violations.error()
 
 
 def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
@@ -261,35 +243,23 @@ def check_priority_and_labels(
     violations: FieldViolations,
 ) -> None:
     """Add what is wrong with priority and labels of `request` to `violations`."""
-    violations.check(
-        request.priority in CLASSES_OF, "priority", "must be interactive, standard or bulk"
-    )
+    is_known = request.priority in CLASSES_OF
+    violations.check(is_known, "priority", "must be interactive, standard or bulk")
     if request.labels:
-        _check_labels(request.labels, violations)
+        check_labels(request.labels, violations)
 
 
-def _check_labels(labels: Mapping[str, str], violations: FieldViolations) -> None:
-    if len(labels) > LABELS_MAX:
-        violations.add("labels", f"has more than {LABELS_MAX} entries")
+def check_labels(labels: Mapping[str, str], violations: FieldViolations) -> None:
+    """Add what is wrong with labels to `violations`; too many are not looked at."""
+    check_count = violations.check_count
+    if not check_count("labels", len(labels), LABELS_MAX, "entries"):
         return
     for key, value in labels.items():
         field = f"labels.{key}" if key else "labels"
-        violations.check(
-            1 <= len(key) <= LABEL_KEY_CHARS_MAX,
-            field,
-            f"the key has {len(key)} characters; send 1 to {LABEL_KEY_CHARS_MAX}",
-        )
-        violations.check(
-            len(value) <= LABEL_VALUE_CHARS_MAX,
-            field,
-            f"has {len(value)} characters; send at most {LABEL_VALUE_CHARS_MAX}",
-        )
-    size = labels_bytes(labels)
-    violations.check(
-        size <= LABELS_BYTES_MAX,
-        "labels",
-        f"have {size} bytes; send at most {LABELS_BYTES_MAX} in keys and values together",
-    )
+        check_count(field, len(key), LABEL_KEY_CHARS_MAX, "characters in its key", least=1)
+        check_count(field, len(value), LABEL_VALUE_CHARS_MAX, "characters")
+    unit = "bytes in keys and values together"
+    check_count("labels", labels_bytes(labels), LABELS_BYTES_MAX, unit)
 
 
 def sampling_of(
@@ -300,10 +270,11 @@ def sampling_of(
     Constraints are compiled after admission, because that takes longer than all other checks.
     """
     sampling = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0)
-    too_many = [name for name, (most, _) in MOST.items() if len(getattr(params, name)) > most]
-    for name in too_many:
-        violations.add(f"sampling.{name}", "has more than {} {}".format(*MOST[name]))
-    if too_many:  # copying a million entries costs more than refusing them
+    fits = [
+        violations.check_count(f"sampling.{name}", len(getattr(params, name)), most, unit)
+        for name, (most, unit) in MOST.items()
+    ]
+    if not all(fits):  # copying a million entries costs more than refusing them
         return sampling
     sampling.MergeFrom(params)
     # Comparisons with NaN are false, so NaN is out of every range.
@@ -322,21 +293,16 @@ def sampling_of(
 
 def _check_ends(s: pb.SamplingParams, max_answer_tokens: int, violations: FieldViolations) -> None:
     """Check the parameters that end an answer: a constraint excludes the others."""
-    limit, kind = s.max_tokens or max_answer_tokens, s.WhichOneof("constraint")
-    violations.check(
-        s.min_tokens <= limit, "sampling.min_tokens", f"must be at most max_tokens, {limit}"
-    )
+    check, kind, limit = violations.check, s.WhichOneof("constraint"), s.max_tokens
+    limit = limit or max_answer_tokens
+    check(s.min_tokens <= limit, "sampling.min_tokens", f"must be at most max_tokens, {limit}")
     if kind is not None:
         conflict = f"cannot be combined with {CONSTRAINTS.get(kind, '')}, which determines where the answer ends"
         # An answer that is complete by its constraint cannot continue up to min_tokens.
-        violations.check(not s.min_tokens, "sampling.min_tokens", conflict)
-        violations.check(not s.stop_token_ids, "sampling.stop_token_ids", conflict)
-    for index, stop in enumerate(s.stop):
-        violations.check(
-            1 <= len(stop) <= MAX_STOP_CHARS,
-            f"sampling.stop[{index}]",
-            f"must have 1 to {MAX_STOP_CHARS} characters",
-        )
+        check(not s.min_tokens, "sampling.min_tokens", conflict)
+        check(not s.stop_token_ids, "sampling.stop_token_ids", conflict)
+    for i, stop in enumerate(s.stop):
+        violations.check_count(f"sampling.stop[{i}]", len(stop), MAX_STOP_CHARS, "characters", 1)
 
 
 def _resumed(
@@ -346,35 +312,27 @@ def _resumed(
     violations: FieldViolations,
 ) -> tuple[VisibleToken, ...]:
     """Return the tokens that the caller has received; add what is wrong to `violations`."""
-    resume = request.resume
+    resume, check = request.resume, violations.check
     # A client that resumes knows the seed that the gateway had drawn from `Started`.
     if resume.HasField("seed") and not sampling.HasField("seed"):
         sampling.seed = resume.seed
-    violations.check(sampling.n <= 1, "resume", "continues one answer, not n: ask again without it")
+    check(sampling.n <= 1, "resume", "continues one answer, not n: ask again without it")
     limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
-    if max(len(resume.token_ids), len(resume.hidden_indexes)) > limit:
-        violations.add("resume.token_ids", f"has more tokens than the limit of {limit}")
+    tokens = max(len(resume.token_ids), len(resume.hidden_indexes))
+    if not violations.check_count("resume.token_ids", tokens, limit, "tokens"):
         return ()
-    if resume.token_ids and sampling.temperature > 0 and not sampling.HasField("seed"):
-        violations.add(
-            "resume.seed", "is needed to continue a sampled answer: take it from Started"
-        )
-    vocab_size = catalog.vocab_size(request.model)
-    violations.check(
-        in_vocabulary(resume.token_ids, vocab_size),
-        "resume.token_ids",
-        f"must be below {vocab_size}, the vocabulary",
-    )
-    known = ", ".join(catalog.answering)
-    violations.check(
-        resume.model in ("", *catalog.answering),
-        "resume.model",
-        f"no model {resume.model[:64]!r}; there are {known}",
-    )
+    is_drawn = resume.token_ids and sampling.temperature > 0
+    needed = "is needed to continue a sampled answer: take it from Started"
+    check(not is_drawn or sampling.HasField("seed"), "resume.seed", needed)
+    size, known = catalog.vocab_size(request.model), catalog.answering
+    is_known = in_vocabulary(resume.token_ids, size)
+    check(is_known, "resume.token_ids", f"must be below {size}, the vocabulary")
+    wrong = f"no model {resume.model[:64]!r}; there are {', '.join(known)}"
+    check(resume.model in ("", *known), "resume.model", wrong)
     return tokens_of(resume)
 
 
-def _issued_by(
+def issued_by(
     request: pb.GenerateRequest,
     token_ids: Sequence[VisibleToken],
     sampling: pb.SamplingParams,

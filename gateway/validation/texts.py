@@ -36,8 +36,14 @@ def validate_embed(
     violations = FieldViolations()
     _check_texts("texts", request.texts, violations)
     model = _only_model(request.model, catalog, "embedding", violations)
-    if model is not None:
-        _check_embedding(request, catalog, model, violations)
+    if model is not None and (sentence := catalog[model].sentence) is not None:
+        known = ", ".join(sorted(sentence.prompts))
+        is_known = not request.prompt_name or request.prompt_name in sentence.prompts
+        problem = f"{model} has no such prompt; known: {known}"
+        violations.check(is_known, "prompt_name", problem)
+        size = sentence.size
+        problem = f"must be at most {size}, the size of an embedding of {model}"
+        violations.check(not size or request.dimensions <= size, "dimensions", problem)
     texts = Conversation((), raw=True, documents=tuple(request.texts))
     return _valid(request, texts, model, timeout_s, caller, violations)
 
@@ -62,7 +68,11 @@ def validate_score(
     violations = FieldViolations()
     sent = tuple(tuple(answer.token_ids) for answer in request.token_answers)
     if sent:
-        _check_tokens(request, sent, violations)
+        check, field = violations.check, "token_answers"
+        check(not request.answers, "answers", f"cannot be combined with {field}")
+        violations.check_count(field, len(sent), TEXTS_MAX, "entries", least=1)
+        check(all(sent), field, "has one without tokens; leave it out")
+        check_vocabulary(request.model, violations)
     else:
         _check_texts("answers", request.answers, violations)
     most = RANGES["logprobs"][1]
@@ -73,27 +83,33 @@ def validate_score(
     known, none = catalog.of_engine("transformers"), "no model of this mesh gives log-probabilities"
     wrong = f"gives no log-probabilities; known: {', '.join(known)}, or {AUTO}"
     model = model_among(known, request.model, catalog, violations, none, wrong, routed=True)
-    answers = ("",) * len(sent) if sent else tuple(request.answers)
     scored = replace(
-        prompt, answers=answers, answer_token_ids=sent, vocabulary=request.model if sent else ""
+        prompt,
+        answers=("",) * len(sent) or tuple(request.answers),
+        answer_token_ids=sent,
+        vocabulary=request.model if sent else "",
     )
     return _valid(request, scored, model, timeout_s, caller, violations)
 
 
-def _check_tokens(
-    request: pb.ScoreRequest, sent: Sequence[Sequence[int]], violations: FieldViolations
-) -> None:
-    violations.check(not request.answers, "answers", "cannot be combined with token_answers")
-    violations.check(len(sent) <= TEXTS_MAX, "token_answers", f"must have 1 to {TEXTS_MAX} entries")
-    violations.check(all(sent), "token_answers", "has one without tokens; leave it out")
-    check_vocabulary(request.model, violations)
+def validate_count(
+    request: pb.CountTokensRequest, catalog: Catalog, timeout_s: float, caller: Caller
+) -> ValidRequest:
+    """Check all fields of a request to count tokens; raise as `validate`."""
+    violations = FieldViolations()
+    conversation = conversation_of(request, violations)
+    conversation = replace(conversation, tools=tools_of(request.tools, violations))
+    violations.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
+    model = prompt_model(request.model, catalog, violations)
+    violations.raise_any()
+    return ValidRequest(conversation, caller, {}, timeout_s, model)
 
 
 def _check_texts(field: str, texts: Sequence[str], violations: FieldViolations) -> None:
     """Check texts; raise InvalidRequest at once if there are too many, because a message can hold a million."""
-    violations.check(0 < len(texts) <= TEXTS_MAX, field, f"must have 1 to {TEXTS_MAX} entries")
+    violations.check_count(field, len(texts), TEXTS_MAX, "entries", least=1)
     if len(texts) > TEXTS_MAX:
-        raise violations.error()
+        violations.raise_any()
     for position, text in enumerate(texts):
         violations.check(bool(text.strip()), f"{field}[{position}]", "must not be empty")
 
@@ -108,25 +124,6 @@ def _only_model(
     return model_among(known, name, catalog, violations, none, wrong)
 
 
-def _check_embedding(
-    request: pb.EmbedRequest, catalog: Catalog, model: str, violations: FieldViolations
-) -> None:
-    served = catalog[model]
-    assert served.sentence is not None, "it is an embedding model"
-    prompts = served.sentence.prompts
-    violations.check(
-        not request.prompt_name or request.prompt_name in prompts,
-        "prompt_name",
-        f"{model} has no such prompt; known: {', '.join(sorted(prompts))}",
-    )
-    size = served.sentence.size
-    violations.check(
-        not size or request.dimensions <= size,
-        "dimensions",
-        f"must be at most {size}, the size of an embedding of {model}",
-    )
-
-
 def _valid(
     request: pb.EmbedRequest | pb.RerankRequest | pb.ScoreRequest,
     texts: Conversation,
@@ -135,27 +132,8 @@ def _valid(
     caller: Caller,
     violations: FieldViolations,
 ) -> ValidRequest:
-    """Return a request about texts.
-
-    Raises:
-        InvalidRequest: Fields are wrong, here or in `violations`.
-    """
+    """Return a request about texts; raise InvalidRequest for fields that are wrong, here or in `violations`."""
     check_priority_and_labels(request, violations)
-    if violations:
-        raise violations.error()
+    violations.raise_any()
     priority_class = CLASSES_OF[request.priority]
     return ValidRequest(texts, caller, dict(request.labels), timeout_s, model, priority_class)
-
-
-def validate_count(
-    request: pb.CountTokensRequest, catalog: Catalog, timeout_s: float, caller: Caller
-) -> ValidRequest:
-    """Check all fields of a request to count tokens; raise as `validate`."""
-    violations = FieldViolations()
-    conversation = conversation_of(request, violations)
-    conversation = replace(conversation, tools=tools_of(request.tools, violations))
-    violations.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
-    model = prompt_model(request.model, catalog, violations)
-    if violations:
-        raise violations.error()
-    return ValidRequest(conversation, caller, {}, timeout_s, model)

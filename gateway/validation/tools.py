@@ -12,90 +12,69 @@ from sluice.wire.subjects import is_token
 
 TOOLS_MAX: Final = 128
 """Most tools of a request."""
-TOOLS_BYTES_MAX: Final = 256 << 10
+TOOLS_CHARS_MAX: Final = 256 << 10
 """Most characters of descriptions and parameters of all tools together."""
 
 
 def tools_of(tools: Sequence[pb.Tool], violations: FieldViolations) -> tuple[FunctionTool, ...]:
     """Return the tools; add what is wrong with them to `violations`."""
-    sizes = (len(tool.description) + len(tool.parameters) for tool in tools)
-    if len(tools) > TOOLS_MAX or sum(sizes) > TOOLS_BYTES_MAX:
-        violations.add(
-            "tools", f"must be at most {TOOLS_MAX} tools with {TOOLS_BYTES_MAX} characters"
-        )
+    sizes = sum(len(tool.description) + len(tool.parameters) for tool in tools)
+    check_count = violations.check_count
+    if not (
+        check_count("tools", len(tools), TOOLS_MAX, "entries")
+        and check_count("tools", sizes, TOOLS_CHARS_MAX, "characters in all")
+    ):
         return ()
     values = [values_in(tool.parameters) for tool in tools]
-    if sum(values) > VALUES_MAX:
-        field = f"tools[{values.index(max(values))}].parameters"
-        violations.add(field, f"all parameters together must have at most {VALUES_MAX} values")
+    largest = f"tools[{values.index(max(values))}].parameters" if values else "tools"
+    if not check_count(largest, sum(values), VALUES_MAX, "values in all tools"):
         return ()
-    names = [tool.name for tool in tools]
-    violations.check(len(set(names)) == len(names), "tools", "have the same name twice")
+    names = {tool.name for tool in tools}
+    violations.check(len(names) == len(tools), "tools", "have the same name twice")
     return tuple(_tool(tool, f"tools[{i}]", violations) for i, tool in enumerate(tools))
 
 
 def tool_use_of(request: pb.GenerateRequest, violations: FieldViolations) -> ToolUse | None:
     """Return which tools the answer may call, or None without tools; add what is wrong to `violations`."""
-    choice = request.tool_choice
+    choice, check, sampling = request.tool_choice, violations.check, request.sampling
+    is_required = choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
+    says_parallel = request.HasField("parallel_tool_calls")
     if not request.tools:
-        wants = choice.function or choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
-        violations.check(not wants, "tool_choice", "needs tools")
-        violations.check(
-            not request.HasField("parallel_tool_calls"), "parallel_tool_calls", "needs tools"
-        )
+        check(not (choice.function or is_required), "tool_choice", "needs tools")
+        check(not says_parallel, "parallel_tool_calls", "needs tools")
         return None
     tools = tools_of(request.tools, violations)
-    violations.check(
-        choice.mode in pb.ToolChoiceMode.values(),
-        "tool_choice.mode",
-        "must be auto, none or required",
-    )
-    violations.check(
-        choice.function in ("", *(tool.name for tool in tools)),
-        "tool_choice.function",
-        "must be the name of one of the tools",
-    )
+    is_mode = choice.mode in pb.ToolChoiceMode.values()
+    check(is_mode, "tool_choice.mode", "must be auto, none or required")
+    is_named = choice.function in ("", *(tool.name for tool in tools))
+    check(is_named, "tool_choice.function", "must be the name of one of the tools")
     if choice.mode == pb.TOOL_CHOICE_MODE_NONE:
         return None
     use = ToolUse(
         tools,
         only=choice.function,
-        required=choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED,
-        parallel=request.parallel_tool_calls or not request.HasField("parallel_tool_calls"),
-        schema=request.sampling.json_schema,
+        required=is_required,
+        parallel=request.parallel_tool_calls or not says_parallel,
+        schema=sampling.json_schema,
     )
-    _check_together(request, use, violations)
+    is_raw = request.raw_prompt or request.WhichOneof("input") == "tokens"
+    check(not is_raw, "tools", "need the chat template, and no raw prompt")
+    constraint = sampling.WhichOneof("constraint")
+    check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
+    conflict = "cannot be combined with strict tools or a required call, which determine where the answer ends"
+    for name in ("min_tokens", "stop_token_ids"):
+        check(not (use.constrained and getattr(sampling, name)), f"sampling.{name}", conflict)
     return use
 
 
-def _check_together(request: pb.GenerateRequest, use: ToolUse, violations: FieldViolations) -> None:
-    sampling = request.sampling
-    raw = request.raw_prompt or request.WhichOneof("input") == "tokens"
-    violations.check(not raw, "tools", "need the chat template, and no raw prompt")
-    constraint = sampling.WhichOneof("constraint")
-    violations.check(constraint != "regex", "sampling.regex", "cannot be combined with tools")
-    for name in ("min_tokens", "stop_token_ids"):
-        violations.check(
-            not (use.constrained and getattr(sampling, name)),
-            f"sampling.{name}",
-            "cannot be combined with strict tools or a required call, which determine where the answer ends",
-        )
-
-
 def _tool(tool: pb.Tool, path: str, violations: FieldViolations) -> FunctionTool:
-    violations.check(
-        is_token(tool.name), f"{path}.name", "must be 1 to 64 letters, digits, '_' and '-'"
-    )
-    field, parameters = f"{path}.parameters", {}
-    if len(tool.parameters.encode()) > JSON_SCHEMA_MAX_BYTES:
-        violations.add(field, f"must have at most {JSON_SCHEMA_MAX_BYTES} bytes")
-    elif tool.parameters:
+    wanted = "must be 1 to 64 letters, digits, '_' and '-'"
+    violations.check(is_token(tool.name), f"{path}.name", wanted)
+    field, parameters, size = f"{path}.parameters", {}, len(tool.parameters.encode())
+    if violations.check_count(field, size, JSON_SCHEMA_MAX_BYTES, "bytes") and size:
         parameters = _object(tool.parameters, field, violations)
-        violations.check(
-            parameters.get("type", "object") == "object",
-            field,
-            'must be a schema of "type": "object"',
-        )
+        is_object = parameters.get("type", "object") == "object"
+        violations.check(is_object, field, 'must be a schema of "type": "object"')
     return FunctionTool(tool.name, tool.description, parameters, tool.strict)
 
 

@@ -228,7 +228,7 @@ async def test_the_deadline_ends_the_call(wire: Wire) -> None:
 WRONG = [
     ("Embed", pb.EmbedRequest(), InvalidRequest, "texts: must have 1 to 2048 entries"),
     ("Embed", pb.EmbedRequest(texts=["a"] * 2049), InvalidRequest, "texts: must have 1 to 2048"),
-    ("Embed", pb.EmbedRequest(texts=["a"], labels={"": "v"}), InvalidRequest, "labels: the key"),
+    ("Embed", pb.EmbedRequest(texts=["a"], labels={"": "v"}), InvalidRequest, "labels: must have"),
     ("Embed", pb.EmbedRequest(texts=["a"], priority=9), InvalidRequest, "priority: must be"),
     ("Embed", pb.EmbedRequest(texts=["a", " "]), InvalidRequest, r"texts\[1\]: must not be"),
     ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "there are embed"),
@@ -360,12 +360,12 @@ async def test_embeddings_are_kept_item_by_item(keeping: Wire) -> None:
     second = await embedded(wire, ["w3", "w2"], [3])
     assert [array("f", one.values)[0] for one in second.embeddings] == [3, 2]
     assert not second.usage.cached
-    spent = wire.gateway.usage.spending.spent("default", 0.0)
+    spent = wire.gateway.limits.spending.spent("default", 0.0)
     whole = await embedded(wire, ["w2", "w1", "w3"], [])
     assert [array("f", one.values)[0] for one in whole.embeddings] == [2, 1, 3]
     assert whole.usage.cached
     assert whole.usage.prompt_tokens == 3 * whole.embeddings[0].token_count
-    assert wire.gateway.usage.spending.spent("default", 0.0) == spent
+    assert wire.gateway.limits.spending.spent("default", 0.0) == spent
     assert (await explained(wire, whole.request_id)).cached
     assert sum(values(wire.metrics, catalog.CACHED).values()) == 1
 

@@ -20,7 +20,7 @@ from gateway.models.tools import (
     FunctionTool,
     ToolFormat,
     ToolUse,
-    texts_in,
+    map_texts,
 )
 from gateway.safety.actions import Placeholders
 from gateway.safety.findings import Finding
@@ -72,7 +72,14 @@ class Seen:
 
     @property
     def all_texts(self) -> list[str]:
-        return [self.text, self.reasoning, *(one for call in self.calls for one in texts_in(call))]
+        texts = [self.text, self.reasoning]
+
+        def note(text: str) -> str:
+            texts.append(text)
+            return text
+
+        map_texts(self.calls, note)
+        return texts
 
 
 def seen(text: str, rules: OutputRules = REDACTS, form: ToolFormat = HERMES, seed: int = 0) -> Seen:

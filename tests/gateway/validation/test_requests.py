@@ -22,7 +22,7 @@ from gateway.validation.conversation import (
     messages_of,
     opaque_id,
 )
-from gateway.validation.requests import ValidRequest, _issued_by, fingerprint_of, validate
+from gateway.validation.requests import ValidRequest, fingerprint_of, issued_by, validate
 from sluice.errors import InvalidRequest, PromptTooLong, UnknownModel
 from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import ChatInput, ChatMessage, GenerateRequest, Resume, SamplingParams
@@ -230,11 +230,11 @@ def test_tokens_are_of_a_version_of_their_model() -> None:
     fingerprint, sampling = fingerprint_of(asked), SamplingParams()
     asked.resume.resume_token = key.token(fingerprint, "small-1", 0).after(held)
     for versions in (["small-2", "small-1"], ["small-1"], ["small-1", "small-2"]):
-        found = _issued_by(asked, held, sampling, fingerprint, key, versions)
+        found = issued_by(asked, held, sampling, fingerprint, key, versions)
         assert found == "small-1"
     for versions in (["small-2"], []):
         with pytest.raises(InvalidRequest):
-            _issued_by(asked, held, sampling, fingerprint, key, versions)
+            issued_by(asked, held, sampling, fingerprint, key, versions)
 
 
 @pytest.mark.parametrize(
