@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -18,8 +18,8 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.overload import OverloadControl
 from gateway.admission.policies import InForce, Policies
 from gateway.admission.prompts import Preparation
+from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.turns import LoopTurns, TextThreads
-from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator
 from gateway.api.inference_service import InferenceService
@@ -38,7 +38,6 @@ from gateway.shared.peers import QueryHandler
 from gateway.shared.reload import GatewayReload, Load
 from gateway.shared.state import SharedState
 from gateway.streaming.idempotency import ReplayCache
-from gateway.streaming.load_table import Breakers
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.request_record import RequestRecords
@@ -82,7 +81,7 @@ class Gateway:
         http: OpenAI's API, unless it is off.
         transport: sends runs to batchers, and knows their loads.
         registry: the live requests.
-        usage: what tenants spend, and their limits.
+        limits: what tenants may use, and have used.
         shared: what the gateways of the mesh share.
         authenticator: says who calls; HTTP asks it too.
         arrivals: the calls that arrive.
@@ -114,105 +113,134 @@ class Gateway:
             instruments: of this process.
             load: loads later policies.
         """
-        limits = settings.gateway
+        limits, replicas = settings.gateway, settings.nats.replicas
         self._settings = settings
         self.exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, instruments)
         replays = ReplayCache(limits.replay_entries, limits.replay_s)
         self.transport = NatsTransport(gateway_id, limits.stall_s, replays)
-        self.registry = self.transport.registry
-        self.in_force = InForce(policies, self.registry)
-        self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
-        breakers = Breakers()
-        self._overload = OverloadControl(self.transport.loads, breakers)
-        self.usage = UsageAccounting(
-            self._overload, breakers, self.registry, time.time() - time.monotonic(), time.monotonic
-        )
-        self.store = RecordStore(
-            settings.records, lambda: self.in_force.policies.settings, settings.nats.replicas
+        self.registry, loads = self.transport.registry, self.transport.loads
+        self.in_force = in_force = InForce(policies, self.registry)
+        self.authenticator = Authenticator(settings.identity, replicas)
+        overload = OverloadControl(loads, self.registry)
+        self.limits = TenantLimits(time.monotonic, time.time() - time.monotonic())
+        self.store = store = RecordStore(
+            settings.records, lambda: in_force.policies.settings, replicas
         )
         self.limiter = ClassLimiter(
-            limits.max_concurrent_requests,
-            limits.shares,
-            self.in_force,
-            self.usage.limits.check_running,
+            limits.max_concurrent_requests, limits.shares, in_force, self.limits.check_running
         )
-        self.shared = SharedState(
-            settings, gateway_id, self.registry, self.in_force, self.usage, self.limiter
+        self.shared = shared = SharedState(
+            settings, gateway_id, self.registry, in_force, self.limits, self.limiter
         )
-        self._health = GatewayHealth(self._overload, self.in_force, self.transport)
+        self._health = GatewayHealth(overload, in_force, self.transport)
         self.streams = StreamKeeper(self._restore_streams)
-        self._drift = DriftMonitor(gateway_id, instruments)
-        self._upstream, self._admission = self._make_admission()
-        self.generator = self._make_generator(tracer, instruments)
-        self._make_administration(load)
-        self._make_servers()
-
-    def _make_admission(self) -> tuple[Upstream, Admission]:
-        """Return what sends runs, and what admits the requests that they are for."""
-        turns = LoopTurns()
-        preparation = Preparation(self._overload, TextThreads("encoding", turns))
-        upstream = Upstream(
-            preparation=preparation,
-            overload=self._overload,
-            usage=self.usage,
-            registry=self.registry,
-            transport=self.transport,
-            stall_s=self._settings.gateway.stall_s,
-        )
-        admission = Admission(
-            self.in_force,
-            self.limiter,
-            self._overload,
-            self.usage,
-            preparation,
-            partial(find_entities, upstream),
-            turns,
-        )
-        return upstream, admission
-
-    def _make_administration(self, load: Load) -> None:
-        """Make what operators use: reloads, queries, trials of safety policies."""
-        routing = self._settings.routing
-        self._drift.use(
-            self.in_force.policies.router.held_out,
-            routing.drift,
-            from_shadows=routing.drift_from_shadows,
-        )
-        self.reload = GatewayReload(
-            load,
-            self.shared,
-            self.in_force,
-            self.transport.loads,
-            self.store,
-            self._drift,
-            self.authenticator,
-        )
-        self._admin = AdminService(
-            self._settings, self.shared, self.registry, self.store, self._drift, self.exchange
-        )
-        self._safety = SafetyService(self._admission, self.shared.peers)
-
-    def _make_servers(self) -> None:
-        """Make the servers of gRPC and HTTP, and what both use."""
-        settings, limits = self._settings, self._settings.gateway
+        drift = DriftMonitor(gateway_id, instruments)
+        routing = settings.routing
+        drift.use(policies.router.held_out, routing.drift, from_shadows=routing.drift_from_shadows)
+        self.generator = self._make_generator(overload, drift, tracer, instruments)
+        self.reload = GatewayReload(load, shared, in_force, loads, store, drift, self.authenticator)
+        self._admin = AdminService(settings, shared, self.registry, store, drift, self.exchange)
+        self._safety = SafetyService(self.generator.admission, shared.peers)
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
-        self._audio_max_bytes = 0
-        if self.in_force.policies.catalog.hearing:
-            self._audio_max_bytes = int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES
+        audio_max_bytes = 0
+        if policies.catalog.hearing:
+            audio_max_bytes = int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES
         self.arrivals = Arrivals(
             self.authenticator,
             self.limiter,
-            limits.max_message_bytes + self._audio_max_bytes,
+            limits.max_message_bytes + audio_max_bytes,
             self.generator.metrics.refused,
-            self._admission.count_refused,
+            self.generator.admission.count_refused,
         )
-        self._grpc = self._make_grpc()
-        self.http = (
-            self._make_http(settings.http.address) if settings.http.address is not None else None
-        )
+        self._grpc = self._make_grpc(audio_max_bytes)
+        self.http = self._make_http()
         self._servers = [server for server in (self._grpc, self.http) if server is not None]
+
+    def _make_generator(
+        self,
+        overload: OverloadControl,
+        drift: DriftMonitor,
+        tracer: Tracer,
+        instruments: Instruments,
+    ) -> Generator:
+        """Return what answers requests."""
+        settings, turns = self._settings, LoopTurns()
+        preparation = Preparation(overload, TextThreads("encoding", turns))
+        upstream = Upstream(
+            preparation,
+            overload,
+            self.limits,
+            self.registry,
+            self.transport,
+            settings.gateway.stall_s,
+        )
+        read_entities = partial(find_entities, upstream)
+        admission = Admission(
+            self.in_force,
+            self.limiter,
+            overload,
+            self.limits,
+            preparation,
+            read_entities,
+            turns,
+        )
+        metrics = RequestMetrics(instruments)
+        metrics.show(self.registry.dispatch, self.limiter)
+        gateway_id = self.transport.gateway_id
+        records = RequestRecords(settings.records, self.store, gateway_id, settings.currency)
+        return Generator(
+            settings=settings.gateway,
+            limiter=self.limiter,
+            admission=admission,
+            upstream=upstream,
+            escalations=EscalationLimiter(),
+            state=self.shared,
+            records=records,
+            metrics=metrics,
+            drift=drift,
+            shadows=ShadowRunner(upstream, records, drift),
+            tracer=tracer,
+        )
+
+    def _make_grpc(self, audio_max_bytes: int) -> GrpcServer:
+        max_bytes = self._settings.gateway.max_message_bytes
+        interceptor = CallInterceptor(max_bytes, self.arrivals, audio_max_bytes)
+        grpc_server = GrpcServer(self._settings, interceptor)
+        server = grpc_server.server
+        inference = InferenceService(self.generator, self.transport.loads)
+        items = ItemsService(self.generator, self.authenticator.of_item)
+        # The interceptor gives methods a `GrpcCall` in place of the context that the stubs name.
+        add_InferenceServiceServicer_to_server(inference, server)  # type: ignore[arg-type]
+        add_AdminServiceServicer_to_server(self._admin, server)  # type: ignore[arg-type]
+        add_SafetyServiceServicer_to_server(self._safety, server)  # type: ignore[arg-type]
+        add_ItemsServiceServicer_to_server(items, server)  # type: ignore[arg-type]
+        server.add_generic_rpc_handlers((self._jobs,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        services = (SERVICE, JOB_SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)
+        add_reflection(services, server)
+        return grpc_server
+
+    def _make_http(self) -> HttpServer | None:
+        http, hosts = self._settings.http, None
+        if http.address is None:
+            return None
+        if not self.authenticator.on and "*" not in http.hosts:
+            # The names that it serves beside those of this machine.
+            own, _ = split_address(http.address, "http.address")
+            hosts = frozenset(map(str.lower, (*http.hosts, own)))
+        app = make_app(
+            self.generator,
+            self._jobs,
+            self.arrivals,
+            lambda: self._health.serving,
+            lambda: self.streams.problem,
+            hosts=hosts,
+            ping_s=http.stream_ping_s,
+        )
+        limits = Limits(idle_s=http.keep_alive_s)
+        return HttpServer(http.address, app, context_of(self._settings.tls), limits)
 
     @property
     def address(self) -> str:
@@ -226,16 +254,13 @@ class Gateway:
         Raises:
             SetupError, NatsUnreachable: it cannot start.
         """
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.close)
             client = await self.start()
             background = asyncio.ensure_future(self.run())
-            try:
-                yield client
-            finally:
-                await self.drain()
-                background.cancel()
-        finally:
-            await self.close()
+            stack.callback(background.cancel)
+            stack.push_async_callback(self.drain)
+            yield client
 
     async def start(self) -> MeshClient:
         """Open the ports, connect to NATS, then accept calls: a gateway that answers can publish.
@@ -248,12 +273,9 @@ class Gateway:
         """
         for server in self._servers:
             server.bind()
+        nats, gateway_id = self._settings.nats, self.transport.gateway_id
         client = await connect(
-            self._settings.nats,
-            permissions.GATEWAY,
-            self.transport.gateway_id,
-            self._on_loss,
-            self._settings.tls.mesh,
+            nats, permissions.GATEWAY, gateway_id, self._on_loss, self._settings.tls.mesh
         )
         try:
             await self._start_store(client)
@@ -265,8 +287,7 @@ class Gateway:
                 **self._admin.answers,
             }
             parts = self.reload, self.shared.usage
-            refresh_keys = self.authenticator.refresh_keys
-            await self.shared.peers.start(client, answers, parts, refresh_keys)
+            await self.shared.peers.start(client, answers, parts, self.authenticator.refresh_keys)
         except BaseException:
             await disconnect(client)
             raise
@@ -276,11 +297,9 @@ class Gateway:
         self._health.refresh(time.monotonic())
         for server in self._servers:
             await server.start()
-        logger.info("gateway %s serves gRPC on %s", self.transport.gateway_id, self.address)
+        logger.info("gateway %s serves gRPC on %s", gateway_id, self.address)
         if self.http is not None:
-            logger.info(
-                "gateway %s serves HTTP on %s", self.transport.gateway_id, self.http.address
-            )
+            logger.info("gateway %s serves HTTP on %s", gateway_id, self.http.address)
         return client
 
     @property
@@ -290,12 +309,10 @@ class Gateway:
 
     async def run(self) -> None:
         """Check deadlines, stalls and readiness, and write records, until cancelled."""
+        parts = self.store, self.streams, self.shared, self.authenticator, self.reload
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.store.run())
-            group.create_task(self.streams.run())
-            group.create_task(self.shared.run())
-            group.create_task(self.authenticator.run())
-            group.create_task(self.reload.run())
+            for part in parts:
+                group.create_task(part.run())
             group.create_task(self._tick())
 
     def _on_loss(self) -> None:
@@ -340,92 +357,30 @@ class Gateway:
         for server in reversed(self._servers):
             await server.close()
         await self._jobs.close()
-        self._admission.close()
+        await self.generator.admission.close()
         self.arrivals.close()
         await self.transport.close()
         logger.info("gateway %s stopped", self.transport.gateway_id)
 
     async def _start_store(self, client: MeshClient) -> None:
         """Open the streams; in a cluster a new one has no leader for a moment."""
+
+        async def open_store() -> None:
+            await self.store.start(client)
+            await self.shared.open(client)
+            self.authenticator.mesh_key = await self.shared.mesh_key()
+            await self.authenticator.start(client)
+
+        bound_s = self._settings.nats.connect_s
         try:
             await patiently(
-                lambda: self._open_store(client),
-                (TransportUnavailable,),
-                bound_s=self._settings.nats.connect_s,
-                wait_s=STORE_RETRY_S,
+                open_store, (TransportUnavailable,), bound_s=bound_s, wait_s=STORE_RETRY_S
             )
         except (TimeoutError, NatsError, SluiceError) as error:
             raise SetupError(
                 f"JetStream does not take the gateway's streams: {explained(error)}"
             ) from error
 
-    def _hosts(self) -> frozenset[str] | None:
-        """Return the names that HTTP serves beside those of this machine; None: all."""
-        http = self._settings.http
-        if self.authenticator.on or "*" in http.hosts or http.address is None:
-            return None
-        own, _ = split_address(http.address, "http.address")
-        return frozenset(map(str.lower, (*http.hosts, own)))
-
     async def _restore_streams(self) -> None:
         await self.store.restore()
         await self.shared.restore()
-
-    async def _open_store(self, client: MeshClient) -> None:
-        await self.store.start(client)
-        await self.shared.open(client)
-        self.authenticator.mesh_key = await self.shared.mesh_key()
-        await self.authenticator.start(client)
-
-    def _make_generator(self, tracer: Tracer, instruments: Instruments) -> Generator:
-        settings = self._settings
-        metrics = RequestMetrics(instruments)
-        metrics.show(self.registry.dispatch, self.limiter)
-        gateway_id = self.transport.gateway_id
-        records = RequestRecords(settings.records, self.store, gateway_id, settings.currency)
-        return Generator(
-            settings=settings.gateway,
-            limiter=self.limiter,
-            admission=self._admission,
-            upstream=self._upstream,
-            escalations=EscalationLimiter(),
-            state=self.shared,
-            records=records,
-            metrics=metrics,
-            drift=self._drift,
-            shadows=ShadowRunner(self._upstream, records, self._drift),
-            tracer=tracer,
-        )
-
-    def _make_grpc(self) -> GrpcServer:
-        settings, limits = self._settings, self._settings.gateway
-        interceptor = CallInterceptor(
-            limits.max_message_bytes, self.arrivals, self._audio_max_bytes
-        )
-        grpc_server = GrpcServer(settings, interceptor)
-        server = grpc_server.server
-        inference = InferenceService(self.generator, self.transport.loads)
-        items = ItemsService(self.generator, self.authenticator.of_item)
-        # The interceptor gives methods a `GrpcCall` in place of the context that the stubs name.
-        add_InferenceServiceServicer_to_server(inference, server)  # type: ignore[arg-type]
-        add_AdminServiceServicer_to_server(self._admin, server)  # type: ignore[arg-type]
-        add_SafetyServiceServicer_to_server(self._safety, server)  # type: ignore[arg-type]
-        add_ItemsServiceServicer_to_server(items, server)  # type: ignore[arg-type]
-        server.add_generic_rpc_handlers((self._jobs,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        services = (SERVICE, JOB_SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)
-        add_reflection(services, server)
-        return grpc_server
-
-    def _make_http(self, address: str) -> HttpServer:
-        app = make_app(
-            self.generator,
-            self._jobs,
-            self.arrivals,
-            lambda: self._health.serving,
-            lambda: self.streams.problem,
-            hosts=self._hosts(),
-            ping_s=self._settings.http.stream_ping_s,
-        )
-        limits = Limits(idle_s=self._settings.http.keep_alive_s)
-        return HttpServer(address, app, context_of(self._settings.tls), limits)

@@ -14,7 +14,6 @@ second, for valid requests to models, in this order:
 Which limit refused a request is in the metadata of the error; docs/operate/limits.md lists them.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,18 +33,15 @@ from gateway.admission.prompts import (
     prompt_too_long,
 )
 from gateway.admission.request_context import RequestContext
+from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.text_prompts import decode
 from gateway.admission.turns import LoopTurns, TextThreads
-from gateway.admission.usage import UsageAccounting
 from gateway.identity.caller import Caller
 from gateway.models.catalog import ServedModel
 from gateway.routing.features import Features
 from gateway.routing.router import Plan, RoutingState
-from gateway.safety.actions import Action
 from gateway.safety.dry_run import move_labels
-from gateway.safety.findings import Finding
-from gateway.safety.guards.checks import Check, Decided, EntityGuard
-from gateway.safety.guards.families import GuardFailure
+from gateway.safety.guards.checks import Check, Decided
 from gateway.safety.inspector import TOO_LONG, EntityResults, RequestInspection
 from gateway.validation.conversation import USER, Conversation
 from gateway.validation.requests import ValidRequest
@@ -59,12 +55,10 @@ INSPECTING_MAX: Final = 8
 """Tenants whose long texts are inspected at the same time; others wait for one of them."""
 
 EntityReader = Callable[
-    [RequestContext, Check, Sequence[str]],
-    Awaitable[tuple[Sequence[Sequence[Finding]] | GuardFailure, Decided]],
+    [RequestContext, Sequence[Check], Sequence[str]],
+    Awaitable[tuple[EntityResults, Sequence[Decided]]],
 ]
-"""Returns the findings of the token classifier of a check in each text, and its decision for the
-record; `GuardFailure` instead of findings if it gives no answer in time.
-"""
+"""Returns what token classifiers find in texts, and the decision of each check for the record."""
 
 
 class Admission:
@@ -80,7 +74,7 @@ class Admission:
         in_force: InForce,
         limiter: ClassLimiter,
         overload: OverloadControl,
-        usage: UsageAccounting,
+        limits: TenantLimits,
         preparation: Preparation,
         read_entities: EntityReader,
         turns: LoopTurns,
@@ -91,7 +85,7 @@ class Admission:
             in_force: The policies that requests take.
             limiter: Calls that run and are prepared.
             overload: Whether models can answer in time.
-            usage: What tenants use.
+            limits: What tenants may use, and have used.
             preparation: Makes prompts.
             read_entities: Asks token classifiers.
             turns: Turns of tenants for work on texts in the event loop.
@@ -100,31 +94,31 @@ class Admission:
         self.preparation = preparation
         self._limiter = limiter
         self._overload = overload
-        self._usage = usage
+        self._limits = limits
         # One thread a tenant: inspection holds the interpreter, which the threads share with the event loop.
         self._inspecting = TextThreads("inspection", turns, INSPECTING_MAX, own=1)
         self._read_entities = read_entities
         self._constraints = ConstraintChecks()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Inspect and prepare nothing more."""
         self._inspecting.close()
         self.preparation.threads.close()
-        self._constraints.close()
+        await self._constraints.close()
 
     # Limits of calls that are no request to a model.
 
     def counted_check(self, payer: Caller) -> AbstractContextManager[object]:
         """Count a call that no model answers, such as one to count tokens; see `TenantLimits.counted`."""
-        return self._usage.limits.counted(self.in_force.policies.settings, payer)
+        return self._limits.counted(self.in_force.policies.settings, payer)
 
     def count_refused(self, payer: Caller) -> None:
         """Count a request of `payer` that is refused for its content; raise LimitReached if none is left."""
-        self._usage.limits.enter(self.in_force.policies.settings, payer, computes=False)
+        self._limits.enter(self.in_force.policies.settings, payer, computes=False)
 
     def limit_headers(self, payer: Caller) -> Mapping[str, str]:
         """Return the rates of a tenant as HTTP headers."""
-        return self._usage.limits.headers(self.in_force.policies.settings, payer)
+        return self._limits.headers(self.in_force.policies.settings, payer)
 
     # Requests to models.
 
@@ -148,8 +142,8 @@ class Admission:
             take_back = None
             if context.is_limited:
                 settings = context.policies.settings
-                take_back = self._usage.limits.enter(settings, request.caller)
-            context.reservation = self._usage.spending.reserve(request.tenant, 0.0)
+                take_back = self._limits.enter(settings, request.caller)
+            context.reservation = self._limits.spending.reserve(request.tenant, 0.0)
             context.reservation.take_back = take_back
             with context.reservation:
                 await self._decide(context)
@@ -215,7 +209,7 @@ class Admission:
         context.reservation.cost = cost
         if context.is_limited:
             settings, model = context.policies.settings, prompts[0].model.name
-            context.reservation.settle = self._usage.limits.reserve(
+            context.reservation.settle = self._limits.reserve(
                 settings, context.request.caller, model, total
             )
 
@@ -249,29 +243,13 @@ class Admission:
         inspection = await self._inspecting.work_on(texts, tenant, begin)
         context.inspection = inspection
         if guards := inspection.compiled.prompt_readers:
-            entities, inspection.checks = await self._find_entities(context, guards)
+            checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
+            normalized = inspection.normalized
+            entities, decided = await self._read_entities(context, checks, normalized)
+            inspection.checks = tuple(decided)
             decide = partial(inspection.decide, entities)
             await self._inspecting.work_on(texts, tenant, decide)
         return inspection
-
-    async def _find_entities(
-        self, context: RequestContext, guards: Sequence[EntityGuard]
-    ) -> tuple[EntityResults, tuple[Decided, ...]]:
-        """Return what the classifiers `guards` find in the prompt, and what is recorded of each."""
-        texts = context.inspection.normalized
-        checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
-        readings = await asyncio.gather(
-            *(self._read_entities(context, check, texts) for check in checks)
-        )
-        by_text: list[list[Finding]] = [[] for _ in texts]
-        failed: list[tuple[str, Action]] = []
-        for outcome, decided in readings:
-            if isinstance(outcome, GuardFailure):
-                failed += decided.taken
-                continue
-            for findings, added in zip(by_text, outcome, strict=True):
-                findings += added
-        return EntityResults(by_text, failed), tuple(decided for _, decided in readings)
 
     async def _refuse_too_long(self, context: RequestContext) -> None:
         """Raise PromptTooLong if no model has room for the texts, of which one is too long to be inspected.
@@ -328,10 +306,10 @@ class Admission:
         fits = contexts.fits if contexts is not None else lambda _: True
         soft_limit = None
         if policies.has_limits:
-            soft_limit = partial(self._usage.limits.soft_limit, policies.settings)
+            soft_limit = partial(self._limits.soft_limit, policies.settings)
         state = RoutingState(
             wait_s=wait_s,
-            spent=lambda tenant: self._usage.spending.spent(tenant, now),
+            spent=lambda tenant: self._limits.spending.spent(tenant, now),
             soft_limit=soft_limit,
             fits=fits,
         )

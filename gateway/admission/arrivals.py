@@ -200,20 +200,12 @@ class Arrivals:
         self.abort_s = ABORT_S
         fitting = RECEIVING_BYTES // max_message_bytes
         self.receiving_max = min(max(fitting, RECEIVING_MIN), RECEIVING_MAX)
-        self.bytes = CountLimit(
-            max(KEPT_MESSAGES * max_message_bytes, KEPT_BYTES),
-            "tenant_bytes",
-            "bytes of requests of your tenant are being answered",
-        )
-        self.streams = CountLimit(
-            STREAMS_MAX, "tenant_streams", "calls about jobs of your tenant are being answered"
-        )
-        self.uploads = CountLimit(
-            UPLOADS_MAX, "tenant_uploads", "uploads of your tenant are being answered"
-        )
-        self.watching = CountLimit(
-            WATCHERS_MAX, "address_watchers", "callers of your address are watching health"
-        )
+        kept_max = max(KEPT_MESSAGES * max_message_bytes, KEPT_BYTES)
+        self.bytes = CountLimit(kept_max, "tenant_bytes", "bytes of requests of your tenant")
+        self.streams = CountLimit(STREAMS_MAX, "tenant_streams", "calls about jobs of your tenant")
+        self.uploads = CountLimit(UPLOADS_MAX, "tenant_uploads", "uploads of your tenant")
+        watchers = "health watchers of your address"
+        self.watching = CountLimit(WATCHERS_MAX, "address_watchers", watchers)
         self.parsing = TenantThreads("parsing", own=1)
         self.turns = turns or CallTurns()
         self.without_credentials: dict[str, dict[asyncio.Timeout, None]] = {}

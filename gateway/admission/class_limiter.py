@@ -15,7 +15,8 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.admission.policies import InForce
@@ -43,24 +44,21 @@ def overloaded(limit: str, message: str) -> Overloaded:
     return Overloaded(message, metadata={"limit": limit}, retry_after_s=RETRY_AFTER_S)
 
 
+@dataclass
 class CountLimit:
     """Counts what each tenant has, up to a maximum.
 
     Attributes:
         maximum: The most that one tenant may have.
+        name: The limit in errors, for programs.
+        what: Names what is limited in errors, for people.
         counts: What each tenant has; a tenant that has nothing has no entry.
     """
 
-    def __init__(self, maximum: int, name: str, what: str) -> None:
-        """Limit each tenant to `maximum`.
-
-        Args:
-            maximum: The most that one tenant may have.
-            name: The limit in errors, for programs.
-            what: Continues "the limit of N ..." in errors, for people.
-        """
-        self.maximum, self._name, self._what = maximum, name, what
-        self.counts = defaultdict[str, int](int)
+    maximum: int
+    name: str
+    what: str
+    counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def take(self, tenant: str, count: int = 1) -> None:
         """Count `count` more for `tenant`, until `give`.
@@ -69,7 +67,7 @@ class CountLimit:
             Overloaded: It would exceed the maximum; nothing was counted.
         """
         if self.counts.get(tenant, 0) + count > self.maximum:
-            raise overloaded(self._name, f"{self.maximum} {self._what}")
+            raise overloaded(self.name, f"{self.maximum} {self.what} are being answered")
         self.counts[tenant] += count
 
     def give(self, tenant: str, count: int = 1) -> None:
@@ -186,9 +184,7 @@ class ClassLimiter:
         self._running_by_tenant: dict[str, list[int]] = {}
         self._preparing = dict.fromkeys(CLASSES, 0)
         self._slots = {name: TenantSlots(count) for name, count in PREPARING_MAX.items()}
-        self.texts = CountLimit(
-            TEXTS_MAX, "tenant_texts", "texts of your tenant are being computed"
-        )
+        self.texts = CountLimit(TEXTS_MAX, "tenant_texts", "texts of your tenant")
 
     @property
     def active(self) -> int:
@@ -251,11 +247,8 @@ class ClassLimiter:
         slots = self._slots.get(priority_class)
         self._preparing[priority_class] += 1
         try:
-            if slots is None:
+            async with nullcontext() if slots is None else slots.held(tenant):
                 yield
-            else:
-                async with slots.held(tenant):
-                    yield
         finally:
             self._preparing[priority_class] -= 1
 

@@ -8,18 +8,16 @@ import asyncio
 import hashlib
 import json
 import logging
-import select
-import subprocess
 import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from gateway.admission.class_limiter import CountLimit
 from gateway.admission.constraint_child import MEMORY_BYTES, SECONDS
-from gateway.admission.turns import TenantThreads
+from gateway.admission.turns import TenantSlots
 from gateway.models.tools import HERMES, arguments_of, grammar_of
 from gateway.validation.requests import ValidRequest
 from sluice.constraint_reasons import SIMPLER
@@ -44,23 +42,17 @@ class ConstraintChecks:
     Attributes:
         results: Results, or the tasks that compute them, by the hash of the constraint.
         open: Constraints of each tenant that are compiled, or wait for it.
-        threads: Threads that wait for the processes.
-        busy: Processes that compile.
-        idle: Processes that wait.
+        children: Processes that compile, or wait.
     """
 
     def __init__(self, results_max: int = RESULTS_MAX) -> None:
         """Cache up to `results_max` results."""
         self._results_max = results_max
         self.results: OrderedDict[bytes, asyncio.Task[str | None]] = OrderedDict()
-        self.open = CountLimit(
-            OPEN_MAX,
-            "tenant_constraints",
-            "constraints of your tenant wait to be compiled; equal ones are compiled once",
-        )
-        self.threads = TenantThreads("constraints", CHILDREN, own=None)
-        self.busy: set[_Child] = set()
-        self.idle: list[_Child] = []
+        self.open = CountLimit(OPEN_MAX, "tenant_constraints", "constraints of your tenant")
+        self.children = list[Process]()
+        self._idle = list[Process]()
+        self._slots = TenantSlots(CHILDREN)
 
     async def check(self, request: ValidRequest) -> None:
         """Raise InvalidRequest for a constraint of `request` that no worker could enforce, or as `problem`."""
@@ -86,19 +78,17 @@ class ConstraintChecks:
             self.results[key] = asyncio.create_task(self._compiled(key, kind, text, tenant))
         return await asyncio.shield(self.results[key])  # others may wait for it too
 
-    def close(self) -> None:
-        """End the processes, and cancel checks that wait."""
-        for compiling in list(self.results.values()):
+    async def close(self) -> None:
+        """Cancel checks that wait, and end the processes."""
+        for compiling in self.results.values():
             compiling.cancel()
-        self.threads.close()
-        for child in self.idle:
-            child.close()
-        for child in list(self.busy):
-            child.kill()  # its thread closes it
+        for child in list(self.children):
+            await self._drop(child)
 
     async def _compiled(self, key: bytes, kind: str, text: str, tenant: str) -> str | None:
         try:
-            problem = await self.threads.run(tenant, partial(self._ask_child, kind, text))
+            async with self._slots.held(tenant):
+                problem = await self.compile(kind, text)
         except BaseException as error:
             self.results.pop(key, None)
             if not isinstance(error, OSError):
@@ -111,84 +101,58 @@ class ConstraintChecks:
             self.results.popitem(last=False)
         return problem
 
-    def _ask_child(self, kind: str, text: str) -> str | None:
-        """Return what a process finds, in a thread; raise OSError if none can be started."""
-        child = self.idle.pop() if self.idle else _Child()
-        self.busy.add(child)
-        problem = child.problem(kind, text)
-        self.busy.remove(child)
-        if not child.ended:
-            self.idle.append(child)
-        return problem
-
-
-class _Child:
-    """A process that compiles. Its methods block, for a limited time.
-
-    Attributes:
-        ended: Whether it takes no more constraints.
-        process: The process.
-    """
-
-    def __init__(self) -> None:
-        """Start the process; raise OSError if that fails."""
-        self.ended = False
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.admission.constraint_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,  # the kernel may share cores by session
-        )
-        if self._ask("regex", "x", _START_S) is None:
-            raise ChildProcessError("a process that compiles constraints did not start")
-
-    def problem(self, kind: str, text: str) -> str | None:
-        """Return as `ConstraintChecks.problem`; a constraint over the limits ends the process."""
+    async def compile(self, kind: str, text: str) -> str | None:
+        """Return what a process finds; raise OSError if none can be started."""
+        child, answer = self._idle.pop() if self._idle else await self._start(), b""
         try:
-            answer = self._ask(kind, text, SECONDS)
+            answer = await _ask(child, kind, text, SECONDS)
         except TimeoutError:
             return f"takes over {SECONDS:g} s to compile: {SIMPLER}"
-        if answer is None:
+        finally:
+            if answer:
+                self._idle.append(child)
+            else:
+                await self._drop(child)
+        if not answer:
             return f"takes over {MEMORY_BYTES >> 20} MiB to compile: {SIMPLER}"
         problem: str | None = json.loads(answer)["problem"]
         return problem
 
-    def kill(self) -> None:
-        """Kill the process; from any thread."""
-        self.ended = True
-        self.process.kill()
+    async def _start(self) -> Process:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway.admission.constraint_child"),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            start_new_session=True,  # the kernel may share cores by session
+        )
+        self.children.append(child)
+        answer = b""
+        try:
+            answer = await _ask(child, "regex", "x", _START_S)
+        finally:
+            if not answer:
+                await self._drop(child)
+        if not answer:
+            raise ChildProcessError("a process that compiles constraints did not start")
+        return child
 
-    def close(self) -> None:
-        """Kill the process and wait for its end."""
-        self.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+    async def _drop(self, child: Process) -> None:
+        if child in self.children:
+            self.children.remove(child)
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.communicate()
 
-    def _ask(self, kind: str, text: str, timeout_s: float) -> bytes | None:
-        """Return the answer, a line; None if the process has ended.
 
-        Raises:
-            TimeoutError: It took too long; the process was killed.
-        """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        poll = select.poll()
-        poll.register(self.process.stdout, select.POLLIN)
-        in_time, answer = True, b""
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps({"kind": kind, "text": text}).encode() + b"\n")
-            in_time = bool(poll.poll(1000 * timeout_s))
-            answer = self.process.stdout.readline() if in_time else b""
-        if answer.endswith(b"\n"):
-            return answer
-        self.close()
-        if not in_time:
-            raise TimeoutError
-        return None
+async def _ask(child: Process, kind: str, text: str, timeout_s: float) -> bytes:
+    """Return the answer of a process, a line; empty if the process has ended. Raises TimeoutError."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    async with asyncio.timeout(timeout_s):
+        child.stdin.write(json.dumps({"kind": kind, "text": text}).encode() + b"\n")
+        answer = await child.stdout.readline()
+    return answer if answer.endswith(b"\n") else b""
 
 
 def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:

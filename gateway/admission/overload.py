@@ -13,14 +13,18 @@
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median_low
 from typing import Final, NamedTuple
 
 from gateway.routing.router import Plan
 from gateway.streaming.load_table import Breakers, ModelLoad, ModelLoadTable
-from sluice.errors import ExpectedLate, ModelUnavailable, SluiceError
+from gateway.streaming.model_run import ModelRun
+from gateway.streaming.registry import ResultCollector
+from sluice.errors import DeadlinePassed, EngineFailed, ExpectedLate, ModelUnavailable, SluiceError
+from sluice.internal.v1.frame_pb2 import TASK_END_LENGTH
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import BreakerRules
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
@@ -41,6 +45,9 @@ ANSWERS_MAX: Final = 64
 """Answers of a kind that are kept; the oldest is dropped first."""
 KINDS_MAX: Final = 4096
 """Models, tenants and workloads that are kept; the oldest is dropped first."""
+
+HUNG_S: Final = 10.0
+"""How long a model may give no token to any task, while one waits for it, until it counts as hung, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class SchedulingParams:
         prompt_tokens: Estimated length of its prompt; 0 if unknown.
         min_tokens: Least length of the answer.
         max_tokens: Greatest length of the answer; 0 for that of the model.
+        arrived_at: When it came, in monotonic seconds.
     """
 
     priority_class: str
@@ -91,6 +99,7 @@ class SchedulingParams:
     prompt_tokens: int = 0
     min_tokens: int = 0
     max_tokens: int = 0
+    arrived_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,20 +244,26 @@ class SentTokens:
 
 
 class OverloadControl:
-    """Decides whether a model can still answer in time.
+    """Decides whether a model can still answer in time; the end of each run says more of its model.
 
     Attributes:
         loads: What batchers report of the models.
+        breakers: Circuit breakers of the models.
         lengths: Lengths of earlier answers.
         sent_tokens: Tasks that were sent since the last reports, by the model's name in tasks.
+        hung_s: See `HUNG_S`.
     """
 
-    def __init__(self, loads: ModelLoadTable, breakers: Breakers) -> None:
-        """Decide by `loads`, and by the circuit breakers of the models."""
+    def __init__(self, loads: ModelLoadTable, streams: Iterable[ResultCollector]) -> None:
+        """Decide by `loads`, and by what becomes of the live `streams`."""
         self.loads = loads
+        self.breakers = Breakers()
         self.lengths = AnswerLengths()
-        self._breakers = breakers
         self.sent_tokens: defaultdict[str, SentTokens] = defaultdict(SentTokens)
+        self.hung_s = HUNG_S
+        self._streams = streams
+        self._last_token_at: dict[str, float] = {}
+        """When runs that have ended got their last token, by model."""
 
     def outlook(self, model: str, scheduling: SchedulingParams, now: float) -> Outlook:
         """Return when `model` would answer a request that is sent now."""
@@ -266,7 +281,7 @@ class OverloadControl:
         if not load.workers:
             message = f"no worker serves {model} now"
             problem = ModelUnavailable(message, retry_after_s=UNAVAILABLE_RETRY_S)
-        elif (retry_s := self._breakers.retry_after_s(model, now)) > 0:
+        elif (retry_s := self.breakers.retry_after_s(model, now)) > 0:
             problem = ModelUnavailable(
                 f"{model} failed repeatedly: its circuit breaker is open",
                 retry_after_s=max(RETRY_MIN_S, retry_s),
@@ -338,16 +353,13 @@ class OverloadControl:
         for model in scheduling.rules.fallbacks.get(plan.model, ()):
             if fits(model) and self.outlook(model, scheduling, now).problem is None:
                 cause, _, _ = problem.message.partition(";")  # what follows is for the caller
-                reason = f"degraded: {cause}"
-                plan.move(model, scheduling.rules.models[model].tier, reason)
-                plan.route.reason = f"{plan.route.reason}; {reason}"
-                plan.route.degraded, plan.cascade = True, None
+                plan.degrade(model, scheduling.rules.models[model].tier, cause)
                 return True
         return False
 
     def is_ready(self, model: str, task: str, now: float) -> bool:
         """Return whether `model`, which tasks call `task`, has a worker and does not fail repeatedly."""
-        return self.loads.load(task, now).ready and not self._breakers.is_open(model, now)
+        return self.loads.load(task, now).ready and not self.breakers.retry_after_s(model, now)
 
     def sent(
         self, model: str, task: str, priority_class: str, tokens: int, now: float, tenant: str = ""
@@ -362,16 +374,45 @@ class OverloadControl:
             now: Monotonic seconds.
             tenant: Whose task it is.
         """
-        self._breakers.sent(model, now)
+        self.breakers.sent(model, now)
         load = self.loads.load(task, now)
         mean_tokens = load.of_class(priority_class).task_tokens
         rank = RANKS[priority_class]
         self.sent_tokens[task].add(rank, tenant, mean_tokens or tokens, now, load.reported_at)
 
-    def ended(self, model: str, scheduling: SchedulingParams, tokens: int, *, is_cut: bool) -> None:
-        """Learn from an answer of `tokens` tokens; `is_cut` says that it reached its `max_tokens`."""
-        kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
-        self.lengths.observe(kind, tokens, is_cut=is_cut)
+    def record_result(
+        self, scheduling: SchedulingParams, run: ModelRun, error: SluiceError | None, now: float
+    ) -> None:
+        """Judge a model by a run that has ended, with `error` or without.
+
+        Errors that are not the model's fault count neither way.
+        """
+        model = run.model
+        last = max(self._last_token_at.get(model, -inf), run.last_token_at)
+        self._last_token_at[model] = last
+        if error is None:
+            self.breakers.succeeded(model)
+            if run.completion_tokens and not run.resumed:
+                is_cut = run.final is not None and run.final.end == TASK_END_LENGTH
+                kind = AnswerKind(model, scheduling.tenant, scheduling.workload)
+                self.lengths.observe(kind, run.completion_tokens, is_cut=is_cut)
+        elif isinstance(error, (EngineFailed, ModelUnavailable)) or (
+            isinstance(error, DeadlinePassed) and self._is_hung(run, now)
+        ):
+            self.breakers.failed(model, scheduling.rules.breaker, now)
+        else:
+            self.breakers.abandoned(model)
+
+    def _is_hung(self, run: ModelRun, now: float) -> bool:
+        """Return whether nobody got a token of the model for `hung_s` while the run waited for one.
+
+        A shorter deadline proves nothing; nor does a wait while the model works for others.
+        """
+        since = now - self.hung_s
+        if not run.was_accepted or max(run.sent_at, self._last_token_at[run.model]) > since:
+            return False
+        live = (other for stream in self._streams for other in stream.runs)
+        return not any(other.last_token_at > since for other in live if other.model == run.model)
 
 
 def _late(

@@ -190,7 +190,6 @@ class RequestContext(SchedulingParams):
         answer_id: The id of the request whose answer it reads: an earlier one, where an idempotency key names that.
         key: Its idempotency key; empty without one.
         fingerprint: Equal for equal requests.
-        arrived_at: When it came, in monotonic seconds.
         with_logprobs: Whether the caller wants log-probabilities.
         timings: Returns the timings of its answer.
         conversation: Its texts as a model may see them.
@@ -234,6 +233,7 @@ class RequestContext(SchedulingParams):
             + (conversation.sent_tokens if conversation.vocabulary else 0),
             min_tokens=sampling.min_tokens,
             max_tokens=sampling.max_tokens,
+            arrived_at=log.arrived_at,
         )
         self.kind = kind
         self.request = request
@@ -241,7 +241,6 @@ class RequestContext(SchedulingParams):
         self.request_id = self.answer_id = log.request_id
         self.key = request.key
         self.fingerprint = request.fingerprint
-        self.arrived_at = log.arrived_at
         self.with_logprobs = sampling.HasField("logprobs")
         self.timings = log.timings
         self.conversation = conversation

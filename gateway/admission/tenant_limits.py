@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 
 from gateway.admission.token_bucket import TokenBucket
 from gateway.identity.caller import Caller
-from gateway.routing.budget import STALE_S, RemoteTotals, Settle, Spending
+from gateway.routing.budget import DAY_S, MONTH_PERIODS, STALE_S, RemoteTotals, Settle, Spending
 from sluice.errors import LimitReached, SluiceError
 from sluice.settings import Settings
-from sluice.settings.limits import LimitSettings, RateLimits
+from sluice.settings.limits import LimitSettings
 from sluice.v1.admin_pb2 import LimitUse
 
 COST_RETRY_S: Final = 60.0
@@ -78,27 +78,22 @@ class TenantLimits:
     """This gateway's view of what is used of the limits.
 
     Attributes:
+        spending: Costs of the last hour, with what running requests may still cost.
+        days: Costs of each day of a month.
         calls_elsewhere: Calls that run at the other gateways.
         bulk_elsewhere: Those of class bulk.
         buckets: Buckets of rates that are in use here.
     """
 
-    def __init__(
-        self,
-        hours: Spending,
-        days: Spending,
-        clock: Callable[[], float],
-        unix_offset_s: float = 0.0,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], unix_offset_s: float = 0.0) -> None:
         """Begin with nothing used.
 
         Args:
-            hours: What was spent lately, with what running requests may still cost.
-            days: What was spent by the day.
             clock: Returns monotonic seconds.
             unix_offset_s: Seconds between `clock` and the Unix epoch.
         """
-        self._hours, self._days = hours, days
+        self.spending = Spending(unix_offset_s)
+        self.days = Spending(unix_offset_s, DAY_S, MONTH_PERIODS)
         self._clock, self._unix_offset_s = clock, unix_offset_s
         self.buckets: dict[RateName, TokenBucket] = {}
         self.calls_elsewhere, self.bulk_elsewhere = RemoteTotals(), RemoteTotals()
@@ -124,11 +119,9 @@ class TenantLimits:
         """
         limits, now = settings.limits_of(payer.tenant), self._clock()
         if computes:
-            if limits.cost_per_day is not None or limits.cost_per_month is not None:
-                self._check_costs(payer, limits, now)
-            if rates := self._rates(payer, limits, _TOKENS):
-                _check(rates, 1.0, now)
-        rates = self._rates(payer, limits, _REQUESTS)
+            self._check_costs(payer, limits, now)
+            _check(self._buckets(payer, limits, _TOKENS), 1.0, now)
+        rates = self._buckets(payer, limits, _REQUESTS)
         return partial(self._take_back, self._take(rates, 1.0, now)) if rates else None
 
     @contextmanager
@@ -153,7 +146,7 @@ class TenantLimits:
         for cost in self._costs(payer.tenant, limits, now):
             if cost.used >= cost.limit:
                 # What running requests may cost is often more than they do.
-                is_final = cost.used - self._hours.may_cost(payer.tenant, now) >= cost.limit
+                is_final = cost.used - self.spending.may_cost(payer.tenant, now) >= cost.limit
                 wait_s = self._period_left_s(cost.name, now) if is_final else COST_RETRY_S
                 raise _reached(f"tenant {payer.tenant}", cost.name, cost.limit, wait_s)
 
@@ -168,16 +161,13 @@ class TenantLimits:
             LimitReached: It may not take so many.
         """
         limits, now = settings.limits_of(payer.tenant), self._clock()
-        buckets, counted = self._rates(payer, limits, _TOKENS), list[tuple[TokenBucket, float]]()
-        if (rates := limits.models.get(model)) is not None:
-            of_requests, of_tokens = (
-                RateName("tenant", payer.tenant, model, name) for name in (_REQUESTS, _TOKENS)
-            )
-            buckets |= self._limited({of_tokens: rates}, limits)
-            _check(buckets, tokens, now)  # a request that is refused takes nothing
-            counted = self._take(self._limited({of_requests: rates}, limits), 1.0, now)
-        if not buckets and not counted:
+        of_model = self._buckets(payer, limits, _REQUESTS, model)
+        buckets = self._buckets(payer, limits, _TOKENS)
+        buckets |= self._buckets(payer, limits, _TOKENS, model)
+        if not buckets and not of_model:
             return None
+        _check(buckets, tokens, now)  # a request that is refused takes nothing
+        counted = self._take(of_model, 1.0, now)
         reserved = self._take(buckets, tokens, now)
 
         def settle(used: float, refusal: BaseException | None = None) -> None:
@@ -202,13 +192,11 @@ class TenantLimits:
         """
         limits = settings.limits_of(tenant)
         most, most_bulk = limits.concurrent, None if bulk is None else limits.concurrent_bulk
-        if most is None and most_bulk is None:
-            return
-        everywhere, bulk_everywhere = self.running(tenant, calls, bulk or 0)
-        if most is not None and everywhere >= most:
-            raise _reached(f"tenant {tenant}", "concurrent", most, RUNNING_RETRY_S)
-        if most_bulk is not None and bulk_everywhere >= most_bulk:
-            raise _reached(f"tenant {tenant}", "concurrent_bulk", most_bulk, RUNNING_RETRY_S)
+        everywhere = self.running(tenant, calls, bulk or 0)
+        named = ("concurrent", most), ("concurrent_bulk", most_bulk)
+        for running, (name, limit) in zip(everywhere, named, strict=True):
+            if limit is not None and running >= limit:
+                raise _reached(f"tenant {tenant}", name, limit, RUNNING_RETRY_S)
 
     def soft_limit(self, settings: Settings, tenant: str) -> tuple[str, str] | None:
         """Return the model that answers `tenant` now instead of others, and why; None if no limit is near."""
@@ -225,14 +213,14 @@ class TenantLimits:
         limits, now = settings.limits_of(tenant), self._clock()
         rates = [
             LimitUse(name=name.setting, limit=bucket.burst, used=bucket.burst - bucket.level(now))
-            for name, bucket in self._rates_of(tenant, limits).items()
+            for name, bucket in self._of_tenant(tenant, limits).items()
         ]
         return [*rates, *self._costs(tenant, limits, now)]
 
     def headers(self, settings: Settings, payer: Caller) -> dict[str, str]:
         """Return the rates of a tenant as HTTP headers, with OpenAI's names."""
         limits, now, headers = settings.limits_of(payer.tenant), self._clock(), dict[str, str]()
-        for name, bucket in self._rates_of(payer.tenant, limits).items():
+        for name, bucket in self._of_tenant(payer.tenant, limits).items():
             word, level = name.setting.partition("_")[0], max(0.0, bucket.level(now))
             headers[f"x-ratelimit-limit-{word}"] = f"{bucket.rate_per_s * _MINUTE_S:.0f}"
             headers[f"x-ratelimit-remaining-{word}"] = str(math.floor(level))
@@ -273,31 +261,20 @@ class TenantLimits:
             bucket.take(part, now)
         return taken
 
-    def _rates(
-        self, payer: Caller, limits: LimitSettings, setting: str
+    def _buckets(
+        self, payer: Caller, limits: LimitSettings, setting: str, model: str = ""
     ) -> dict[RateName, TokenBucket]:
-        """Return the buckets that a request of `payer` takes from, without those of its model."""
-        if not payer.key_id and getattr(limits, setting) is None:
-            return {}
-        rates: dict[RateName, RateLimits] = {RateName("tenant", payer.tenant, "", setting): limits}
-        if payer.key_id:
-            rates[RateName("key", payer.key_id, "", setting)] = payer.key_limits
-        return self._limited(rates, limits)
-
-    def _rates_of(self, tenant: str, limits: LimitSettings) -> dict[RateName, TokenBucket]:
-        names = [RateName("tenant", tenant, "", setting) for setting in (_REQUESTS, _TOKENS)]
-        return self._limited(dict.fromkeys(names, limits), limits)
-
-    def _limited(
-        self, rates: Mapping[RateName, RateLimits], limits: LimitSettings
-    ) -> dict[RateName, TokenBucket]:
-        """Return the buckets of those `rates` that are limited."""
+        """Return the buckets that a request of `payer` takes from: those of its model, or of all models."""
         buckets, now = dict[RateName, TokenBucket](), self._clock()
-        for name, settings in rates.items():
-            per_minute: float | None = getattr(settings, name.setting)
+        tenant_rates = limits.models.get(model) if model else limits
+        rates = [("tenant", payer.tenant, tenant_rates)]
+        if payer.key_id and not model:
+            rates.append(("key", payer.key_id, payer.key_limits))
+        for kind, owner, rate in rates:
+            per_minute: float | None = None if rate is None else getattr(rate, setting)
             if per_minute is None:
                 continue
-            rate_per_s = per_minute / _MINUTE_S
+            name, rate_per_s = RateName(kind, owner, model, setting), per_minute / _MINUTE_S
             # A request fits in any case.
             burst = max(1.0, rate_per_s * limits.burst_s)
             bucket = self.buckets.get(name)
@@ -308,24 +285,28 @@ class TenantLimits:
             buckets[name] = bucket
         return buckets
 
+    def _of_tenant(self, tenant: str, limits: LimitSettings) -> dict[RateName, TokenBucket]:
+        payer = Caller(tenant)
+        return self._buckets(payer, limits, _REQUESTS) | self._buckets(payer, limits, _TOKENS)
+
     def _bucket_of(self, settings: Settings, name: RateName) -> TokenBucket | None:
         """Return the bucket of a tenant's rate that is not in use here; None for keys: only their gateway has them."""
         if name.kind != "tenant" or name.setting not in (_REQUESTS, _TOKENS):
             return None
         limits = settings.limits_of(name.owner)
-        rates = limits.models.get(name.model) if name.model else limits
-        return None if rates is None else self._limited({name: rates}, limits).get(name)
+        return self._buckets(Caller(name.owner), limits, name.setting, name.model).get(name)
 
     def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[LimitUse]:
         """Yield the use of each limited cost."""
         day = datetime.fromtimestamp(now + self._unix_offset_s, UTC).day
-        running = self._hours.may_cost(tenant, now)
-        if limits.cost_per_day is not None:
-            used = self._days.spent(tenant, now, 1) + running
-            yield LimitUse(name="cost_per_day", limit=limits.cost_per_day, used=used)
-        if limits.cost_per_month is not None:
-            used = self._days.spent(tenant, now, day) + running
-            yield LimitUse(name="cost_per_month", limit=limits.cost_per_month, used=used)
+        costs = (
+            ("cost_per_day", limits.cost_per_day, 1),
+            ("cost_per_month", limits.cost_per_month, day),
+        )
+        for name, limit, days in costs:
+            if limit is not None:
+                used = self.days.spent(tenant, now, days) + self.spending.may_cost(tenant, now)
+                yield LimitUse(name=name, limit=limit, used=used)
 
     def _period_left_s(self, name: str, now: float) -> float:
         """Return the seconds until the day or month of a cost limit ends."""

@@ -14,10 +14,8 @@ import asyncio
 import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 from typing import Final, TypeVar
 
 CORES_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
@@ -73,24 +71,19 @@ class TenantSlots:
         """Return a slot of `tenant`, and hand it to the next tenant that may have one."""
         self._free += 1
         self._counts[tenant] -= 1
+        for name in [name for name in self._waiting if self._counts[name] < self._own]:
+            own = self._waiting.pop(name)
+            while own and own[0].done():  # its caller has gone
+                own.popleft()
+            if own:
+                first = own.popleft()
+                if own:
+                    self._waiting[name] = own  # behind the others
+                self._hold(name)
+                first.set_result(None)
+                break
         if not self._counts[tenant]:
             del self._counts[tenant]
-        for waiting in [name for name in self._waiting if self._counts[name] < self._own]:
-            if self._hand_to(waiting):
-                return
-
-    def _hand_to(self, tenant: str) -> bool:
-        """Give a slot to the first of `tenant` that still waits; return False if all of them have gone."""
-        own = self._waiting.pop(tenant)
-        while own:
-            first = own.popleft()
-            if not first.done():  # its caller has not gone
-                if own:
-                    self._waiting[tenant] = own  # behind the others
-                self._hold(tenant)
-                first.set_result(None)
-                return True
-        return False
 
     def _hold(self, tenant: str) -> None:
         self._free -= 1
@@ -172,62 +165,33 @@ class LoopTurns(TurnQueue):
 
 
 class TenantThreads:
-    """Threads for one kind of work. That of one tenant, however much, delays that of another by a turn at most.
-
-    A thread is started when all others work. `ThreadPoolExecutor` has no turns by tenant, and takes more CPU for a
-    piece of work.
-    """
+    """Threads for one kind of work. That of one tenant, however much, delays that of another by a turn at most."""
 
     def __init__(
         self, name: str, threads: int = CORES_THREADS, own: int | None = OWN_THREADS
     ) -> None:
         """Let up to `threads` threads work, `own` of them for one tenant at a time (None: all of them)."""
-        self._name = name
         self._slots = TenantSlots(threads, own)
-        self._queue = SimpleQueue[Callable[[], None] | None]()
-        self.threads = list[Thread]()
-        self._working = 0
+        self._pool = ThreadPoolExecutor(threads, name)
 
     async def run(self, tenant: str, work: Callable[[], _T]) -> _T:
         """Return or raise what `work` does in a thread. Work whose caller has gone before its turn is not begun."""
         await self._slots.take(tenant)
         loop = asyncio.get_running_loop()
-        result: asyncio.Future[_T] = loop.create_future()
 
-        def ended(settle: Callable[[], None]) -> None:
-            self._working -= 1
-            self._slots.give(tenant)
-            if not result.done():  # its caller has not gone
-                settle()
-
-        def do() -> None:
-            try:
-                settle = partial(result.set_result, work())
-            except BaseException as error:
-                settle = partial(result.set_exception, error)
+        def ended(_: Future[_T]) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(ended, settle)
-            del settle  # an error has this frame, which would keep the text in a cycle
+                loop.call_soon_threadsafe(self._slots.give, tenant)
 
-        self._working += 1
-        if self._working > len(self.threads):
-            thread = Thread(target=_work_off, args=(self._queue,), name=self._name, daemon=True)
-            thread.start()
-            self.threads.append(thread)
-        self._queue.put(do)
-        return await result
+        working = self._pool.submit(work)
+        # When the caller goes, a thread that works keeps its slot until it is done.
+        working.add_done_callback(ended)
+        return await asyncio.wrap_future(working)
 
     def close(self) -> None:
         """Begin nothing more, and end each thread after its work."""
         self._slots.close()
-        for _ in self.threads:
-            self._queue.put(None)
-
-
-def _work_off(queue: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (do := queue.get()) is not None:
-        do()
-        del do  # what it holds must not wait for the next one
+        self._pool.shutdown(wait=False)
 
 
 class TextThreads(TenantThreads):

@@ -315,7 +315,7 @@ class Generator:
         """Record, count and learn from an answer that has ended."""
         now, log = time.monotonic(), context.log
         log.ended(answer, now)
-        used = self.upstream.usage.record_stream(context, answer, now)
+        used = self.upstream.record_end(context, answer, now)
         is_refused = answer.error is not None and not answer.was_accepted
         context.reservation.release(used, answer.error if is_refused else None)
         self.state.keys.on_end(context.key, answer)

@@ -216,8 +216,7 @@ def _end(
 ) -> pb.Usage:
     """Record a request whose runs have ended, or of which one has failed it with `error`; return its usage."""
     now, runs = time.monotonic(), [result.current for result in results]
-    record_stream = generator.upstream.usage.record_stream
-    used = sum(record_stream(context, result, now) for result in results)
+    used = sum(generator.upstream.record_end(context, result, now) for result in results)
     was_accepted = any(run.was_accepted for run in runs)
     context.reservation.release(used, None if was_accepted else error)
     usage = pb.Usage(

@@ -101,6 +101,13 @@ class Plan:
         ordered = (*others.values(), moved) if last else (moved, *others.values())
         self.route.candidates.extend(ordered)
 
+    def degrade(self, model: str, tier: str, cause: str) -> None:
+        """Let a smaller `model` answer instead, without a cascade, because of `cause`."""
+        reason = f"degraded: {cause}"
+        self.move(model, tier, reason)
+        self.route.reason = f"{self.route.reason}; {reason}"
+        self.route.degraded, self.cascade = True, None
+
 
 class RoutingState(NamedTuple):
     """What routing reads of the running mesh, for one request.

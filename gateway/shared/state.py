@@ -10,7 +10,7 @@ from nats.js.api import StreamConfig
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.policies import InForce
-from gateway.admission.usage import UsageAccounting
+from gateway.admission.tenant_limits import TenantLimits
 from gateway.identity.resume_token import ResumeKey
 from gateway.shared.answers import SharedAnswerCache
 from gateway.shared.drains import Drains
@@ -52,7 +52,7 @@ class SharedState:
         gateway_id: str,
         registry: Registry,
         in_force: InForce,
-        usage: UsageAccounting,
+        tenants: TenantLimits,
         limiter: ClassLimiter,
     ) -> None:
         self._settings = settings
@@ -72,9 +72,9 @@ class SharedState:
         answers = jetstream.answers_bucket(cache.max_mib * 1024 * 1024, cache.max_age_s)
         self.answers = SharedAnswerCache(cache, self._bucket(answers, opened=cache.enabled), peers)
         self.drains = Drains(gateway_id, self._bucket(jetstream.DRAINS))
-        minutes = StoredCosts(usage.spending, self._bucket(jetstream.SPENDING), peers.instance)
-        days = StoredCosts(usage.days, self._bucket(jetstream.DAYS), peers.instance)
-        self.usage = SharedUsage(in_force, usage.limits, limiter, minutes, days)
+        minutes = StoredCosts(tenants.spending, self._bucket(jetstream.SPENDING), peers.instance)
+        days = StoredCosts(tenants.days, self._bucket(jetstream.DAYS), peers.instance)
+        self.usage = SharedUsage(in_force, tenants, limiter, minutes, days)
 
     async def open(self, client: Client) -> None:
         """Create the buckets, and read what tenants have spent.

@@ -247,10 +247,6 @@ class Breakers:
         """Return the seconds until a request may go to the model; 0 means now."""
         return max(0.0, self._breakers[model].next_at - now)
 
-    def is_open(self, model: str, now: float) -> bool:
-        """Return whether the model gets no request now, because it failed repeatedly."""
-        return self.retry_after_s(model, now) > 0
-
     def sent(self, model: str, now: float) -> None:
         """Note a request to the model; it is a probe unless the breaker is closed."""
         breaker = self._breakers[model]

@@ -13,7 +13,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import inf
 from typing import Final, NamedTuple
 
@@ -44,12 +43,6 @@ class RunClass(NamedTuple):
 
     model: str
     priority_class: str
-
-
-@lru_cache(maxsize=1024)
-def run_class_of(model: str, priority_class: str) -> RunClass:
-    """Return the one object that all runs of a class of a model share."""
-    return RunClass(model, priority_class)
 
 
 @dataclass(slots=True)
@@ -179,7 +172,7 @@ class ModelRun:
 
     def __post_init__(self) -> None:
         self.run_id = self.task.request_id
-        self.run_class = run_class_of(self.task.model, self.task.priority_class)
+        self.run_class = RunClass(self.task.model, self.task.priority_class)
         self.is_urgent = self.task.priority_class == URGENT_CLASS
         self.is_bulk = self.task.priority_class == BULK_CLASS
 

@@ -121,13 +121,6 @@ class EscalationLimiter:
         return request
 
 
-def _apart(value: float, limit: float) -> str:
-    """Round a value that is below `limit` to two digits, or to as many as show that."""
-    return next(
-        (text for digits in range(2, 8) if float(text := f"{value:.{digits}f}") < limit), f"{value}"
-    )
-
-
 @dataclass(eq=False)
 class AnswerMonitor:
     """Monitors one answer to `prompt`.
@@ -175,9 +168,7 @@ class AnswerMonitor:
         mean, least = self._logprob / self.tokens, self.route.min_logprob
         if mean >= least:
             return ""
-        return (
-            f"mean log-probability {_apart(mean, least)} of {self.tokens} tokens is below {least:g}"
-        )
+        return f"mean log-probability {mean:.4g} of {self.tokens} tokens is below {least:g}"
 
     def _doubt(self, answer: WholeAnswer) -> str:
         """Return the first doubt: by the checks in the order of the policy, the confidence, the prediction."""

@@ -6,13 +6,12 @@ for the failure that the request itself meets. Fallbacks are used in the order o
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from gateway.admission.request_context import RequestContext
 from gateway.streaming.answer_stream import AnswerStream
-from gateway.streaming.model_run import ModelRun
 from gateway.upstream.runs import Upstream, spawn_beside
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
@@ -34,34 +33,31 @@ def fall_back(
     is_governed = context.plan.route.strategy == ROUTE_STRATEGY_SAFETY
     if not context.allow_degraded or is_governed or not isinstance(error, FAILURES):
         return False
-    if next(_candidates(upstream, context, stream), None) is None:
+    now, failed = time.monotonic(), {run.model for run in stream.runs}
+    candidates = [
+        model
+        for model in context.rules.fallbacks.get(run.model, ())
+        if model not in failed and upstream.overload.outlook(model, context, now).problem is None
+    ]
+    if not candidates:
         return False
     # At once, and not with the end of the answer: others should not meet the failure meanwhile.
-    upstream.usage.record_result(context, run, error, time.monotonic())
+    upstream.overload.record_result(context, run, error, now)
     run.error = error
-    spawn_beside(stream, partial(_replace, upstream, context, stream, run, error))
+    spawn_beside(stream, partial(_replace, upstream, context, stream, candidates, error))
     return True
-
-
-def _candidates(upstream: Upstream, context: RequestContext, stream: AnswerStream) -> Iterator[str]:
-    """Yield the fallbacks of the current model that have not failed, and could answer in time."""
-    failed = {run.model for run in stream.runs}
-    for model in context.rules.fallbacks.get(stream.current.model, ()):
-        outlook = upstream.overload.outlook(model, context, time.monotonic())
-        if model not in failed and outlook.problem is None:
-            yield model
 
 
 async def _replace(
     upstream: Upstream,
     context: RequestContext,
     stream: AnswerStream,
-    failed: ModelRun,
+    candidates: Sequence[str],
     error: SluiceError,
 ) -> None:
-    """Send a run of the first fallback that has room for the prompt; raise `error` if none has."""
-    seed = context.first.sampling.seed
-    for model in _candidates(upstream, context, stream):
+    """Send a run of the first candidate that has room for the prompt; raise `error` if none has."""
+    failed, seed = stream.current, context.first.sampling.seed
+    for model in candidates:
         prepared = await upstream.preparation.prepare_fallback(context, model)
         if prepared is not None:
             break
@@ -72,22 +68,8 @@ async def _replace(
     run = upstream.new_run(context.request, prepared, run_id, context.deadline)
     if not stream.replace_failed(failed, run, error.message):
         return
-    _degrade(context, failed, run, error)
+    cause = f"{failed.model} failed before its first token: {error.message}"
+    context.plan.degrade(run.model, run.settings.tier, cause)
+    logger.info("request %s fell back to %s: %s", context.request_id, run.model, cause)
     context.first, context.prompts, context.second = prepared, (prepared,), None
     upstream.send(context, run, prepared)
-
-
-def _degrade(context: RequestContext, failed: ModelRun, run: ModelRun, error: SluiceError) -> None:
-    """Change the plan of a request whose model was replaced by a fallback."""
-    plan, reason = context.plan, f"{failed.model} failed before its first token: {error.message}"
-    reason = f"degraded: {reason}"
-    plan.move(run.model, run.settings.tier, reason)
-    plan.route.reason = f"{plan.route.reason}; {reason}"
-    plan.route.degraded, plan.cascade = True, None
-    logger.info(
-        "replaced %s by its fallback %s: %s (request %s)",
-        failed.model,
-        run.model,
-        error.message,
-        context.request_id,
-    )

@@ -7,11 +7,10 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Final, TypeVar
 
 from opentelemetry.trace import Span
@@ -20,10 +19,12 @@ from opentelemetry.util.types import AttributeValue
 from gateway.admission.admission import blocked
 from gateway.admission.request_context import PreparedPrompt, RequestContext
 from gateway.admission.text_prompts import UNDRAWN
+from gateway.admission.turns import TextThreads
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import Segment, TemplateRefused
 from gateway.safety.actions import Action
 from gateway.safety.findings import Finding
+from gateway.safety.guards import families
 from gateway.safety.guards.checks import (
     Check,
     Checks,
@@ -35,17 +36,12 @@ from gateway.safety.guards.checks import (
     rules_of,
 )
 from gateway.safety.guards.entities import LabelledToken
-from gateway.safety.guards.families import (
-    Family,
-    GuardFailure,
-    GuardVerdict,
-    Message,
-    Outcome,
-    Unparsable,
-)
+from gateway.safety.guards.families import Family, Message, Unparsable
+from gateway.safety.inspector import EntityResults
 from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
+from gateway.streaming.registry import ResultCollector
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.runs import Upstream, spawn_beside
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
@@ -69,22 +65,22 @@ ALTERNATIVES_MIN: Final = 16
 
 _T = TypeVar("_T")
 
-_FAILURES: Final[Mapping[type[Exception], GuardFailure]] = {
-    TimeoutError: GuardFailure.TIMEOUT,
-    errors.DeadlinePassed: GuardFailure.TIMEOUT,
-    errors.PromptTooLong: GuardFailure.TOO_LONG,
-    TemplateRefused: GuardFailure.FAILED,
-    Unparsable: GuardFailure.UNPARSABLE,
-    errors.Overloaded: GuardFailure.OVERLOADED,
-    errors.ExpectedLate: GuardFailure.OVERLOADED,
-    errors.ModelUnavailable: GuardFailure.UNAVAILABLE,
-    errors.TransportUnavailable: GuardFailure.UNAVAILABLE,
+_FAILURES: Final[Mapping[type[Exception], families.GuardFailure]] = {
+    TimeoutError: families.GuardFailure.TIMEOUT,
+    errors.DeadlinePassed: families.GuardFailure.TIMEOUT,
+    errors.PromptTooLong: families.GuardFailure.TOO_LONG,
+    TemplateRefused: families.GuardFailure.FAILED,
+    Unparsable: families.GuardFailure.UNPARSABLE,
+    errors.Overloaded: families.GuardFailure.OVERLOADED,
+    errors.ExpectedLate: families.GuardFailure.OVERLOADED,
+    errors.ModelUnavailable: families.GuardFailure.UNAVAILABLE,
+    errors.TransportUnavailable: families.GuardFailure.UNAVAILABLE,
 }
 
 
 async def run_guard(
     upstream: Upstream, context: RequestContext, check: Check, turns: Sequence[Message]
-) -> tuple[Outcome, Cost]:
+) -> tuple[families.Outcome, Cost]:
     """Return the verdict of a guard, within its time budget, and what it cost.
 
     `turns`: of caller and model as the model may see them, the caller's last.
@@ -92,121 +88,130 @@ async def run_guard(
     with _check_span(context, check) as span:
         runs = _CheckRuns(upstream, context, check, headers_of(span))
         outcome, cost = await runs.within_budget(runs.verdict(turns))
-        score = None if isinstance(outcome, GuardFailure) else outcome.score
+        score = None if isinstance(outcome, families.GuardFailure) else outcome.score
         _set_outcome(span, rules_of(check.guard, outcome), score)
         return outcome, cost
 
 
 async def find_entities(
-    upstream: Upstream, context: RequestContext, check: Check, texts: Sequence[str]
-) -> tuple[list[list[Finding]] | GuardFailure, Decided]:
-    """Return what a token classifier finds in `texts`: see `gateway.admission.admission.EntityReader`."""
-    with _check_span(context, check) as span:
-        runs = _CheckRuns(upstream, context, check, headers_of(span))
-        outcome, cost = await runs.within_budget(runs.entities(texts))
-        findings = outcome if isinstance(outcome, GuardFailure) else [*chain.from_iterable(outcome)]
-        taken = entity_rules_of(check.guard, findings)
-        _set_outcome(span, taken)
-        return outcome, Decided(check, taken, cost=cost)
+    upstream: Upstream, context: RequestContext, checks: Sequence[Check], texts: Sequence[str]
+) -> tuple[EntityResults, list[Decided]]:
+    """Return what token classifiers find in `texts`, and the decision of each check for the record."""
+
+    async def read(
+        check: Check,
+    ) -> tuple[list[list[Finding]] | families.GuardFailure, Decided]:
+        with _check_span(context, check) as span:
+            runs = _CheckRuns(upstream, context, check, headers_of(span))
+            outcome, cost = await runs.within_budget(runs.entities(texts))
+            taken = entity_rules_of(check.guard, outcome)
+            _set_outcome(span, taken)
+            return outcome, Decided(check, taken, cost=cost)
+
+    by_text: list[list[Finding]] = [[] for _ in texts]
+    failed, decisions = list[tuple[str, Action]](), list[Decided]()
+    for outcome, decided in await asyncio.gather(*map(read, checks)):
+        decisions.append(decided)
+        if isinstance(outcome, families.GuardFailure):
+            failed += decided.taken
+            continue
+        for findings, added in zip(by_text, outcome, strict=True):
+            findings += added
+    return EntityResults(by_text, failed), decisions
 
 
+@dataclass(eq=False)
 class _CheckRuns:
     """The runs of one check; `headers`: their trace context."""
 
-    def __init__(
-        self, upstream: Upstream, context: RequestContext, check: Check, headers: Mapping[str, str]
-    ) -> None:
-        self._upstream = upstream
-        self._context = context
-        self._check = check
-        self._headers = headers
-        self._runs: Sequence[ModelRun] = ()
-        self._began_at = time.monotonic()
+    upstream: Upstream
+    context: RequestContext
+    check: Check
+    headers: Mapping[str, str]
+    runs: Sequence[ModelRun] = ()
+    began_at: float = field(default_factory=time.monotonic)
 
-    async def within_budget(self, work: Awaitable[_T]) -> tuple[_T | GuardFailure, Cost]:
+    async def within_budget(self, work: Awaitable[_T]) -> tuple[_T | families.GuardFailure, Cost]:
         """Return the result of `work`, if it comes in time, and what it cost."""
-        outcome: _T | GuardFailure
+        outcome: _T | families.GuardFailure
         try:
-            async with asyncio.timeout(self._check.guard.settings.budget_s):
+            async with asyncio.timeout(self.check.guard.settings.budget_s):
                 outcome = await work
         except Exception as error:  # the answer would wait for it
-            outcome = _FAILURES.get(type(error), GuardFailure.FAILED)
+            outcome = _FAILURES.get(type(error), families.GuardFailure.FAILED)
             if not isinstance(error, (errors.SluiceError, *_FAILURES)):
-                logger.exception("guard check of request %s failed", self._context.request_id)
-        cost = sum(run.cost for run in self._runs)
-        return outcome, Cost((time.monotonic() - self._began_at) * 1000, cost)
+                logger.exception("guard check of request %s failed", self.context.request_id)
+        cost = sum(run.cost for run in self.runs)
+        return outcome, Cost((time.monotonic() - self.began_at) * 1000, cost)
 
-    async def verdict(self, turns: Sequence[Message]) -> GuardVerdict:
+    async def verdict(self, turns: Sequence[Message]) -> families.GuardVerdict:
         """Return the verdict of a guard that gives some."""
-        model, guard = self._model(), self._check.guard
+        model, guard = self._model(), self.check.guard
         assert isinstance(guard, Guard), "the others give no verdicts"
-        texts = [self._check.answer, *(turn["content"] for turn in turns)]
-        work = partial(prompts_of, guard.family, model, turns, self._check)
-        prompts = await self._tokenized(texts, work)
+        texts = [self.check.answer, *(turn["content"] for turn in turns)]
+        work = partial(prompts_of, guard.family, model, turns, self.check)
+        prompts = await self._threads.work_on(texts, self.context.tenant, work)
         sampling = _sampling(guard.family, model)
         # Without the caller's stop strings, and with all alternatives.
         params = SamplingParams(logprobs=sampling.top_logprobs)
         prepared = [PreparedPrompt(model, prompt, sampling, None) for prompt in prompts]
-        runs = await self._compute(prepared, params)
-        return _worst([_verdict_of(guard.family, run.transcript) for run in runs])
+        await self._compute(prepared, params)
+        verdicts = [_verdict_of(guard.family, run.transcript) for run in self.runs]
+        flagged = [verdict for verdict in verdicts if verdict.flagged]
+        scores = [verdict.score for verdict in verdicts if verdict.score is not None]
+        categories = dict.fromkeys(name for verdict in flagged for name in verdict.categories)
+        score = max(scores, default=None)
+        return families.GuardVerdict(bool(flagged), tuple(categories), score)
 
     async def entities(self, texts: Sequence[str]) -> list[list[Finding]]:
         """Return what a token classifier finds in each text."""
-        model, guard = self._model(), self._check.guard
+        model, guard = self._model(), self.check.guard
         assert isinstance(guard, EntityGuard), "the others find no entities"
-        segments = await self._tokenized(texts, partial(_segments, model, texts))
+        work = partial(_segments, model, texts)
+        segments = await self._threads.work_on(texts, self.context.tenant, work)
         if len(segments) > READ_SEGMENTS_MAX:
             raise errors.PromptTooLong("the texts have too many segments for the classifier")
-        prepared = [
-            PreparedPrompt(model, segment.token_ids, UNDRAWN, None, Values())
-            for _, segment in segments
-        ]
-        runs = await self._compute(prepared, SamplingParams())
+        prompts = [segment.token_ids for _, segment in segments]
+        prepared = [PreparedPrompt(model, ids, UNDRAWN, None, Values()) for ids in prompts]
+        await self._compute(prepared, SamplingParams())
         findings: list[list[Finding]] = [[] for _ in texts]
-        for (number, segment), run in zip(segments, runs, strict=True):
+        for (number, segment), run in zip(segments, self.runs, strict=True):
             findings[number] += guard.tags.findings(_labelled(segment, run))
         return findings
 
+    @property
+    def _threads(self) -> TextThreads:
+        return self.upstream.preparation.threads
+
     def _model(self) -> ServedModel:
-        model = self._context.policies.catalog[self._check.guard.settings.model]
-        scheduling = self._context
-        outlook = self._upstream.overload.outlook(model.name, scheduling, time.monotonic())
-        if outlook.problem is not None:
-            raise outlook.problem
+        model, now = (
+            self.context.policies.catalog[self.check.guard.settings.model],
+            time.monotonic(),
+        )
+        problem = self.upstream.overload.outlook(model.name, self.context, now).problem
+        if problem is not None:
+            raise problem
         return model
 
-    async def _tokenized(self, texts: Sequence[str], work: Callable[[], _T]) -> _T:
-        """Do `work` on `texts`, in a thread when they are long."""
-        threads = self._upstream.preparation.threads
-        return await threads.work_on(texts, self._context.tenant, work)
-
-    async def _compute(
-        self, prepared: Sequence[PreparedPrompt], sampling: SamplingParams
-    ) -> Sequence[ModelRun]:
-        upstream, context = self._upstream, self._context
-        request = replace(
-            context.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
-        )
-        deadline = min(context.deadline, time.monotonic() + self._check.guard.settings.budget_s)
-        self._runs = [
-            upstream.new_run(request, prompt, self._run_id(number), deadline)
-            for number, prompt in enumerate(prepared)
-        ]
-        for run in self._runs:
-            run.headers = self._headers
-        await upstream.compute(
-            self._runs,
-            lambda result: upstream.usage.record_stream(context, result, time.monotonic()),
-        )
-        return self._runs
-
-    def _run_id(self, number: int) -> str:
-        """Return the name of the `number`-th run."""
+    async def _compute(self, prepared: Sequence[PreparedPrompt], sampling: SamplingParams) -> None:
+        upstream, context, check = self.upstream, self.context, self.check
+        labels = {WORKLOAD_LABEL: WORKLOAD}
+        request = replace(context.request, labels=labels, sampling=sampling, tools=None)
+        deadline = min(context.deadline, time.monotonic() + check.guard.settings.budget_s)
         # Classifiers of the prompt are counted apart.
-        is_apart = isinstance(self._check.guard, EntityGuard) and not self._check.in_answer
-        kind = "e" if is_apart else "g"
-        name = f"{self._context.request_id}-{kind}{self._check.number}"
-        return f"{name}-{number}" if number else name
+        is_apart = isinstance(check.guard, EntityGuard) and not check.in_answer
+        name = f"{context.request_id}-{'e' if is_apart else 'g'}{check.number}"
+        runs = list[ModelRun]()
+        for number, prompt in enumerate(prepared):
+            run_id = f"{name}-{number}" if number else name
+            runs.append(upstream.new_run(request, prompt, run_id, deadline))
+            runs[-1].headers = self.headers
+
+        def on_end(result: ResultCollector) -> None:
+            upstream.record_end(context, result, time.monotonic())
+
+        self.runs = runs
+        await upstream.compute(runs, on_end)
 
 
 def _check_span(context: RequestContext, check: Check) -> AbstractContextManager[Span]:
@@ -286,17 +291,9 @@ def _sampling(family: Family, model: ServedModel) -> Sampling:
     )
 
 
-def _verdict_of(family: Family, transcript: Transcript) -> GuardVerdict:
+def _verdict_of(family: Family, transcript: Transcript) -> families.GuardVerdict:
     delta, _ = transcript.whole(True, None)
     return family.verdict(delta.text, [token.top for token in delta.logprobs])
-
-
-def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
-    """Return the verdict on a text from those on its segments."""
-    flagged = [verdict for verdict in verdicts if verdict.flagged]
-    scores = [verdict.score for verdict in verdicts if verdict.score is not None]
-    categories = dict.fromkeys(name for verdict in flagged for name in verdict.categories)
-    return GuardVerdict(bool(flagged), tuple(categories), max(scores, default=None))
 
 
 class GuardRunner:
@@ -332,29 +329,19 @@ class GuardRunner:
 
     async def _classify(self, stream: AnswerStream, run: ModelRun, window: AnswerWindow) -> None:
         """Let token classifiers read the next part of the answer."""
-        decided, findings = await self._entities(run, window)
-        now = time.monotonic()
+        context, upstream = self._context, self._upstream
+        guards = context.inspection.compiled.answer_readers
+        checks = [self.checks.reading(guard, run.completion_tokens) for guard in guards]
+        entities, decided = await find_entities(upstream, context, checks, [window.text])
+        self.checks.decided += decided
         blocking = [check for check in decided if check.action is Action.BLOCK]
         rules = [rule for check in blocking for rule in check.rules]
+        now = time.monotonic()
         if stream.current is run and rules:
             stream.block(tuple(rules), now)
             return
-        stream.settle(run, window, findings, now)
+        stream.settle(run, window, entities.by_text[0], now)
         self._continue(stream)
-
-    async def _entities(
-        self, run: ModelRun, window: AnswerWindow
-    ) -> tuple[list[Decided], list[Finding]]:
-        """Return what is recorded of each classifier, and all that they found in `window`."""
-        context, guards = self._context, self._context.inspection.compiled.answer_readers
-        checks = [self.checks.reading(guard, run.completion_tokens) for guard in guards]
-        readings = await asyncio.gather(
-            *(find_entities(self._upstream, context, check, [window.text]) for check in checks)
-        )
-        decided = [decision for _, decision in readings]
-        self.checks.decided += decided
-        outcomes = [outcome for outcome, _ in readings if not isinstance(outcome, GuardFailure)]
-        return decided, [finding for outcome in outcomes for finding in outcome[0]]
 
     async def _check(self, stream: AnswerStream, check: Check) -> None:
         outcome, cost = await run_guard(self._upstream, self._context, check, self._turns)

@@ -10,7 +10,7 @@ from typing import Final
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import Preparation
 from gateway.admission.request_context import PreparedPrompt, RequestContext, fail_with
-from gateway.admission.usage import UsageAccounting
+from gateway.admission.tenant_limits import TenantLimits
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import Registry, ResultCollector
@@ -35,7 +35,7 @@ class Upstream:
 
     preparation: Preparation
     overload: OverloadControl
-    usage: UsageAccounting
+    limits: TenantLimits
     registry: Registry
     transport: NatsTransport
     stall_s: float
@@ -94,18 +94,9 @@ class Upstream:
 
     def send(self, context: RequestContext, run: ModelRun, prepared: PreparedPrompt) -> None:
         """Send a run for a caller's request; return at once."""
-        now, task, sampling = time.monotonic(), run.task, prepared.sampling
-        params = SchedulingParams(
-            context.priority_class,
-            context.deadline,
-            tenant=context.tenant,
-            rules=context.rules,
-            workload=context.workload,
-            prompt_tokens=len(prepared.prompt_token_ids),
-            min_tokens=sampling.min_tokens,
-            max_tokens=sampling.max_tokens,
-        )
-        expected = self.overload.outlook(run.model, params, now)
+        now, task = time.monotonic(), run.task
+        context.prompt_tokens = len(prepared.prompt_token_ids)  # estimated before
+        expected = self.overload.outlook(run.model, context, now)
         run.expected_s = expected.total_s if expected.is_total else 0.0
         is_watched = context.request.sampling.stop or context.second is not None
         if is_watched and task.coalesce_ms > WATCHED_GATHER_MS:
@@ -131,10 +122,13 @@ class Upstream:
         Raises:
             SluiceError: a run failed, of a run past its deadline `DeadlinePassed`.
         """
-        ended = asyncio.Queue[ResultCollector]()
-        results = [
-            ResultCollector(self.registry, _request_of(run), run, ended.put_nowait) for run in runs
-        ]
+        ended, results = asyncio.Queue[ResultCollector](), list[ResultCollector]()
+        for run in runs:
+            tenant, priority_class = run.task.tenant, run.task.priority_class
+            whose = SchedulingParams(
+                priority_class, run.deadline, tenant=tenant, arrived_at=run.sent_at
+            )
+            results.append(ResultCollector(self.registry, whose, run, ended.put_nowait))
         try:
             for run in runs:
                 run.task.coalesce_ms = WHOLE_GATHER_MS
@@ -149,6 +143,26 @@ class Upstream:
                 on_end(result)
         return results
 
+    def record_end(self, request: SchedulingParams, result: ResultCollector, now: float) -> int:
+        """Book the cost of a result that has ended, and judge its models.
+
+        Returns:
+            The tokens of its prompts and answers.
+        """
+        tokens = 0
+        for run in result.runs:
+            if not run.is_sent:
+                continue
+            billed = run.billed_tokens
+            tokens += sum(billed)
+            cost = run.settings.cost(*billed)
+            self.limits.spending.add(request.tenant, cost, now)
+            self.limits.days.add(request.tenant, cost, now)
+            error = result.error if run is result.current else None
+            if run.error is None:  # else it was counted when a fallback took over
+                self.overload.record_result(request, run, error, now)
+        return tokens
+
     def _send(self, run: ModelRun) -> None:
         """Give a run to `Dispatch`, or fail it when that is impossible."""
         now, task = time.monotonic(), run.task
@@ -162,20 +176,6 @@ class Upstream:
             # Later: the answer may not know its new run yet.
             loop = asyncio.get_running_loop()
             loop.call_soon(self.registry.fail_send, run.run_id, problem)
-
-
-@dataclass
-class InternalRequest:
-    """Whose internal run it is; see `gateway.streaming.registry.RunRequest`."""
-
-    tenant: str
-    priority_class: str
-    arrived_at: float
-    deadline: float
-
-
-def _request_of(run: ModelRun) -> InternalRequest:
-    return InternalRequest(run.task.tenant, run.task.priority_class, run.sent_at, run.deadline)
 
 
 def spawn_beside(stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:

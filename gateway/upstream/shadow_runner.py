@@ -120,7 +120,7 @@ class ShadowRunner:
         def on_end(result: ResultCollector) -> None:
             now, run = time.monotonic(), result.current
             # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
-            self._upstream.usage.record_result(shadow.context, run, result.error, now)
+            self._upstream.overload.record_result(shadow.context, run, result.error, now)
             record.prompt_tokens = run.prompt_tokens
             record.completion_tokens = run.completion_tokens
             record.cost = run.cost

@@ -240,12 +240,13 @@ def failure_rule_of(guard: GuardModel, failure: GuardFailure) -> tuple[str, Acti
 
 
 def entity_rules_of(
-    guard: GuardModel, outcome: Sequence[Finding] | GuardFailure
+    guard: GuardModel, outcome: Sequence[Sequence[Finding]] | GuardFailure
 ) -> tuple[tuple[str, Action], ...]:
     """Return the rules of a token classifier's outcome; actions on its findings are decided with those of the rules."""
     if isinstance(outcome, GuardFailure):
         return (failure_rule_of(guard, outcome),)
-    names = dict.fromkeys(finding.rule.rpartition(".")[2] for finding in outcome) or {PASSED: None}
+    found = (finding.rule.rpartition(".")[2] for findings in outcome for finding in findings)
+    names = dict.fromkeys(found) or {PASSED: None}
     return tuple((_rule(guard, name), Action.ALLOW) for name in names)
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from gateway.admission.class_limiter import PREPARING_MAX, BulkPacer, ClassLimiter
 from gateway.admission.tenant_limits import TenantLimits
-from gateway.routing.budget import Spending
 from sluice.errors import LimitReached, Overloaded, ShuttingDown
 from sluice.settings import CallShares, Settings
 from sluice.settings.limits import LimitSettings
@@ -141,8 +140,7 @@ async def test_a_share_of_less_than_all_leaves_one_place(
 
 
 async def test_tenant_settings_limit_calls_and_bulk_calls() -> None:
-    spending = Spending()
-    core = TenantLimits(spending, spending, lambda: 0.0)
+    core = TenantLimits(lambda: 0.0)
     limits = Settings(limits=LimitSettings(concurrent=3, concurrent_bulk=1))
     in_force: Any = SimpleNamespace(policies=SimpleNamespace(settings=limits, has_limits=True))
     limiter = ClassLimiter(100, ALL_TO_ONE, in_force, core.check_running)

@@ -3,9 +3,9 @@
 import asyncio
 import json
 import os
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import psutil
 import pytest
@@ -34,18 +34,18 @@ def endless(number: int) -> str:
 async def checks() -> AsyncIterator[ConstraintChecks]:
     made = ConstraintChecks()
     yield made
-    made.close()
-    for thread in made.threads.threads:
-        await asyncio.to_thread(thread.join, BOUND_S)
-    assert all(child.process.poll() is not None for child in (*made.busy, *made.idle))
+    children = list(made.children)
+    async with asyncio.timeout(BOUND_S):
+        await made.close()
+    assert all(child.returncode is not None for child in children)
 
 
 async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> None:
     found = await asyncio.gather(*(checks.problem("json_schema", GOOD, "acme") for _ in range(5)))
     assert found == [None] * 5
-    (child,) = checks.idle
+    (child,) = checks.children
     child.kill()
-    child.process.wait()
+    await child.wait()
     assert await checks.problem("json_schema", GOOD, "other") is None
     assert not checks.open.counts
 
@@ -53,11 +53,11 @@ async def test_a_good_constraint_is_compiled_once(checks: ConstraintChecks) -> N
 async def test_a_constraint_that_no_process_compiles_is_asked_again(
     checks: ConstraintChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask_child(kind: str, text: str) -> None:
+    async def broken_compile(kind: str, text: str) -> None:
         raise ChildProcessError("none came up")
 
     with monkeypatch.context() as broken:
-        broken.setattr(checks, "_ask_child", ask_child)
+        broken.setattr(checks, "compile", broken_compile)
         with pytest.raises(Overloaded, match="no process compiles constraints now; try again"):
             await checks.problem("regex", "a+", "acme")
     assert await checks.problem("regex", "a+", "acme") is None
@@ -65,7 +65,7 @@ async def test_a_constraint_that_no_process_compiles_is_asked_again(
 
 async def test_results_are_cached_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = ConstraintChecks(results_max=2)
-    monkeypatch.setattr(checks, "_ask_child", lambda kind, text: None)
+    monkeypatch.setattr(checks, "compile", AsyncMock(return_value=None))
     for text in "abc":
         assert await checks.problem("regex", text, "acme") is None
     assert len(checks.results) == 2
@@ -93,14 +93,14 @@ async def test_no_constraint_takes_more_than_its_share(checks: ConstraintChecks,
         problem = await checks.problem(kind, text, "acme")
     if problem is not None:
         assert "compile: " in problem or "multiple" in problem or "too" in problem, problem
-    for child in checks.idle:
-        used = psutil.Process(child.process.pid).memory_info().rss
+    for child in checks.children:
+        used = psutil.Process(child.pid).memory_info().rss
         assert used < MEMORY_BYTES + (128 << 20)
 
 
 async def test_a_child_gives_way_to_its_gateway(checks: ConstraintChecks) -> None:
     assert await checks.problem("json_schema", GOOD, "acme") is None
-    pid = checks.idle[0].process.pid
+    pid = checks.children[0].pid
     assert os.getsid(pid) == pid  # else the kernel's group of the gateway's session pays for it
     assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
     assert group_of(pid).endswith("nice 10\n")
@@ -115,10 +115,10 @@ async def test_what_to_do_about_a_costly_constraint_is_told(checks: ConstraintCh
 
 async def test_a_child_that_is_killed_ends_one_constraint(checks: ConstraintChecks) -> None:
     assert await checks.problem("json_schema", GOOD, "acme") is None
-    (child,) = checks.idle
+    (child,) = checks.children
     asking = asyncio.ensure_future(checks.problem("json_schema", endless(0), "acme"))
     await asyncio.sleep(0)  # it begins
-    child.process.kill()
+    child.kill()
     assert "256 MiB to compile" in str(await asyncio.wait_for(asking, BOUND_S))
     assert await checks.problem("regex", "a+", "acme") is None
 
@@ -127,13 +127,13 @@ async def test_tenants_take_turns(
     checks: ConstraintChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = list[str]()
-    gate = threading.Event()
+    gate = asyncio.Event()
 
-    def ask_child(kind: str, text: str) -> None:
-        assert gate.wait(BOUND_S)
+    async def slow_compile(kind: str, text: str) -> None:
+        await gate.wait()
         order.append(text[0])
 
-    monkeypatch.setattr(checks, "_ask_child", ask_child)
+    monkeypatch.setattr(checks, "compile", slow_compile)
     asked = list[asyncio.Future[str | None]]()
 
     async def ask(tenant: str, text: str) -> None:

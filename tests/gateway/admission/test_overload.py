@@ -22,7 +22,7 @@ from gateway.admission.overload import (
     SentTokens,
 )
 from gateway.routing.router import Plan
-from gateway.streaming.load_table import Breakers, ModelLoadTable
+from gateway.streaming.load_table import ModelLoadTable
 from sluice.errors import ExpectedLate, ModelUnavailable
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.models import ModelSettings
@@ -50,8 +50,8 @@ class Scene:
     def __init__(self) -> None:
         self.now = 10.0
         self.loads = ModelLoadTable()
-        self.breakers = Breakers()
-        self.overload = OverloadControl(self.loads, self.breakers)
+        self.overload = OverloadControl(self.loads, ())
+        self.breakers = self.overload.breakers
 
     def report(self, batcher: str = "b1", **waits_s: float) -> None:
         """Expected waits of standard tasks by model; twenty tokens each. 0: a slot is free."""
@@ -261,7 +261,7 @@ def asked(scene: Scene, timeout_s: float, **values: Any) -> SchedulingParams:
 def answer(scene: Scene, *tokens: int, tenant: str = "", is_cut: bool = False) -> None:
     """Answers of the model that have ended."""
     for one in tokens:
-        scene.overload.ended("large", asked(scene, 1.0, tenant=tenant), one, is_cut=is_cut)
+        scene.overload.lengths.observe(AnswerKind("large", tenant, ""), one, is_cut=is_cut)
 
 
 def test_a_free_slot_refuses_nothing_whatever_was_learned(scene: Scene) -> None:

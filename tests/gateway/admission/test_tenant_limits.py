@@ -7,7 +7,7 @@ import pytest
 
 from gateway.admission.tenant_limits import COST_RETRY_S, RateName, TakeBack, TenantLimits
 from gateway.identity.caller import Caller
-from gateway.routing.budget import Settle, Spending
+from gateway.routing.budget import Settle
 from sluice.errors import (
     BudgetSpent,
     DeadlinePassed,
@@ -36,9 +36,9 @@ class World:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.hours, self.days = Spending(), Spending(0.0, DAY_S, 31)
         self.given = Settings(limits=tuned(LimitSettings, **self.limits))
-        self.core = TenantLimits(self.hours, self.days, lambda: self.now)
+        self.core = TenantLimits(lambda: self.now)
+        self.hours, self.days = self.core.spending, self.core.days
 
     def hear(self, gateway: str, calls: dict[str, float], bulk: dict[str, float]) -> None:
         """So many calls of each tenant run at another gateway."""
@@ -222,20 +222,20 @@ def test_a_month_ends_with_its_last_day(day: int, left: int) -> None:
 
 
 def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
-    hours, days = Spending(), Spending(0.0, DAY_S, 31)
     limits = Settings(limits=LimitSettings(cost_per_month=2.0))
-    days.add("acme", 2.0, 0.5 * DAY_S)
-    # Monotonic day 1 is the second of a month, or the first one.
-    for offset_s, refused in ((0.0, True), (30 * DAY_S, False)):
-        core = TenantLimits(hours, days, lambda: 1.5 * DAY_S, offset_s)
+
+    def used(now: float, offset_s: float = 0.0) -> float:
+        core = TenantLimits(lambda: now, offset_s)
+        core.days.add("acme", 2.0, 0.5 * DAY_S)
+        core.days.add("acme", 3.0, 5 * DAY_S - 4 * offset_s)
         (use,) = core.uses(limits, "acme")
-        assert use.used == (2.0 if refused else 0.0)
-    # Half a second before the first of February, by a clock without an offset.
-    days.add("acme", 3.0, 5 * DAY_S)
-    (use,) = TenantLimits(hours, days, lambda: 31 * DAY_S - 0.5).uses(limits, "acme")
-    assert use.used == 5.0
-    (use,) = TenantLimits(hours, days, lambda: 31 * DAY_S).uses(limits, "acme")
-    assert use.used == 0.0
+        return use.used
+
+    # Half a second before the first of February, and then.
+    assert used(31 * DAY_S - 0.5) == 5.0
+    assert used(31 * DAY_S) == 0.0
+    # Monotonic day 1 is the first of a month.
+    assert used(1.5 * DAY_S, 30 * DAY_S) == 0.0
 
 
 def test_tenants_with_limits_of_their_own() -> None:

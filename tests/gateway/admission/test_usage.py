@@ -9,13 +9,13 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from gateway.admission.overload import (
     ANSWERS_MIN,
+    HUNG_S,
     AnswerKind,
     OverloadControl,
     OverloadRules,
     SchedulingParams,
 )
-from gateway.admission.usage import HUNG_S, UsageAccounting
-from gateway.streaming.load_table import Breakers, ModelLoadTable
+from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.model_run import ModelRun
 from sluice.errors import DeadlinePassed
 from sluice.internal.v1.frame_pb2 import (
@@ -147,7 +147,7 @@ async def test_answer_that_the_caller_has_costs_nothing(wire: Wire) -> None:
 
 @pytest.mark.wire(routing=ROUTING)
 async def test_a_model_that_hangs_is_left_alone(wire: Wire) -> None:
-    wire.gateway.usage.hung_s = 0.1
+    wire.gateway.generator.upstream.overload.hung_s = 0.1
     for _ in range(2):
         call = wire.stub.Generate(prompt(model="large"), timeout=1.0)
         await wire.batcher.task("large")
@@ -166,10 +166,8 @@ class Rows:
     """Rows of one model, and what their ends say about it."""
 
     def __init__(self) -> None:
-        self.breakers = Breakers()
         self._live: list[Any] = []
-        self.overload = OverloadControl(ModelLoadTable(), self.breakers)
-        self.usage = UsageAccounting(self.overload, self.breakers, self._live)
+        self.overload = OverloadControl(ModelLoadTable(), self._live)
 
     def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> ModelRun:
         row = new_run("r", now=sent_at)
@@ -182,8 +180,8 @@ class Rows:
 
     def opens(self, row: ModelRun, now: float) -> bool:
         """Whether the passed deadline of ``row`` counts against the model."""
-        self.usage.record_result(REQUEST, row, DeadlinePassed("late"), now)
-        return self.breakers.retry_after_s("m", now) > 0
+        self.overload.record_result(REQUEST, row, DeadlinePassed("late"), now)
+        return self.overload.breakers.retry_after_s("m", now) > 0
 
 
 def test_a_silent_model_hangs() -> None:
@@ -207,7 +205,7 @@ def test_a_model_that_works_for_others_does_not_hang() -> None:
     live, ended = Rows(), Rows()
     live.row(0.0, token_at=1.0)
     assert not live.opens(live.row(0.0, live=False), HUNG_S)
-    ended.usage.record_result(REQUEST, ended.row(0.0, token_at=1.0, live=False), None, 2.0)
+    ended.overload.record_result(REQUEST, ended.row(0.0, token_at=1.0, live=False), None, 2.0)
     assert not ended.opens(ended.row(0.0, live=False), HUNG_S)
 
 
@@ -223,7 +221,7 @@ def answered(rows: Rows, tokens: int, end: TaskEnd.ValueType, resumed: int = 0) 
     row = rows.row(0.0, live=False)
     row.resumed = resumed
     row.accept(frame(0, range(tokens), end=end), 1.0)
-    rows.usage.record_result(REQUEST, row, None, 2.0)
+    rows.overload.record_result(REQUEST, row, None, 2.0)
 
 
 def test_lengths_of_whole_answers_are_learned() -> None:

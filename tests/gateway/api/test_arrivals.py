@@ -263,7 +263,7 @@ async def test_health_watchers_are_bounded_by_address(wire: Wire) -> None:
         await asyncio.wait_for(watcher.read(), BOUND_S)
     _, error = await error_of(stub.Watch(HealthCheckRequest()))
     assert isinstance(error, errors.Overloaded)
-    assert "8 callers of your address are watching health" in str(error)
+    assert "8 health watchers of your address" in str(error)
     await stub.Check(HealthCheckRequest(), timeout=BOUND_S)  # is not one of them
     for watcher in watching:
         watcher.cancel()

@@ -137,7 +137,7 @@ async def test_gateways_share_a_limit(opened: Opened) -> None:
         await two.until(lambda: "gw1" in two.gateway.shared.peers.alive)
         await answered(one)
         await one.gateway.shared.peers.send_heartbeat()
-        await two.until(lambda: bool(two.gateway.usage.limits.buckets))
+        await two.until(lambda: bool(two.gateway.limits.buckets))
         _, error = await error_of(two.stub.Generate(prompt(), metadata=ACME))
         assert isinstance(error, LimitReached)
 

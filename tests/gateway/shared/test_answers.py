@@ -110,7 +110,7 @@ async def test_the_record_and_the_counts_say_it(wire: Wire) -> None:
     assert records[0].answer_key == records[1].answer_key != ""
     assert [record.cached for record in records] == [False, True]
     assert [len(record.attempts) for record in records] == [1, 0]
-    assert wire.gateway.usage.spending.spent("default", 0.0) == pytest.approx(
+    assert wire.gateway.limits.spending.spent("default", 0.0) == pytest.approx(
         records[0].attempts[0].cost
     )
     assert sum(values(wire.metrics, catalog.CACHED).values()) == 1

@@ -78,7 +78,7 @@ async def test_a_budget_holds_for_all_gateways_and_after_a_restart(
     one, two = pair
 
     def spent(wire: Wire) -> float:
-        return wire.gateway.usage.spending.spent("acme", time.monotonic())
+        return wire.gateway.limits.spending.spent("acme", time.monotonic())
 
     call = one.stub.Generate(prompt(model=""), metadata=ACME)
     task = await one.batcher.task("large")
@@ -109,7 +109,7 @@ async def test_costs_are_told_where_nothing_limits_them(nats_url: str, model_fol
         await events_of(call)
         request = ListTenantsRequest(tenant="acme")
         cost = (await AdminServiceStub(one.channel).ListTenants(request)).tenants[0].cost_last_hour
-        spending = two.gateway.usage.spending
+        spending = two.gateway.limits.spending
         await two.until(lambda: spending.spent("acme", time.monotonic()) == cost > 0)
 
 

@@ -37,7 +37,7 @@ def test_a_low_mean_is_doubt_but_not_before_it_says_something() -> None:
     assert not made.decided
     made.push(sure(1, -3.0))
     assert not made.committed
-    assert "mean log-probability -3.00 of 4 tokens" in made.reason
+    assert "mean log-probability -3 of 4 tokens" in made.reason
 
 
 def test_a_doubt_is_never_rounded_away() -> None:
