@@ -22,10 +22,10 @@ from jobs.items import Item
 from jobs.process import JobProcess, JobStopped
 from jobs.results import OutcomeReader, failed, last_checkpoint, merge_attempts
 from jobs.sources import index_of, result_of
-from jobs.stage_log import StageLog, UnfinishedItems
+from jobs.stage_log import StageLog
 from jobs.stages import open_stage
 from jobs.store import Fenced
-from jobs.totals import Totals, note_stages, reached_stage, totals_of
+from jobs.totals import Totals, reached_stage
 from sluice.background import BackgroundTasks
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import JobUnknown, SluiceError
@@ -120,66 +120,46 @@ async def close_job(process: JobProcess, record: JobRecord) -> None:
         Fenced: another process closes it.
         SluiceError: JetStream, or a gateway that splits texts, does not respond.
     """
-    stage = reached_stage(record)
+    job, stage = record.job, reached_stage(record)
     log = StageLog(process, record, stage)
     await log.load()
-    if not (record.attempt or log.complete):
-        await _count_unfinished(process, record, stage, log)
-    totals = await totals_of(process.store, record, stage)
+    if not (record.attempt or log.checkpoint.complete):
+        # Reading the input may be what ended lost processes, and could end this one.
+        error = None if job.reason_code == PROCESSES_LOST else unfinished_error_of(job)
+        if error is not None:
+            async with aclosing(_items(process, record, log.done.low_water)) as items:
+                async for line in items:
+                    if index_of(line) not in log.done:
+                        log.count(ItemOutcome(result=_unfinished_result(line, error)))
+        await log.close(error)
+    totals = await Totals.of(process.store, record, stage)
 
     def note(fresh: JobRecord) -> None:
         if not fresh.job.closing:
             raise _ClaimedElsewhere
         fresh.job.closing, fresh.job.runner, fresh.closing_until_unix_ms = False, "", 0
-        _note_counts(fresh, totals, log)
+        progress = totals.progress(log.checkpoint.counts, fresh.attempt)
+        progress.total_final = True
+        totals.note_stages(progress, fresh)
+        fresh.job.progress.CopyFrom(progress)
+        report = fresh.job.report
+        report.progress.CopyFrom(progress)
+        report.dead_by_reason.clear()
+        report.dead_by_reason.update(totals.dead_by_reason(log.checkpoint))
 
-    process.quotas.job(record.job.id, await process.store.change(record.job.id, note))
-
-
-async def _count_unfinished(
-    process: JobProcess, record: JobRecord, stage: int, log: StageLog
-) -> None:
-    """Count the items without an outcome, and close the log."""
-    job, unfinished = record.job, UnfinishedItems()
-    if job.reason_code == PROCESSES_LOST:
-        # Reading the input may be what ended those processes, and could end this one.
-        await log.close(unfinished, None)
-        return
-    error, first = unfinished_error_of(job), log.done.low_water
-    async with aclosing(_items(process, record, stage, first)) as items:
-        async for line in items:
-            if index_of(line) not in log.done:
-                unfinished.add(job.id, _unfinished_result(line, error))
-    await log.close(unfinished, error)
-
-
-def _note_counts(record: JobRecord, totals: Totals, log: StageLog) -> None:
-    progress, counts = record.job.progress, totals.progress(log.counts, record.attempt)
-    counts.total, counts.total_final = totals.total if record.attempt else log.counts.total, True
-    progress.CopyFrom(counts)
-    note_stages(progress, totals, record)
-    report, reasons = record.job.report, totals.reasons + log.reasons
-    report.progress.CopyFrom(progress)
-    report.dead_by_reason.clear()
-    report.dead_by_reason.update({name: count for name, count in reasons.items() if count > 0})
+    process.quotas.job(job.id, await process.store.change(job.id, note))
 
 
 async def _items(
-    process: JobProcess, record: JobRecord, stage: int, first: int = 0
+    process: JobProcess, record: JobRecord, first: int
 ) -> AsyncGenerator[Item | ItemOutcome]:
-    """Yield the items of a stage again, as far as the input can be read.
-
-    Args:
-        process: the process of the job.
-        record: the job.
-        stage: the stage.
-        first: items before this index may be left out.
-    """
+    """Yield the items of the reached stage again, as far as the input can be read; at least those from `first` on."""
     if not record.upload_id:
         return  # The job ended before its input was read.
     metadata = ((TENANT_METADATA, record.job.tenant),)
     skipped = 0 if record.job.spec.stages else first
     try:
+        stage = reached_stage(record)
         _, blocks = await open_stage(process, record, stage, metadata, skipped)
         async with aclosing(blocks):  # type: ignore[type-var]
             async for block in blocks:
@@ -233,7 +213,7 @@ async def _with_unfinished(
     while (head := await reader.skip_to(index)) is not None and head.result.index < begin:
         index = head.result.index + 1
         yield head
-    async with aclosing(_items(process, record, reached_stage(record), begin)) as items:
+    async with aclosing(_items(process, record, begin)) as items:
         async for line in items:
             if index_of(line) < begin:
                 continue

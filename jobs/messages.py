@@ -15,6 +15,7 @@ from typing import Final
 from jobs.core.leases import OVER
 from jobs.core.window import BLOCK
 from jobs.input.read import ItemParser
+from jobs.input.tables import json_row
 from jobs.process import JobProcess, input_unreadable
 from jobs.sources import Block, defaults_of, place_line, template_of
 from jobs.store import CHUNK_BYTES, Fenced
@@ -52,13 +53,8 @@ class MessageSource:
         self._record = UploadRecord(tenant=self._tenant, create_unix_ms=unix_ms())
         self._job, self._upload = record.job, record.upload_id
         self._source = source = record.job.spec.input
-        self._parser = ItemParser(
-            template_of(source),
-            defaults_of(record.job.spec),
-            source.id_field,
-            MESSAGE_BYTES_MAX,
-            skipped,
-        )
+        self._template = template_of(source)
+        self._parser = ItemParser(defaults_of(record.job.spec), source.id_field, skipped)
 
     async def blocks(self) -> AsyncIterator[Block]:
         """Yield all of them, as they come.
@@ -77,7 +73,8 @@ class MessageSource:
     def _block(self, chunk: MessageChunk) -> Block:
         first, block = chunk.count - len(chunk.messages), Block()
         for index, message in enumerate(chunk.messages, first):
-            line = self._parser.deduplicate(self._parser.of_json(index + 1, message))
+            row = json_row(message, MESSAGE_BYTES_MAX)
+            line = self._parser.parse(index + 1, row, self._template)
             if line is not None:
                 block.append(place_line(self._job, index, line))
         return block

@@ -28,14 +28,14 @@ POST_S: Final = 20.0
 """Timeout of a whole call with its response, in seconds."""
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
-_LEADING_AWAY: Final = tuple(
-    map(ipaddress.IPv6Network, ("2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20"))
+_LEADING_AWAY: Final[tuple[_Network, ...]] = (
+    *map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")),
+    *map(ipaddress.IPv6Network, ("2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20")),
 )
-_FOR_PROTOCOLS: Final = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
 
 Resolve = Callable[[str, int], Sequence[str]]
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def resolve(host: str, port: int) -> list[str]:
@@ -64,16 +64,10 @@ def is_public(address: _Address) -> bool:
     nowhere. Addresses that stand for others (IPv4-mapped, NAT64, site-local) lead wherever a
     gateway of this network sends them.
     """
-    if isinstance(address, ipaddress.IPv6Address):
-        in_use = address in _GLOBAL_UNICAST and not any(
-            address in network for network in _LEADING_AWAY
-        )
-        return in_use and address.is_global
-    return (
-        address.is_global
-        and not address.is_multicast
-        and not any(address in network for network in _FOR_PROTOCOLS)
-    )
+    if isinstance(address, ipaddress.IPv6Address) and address not in _GLOBAL_UNICAST:
+        return False
+    special = any(address in network for network in _LEADING_AWAY)
+    return address.is_global and not address.is_multicast and not special
 
 
 class Outbound:

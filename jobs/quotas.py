@@ -9,7 +9,7 @@ then. So a tenant may briefly exceed its share by what several processes accept 
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,13 +30,14 @@ class JobUsage:
     """A job, as far as quotas and scheduling need it.
 
     Attributes:
+        size_bytes: of its results.
         urgency: deadline (or a time later than any) and creation, in Unix milliseconds; the smallest is
             claimed first.
         suspect: whether the next process that ends with it is the last one.
     """
 
     tenant: str
-    results_bytes: int
+    size_bytes: int
     state: "JobState.ValueType"
     urgency: tuple[int, int]
     upload: str
@@ -52,6 +53,9 @@ class UploadUsage:
     complete_unix_ms: int
 
 
+_Usages = Mapping[str, JobUsage] | Mapping[str, UploadUsage]
+
+
 class Quotas:
     """Usage of all tenants, as one process knows it.
 
@@ -60,10 +64,6 @@ class Quotas:
         live: jobs that wait, run or are paused.
         uploads: by id.
         counted: set once all records were scanned.
-        jobs_by_tenant: number of jobs.
-        uploads_by_tenant: number of uploads.
-        input_bytes: bytes of inputs by tenant.
-        result_bytes: bytes of results by tenant.
     """
 
     def __init__(self, settings: JobsSettings, counted_s: float = COUNTED_S) -> None:
@@ -73,10 +73,6 @@ class Quotas:
         self.live: dict[str, JobUsage] = {}
         self.uploads: dict[str, UploadUsage] = {}
         self.counted = asyncio.Event()
-        self.jobs_by_tenant: Counter[str] = Counter()
-        self.uploads_by_tenant: Counter[str] = Counter()
-        self.input_bytes: Counter[str] = Counter()
-        self.result_bytes: Counter[str] = Counter()
 
     @property
     def places_max(self) -> int:
@@ -99,15 +95,12 @@ class Quotas:
 
     def job(self, job: str, record: JobRecord | None) -> None:
         """Update a job; None: it is gone."""
-        usage = self.jobs.pop(job, None)
+        self.jobs.pop(job, None)
         self.live.pop(job, None)
-        if usage is not None:
-            _add(self.jobs_by_tenant, usage.tenant, -1)
-            _add(self.result_bytes, usage.tenant, -usage.results_bytes)
         if record is not None:
             usage = self.jobs[job] = JobUsage(
                 tenant=record.job.tenant,
-                results_bytes=record.results_bytes,
+                size_bytes=record.results_bytes,
                 state=record.job.state,
                 urgency=urgency(record),
                 upload=record.upload_id,
@@ -115,28 +108,19 @@ class Quotas:
             )
             if usage.state in LIVE:
                 self.live[job] = usage
-            _add(self.jobs_by_tenant, usage.tenant, 1)
-            _add(self.result_bytes, usage.tenant, usage.results_bytes)
 
     def stored(self, job: str, size: int) -> None:
         """Add bytes of results, which the record has later."""
-        usage = self.jobs.get(job)
-        if usage is not None:
-            usage.results_bytes += size
-            _add(self.result_bytes, usage.tenant, size)
+        if job in self.jobs:
+            self.jobs[job].size_bytes += size
 
     def upload(self, upload: str, record: UploadRecord | None) -> None:
         """Update an upload, complete or not; None: it is gone."""
-        usage = self.uploads.pop(upload, None)
-        if usage is not None:
-            _add(self.uploads_by_tenant, usage.tenant, -1)
-            _add(self.input_bytes, usage.tenant, -usage.size_bytes)
+        self.uploads.pop(upload, None)
         if record is not None:
             self.uploads[upload] = UploadUsage(
                 record.tenant, record.size_bytes, record.complete_unix_ms
             )
-            _add(self.uploads_by_tenant, record.tenant, 1)
-            _add(self.input_bytes, record.tenant, record.size_bytes)
 
     def totals(self, tenant: str | None = None) -> Counter["JobState.ValueType"]:
         """Return how many jobs are in each state, of one tenant or of all."""
@@ -147,31 +131,18 @@ class Quotas:
         """Return the jobs whose input is an upload."""
         return [job for job, usage in self.jobs.items() if usage.upload == upload] if upload else []
 
-    def known_ids(self) -> tuple[set[str], set[str]]:
-        """Return the ids of all known jobs and uploads."""
-        return set(self.jobs), set(self.uploads)
-
-    def forget(self, jobs: Iterable[str], uploads: Iterable[str]) -> None:
-        """Remove jobs and uploads that are gone."""
-        for job in jobs:
-            self.job(job, None)
-        for upload in uploads:
-            self.upload(upload, None)
-
     def check_job(self, tenant: str) -> None:
         """Raise LimitReached if a tenant has as many jobs as it may have."""
-        limit = self._settings.tenant_jobs_max
-        self._check_count(tenant, self.jobs_by_tenant[tenant], limit, "jobs", "ended ones")
+        self._check_count(tenant, self.jobs, self._settings.tenant_jobs_max, "jobs")
 
     def check_upload(self, tenant: str) -> None:
         """Raise LimitReached if a tenant has as many uploads as it may have."""
-        limit = 2 * self._settings.tenant_jobs_max
-        self._check_count(tenant, self.uploads_by_tenant[tenant], limit, "uploads", "unused ones")
+        self._check_count(tenant, self.uploads, 2 * self._settings.tenant_jobs_max, "uploads")
 
-    def _check_count(self, tenant: str, count: int, limit: int, what: str, which: str) -> None:
-        if count >= limit:
+    def _check_count(self, tenant: str, usages: _Usages, limit: int, what: str) -> None:
+        if len(_of_tenant(tenant, usages)) >= limit:
             raise LimitReached(
-                f"the tenant has {limit} {what}; delete {which}, or raise jobs.tenant_jobs_max",
+                f"the tenant has {limit} {what}; delete unused ones, or raise jobs.tenant_jobs_max",
                 retry_after_s=RETRY_AFTER_S,
                 metadata={
                     "subject": f"tenant {tenant}",
@@ -182,22 +153,21 @@ class Quotas:
 
     def check_inputs(self, tenant: str) -> None:
         """Raise StorageFull if a tenant has used its share of the inputs."""
-        self._check(self.input_bytes[tenant], self._settings.inputs_max_bytes, "inputs")
+        self._check_bytes(tenant, self.uploads, self._settings.inputs_max_bytes, "inputs")
 
     def check_results(self, tenant: str) -> None:
         """Raise StorageFull if a tenant has used its share of the results."""
-        self._check(self.result_bytes[tenant], self._settings.results_max_bytes, "results")
+        self._check_bytes(tenant, self.jobs, self._settings.results_max_bytes, "results")
 
-    def _check(self, size: int, whole: int, what: str) -> None:
-        share = self._settings.tenant_share
-        if size >= share * whole:
+    def _check_bytes(self, tenant: str, usages: _Usages, whole: int, what: str) -> None:
+        size = sum(_of_tenant(tenant, usages))
+        if size >= self._settings.tenant_share * whole:
             raise StorageFull(
                 f"the {what} of the tenant have {size} bytes, its share of the jobs store; delete "
                 f"ended jobs, or raise jobs.{what}_max_bytes or jobs.tenant_share"
             )
 
 
-def _add(counter: Counter[str], name: str, count: int) -> None:
-    counter[name] += count
-    if not counter[name]:
-        del counter[name]
+def _of_tenant(tenant: str, usages: _Usages) -> list[int]:
+    """Return the sizes of what a tenant has, in bytes."""
+    return [usage.size_bytes for usage in usages.values() if usage.tenant == tenant]

@@ -8,7 +8,6 @@ or continues accordingly.
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,7 +18,6 @@ from opentelemetry.trace import SpanKind
 from jobs.answers import DedupeCache
 from jobs.core.leases import HEARTBEAT_S, OVER, clear_progress, is_suspect, set_state
 from jobs.core.pace import Throughput
-from jobs.core.retry import ItemRetryPolicy
 from jobs.core.work import JobWork
 from jobs.messages import MessageSource
 from jobs.process import JobProcess, JobStopped, input_unreadable
@@ -27,11 +25,11 @@ from jobs.sources import retry_dead_letters
 from jobs.stage_attempt import StageAttempt
 from jobs.stages import Source, open_stage
 from jobs.store import RETRY_AFTER_S, Fenced
-from jobs.totals import Totals, note_stages, stages_of, totals_of
-from jobs.uploads import SourceUnreachable, begin_messages, fetch_with_retries
+from jobs.totals import Totals, stages_of
+from jobs.uploads import SourceUnreachable, begin_messages
 from sluice import errors
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
-from sluice.internal.v1.job_pb2 import JobRecord
+from sluice.internal.v1.job_pb2 import JobCheckpoint, JobRecord
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1 import jobs_pb2 as pb
@@ -41,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 3.0
 """How long a stopped job may take to write what has come back, in seconds."""
-
-FETCH_RETRIES: Final = ItemRetryPolicy(retries=5)
-"""Retries of an input URL that cannot be reached; then the job is paused."""
 
 Edit = Callable[[JobRecord], None]
 
@@ -129,9 +124,8 @@ class JobRunner:
         """Write what has come back, and why the job stops here."""
         try:
             async with asyncio.timeout(FLUSH_S):
-                with suppress(
-                    errors.StorageFull
-                ):  # outcomes that are not stored are computed again
+                # Outcomes that are not stored are computed again.
+                with suppress(errors.StorageFull):
                     if self._attempt is not None:
                         await self._attempt.flush()
                 await self._edit(lambda record: self._note_end(record, error))
@@ -168,13 +162,11 @@ class JobRunner:
     # Working.
 
     async def _work(self) -> None:
-        headers: dict[str, str] = {}
         tracer = self._process.tracer
         with tracer.start_as_current_span(names.SPAN_JOB, kind=SpanKind.INTERNAL) as span:
             span.set_attributes({names.JOB_ID: self.job, names.TENANT: self.tenant})
-            headers = headers_of(span)
             key = ((KEY_METADATA, self.record.key_id),) if self.record.key_id else ()
-            metadata = ((TENANT_METADATA, self.tenant), *key, *headers.items())
+            metadata = ((TENANT_METADATA, self.tenant), *key, *headers_of(span).items())
             # Each pass is one attempt at a stage; an outage of JetStream repeats it from the log.
             while self.record.stage < stages_of(self.record):
                 try:
@@ -201,10 +193,9 @@ class JobRunner:
             if source.nats_subject:
                 upload = await begin_messages(process.store, self.tenant, process.quotas)
             else:
-                fetch = partial(
-                    process.outside.fetch, process.store, self.tenant, source.url, process.quotas
+                upload = await process.outside.fetch(
+                    process.store, self.tenant, source.url, process.quotas, self._wait_for
                 )
-                upload = await fetch_with_retries(fetch, FETCH_RETRIES, self._wait_for)
         except errors.InvalidRequest as error:
             raise input_unreadable(error) from error
         except SourceUnreachable as error:
@@ -221,7 +212,7 @@ class JobRunner:
     async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> bool:
         """Run an attempt at the current stage; return whether documents have more than one answer left."""
         record, stage = self.record, self.record.stage
-        self._earlier = await totals_of(self._process.store, record, stage)
+        self._earlier = await Totals.of(self._process.store, record, stage)
         spent = self._earlier.counts.cost
         with DedupeCache() as cache:
             attempt = StageAttempt(
@@ -241,7 +232,7 @@ class JobRunner:
             if record.attempt:
                 blocks = retry_dead_letters(blocks, self._process.store, record, stage)
             await attempt.run(blocks, skipped)
-            return attempt.log.split_documents > 0
+            return attempt.log.checkpoint.split_documents > 0
 
     # The record.
 
@@ -276,9 +267,7 @@ class JobRunner:
     async def _reload(self) -> None:
         try:
             fresh, self._revision = await self._process.store.read(self.job)
-        except errors.SluiceError as error:
-            if isinstance(error, errors.TransportUnavailable):
-                raise
+        except errors.JobUnknown as error:
             raise JobLost from error
         # The epoch is the fence: another process has claimed the job.
         if fresh.epoch != self._epoch:
@@ -290,54 +279,45 @@ class JobRunner:
             self._stopped.set()
 
     def _note_progress(self, record: JobRecord) -> None:
-        now = time.monotonic()
+        job, attempt, now = record.job, self._attempt, time.monotonic()
         record.running_ms = self._earlier_ms + round((now - self._started_at) * 1e3)
         record.use.CopyFrom(self._work_used.use(self._earlier_use))
         self.heartbeat_at = now
         if isinstance(self._source, MessageSource) and self._source.sequence:
-            record.job.nats_last_sequence = self._source.sequence
-        progress = self._progress(record, now)
-        record.job.progress.CopyFrom(progress)
-        if self._attempt is not None:
-            record.models[:] = sorted(self._attempt.models)
-        if record.job.state == pb.JOB_STATE_RUNNING:
-            wait_reason = self._wait_reason or (
-                self._attempt.wait_reason if self._attempt is not None else ""
-            )
-            record.job.reason = f"waiting: {wait_reason}" if wait_reason else ""
+            job.nats_last_sequence = self._source.sequence
+        wait_reason = self._wait_reason
+        if attempt is not None:
+            wait_reason = wait_reason or attempt.wait_reason
+            job.progress.CopyFrom(self._progress(record, attempt))
+            record.models[:] = sorted(attempt.models)
+            record.results_bytes = self._stored_bytes + attempt.log.written_bytes
+        if job.state == pb.JOB_STATE_RUNNING:
+            job.reason = f"waiting: {wait_reason}" if wait_reason else ""
 
-    def _progress(self, record: JobRecord, now: float) -> pb.JobProgress:
-        attempt = self._attempt
-        if attempt is None:
-            return record.job.progress
-        record.results_bytes = self._stored_bytes + attempt.log.written_bytes
-        progress = self._earlier.progress(attempt.log.written, record.attempt)
+    def _progress(self, record: JobRecord, attempt: StageAttempt) -> pb.JobProgress:
+        earlier, written = self._earlier, attempt.log.written
+        progress = earlier.progress(written, record.attempt)
         progress.in_flight = attempt.window.in_flight
-        # A retry knows its items: the dead letters of the attempts before.
-        if record.attempt:
-            progress.total_final = True
-            progress.total = self._earlier.total
-        else:
-            progress.total_final = attempt.is_input_read
-            progress.total = max(attempt.log.written.total, attempt.items_read)
+        progress.total_final = attempt.is_input_read or record.attempt > 0
+        expected = earlier.counts.dead
+        if not record.attempt:
             # While the input is being read, extrapolate the total from the share that was read.
-            if not attempt.is_input_read and self._source is not None and self._source.share_read:
-                progress.total = max(
-                    progress.total, round(attempt.items_read / self._source.share_read)
-                )
-        settled = attempt.log.written.total
+            share = (
+                1.0 if attempt.is_input_read or self._source is None else self._source.share_read
+            )
+            estimated = round(attempt.items_read / share) if share else 0
+            progress.total = expected = max(written.total, attempt.items_read, estimated)
         self._sample(attempt)
         progress.items_per_second = self._throughput.items_per_s
         progress.tokens_per_second = self._throughput.tokens_per_s
-        of_all = self._earlier.counts.dead if record.attempt else progress.total
-        left_s = self._throughput.remaining_s(max(0, of_all - settled))
+        left_s = self._throughput.remaining_s(max(0, expected - written.total))
         if left_s is not None:
             progress.remaining.CopyFrom(duration(left_s * 1e3))
-        note_stages(progress, self._earlier, record)
+        earlier.note_stages(progress, record)
         return progress
 
     def _sample(self, attempt: StageAttempt) -> None:
-        counts = attempt.log.counts
+        counts = attempt.log.checkpoint.counts
         self._throughput.sample(time.monotonic(), counts.total, counts.completion_tokens)
 
     def _check_limits(self, record: JobRecord) -> None:
@@ -353,9 +333,7 @@ class JobRunner:
 
     def _report(self, record: JobRecord) -> pb.JobReport:
         progress, running_s = record.job.progress, max(1e-3, record.running_ms / 1e3)
-        reasons = Counter(self._earlier.reasons)
-        if self._attempt is not None:
-            reasons.update(self._attempt.log.reasons)
+        point = JobCheckpoint() if self._attempt is None else self._attempt.log.checkpoint
         use = record.use
         cells = use.batch_tokens + use.padding_tokens
         return pb.JobReport(
@@ -363,7 +341,7 @@ class JobRunner:
             running_time=duration(record.running_ms),
             items_per_second=(progress.succeeded + progress.dead) / running_s,
             tokens_per_second=progress.completion_tokens / running_s,
-            dead_by_reason={reason: count for reason, count in reasons.items() if count > 0},
+            dead_by_reason=self._earlier.dead_by_reason(point),
             workers_busy_share=min(1.0, use.busy_s / use.worker_s) if use.worker_s else None,
             padding_share=use.padding_tokens / cells if cells else None,
         )

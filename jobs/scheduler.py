@@ -205,36 +205,39 @@ class JobScheduler:
 
     async def _scan(self) -> None:
         """Read all records, and delete uploads that no job has used for a day."""
-        now_ms, used, read = unix_ms(), set(), set()
-        oldest_ms = now_ms - UNUSED_UPLOAD_MS
-        jobs: set[str] = set()
-        jobs_before, uploads_before = self._quotas.known_ids()
+        quotas, now_ms = self._quotas, unix_ms()
+        used, read = set[str](), set[str]()
+        gone_jobs, gone_uploads = set(quotas.jobs), set(quotas.uploads)
         # Uploads before jobs: a job that is created in between then protects its upload.
         uploads = [upload async for upload in self._store.uploads()]
         async for record in self._store.records():
-            jobs.add(record.job.id)
-            if record.job.id not in self._runners:
+            job = record.job
+            gone_jobs.discard(job.id)
+            if job.id not in self._runners:
                 self._on_record(record)
-            self._quotas.job(record.job.id, record)
+            quotas.job(job.id, record)
             used.add(record.upload_id)
-            if not is_ended(record.job):
+            if not is_ended(job):
                 read.add(record.upload_id)
-            elif record.results_bytes and 0 < ms_of(record.job.results_expire_time) <= now_ms:
-                await self._expire_results(record.job.id)
+            elif record.results_bytes and 0 < ms_of(job.results_expire_time) <= now_ms:
+                await self._expire_results(job.id)
         for upload, stored in uploads:
             # Only this process knows the size of an upload that it is receiving.
-            if stored.size_bytes or upload not in uploads_before:
-                self._quotas.upload(upload, stored)
-            unused = upload not in used and stored.create_unix_ms < oldest_ms
+            if stored.size_bytes or upload not in gone_uploads:
+                quotas.upload(upload, stored)
+            gone_uploads.discard(upload)
+            unused = upload not in used and stored.create_unix_ms < now_ms - UNUSED_UPLOAD_MS
             expired = upload not in read and 0 < stored.expire_unix_ms <= now_ms
             if unused or expired:
                 await self._store.delete_upload(upload)
-                self._quotas.upload(upload, None)
-        removed = uploads_before.difference(upload for upload, _ in uploads)
-        self._quotas.forget(jobs_before - jobs, removed)
-        self._quotas.counted.set()
-        self._owned &= jobs | self._runners.keys()
-        tenants = {usage.tenant for usage in self._quotas.jobs.values()}
+                quotas.upload(upload, None)
+        for gone in gone_jobs:
+            quotas.job(gone, None)
+        for gone in gone_uploads:
+            quotas.upload(gone, None)
+        quotas.counted.set()
+        self._owned &= quotas.jobs.keys() | self._runners.keys()
+        tenants = {usage.tenant for usage in quotas.jobs.values()}
         self._starts = {name: rate for name, rate in self._starts.items() if name in tenants}
 
     async def _expire_results(self, job: str) -> None:

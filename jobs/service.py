@@ -38,6 +38,7 @@ from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
 from sluice.wire.clock import ms_of, timestamp, unix_ms
+from sluice.wire.enums import word_of
 from sluice.wire.job_calls import page_key
 from sluice.wire.subjects import is_token
 
@@ -46,11 +47,9 @@ SPEC_BYTES_MAX: Final = 64 * 1024
 WATCH_S: Final = 0.5
 """Interval at which a watched job is read, in seconds."""
 FOLLOW_S: Final = 0.3
-"""Interval at which followed results are read, in seconds."""
+"""Interval at which followed results are read, and jobs that have to end, in seconds."""
 CLOSED_S: Final = 60.0
 """How long a call about a job that ended early waits until it is closed, in seconds."""
-CLOSED_POLL_S: Final = 0.1
-"""Interval at which such a job is read, in seconds."""
 PAGE_BYTES: Final = 256 * 1024
 """Bytes of results that are sent at a time."""
 LIST_BYTES: Final = 4 * 1024 * 1024
@@ -89,13 +88,10 @@ class JobService(JobServiceServicer):
         models = await self._check(tenant, spec)
         key = request.idempotency_key
         check_length("idempotency_key", key, NAME_CHARS_MAX)
-        record = JobRecord(
-            upload_id=spec.input.upload_id, key_id=key_of(context), models=sorted(models)
-        )
-        job = record.job
-        job.id, job.tenant = new_job_id(tenant, key), tenant
-        job.spec.CopyFrom(spec)
+        job = pb.Job(id=new_job_id(tenant, key), tenant=tenant, spec=spec)
         job.create_time.CopyFrom(timestamp(unix_ms()))
+        upload_id, key_id = spec.input.upload_id, key_of(context)
+        record = JobRecord(job=job, upload_id=upload_id, key_id=key_id, models=sorted(models))
         async with self._limiter.slot(tenant):
             if key:
                 record.fingerprint = await self._fingerprint(spec)
@@ -111,7 +107,7 @@ class JobService(JobServiceServicer):
         self._quotas.check_job(job.tenant)
         # Concurrent calls must count it already; nobody claims it before it is queued.
         self._quotas.job(job.id, record)
-        _enqueue(job)
+        set_state(job, pb.JOB_STATE_QUEUED, "", "", unix_ms())
         try:
             if await self._store.create(record):
                 self._quotas.job(job.id, record)
@@ -182,12 +178,10 @@ class JobService(JobServiceServicer):
         """Pause a job."""
 
         def pause(record: JobRecord) -> None:
-            job = record.job
-            if job.state not in (pb.JOB_STATE_QUEUED, pb.JOB_STATE_RUNNING, pb.JOB_STATE_PAUSED):
-                raise _already_ended(job)
-            if job.state != pb.JOB_STATE_PAUSED:
+            _check_live(record.job)
+            if record.job.state != pb.JOB_STATE_PAUSED:
                 reason = "a caller paused it; `sluice batch resume` continues it"
-                set_state(job, pb.JOB_STATE_PAUSED, "PAUSED_BY_CALLER", reason, unix_ms())
+                set_state(record.job, pb.JOB_STATE_PAUSED, "PAUSED_BY_CALLER", reason, unix_ms())
 
         return pb.PauseJobResponse(job=await self._change(request.id, context, pause))
 
@@ -195,14 +189,11 @@ class JobService(JobServiceServicer):
         """Resume a paused job, and change its limits."""
 
         def resume(record: JobRecord) -> None:
-            job = record.job
+            _check_live(record.job)
             if request.HasField("limits"):
-                job.spec.limits.CopyFrom(request.limits)
-            if job.state == pb.JOB_STATE_PAUSED:
-                _pay_with_key(record, context)
-                _enqueue(job)
-            elif job.state in OVER:
-                raise _already_ended(job)
+                record.job.spec.limits.CopyFrom(request.limits)
+            if record.job.state == pb.JOB_STATE_PAUSED:
+                _continue(record, context)
 
         if request.HasField("limits"):
             check_limits(request.limits)
@@ -214,13 +205,11 @@ class JobService(JobServiceServicer):
 
         def cancel(record: JobRecord) -> None:
             job = record.job
-            if job.state == pb.JOB_STATE_CANCELLED:
-                return
-            if job.state in OVER:
-                raise _already_ended(job)
-            code, reason = "CANCELLED_BY_CALLER", "a caller cancelled it"
-            set_state(job, pb.JOB_STATE_CANCELLED, code, reason, unix_ms())
-            job.report.progress.CopyFrom(job.progress)
+            if job.state != pb.JOB_STATE_CANCELLED:
+                _check_live(job)
+                reason = "a caller cancelled it"
+                set_state(job, pb.JOB_STATE_CANCELLED, "CANCELLED_BY_CALLER", reason, unix_ms())
+                job.report.progress.CopyFrom(job.progress)
 
         return pb.CancelJobResponse(job=await self._change(request.id, context, cancel))
 
@@ -242,7 +231,7 @@ class JobService(JobServiceServicer):
         """Send the results of a stage by index, with `follow` until the job has ended."""
         record = await self._readable(request.id, context)
         if request.follow and record.job.spec.stages and not request.HasField("stage"):
-            record = await self._until_over(request.id, context)
+            record = await self._when(request.id, context, is_ended)
         still = is_idle(record.job)
         stage = reached_stage(record) if still else stages_of(record) - 1
         stage = request.stage if request.HasField("stage") else stage
@@ -271,7 +260,7 @@ class JobService(JobServiceServicer):
         """Run the dead letters of an ended job again."""
         check_count("reasons", request.reasons, REASONS_MAX)
         reasons = set(request.reasons)
-        for reason in request.reasons:
+        for reason in reasons:
             check_length("reasons", reason, NAME_CHARS_MAX)
         record = await self._readable(request.id, context)
         if record.job.spec.stages:
@@ -298,8 +287,7 @@ class JobService(JobServiceServicer):
             record.job.ClearField("report")
             record.job.ClearField("end_time")
             record.job.ClearField("results_expire_time")
-            _pay_with_key(record, context)
-            _enqueue(record.job)
+            _continue(record, context)
 
         job = await self._change(request.id, context, retry) if items else _visible_job(record)
         return pb.RetryDeadLettersResponse(job=job, items=items)
@@ -314,9 +302,8 @@ class JobService(JobServiceServicer):
                 upload.record.name = upload.record.name or request.name[-256:]
                 if request.HasField("expires_after"):
                     check_expiry("expires_after", request.expires_after)
-                    upload.record.expire_unix_ms = (
-                        unix_ms() + request.expires_after.ToMilliseconds()
-                    )
+                    kept_ms = request.expires_after.ToMilliseconds()
+                    upload.record.expire_unix_ms = unix_ms() + kept_ms
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
                     raise errors.InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
                 await upload.add(request.data)
@@ -469,13 +456,20 @@ class JobService(JobServiceServicer):
         Raises:
             TransportUnavailable: that takes too long.
         """
-        waited_until = time.monotonic() + CLOSED_S
-        while (record := await self._own(job, context)).job.closing:
-            if time.monotonic() > waited_until:
-                message = f"job {job} has ended, and its items are still being counted; try again"
-                raise errors.TransportUnavailable(message, retry_after_s=FOLLOW_S)
-            await asyncio.sleep(CLOSED_POLL_S)
-        return record
+        try:
+            async with asyncio.timeout(CLOSED_S):
+                return await self._when(job, context, lambda job: not job.closing)
+        except TimeoutError:
+            message = f"job {job} has ended, and its items are still being counted; try again"
+            raise errors.TransportUnavailable(message, retry_after_s=FOLLOW_S) from None
+
+    async def _when(self, job: str, context: Any, holds: Callable[[pb.Job], bool]) -> JobRecord:
+        """Return the record of a job as soon as a condition holds."""
+        while True:
+            record = await self._own(job, context)
+            if holds(record.job):
+                return record
+            await asyncio.sleep(FOLLOW_S)
 
     async def _readable(self, job: str, context: Any) -> JobRecord:
         """Return the record of a job as `_closed` does; raise WrongJobState if its results have expired."""
@@ -483,14 +477,6 @@ class JobService(JobServiceServicer):
         if 0 < ms_of(record.job.results_expire_time) <= unix_ms():
             raise errors.WrongJobState("the results of the job have expired; submit it again")
         return record
-
-    async def _until_over(self, job: str, context: Any) -> JobRecord:
-        """Wait until a job has ended: only then its number of stages is known."""
-        while True:
-            record = await self._own(job, context)
-            if is_ended(record.job):
-                return record
-            await asyncio.sleep(FOLLOW_S)
 
     async def _followed(
         self, record: JobRecord, stage: int, first: int, context: Any
@@ -544,10 +530,11 @@ def key_of(context: Any) -> str:
     return str(dict(context.invocation_metadata() or ()).get(KEY_METADATA, ""))
 
 
-def _pay_with_key(record: JobRecord, context: Any) -> None:
-    """Charge a continued job to the caller's key, unless an operator continues it."""
+def _continue(record: JobRecord, context: Any) -> None:
+    """Queue a job again, charged to the caller's key unless an operator continues it."""
     if tenant_of(context) == record.job.tenant:
         record.key_id = key_of(context)
+    set_state(record.job, pb.JOB_STATE_QUEUED, "", "", unix_ms())
 
 
 def new_job_id(tenant: str, key: str) -> str:
@@ -562,22 +549,16 @@ def _check_owner(record: JobRecord, tenant: str | None) -> None:
         raise job_unknown(record.job.id)
 
 
-def _enqueue(job: pb.Job) -> None:
-    job.runner = ""
-    set_state(job, pb.JOB_STATE_QUEUED, "", "", unix_ms())
-
-
-def _already_ended(job: pb.Job) -> errors.WrongJobState:
-    state = pb.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()
-    return errors.WrongJobState(f"the job is already {state}")
+def _check_live(job: pb.Job) -> None:
+    if job.state in OVER:
+        raise errors.WrongJobState(f"the job is already {word_of(pb.JobState, job.state)}")
 
 
 def _visible_job(record: JobRecord) -> pb.Job:
     job = pb.Job()
     job.CopyFrom(record.job)
-    job.spec.webhook.ClearField("secret")
-    if not record.job.spec.HasField("webhook"):
-        job.spec.ClearField("webhook")
+    if job.spec.HasField("webhook"):
+        job.spec.webhook.ClearField("secret")
     return job
 
 

@@ -20,7 +20,7 @@ from jobs.gateways import ItemCalls, error_in
 from jobs.items import Item
 from jobs.process import JobProcess, JobStopped, model_removed
 from jobs.results import OrderedLog
-from jobs.sources import Block
+from jobs.sources import Block, result_of
 from jobs.stage_log import BAD_LINES, StageLog
 from sluice.defaults import AUTO
 from sluice.errors import JobUnknown, SluiceError, Unauthenticated, UnknownModel
@@ -101,8 +101,7 @@ class StageAttempt:
             self._budget,
         )
         self.calls = ItemCalls(process.gateways, metadata, self.on_response, self.on_returned)
-        timeout_ms = ms_of(limits.item_timeout)
-        self.timeout_s = timeout_ms / 1e3 or ITEM_TIMEOUT_S
+        self.timeout_s = ms_of(limits.item_timeout) / 1e3 or ITEM_TIMEOUT_S
         self.items_read = 0
         self.is_input_read = False
         self.bad_lines = 0
@@ -130,8 +129,8 @@ class StageAttempt:
             Fenced: another process wrote meanwhile.
         """
         await self.log.load()
-        self._budget.consume(self.log.counts.cost, 0)
-        self.bad_lines = self.log.counts.bad_lines
+        self._budget.consume(self.log.checkpoint.counts.cost, 0)
+        self.bad_lines = self.log.checkpoint.counts.bad_lines
 
     async def run(self, blocks: AsyncIterator[Block], skipped: int = 0) -> None:
         """Run until every item has an outcome in the log. When stopped, write what has come back.
@@ -146,7 +145,7 @@ class StageAttempt:
             StorageFull: JetStream is full, or the tenant has used its share of it.
             SluiceError: an error of JetStream or the input.
         """
-        if self.log.complete:
+        if self.log.checkpoint.complete:
             return
         self.items_read = skipped
         # Answers of earlier jobs are loaded first, so that identical items are not computed again.
@@ -154,22 +153,20 @@ class StageAttempt:
         # Its own earlier answers are loaded beside the work: waiting for them would cost more.
         job, _, attempt = self.log.key
         own = self.load_answers([(job, number) for number in range(attempt + 1)])
-        loops = [
-            own,
-            self.read_input(blocks),
-            self.send_items(),
-            self.calls.run(),
-            self.write_outcomes(),
-        ]
-        tasks = [asyncio.ensure_future(loop) for loop in loops]
+        loops = (own, self.read_input(blocks), self.send_items(), self.calls.run())
+        writing = asyncio.ensure_future(self.write_outcomes())
+        waiting = {writing, *map(asyncio.ensure_future, loops)}
         try:
             # The writer ends last; an error of any other loop ends them all.
-            await _first_end(tasks, tasks[-1])
+            while not writing.done():
+                ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
         finally:
-            for task in tasks:
+            for task in waiting:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        assert self.log.complete, "the loop that writes ends last"
+            await asyncio.gather(*waiting, return_exceptions=True)
+        assert self.log.checkpoint.complete, "the loop that writes ends last"
 
     async def flush(self) -> None:
         """Write what has come back, after `run` was stopped; raise what the last write did."""
@@ -203,8 +200,7 @@ class StageAttempt:
             self.log.add(line)
             return None
         if line.earlier_reason:
-            self.log.earlier_reasons[line.position] = line.earlier_reason
-            self.log.earlier_bytes[line.position] = line.earlier_bytes
+            self.log.earlier[line.position] = line.earlier_reason, line.earlier_bytes
         return line
 
     def _settle_cached(self, item: Item) -> bool:
@@ -328,10 +324,9 @@ class StageAttempt:
 
     def settle(self, item: Item, answer: pb.JobAnswer) -> None:
         """Write the answer of an item, or a dead letter if it is too large."""
-        if answer.ByteSize() > OUTCOME_BYTES_MAX:
-            message = (
-                f"the answer has {answer.ByteSize()} bytes, over the limit of {OUTCOME_BYTES_MAX}"
-            )
+        size = answer.ByteSize()
+        if size > OUTCOME_BYTES_MAX:
+            message = f"the answer has {size} bytes, over the limit of {OUTCOME_BYTES_MAX}"
             error = pb.JobItemError(code=8, reason="RESULT_TOO_LARGE", message=message)
             self.log.add(_outcome(item, error=error))
         else:
@@ -341,7 +336,7 @@ class StageAttempt:
 
     async def write_outcomes(self) -> None:
         """Write outcomes in segments until every item has one."""
-        while not self.log.complete:
+        while not self.log.checkpoint.complete:
             await self.changed.until(lambda: bool(self.log.waiting) or self.is_at_end)
             # A segment is cheaper the more outcomes it has: wait a moment for others.
             full_at = time.monotonic() + COMMIT_S
@@ -358,42 +353,25 @@ class StageAttempt:
         return self.is_input_read and not len(self.window)
 
 
-async def _first_end(tasks: list[asyncio.Task[None]], last: asyncio.Task[None]) -> None:
-    """Wait for `last`; raise the error of another task that ends before."""
-    waiting = set(tasks)
-    while not last.done():
-        ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in ended:
-            task.result()
-    last.result()
-
-
 def answer_of(response: RunResponse) -> pb.JobAnswer:
     """Return what a job stores of a response."""
+    stored = pb.JobAnswer(cost=response.cost, finish_time=timestamp(unix_ms()))
     if response.HasField("embedded"):
         embedded = response.embedded
-        return pb.JobAnswer(
-            request_id=embedded.request_id,
-            model=embedded.model,
-            finish_reason=FINISH_REASON_STOP,
-            usage=embedded.usage,
-            cost=response.cost,
-            finish_time=timestamp(unix_ms()),
-            embeddings=embedded.embeddings,
-        )
-    answer = response.answer
-    return pb.JobAnswer(
-        request_id=answer.started.request_id,
-        model=answer.finished.model or answer.started.model,
-        text=answer.text,
-        reasoning=answer.reasoning,
-        finish_reason=answer.finished.reason,
-        usage=answer.finished.usage,
-        rules=answer.finished.rules,
-        logprobs=answer.logprobs,
-        cost=response.cost,
-        finish_time=timestamp(unix_ms()),
-    )
+        stored.request_id, stored.model = embedded.request_id, embedded.model
+        stored.finish_reason = FINISH_REASON_STOP
+        stored.usage.CopyFrom(embedded.usage)
+        stored.embeddings.extend(embedded.embeddings)
+        return stored
+    answer, finished = response.answer, response.answer.finished
+    stored.request_id = answer.started.request_id
+    stored.model = finished.model or answer.started.model
+    stored.text, stored.reasoning = answer.text, answer.reasoning
+    stored.finish_reason = finished.reason
+    stored.usage.CopyFrom(finished.usage)
+    stored.rules.extend(finished.rules)
+    stored.logprobs.extend(answer.logprobs)
+    return stored
 
 
 def _shared(answer: pb.JobAnswer) -> pb.JobAnswer:
@@ -415,17 +393,7 @@ def _item_error(error: SluiceError) -> pb.JobItemError:
 def _outcome(
     item: Item, answer: pb.JobAnswer | None = None, error: pb.JobItemError | None = None
 ) -> ItemOutcome:
-    result = pb.JobResult(
-        index=item.index,
-        line=item.line,
-        custom_id=item.custom_id,
-        url=item.url,
-        attempts=item.tries,
-        part=item.part,
-        parts=item.parts,
-        answer=answer,
-        error=error,
-    )
+    result = result_of(item, pb.JobResult(attempts=item.tries, answer=answer, error=error))
     return ItemOutcome(
         result=result, input_hash=item.input_hash, document=item.document, position=item.position
     )

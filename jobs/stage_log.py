@@ -5,8 +5,6 @@ which items have an outcome. Nothing else is needed to continue.
 """
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Final
 
 from jobs.core.window import DoneIndexes
@@ -29,14 +27,11 @@ class StageLog:
     Attributes:
         key: job, stage and attempt.
         done: positions that have an outcome in it.
-        counts: of all outcomes, written or not.
-        written: of the written outcomes.
+        checkpoint: state behind all outcomes, written or not; `dead_by_reason` counts what a retry has
+            solved as less than zero.
+        written: counts of the written outcomes.
         written_bytes: bytes of this process's segments.
-        reasons: dead letters of the attempt by reason, less those of earlier attempts that ended otherwise.
-        earlier_reasons: why an item was a dead letter before, by position.
-        earlier_bytes: length of the line of that dead letter, by position.
-        split_documents: documents with more than one item.
-        complete: whether every item has its outcome.
+        earlier: why an item was a dead letter before, and the length of its line, by position.
         sequence: sequence of its last segment.
         waiting: outcomes that are not written yet.
         waiting_bytes: their size.
@@ -47,18 +42,11 @@ class StageLog:
         self._epoch = record.epoch
         self.key = record.job.id, stage, record.attempt
         self.done = DoneIndexes()
-        self.counts = pb.JobProgress()
+        self.checkpoint = JobCheckpoint()
         self.written = pb.JobProgress()
-        self.written_bytes = 0
-        self.reasons: Counter[str] = Counter()
-        self.earlier_reasons: dict[int, str] = {}
-        self.earlier_bytes: dict[int, int] = {}
-        self.split_documents = 0
-        self.complete = False
+        self.written_bytes = self.waiting_bytes = self.sequence = 0
+        self.earlier: dict[int, tuple[str, int]] = {}
         self.waiting: list[ItemOutcome] = []
-        self.waiting_bytes = 0
-        self._unfinished: pb.JobItemError | None = None
-        self.sequence = 0
         self._appending: asyncio.Future[None] | None = None
 
     async def load(self) -> None:
@@ -70,15 +58,11 @@ class StageLog:
             Fenced: another process wrote meanwhile.
         """
         segment, self.sequence = await self._process.store.last_segment(*self.key)
-        point = segment.checkpoint
+        self.checkpoint = point = segment.checkpoint
         self.done = DoneIndexes(point.low_water, point.done)
-        self.counts.CopyFrom(point.counts)
         self.written.CopyFrom(point.counts)
-        self.reasons = Counter(point.dead_by_reason)
-        self.split_documents = point.split_documents
-        self.complete = point.complete
         # An empty segment fences the former writer: its next one no longer follows the last.
-        if not self.complete:
+        if not point.complete:
             await self.append([], at_end=False)
 
     def add(self, outcome: ItemOutcome) -> None:
@@ -108,21 +92,39 @@ class StageLog:
             outcomes: of the segment.
             at_end: whether no outcome comes after those that wait.
         """
+        point = self.checkpoint
         self.done.add(outcome.position for outcome in outcomes)
         for outcome in outcomes:
             self.count(outcome)
             if not outcome.carried:
                 self._process.items[_what_became(outcome.result),] += 1
         # The last segment: the input is read and nothing waits.
-        self.complete = at_end and not self.waiting
-        assert self.done.is_whole or not self.complete, "no place is left out"
-        segment = JobSegment(outcomes=outcomes, checkpoint=self._checkpoint())
+        point.complete = at_end and not self.waiting
+        assert self.done.is_whole or not point.complete, "no place is left out"
+        point.low_water, point.done[:] = self.done.low_water, self.done.ranges
         # Shielded: a cancel must not leave open whether the segment was stored.
-        self._appending = asyncio.ensure_future(self._append_segment(segment))
+        self._appending = asyncio.ensure_future(self._append(outcomes))
         await asyncio.shield(self._appending)
 
-    async def _append_segment(self, segment: JobSegment) -> None:
-        store = self._process.store
+    async def close(self, error: pb.JobItemError | None) -> None:
+        """Write the last segment of an attempt that ended early, whose unfinished items are counted.
+
+        Args:
+            error: error of the unfinished items, except for bad lines; None: the items are unknown.
+
+        Raises:
+            Fenced: another process wrote meanwhile.
+            StorageFull: JetStream is full.
+        """
+        if error is not None:
+            self.checkpoint.unfinished.CopyFrom(error)
+        self.checkpoint.complete = True
+        await self._append([])
+
+    async def _append(self, outcomes: list[ItemOutcome]) -> None:
+        store, point = self._process.store, self.checkpoint
+        point.writer, point.epoch = self._process.name, self._epoch
+        segment = JobSegment(outcomes=outcomes, checkpoint=point)
         while True:
             try:
                 self.sequence = await store.append(*self.key, segment, self.sequence)
@@ -142,61 +144,28 @@ class StageLog:
         self.written_bytes += segment.ByteSize()
         self._process.quotas.stored(self.key[0], segment.ByteSize())
 
-    def _checkpoint(self) -> JobCheckpoint:
-        return JobCheckpoint(
-            low_water=self.done.low_water,
-            done=self.done.ranges,
-            complete=self.complete,
-            counts=self.counts,
-            dead_by_reason=self.reasons,
-            writer=self._process.name,
-            epoch=self._epoch,
-            split_documents=self.split_documents,
-            unfinished=self._unfinished,
-        )
-
-    async def close(self, left: "UnfinishedItems", error: pb.JobItemError | None) -> None:
-        """Write the last segment of an attempt that ended early.
-
-        Args:
-            left: the unfinished items.
-            error: their error, except for bad lines; None: the items are unknown.
-
-        Raises:
-            Fenced: another process wrote meanwhile.
-            StorageFull: JetStream is full.
-        """
-        self.counts.total += left.count
-        self.counts.dead += left.count
-        self.counts.bad_lines += sum(left.reasons[reason] for reason in BAD_LINES)
-        self.counts.error_bytes += left.line_bytes
-        self.reasons.update(left.reasons)
-        self._unfinished, self.complete = error, True
-        await self._append_segment(JobSegment(checkpoint=self._checkpoint()))
-
     def count(self, outcome: ItemOutcome) -> None:
-        """Add an outcome to the counts."""
-        counts, result = self.counts, outcome.result
+        """Add an outcome to the counts of the checkpoint."""
+        point, result = self.checkpoint, outcome.result
+        counts, size = point.counts, len(encoded_line(self.key[0], result))
         counts.total += 1
-        size = len(encoded_line(self.key[0], result))
-        counts.error_bytes -= self.earlier_bytes.pop(outcome.position, 0)
-        self.split_documents += result.parts > 1 and result.part == 0
+        point.split_documents += result.parts > 1 and result.part == 0
         # A retried dead letter no longer counts under its earlier reason, whatever became of it.
-        if (earlier := self.earlier_reasons.pop(outcome.position, "")) != "":
-            self.reasons[earlier] -= 1
+        if (earlier := self.earlier.pop(outcome.position, None)) is not None:
+            point.dead_by_reason[earlier[0]] -= 1
+            counts.error_bytes -= earlier[1]
         if result.HasField("error"):
             counts.dead += 1
             counts.error_bytes += size
             counts.bad_lines += result.error.reason in BAD_LINES
-            self.reasons[result.error.reason] += 1
+            point.dead_by_reason[result.error.reason] += 1
             return
-        answer = result.answer
+        answer, usage = result.answer, result.answer.usage
         counts.succeeded += 1
         counts.output_bytes += size
         if outcome.carried:  # computed and counted in an earlier stage
             return
         counts.retried += result.attempts > 1
-        usage = answer.usage
         # A shared answer cost nothing; count what it saved.
         if answer.deduplicated:
             counts.deduplicated += 1
@@ -213,29 +182,6 @@ class StageLog:
             await self._appending
         while self.waiting:
             await self.append(self.take(), at_end=at_end)
-
-
-@dataclass
-class UnfinishedItems:
-    """Unfinished items of an attempt that ended early.
-
-    Attributes:
-        reasons: how many have each reason.
-        line_bytes: bytes of their lines in the error file.
-    """
-
-    reasons: Counter[str] = field(default_factory=Counter)
-    line_bytes: int = 0
-
-    @property
-    def count(self) -> int:
-        """Number of items."""
-        return self.reasons.total()
-
-    def add(self, job: str, result: pb.JobResult) -> None:
-        """Count one of them."""
-        self.reasons[result.error.reason] += 1
-        self.line_bytes += len(encoded_line(job, result))
 
 
 def _what_became(result: pb.JobResult) -> str:

@@ -1,44 +1,12 @@
 """Sums over the attempts and stages of a job, for its progress and report."""
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Final
 
 from jobs.stages import stage_of
 from jobs.store import JobStore
-from sluice.internal.v1.job_pb2 import JobRecord
+from sluice.internal.v1.job_pb2 import JobCheckpoint, JobRecord
 from sluice.v1.jobs_pb2 import JobProgress
-
-
-class Totals:
-    """Sums of the stages and attempts before the current one."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.counts = JobProgress()
-        self.reasons: Counter[str] = Counter()
-        self.stages: list[JobProgress] = []
-
-    def add_stage(self, counts: JobProgress) -> None:
-        """Add the counts of an earlier stage: only its usage counts."""
-        self.stages.append(counts)
-        _sum(self.counts, counts, _USED)
-
-    def add(self, counts: JobProgress, reasons: Counter[str], *, attempt: int) -> None:
-        """Add counts and dead letters by reason of an attempt at the current stage."""
-        self.total += 0 if attempt else counts.total
-        self.counts = self.progress(counts, attempt)
-        self.reasons.update(reasons)
-
-    def progress(self, counts: JobProgress, attempt: int) -> JobProgress:
-        """Return the sums with the counts of an attempt: dead letters that succeed in a retry no longer count."""
-        summed = JobProgress()
-        summed.CopyFrom(self.counts)
-        _sum(summed, counts, _OF_STAGE)
-        # A retried item that succeeds was counted as dead by an earlier attempt.
-        summed.dead += -counts.succeeded if attempt else counts.dead
-        return summed
-
 
 _USED: Final = (
     "deduplicated",
@@ -48,42 +16,72 @@ _USED: Final = (
     "saved_tokens",
     "cost",
 )
+"""Counts that are summed over all stages."""
 _OF_STAGE: Final = (*_USED, "succeeded", "retried", "bad_lines", "output_bytes", "error_bytes")
+"""Counts that are summed over the attempts at one stage."""
 
 
-def _sum(into: JobProgress, counts: JobProgress, fields: Iterable[str]) -> None:
+class Totals:
+    """Sums of the stages and attempts before the current one."""
+
+    def __init__(self) -> None:
+        self.counts = JobProgress()
+        self.reasons: Counter[str] = Counter()
+        self.stages: list[JobProgress] = []
+
+    @classmethod
+    async def of(cls, store: JobStore, record: JobRecord, stage: int) -> "Totals":
+        """Return the sums before the current attempt at a stage, from their logs."""
+        totals, job = cls(), record.job.id
+        for before in range(stage):  # only what they used counts
+            point = (await store.last_segment(job, before, 0))[0].checkpoint
+            totals.stages.append(point.counts)
+            _sum(totals.counts, point.counts, _USED)
+        for attempt in range(record.attempt):
+            point = (await store.last_segment(job, stage, attempt))[0].checkpoint
+            totals.counts = totals.progress(point.counts, attempt)
+            totals.reasons.update(point.dead_by_reason)
+        return totals
+
+    def progress(self, counts: JobProgress, attempt: int) -> JobProgress:
+        """Return the sums with the counts of an attempt: dead letters that succeed in a retry no longer count.
+
+        Retries add no items: the total is that of the first attempt.
+        """
+        summed = JobProgress()
+        summed.CopyFrom(self.counts)
+        _sum(summed, counts, _OF_STAGE)
+        if attempt:  # a retried item that succeeds was counted as dead by an earlier attempt
+            summed.dead -= counts.succeeded
+        else:
+            summed.dead, summed.total = counts.dead, counts.total
+        return summed
+
+    def dead_by_reason(self, point: JobCheckpoint) -> dict[str, int]:
+        """Return the dead letters by reason, with those of the current attempt."""
+        reasons = Counter(self.reasons)
+        reasons.update(point.dead_by_reason)
+        return {reason: count for reason, count in reasons.items() if count > 0}
+
+    def note_stages(self, progress: JobProgress, record: JobRecord) -> None:
+        """Set in `progress`, that of the current stage, how far each stage is."""
+        spec = record.job.spec
+        progress.stage = reached_stage(record)
+        if not spec.stages:
+            return
+        counts = [*self.stages, progress][: stages_of(record)]
+        del progress.stages[:]
+        for number, of_stage in enumerate(counts):
+            name = stage_of(spec, number).name or f"stage {number + 1}"
+            progress.stage_name = name
+            progress.stages.add(
+                name=name, total=of_stage.total, succeeded=of_stage.succeeded, dead=of_stage.dead
+            )
+
+
+def _sum(into: JobProgress, counts: JobProgress, fields: tuple[str, ...]) -> None:
     for name in fields:
         setattr(into, name, getattr(into, name) + getattr(counts, name))
-
-
-async def totals_of(store: JobStore, record: JobRecord, stage: int) -> Totals:
-    """Return the sums of the stages and attempts before the current one, from their logs."""
-    totals = Totals()
-    for before in range(stage):
-        totals.add_stage((await store.last_segment(record.job.id, before, 0))[0].checkpoint.counts)
-    for attempt in range(record.attempt):
-        point = (await store.last_segment(record.job.id, stage, attempt))[0].checkpoint
-        totals.add(point.counts, Counter(point.dead_by_reason), attempt=attempt)
-    return totals
-
-
-def note_stages(progress: JobProgress, earlier: Totals, record: JobRecord) -> None:
-    """Set in `progress`, that of the current stage, how far each stage is."""
-    spec = record.job.spec
-    progress.stage = reached_stage(record)
-    if not spec.stages:
-        return
-    counts = [*earlier.stages, progress][: stages_of(record)]
-    del progress.stages[:]
-    for number, counts_of_stage in enumerate(counts):
-        name = stage_of(spec, number).name or f"stage {number + 1}"
-        progress.stage_name = name
-        progress.stages.add(
-            name=name,
-            total=counts_of_stage.total,
-            succeeded=counts_of_stage.succeeded,
-            dead=counts_of_stage.dead,
-        )
 
 
 def reached_stage(record: JobRecord) -> int:

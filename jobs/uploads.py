@@ -3,10 +3,11 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Final, ParamSpec, Self, TypeVar
+from typing import Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from jobs import webhooks
@@ -30,13 +31,14 @@ CALL_S: Final = 30.0
 """Timeout of a webhook, or of the resolution of its name, in seconds."""
 RETRY_AFTER_S: Final = 5.0
 """Retry delay in the error of such a timeout, in seconds."""
+FETCH_RETRIES: Final = ItemRetryPolicy(retries=5)
+"""Retries of an input URL that cannot be reached; then the job is paused."""
 SUBJECT: Final = "spec.input.nats_subject"
 _LINES: Final = (
     jobs_pb2.JOB_INPUT_FORMAT_UNSPECIFIED,
     jobs_pb2.JOB_INPUT_FORMAT_OPENAI,
     jobs_pb2.JOB_INPUT_FORMAT_JSONL,
 )
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -176,10 +178,8 @@ class ExternalAccess:
         """Send an event; see `webhooks.send`."""
 
         async def post(headers: Mapping[str, str]) -> int:
-            post, url = self._outbound.post, webhook.url
-            return await _within(
-                self._calling, tenant, post, url, headers, event.body, webhooks.FIELD
-            )
+            call = partial(self._outbound.post, webhook.url, headers, event.body, webhooks.FIELD)
+            return await _within(self._calling, tenant, call)
 
         return await webhooks.send(webhook, event, post)
 
@@ -197,29 +197,49 @@ class ExternalAccess:
         if spec.input.WhichOneof("source") == "url":
             check_url(spec.input.url, self.prefixes_of(tenant))
         if spec.webhook.url:
-            await _within(self._naming, tenant, webhooks.check, spec.webhook, self._outbound)
+            check = partial(webhooks.check, spec.webhook, self._outbound)
+            await _within(self._naming, tenant, check)
 
-    async def fetch(self, store: JobStore, tenant: str, url: str, quotas: Quotas) -> str:
+    async def fetch(
+        self,
+        store: JobStore,
+        tenant: str,
+        url: str,
+        quotas: Quotas,
+        on_wait: Callable[[str], None],
+        policy: ItemRetryPolicy = FETCH_RETRIES,
+    ) -> str:
         """Copy what is behind a URL into the store; return the id of the upload.
+
+        What cannot be reached is tried again after growing waits; `on_wait` is called with the reason
+        before each.
 
         Raises:
             InvalidRequest: it cannot be read.
             LimitReached: see `NewUpload`.
             StorageFull: see `NewUpload`.
-            SourceUnreachable: it cannot be reached, or not be read to its end.
+            SourceUnreachable: it cannot be reached, or not be read to its end; nor could it in the last try.
             TransportUnavailable: JetStream does not respond.
         """
-        pieces = read_url(url, self.prefixes_of(tenant), self._outbound)
-        try:
-            async with NewUpload(store, tenant, quotas) as upload:
-                upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
-                while piece := await self._next(tenant, pieces):
-                    await upload.add(piece)
-                await upload.complete()
-        finally:
-            with suppress(ValueError):  # a thread still reads
-                pieces.close()
-        return upload.id
+        tries = 0
+        while True:
+            pieces = read_url(url, self.prefixes_of(tenant), self._outbound)
+            try:
+                async with NewUpload(store, tenant, quotas) as upload:
+                    upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
+                    while piece := await self._next(tenant, pieces):
+                        await upload.add(piece)
+                    await upload.complete()
+                return upload.id
+            except SourceUnreachable as error:
+                tries += 1
+                if tries > policy.retries:
+                    raise
+                on_wait(str(error))
+            finally:
+                with suppress(ValueError):  # a thread still reads
+                    pieces.close()
+            await asyncio.sleep(policy.wait_s(tries, random.random()))
 
     async def _next(self, tenant: str, pieces: Iterator[bytes]) -> bytes:
         try:
@@ -232,37 +252,10 @@ class SourceUnreachable(Exception):
     """An input at a URL cannot be reached, or not be read to its end; another try may succeed."""
 
 
-async def fetch_with_retries(
-    fetch: Callable[[], Awaitable[str]], policy: ItemRetryPolicy, on_wait: Callable[[str], None]
-) -> str:
-    """Return what `fetch` returns; it is retried after growing waits.
-
-    Args:
-        fetch: reads the input.
-        policy: number of retries and waits.
-        on_wait: called with the reason before each wait.
-
-    Raises:
-        SourceUnreachable: the last try failed too.
-    """
-    tries = 0
-    while True:
-        try:
-            return await fetch()
-        except SourceUnreachable as error:
-            tries += 1
-            if tries > policy.retries:
-                raise
-            on_wait(str(error))
-        await asyncio.sleep(policy.wait_s(tries, random.random()))
-
-
-async def _within(
-    threads: JobThreads, tenant: str, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-) -> _T:
+async def _within(threads: JobThreads, tenant: str, work: Callable[[], _T]) -> _T:
     try:
         async with asyncio.timeout(CALL_S):
-            return await threads.run(tenant, work, *args, **kwargs)
+            return await threads.run(tenant, work)
     except TimeoutError:
         message = f"an external call took over {CALL_S:g} s"
         raise TransportUnavailable(message, retry_after_s=RETRY_AFTER_S) from None

@@ -74,6 +74,8 @@ def set_state(
         if job.spec.HasField("results_expire_after"):
             kept_ms = job.spec.results_expire_after.ToMilliseconds()
             job.results_expire_time.FromMilliseconds(now_ms + kept_ms)
+    if state == pb.JOB_STATE_QUEUED:
+        job.runner = ""
     if state != pb.JOB_STATE_RUNNING:
         clear_progress(job.progress)
 

@@ -2,8 +2,8 @@
 
 The content of the file decides how much memory and time reading takes: a dictionary value may occur
 in any number of rows. So the process has a memory limit and may be killed. Its argument is a JSON
-list of columns. Each row is a line: a JSON object, or a string in place of a row that cannot be
-used; the last one is {"end": null} or {"error": why}.
+list of columns. It prints a line of JSON with the columns of the file, one for each row (an object,
+or a string in place of a row that cannot be used), and null if it has read all of it.
 """
 
 import json
@@ -43,22 +43,18 @@ def main() -> None:
     limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     wanted = set(json.loads(sys.argv[1]))
-    try:
-        source = pq.ParquetFile(sys.stdin.buffer)
-        names = source.schema_arrow.names
-        _write({"columns": names})
-        columns = [name for name in names if name in wanted]
-        # Values that repeat stay in their dictionary until their row is taken; lists and structs have none.
-        types = source.schema_arrow.field
-        flat = [name for name in columns if not pa.types.is_nested(types(name).type)]
-        source = pq.ParquetFile(sys.stdin.buffer, read_dictionary=flat)
-        for batch in source.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
-            for position in range(batch.num_rows):
-                _write(_row(batch, position))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        _write({"error": "the input is no Parquet, or is damaged; write it again"})
-    else:
-        _write({"end": None})
+    source = pq.ParquetFile(sys.stdin.buffer)
+    names = source.schema_arrow.names
+    _write(names)
+    columns = [name for name in names if name in wanted]
+    # Values that repeat stay in their dictionary until their row is taken; lists and structs have none.
+    types = source.schema_arrow.field
+    flat = [name for name in columns if not pa.types.is_nested(types(name).type)]
+    source = pq.ParquetFile(sys.stdin.buffer, read_dictionary=flat)
+    for batch in source.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
+        for position in range(batch.num_rows):
+            _write(_row(batch, position))
+    _write(None)
     sys.stdout.flush()
 
 
@@ -74,7 +70,7 @@ def _row(batch: Any, position: int) -> dict[str, Any] | str:
             row[name] = _decoded(value.as_py())
         except UnicodeDecodeError:
             return f"column {name}: has bytes that are not valid UTF-8"
-    return {"row": row}
+    return row
 
 
 def _decoded(value: Any) -> Any:

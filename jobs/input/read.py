@@ -4,7 +4,7 @@ Memory holds one line, whatever the size of the input; hashes of ids (`SeenIds`)
 file. Parquet needs another file, and one row group of the columns in use.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, BinaryIO, Final
@@ -16,7 +16,7 @@ from jobs.items import BadLine, Item, Request
 from jobs.threads import StopSignal
 from sluice.errors import InputInvalid
 from sluice.openai import embeddings, requests
-from sluice.openai.fields import BadField, BadJson, load_json
+from sluice.openai.fields import BadField
 from sluice.v1 import inference_pb2 as pb
 
 LINE_BYTES_MAX: Final = 1 << 20
@@ -29,8 +29,6 @@ DUPLICATE: Final = "DUPLICATE_ID"
 
 _SPACE: Final = b" \t\r\n\xef\xbb\xbf"
 _COMPRESSED: Final = (".gz", ".zst", ".zstd")
-
-_OfLine = Callable[[int, bytes], Item | BadLine]
 
 
 class Format(StrEnum):
@@ -86,12 +84,21 @@ def read_items(
     """
     stop = stop or StopSignal()
     opened = stream.opened(chunks, stop)
-    parser = ItemParser(template, defaults, id_field, line_bytes_max, skipped)
-    number = 0
+    parser = ItemParser(defaults, id_field, skipped)
+    of_table, number = template or tables.PROMPT, 0
     try:
-        for parsed in parser.parse(opened, format, stop):
-            number = parsed.line
-            if (line := parser.deduplicate(parsed)) is not None:
+        match _detected(opened) if format is Format.AUTO else format:
+            case Format.CSV:
+                rows, template = tables.csv_rows(opened, of_table, line_bytes_max), of_table
+            case Format.PARQUET:
+                ids = parser.id_fields
+                rows, template = tables.parquet_rows(opened, of_table, ids, stop), of_table
+            case Format.TEXT:
+                rows, template = tables.text_rows(opened, line_bytes_max), tables.PROMPT
+            case _:
+                rows = tables.json_rows(opened, line_bytes_max)
+        for number, row in rows:
+            if (line := parser.parse(number, row, template)) is not None:
                 yield line
     except stream.damaged_errors() as error:
         raise InputInvalid(
@@ -118,111 +125,52 @@ class SeenIds:
 
 
 class ItemParser:
-    """Parses the lines and rows of one input, one after the other. Arguments as those of `read_items`."""
+    """Parses the rows of one input, one after the other. Arguments as those of `read_items`."""
 
     def __init__(
         self,
-        template: Template | None,
         defaults: pb.GenerateRequest | None,
         id_field: str = "",
-        line_bytes_max: int = LINE_BYTES_MAX,
         skipped: int = 0,
     ) -> None:
-        self.template = template
-        self.line_bytes_max = line_bytes_max
         self._defaults = defaults or pb.GenerateRequest()
         self.id_fields = (id_field,) if id_field else ID_FIELDS
         self._skipped = skipped
         self._seen = SeenIds()
 
-    @property
-    def of_table(self) -> Template:
-        """Template of tables."""
-        return self.template or tables.PROMPT
-
-    def deduplicate(self, line: Item | BadLine) -> Item | BadLine | None:
-        """Return a line, as a bad one if its id came before; None if it is skipped. Call it for each line in order."""
-        fresh = line.custom_id is None or self._seen.add(line.custom_id)
-        if self._skipped:
-            self._skipped -= 1
-            return None
-        if fresh or isinstance(line, BadLine):
-            return line
-        reason = f"custom_id: {line.custom_id!r} is that of an earlier line"
-        return BadLine(line.line, line.custom_id, reason, DUPLICATE)
-
-    def of_text(self, number: int, line: bytes) -> Item | BadLine:
-        """Return the item of a line that is a prompt."""
-        row = {"prompt": line.decode("utf-8", "surrogateescape").strip()}
-        return self.of_row(number, row, tables.PROMPT)
-
-    def of_json(self, number: int, line: bytes) -> Item | BadLine:
-        """Return the item of a line that should be an object."""
-        if len(line) > self.line_bytes_max:
-            return self.too_long(number)
+    def parse(
+        self, number: int, row: tables.Row, template: Template | None
+    ) -> Item | BadLine | None:
+        """Return the item of a row, or a bad line if it is none or its id came before; None if it is skipped."""
+        custom_id, skips = None, self._skipped > 0
+        self._skipped -= skips
         try:
-            value = load_json(line.decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            return BadLine(number, None, "is not valid UTF-8")
-        except BadJson as error:
-            return BadLine(number, None, str(error))
-        if not isinstance(value, dict):
-            return BadLine(number, None, "is no JSON object")
-        return self.of_row(number, value, self.template)
-
-    def parse(self, opened: BinaryIO, format: Format, stop: StopSignal) -> Iterator[Item | BadLine]:
-        """Yield all lines or rows of an input; `stop` ends a child process that reads it."""
-        limit = self.line_bytes_max
-        match _detected(opened) if format is Format.AUTO else format:
-            case Format.CSV:
-                return self._of_rows(tables.csv_rows(opened, self.of_table, limit))
-            case Format.PARQUET:
-                ids = self.id_fields
-                return self._of_rows(tables.parquet_rows(opened, self.of_table, ids, stop))
-            case Format.TEXT:
-                return self._of_lines(opened, self.of_text)
-            case _:
-                return self._of_lines(opened, self.of_json)
-
-    def _of_rows(self, rows: Iterator[tables.Row]) -> Iterator[Item | BadLine]:
-        for number, row in rows:
             if isinstance(row, str):
-                yield BadLine(number, None, row)
-            else:
-                yield self.of_row(number, row, self.of_table)
-
-    def _of_lines(self, opened: BinaryIO, of_line: _OfLine) -> Iterator[Item | BadLine]:
-        for number, line in stream.lines(opened, self.line_bytes_max):
-            if line is None:
-                yield self.too_long(number)
-            elif line.strip(_SPACE):
-                yield of_line(number, line)
-
-    def too_long(self, number: int) -> BadLine:
-        """Return the bad line of a line with too many bytes."""
-        return BadLine(number, None, f"is longer than {self.line_bytes_max} bytes")
-
-    def of_row(
-        self, number: int, row: Mapping[str, Any], template: Template | None
-    ) -> Item | BadLine:
-        """Return the item of fields by name."""
-        custom_id = None
-        request: Request
-        try:
+                raise BadField(row)
             custom_id, rest = self._id_of(row, number)
-            if self._skipped:
-                return Item(custom_id, number, self._defaults)
-            if template is not None:
-                rendered = {"prompt": _rendered(template, row)}
-                request = requests.request_of_plain(rendered, self._defaults)
-            elif "body" in rest or "url" in rest:
-                request = _of_openai(rest, self._defaults)
-                return Item(custom_id, number, request, rest["url"])
-            else:
-                request = requests.request_of_plain(rest, self._defaults)
+            is_new = self._seen.add(custom_id)
+            if skips:
+                return None
+            if not is_new:
+                reason = f"custom_id: {custom_id!r} is that of an earlier line"
+                return BadLine(number, custom_id, reason, DUPLICATE)
+            request = self._request(rest, row, template)
         except BadField as error:
-            return BadLine(number, custom_id, str(error))
-        return Item(custom_id, number, request)
+            return None if skips else BadLine(number, custom_id, str(error))
+        return Item(custom_id, number, request, "" if template else rest.get("url", ""))
+
+    def _request(
+        self, rest: dict[str, Any], row: Mapping[str, Any], template: Template | None
+    ) -> Request:
+        """Return the request of a row; `rest` has its fields without the id."""
+        defaults = self._defaults
+        if template is not None:
+            return requests.request_of_plain({"prompt": _rendered(template, row)}, defaults)
+        if rest.get("url") == embeddings.EMBEDDINGS:
+            return embeddings.request_of_line(rest, defaults)
+        if "body" in rest or "url" in rest:
+            return requests.request_of_openai(rest, defaults)
+        return requests.request_of_plain(rest, defaults)
 
     def _id_of(self, row: Mapping[str, Any], number: int) -> tuple[str, dict[str, Any]]:
         """Return the id of a row, without one its number, and the other fields."""
@@ -235,12 +183,6 @@ class ItemParser:
         if not 0 < len(custom_id) <= ID_CHARS_MAX or not custom_id.isprintable():
             raise BadField(f"custom_id: is not 1 to {ID_CHARS_MAX} printable characters")
         return custom_id, rest
-
-
-def _of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> Request:
-    if line.get("url") == embeddings.EMBEDDINGS:
-        return embeddings.request_of_line(line, defaults)
-    return requests.request_of_openai(line, defaults)
 
 
 def _detected(opened: BinaryIO) -> Format:

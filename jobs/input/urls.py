@@ -68,10 +68,14 @@ def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator
     except SluiceError:
         raise
     except Exception as error:  # fsspec's drivers raise what their libraries raise
+        problem = f"{url}: {type(error).__name__}: {error}"
         if {kind.__name__ for kind in type(error).__mro__} & _PASSING:
-            message = f"{url}: {type(error).__name__}: {error}"
-            raise TransportUnavailable(message, retry_after_s=1.0) from error
-        raise _unreadable(url, error) from error
+            raise TransportUnavailable(problem, retry_after_s=1.0) from error
+        hint = (
+            "make it readable for the jobs process: the object, its credentials (AWS_ACCESS_KEY_ID, "
+            "or a role), and the driver (`pip install 's3fs>=2025.3'` for S3)"
+        )
+        raise InvalidRequest.of(FIELD, f"{problem}; {hint}") from error
 
 
 _PASSING: Final = frozenset(
@@ -85,18 +89,3 @@ _PASSING: Final = frozenset(
 )
 """Names of errors of Python, botocore and aiohttp for connections that fail or break."""
 _OPTIONS: Final[dict[str, dict[str, int]]] = {"s3": {"default_block_size": 8 << 20}}
-
-
-def _unreadable(url: str, error: Exception) -> InvalidRequest:
-    name = type(error).__name__
-    if isinstance(error, FileNotFoundError):
-        problem = "is not there"
-    elif isinstance(error, PermissionError) or name == "NoCredentialsError":
-        problem = (
-            "may not be read: the jobs process needs credentials (AWS_ACCESS_KEY_ID, or a role)"
-        )
-    elif isinstance(error, ImportError | ValueError):
-        problem = f"needs a driver where jobs run (`pip install 's3fs>=2025.3'` for S3): {error}"
-    else:
-        problem = f"cannot be read: {name}: {error}"
-    return InvalidRequest.of(FIELD, f"{url} {problem}")

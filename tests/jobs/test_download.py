@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.download import FAILURES_MAX, Download
+from jobs.download import FAILURES_MAX
 from jobs.outbound import Outbound
 from sluice.errors import InvalidRequest, TransportUnavailable
 
@@ -92,99 +92,62 @@ def origin() -> Iterator[Origin]:
         server.server_close()
 
 
-def read(origin: Origin, waits: list[float] | None = None) -> bytes:
+def reading(origin: Origin, waits: list[float] | None = None) -> Iterator[bytes]:
     outbound = Outbound(["127.0.0.1"], wait=(waits if waits is not None else []).append)
-    return b"".join(outbound.read(origin.url, "spec.input.url"))
+    return outbound.read(origin.url, "spec.input.url")
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_cut_download_continues_where_it_broke(origin: Origin, chunked: bool) -> None:
-    origin.chunked, origin.cuts = chunked, [5000, 700]
+    origin.chunked, origin.cuts, origin.statuses = chunked, [5000, None, 700], [None, 503]
     waits: list[float] = []
-    assert read(origin, waits) == BODY
-    assert len(origin.asked) == 3
+    assert b"".join(reading(origin, waits)) == BODY
+    assert len(origin.asked) == 4
     assert all(one["if-range"] == '"v1"' for one in origin.asked[1:])
-    assert len(waits) == 2
+    assert waits == [0.5, 1.0, 0.5], "longer where nothing came"
 
 
-def test_server_without_ranges_sends_the_same_version_again(origin: Origin) -> None:
-    origin.ranges, origin.cuts = False, [5000]
-    assert read(origin) == BODY
-
-
-def test_old_last_modified_names_a_version(origin: Origin) -> None:
-    origin.headers = {"Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
-    origin.ranges, origin.cuts = False, [5000]
-    assert read(origin) == BODY
-    assert origin.asked[1]["if-range"] == "Mon, 01 Jan 2024 00:00:00 GMT"
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("headers", [{}, {"ETag": 'W/"v1"'}, {"Last-Modified": "yesterday"}])
-def test_cut_download_without_a_version_fails(
-    origin: Origin, headers: dict[str, str], chunked: bool
+@pytest.mark.parametrize(
+    ("change", "said", "asked"),
+    [
+        ({"headers": {}}, f"5000 of {len(BODY)} bytes", 1),
+        ({"headers": {}, "chunked": True}, "127", 1),
+        ({"headers": {"ETag": 'W/"v1"'}}, "127", 1),
+        ({"ranges": False}, "changed", 2),
+        ({"statuses": [500]}, "says 500", 1),
+        ({"statuses": [429]}, "says 429", 1),
+        ({"cuts": [5000, *[0] * 50]}, "127", FAILURES_MAX + 1),
+    ],
+    ids=["no-version", "no-length", "weak", "no-ranges", "fault", "busy", "dead"],
+)
+def test_what_is_not_whole_is_unavailable(
+    origin: Origin, change: dict[str, Any], said: str, asked: int
 ) -> None:
-    origin.headers, origin.cuts, origin.chunked = headers, [5000], chunked
-    with pytest.raises(TransportUnavailable):
-        read(origin)
-    assert len(origin.asked) == 1
+    for name, value in {"cuts": [5000], **change}.items():
+        setattr(origin, name, value)
+    with pytest.raises(TransportUnavailable, match=said):
+        list(reading(origin))
+    assert len(origin.asked) == asked
 
 
-def test_short_body_says_how_much_came(origin: Origin) -> None:
-    origin.headers, origin.cuts = {}, [5000]
-    with pytest.raises(TransportUnavailable, match=f"5000 of {len(BODY)} bytes"):
-        read(origin)
-
-
-@pytest.mark.parametrize("ranges", [False, True])
-def test_file_that_changes_while_it_is_read_fails(origin: Origin, ranges: bool) -> None:
-    origin.ranges, origin.cuts = ranges, [5000]
-    pieces = Outbound(["127.0.0.1"], wait=lambda _: None).read(origin.url, "url")
-    assert next(pieces) == BODY[:5000]
-    origin.body, origin.headers = BODY[::-1], {"ETag": '"v2"'}
-    with pytest.raises(TransportUnavailable, match="changed"):
+@pytest.mark.parametrize(
+    "change",
+    [{"body": BODY[::-1], "headers": {"ETag": '"v2"'}}, {"body": BODY + b"more"}],
+    ids=["version", "length"],
+)
+def test_file_that_changes_while_it_is_read_fails(origin: Origin, change: dict[str, Any]) -> None:
+    origin.cuts = [5000]
+    pieces, got = reading(origin), b""
+    while len(got) < 5000:
+        got += next(pieces)
+    assert got == BODY[:5000]
+    for name, value in change.items():
+        setattr(origin, name, value)
+    with pytest.raises(TransportUnavailable, match="changed while it was read"):
         next(pieces)
-
-
-def test_dead_server_is_given_up(origin: Origin) -> None:
-    origin.cuts = [5000, *[0] * 50]
-    waits: list[float] = []
-    with pytest.raises(TransportUnavailable):
-        read(origin, waits)
-    assert len(origin.asked) == FAILURES_MAX + 1
-    assert waits == sorted(waits)
-
-
-@pytest.mark.parametrize("status", [500, 503, 429])
-def test_status_that_may_pass_is_unavailable(origin: Origin, status: int) -> None:
-    origin.statuses = [status]
-    with pytest.raises(TransportUnavailable, match=f"says {status}"):
-        read(origin)
 
 
 def test_status_for_good_is_refused(origin: Origin) -> None:
     origin.statuses = [403]
     with pytest.raises(InvalidRequest, match="says 403"):
-        read(origin)
-
-
-def test_rest_may_wait_for_a_busy_server(origin: Origin) -> None:
-    origin.cuts, origin.statuses = [5000], [None, 503]
-    assert read(origin) == BODY
-
-
-def test_wrong_range_is_not_taken(origin: Origin) -> None:
-    origin.cuts = [5000]
-    pieces = Outbound(["127.0.0.1"], wait=lambda _: None).read(origin.url, "url")
-    assert next(pieces) == BODY[:5000]
-    origin.body = BODY + b"more"
-    with pytest.raises(TransportUnavailable, match="range"):
-        next(pieces)
-
-
-def test_refused_connection_is_not_resumed() -> None:
-    def never(_: object) -> Any:
-        raise TransportUnavailable("refused")
-
-    with pytest.raises(TransportUnavailable, match="refused"):
-        list(Download(never, "host", "url").pieces())
+        list(reading(origin))

@@ -9,12 +9,10 @@ import grpc
 import nats
 import pytest
 
-from jobs.quotas import Quotas
 from sluice import errors
 from sluice.client.channel import error_of
 from sluice.defaults import TENANT_METADATA
-from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
-from sluice.settings import JobsSettings
+from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire import subjects
 from sluice.wire.clock import timestamp, unix_ms
@@ -117,7 +115,7 @@ async def test_a_tenant_has_so_many_jobs(processes: Processes) -> None:
     jobs = [await created(processes, "acme", lines(1)) for _ in "12"]
     for one in jobs:
         await ended(processes, one.id, "acme")
-    with pytest.raises(errors.LimitReached, match=r"has 2 jobs; delete ended ones"):
+    with pytest.raises(errors.LimitReached, match=r"has 2 jobs; delete unused ones"):
         await created(processes, "acme", lines(1))
     await created(processes, "other", lines(1))
     await processes.stub.DeleteJob(pb.DeleteJobRequest(id=jobs[0].id), metadata=of("acme"))
@@ -179,24 +177,6 @@ async def test_a_specification_has_a_size(processes: Processes) -> None:
     await processes.start()
     with pytest.raises(errors.InvalidRequest, match="spec: has over 65536 bytes"):
         await created(processes, "acme", lines(1), labels={"a": "x" * 70_000})
-
-
-def test_bytes_are_counted_by_tenant() -> None:
-    quotas = Quotas(JobsSettings(inputs_max_bytes=2 << 20, results_max_bytes=2 << 20))
-    quotas.upload("a", UploadRecord(tenant="acme", size_bytes=1 << 20))
-    with pytest.raises(errors.StorageFull, match="the inputs of the tenant have 1048576 bytes"):
-        quotas.check_inputs("acme")
-    quotas.check_inputs("other")
-    quotas.upload("a", UploadRecord(tenant="acme", size_bytes=10))
-    quotas.check_inputs("acme")
-    record = JobRecord(job=pb.Job(id="j", tenant="acme"), results_bytes=1 << 20)
-    quotas.job("j", record)
-    with pytest.raises(errors.StorageFull, match="the results of the tenant"):
-        quotas.check_results("acme")
-    quotas.check_results("other")
-    quotas.forget(*quotas.known_ids())
-    quotas.check_results("acme")
-    quotas.check_inputs("acme")
 
 
 async def test_a_tenant_fills_its_share_of_the_inputs_alone(processes: Processes) -> None:

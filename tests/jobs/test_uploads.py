@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -11,8 +12,9 @@ from jobs import webhooks
 from jobs.core.retry import ItemRetryPolicy
 from jobs.input.urls import check_url
 from jobs.outbound import Outbound
-from jobs.uploads import ExternalAccess, SourceUnreachable, fetch_with_retries
-from sluice.errors import InvalidRequest
+from jobs.quotas import Quotas
+from jobs.uploads import ExternalAccess, SourceUnreachable
+from sluice.errors import InvalidRequest, TransportUnavailable
 from sluice.settings import JobsSettings
 from sluice.v1.jobs_pb2 import JobInput, JobSpec, JobWebhook
 from tests.jobs.processes import BOUND_S
@@ -98,19 +100,43 @@ async def test_silent_webhooks_do_not_block_job_creation(
         outside.close()
 
 
-async def test_unreachable_input_is_tried_again_with_growing_waits() -> None:
-    tries, waits = 0, list[str]()
+@pytest.mark.parametrize(("failures", "tried"), [(2, 3), (9, 3)], ids=["passing", "for-good"])
+async def test_unreachable_input_is_tried_again_with_growing_waits(
+    outside: ExternalAccess, monkeypatch: pytest.MonkeyPatch, failures: int, tried: int
+) -> None:
+    opened, waits = list[str](), list[str]()
 
-    async def fetch() -> str:
-        nonlocal tries
-        tries += 1
-        if tries < 3:
-            raise SourceUnreachable(f"refused {tries}")
-        return "upload-1"
+    def read_url(url: str, *_: object) -> Iterator[bytes]:
+        opened.append(url)
+        yield b"begun"
+        if len(opened) <= failures:
+            raise TransportUnavailable(f"refused {len(opened)}")
 
-    policy = ItemRetryPolicy(retries=2, first_wait_s=0.001)
-    assert await fetch_with_retries(fetch, policy, waits.append) == "upload-1"
-    assert waits == ["refused 1", "refused 2"]
-    tries = -5
-    with pytest.raises(SourceUnreachable, match="refused -2"):
-        await fetch_with_retries(fetch, policy, waits.append)
+    monkeypatch.setattr("jobs.uploads.read_url", read_url)
+    store, policy = StoredUploads(), ItemRetryPolicy(retries=2, first_wait_s=0.001)
+    quotas = Quotas(JobsSettings())
+    fetching = outside.fetch(cast(Any, store), "acme", "s3://all/in", quotas, waits.append, policy)
+    if failures < tried:
+        assert await fetching in store.kept
+    else:
+        with pytest.raises(SourceUnreachable, match="refused 3"):
+            await fetching
+    assert (len(opened), waits) == (tried, ["refused 1", "refused 2"])
+    assert len(store.kept) == len(quotas.uploads) == (failures < tried), "nothing is left of others"
+    outside.close()
+
+
+class StoredUploads:
+    """Keeps the names of uploads."""
+
+    def __init__(self) -> None:
+        self.kept = set[str]()
+
+    async def write_upload(self, upload: str, *_: object) -> None:
+        self.kept.add(upload)
+
+    async def write_chunk(self, *_: object) -> None:
+        pass
+
+    async def delete_upload(self, upload: str) -> None:
+        self.kept.remove(upload)

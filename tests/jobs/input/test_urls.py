@@ -12,9 +12,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from jobs.input import read_items
 from jobs.input.urls import check_url, read_url
-from jobs.items import Item
 from jobs.outbound import Outbound
 from sluice.errors import InvalidRequest, TransportUnavailable
 from tests.jobs.conftest import Receiver
@@ -39,11 +37,8 @@ LINE = b'{"id": "a", "prompt": "hello"}\n'
 def test_only_what_the_operator_lists_is_read(url: str) -> None:
     with pytest.raises(InvalidRequest, match=r"spec\.input\.url"):
         check_url(url, ["s3://prompts"])
-
-
-def test_no_prefix_is_listed_by_default() -> None:
-    with pytest.raises(InvalidRequest, match=r"jobs\.input_prefixes"):
-        check_url("s3://prompts/a", [])
+    with pytest.raises(InvalidRequest, match=r"jobs\.input_prefixes|plain URL"):
+        check_url(url, [])
 
 
 def test_below_a_prefix_is_read(tmp_path: Path) -> None:
@@ -51,7 +46,7 @@ def test_below_a_prefix_is_read(tmp_path: Path) -> None:
     check_url("s3://prompts/day/a", ["s3://prompts/"])
     found = read_url(f"file://{tmp_path}/in.jsonl", [f"file://{tmp_path}"], Outbound())
     assert b"".join(found) == LINE
-    with pytest.raises(InvalidRequest, match="is not there"):
+    with pytest.raises(InvalidRequest, match=r"FileNotFoundError.*credentials"):
         list(read_url(f"file://{tmp_path}/none", [f"file://{tmp_path}"], Outbound()))
 
 
@@ -84,7 +79,7 @@ def test_object_that_comes_short_is_unavailable(kind: type[MemoryFile], said: st
 
 
 def test_a_driver_that_is_missing_is_named() -> None:
-    with pytest.raises(InvalidRequest, match="driver"):
+    with pytest.raises(InvalidRequest, match=r"nosuch.*driver"):
         list(read_url("nosuch://a/b", ["nosuch://a"], Outbound()))
 
 
@@ -132,7 +127,7 @@ except Exception as error:
     run = [sys.executable, "-W", "ignore", "-c", code]
     ran = subprocess.run(run, capture_output=True, text=True, timeout=100, check=True)
     assert ran.stdout.splitlines()[0] == "200000"
-    assert "is not there" in ran.stdout
+    assert "FileNotFoundError" in ran.stdout
     without = {key: value for key, value in os.environ.items() if "AWS_" not in key}
     without |= {"AWS_ENDPOINT_URL": s3, "AWS_EC2_METADATA_DISABLED": "true"}
     code = """
@@ -145,11 +140,4 @@ except Exception as error:
 """
     run = [sys.executable, "-W", "ignore", "-c", code]
     ran = subprocess.run(run, capture_output=True, text=True, timeout=100, check=True, env=without)
-    assert "needs credentials" in ran.stdout
-
-
-def test_items_come_from_a_url(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_bytes(LINE)
-    prefix = f"file://{tmp_path}"
-    (item,) = read_items(read_url(f"{prefix}/in.jsonl", [prefix], Outbound()))
-    assert isinstance(item, Item)
+    assert "its credentials (AWS_ACCESS_KEY_ID" in ran.stdout
