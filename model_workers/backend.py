@@ -8,6 +8,8 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
+from threading import Condition
 from typing import Any, Final
 
 import numpy as np
@@ -16,9 +18,8 @@ import triton_python_backend_utils as pb_utils
 from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
 from model_workers.parent import exit_with_parent
 from model_workers.process import build_engine
-from model_workers.runners import ThreadRunner
 from model_workers.shared_memory import make_shared_memory_private
-from model_workers.worker import InboxFull, Worker
+from model_workers.worker import InboxFull, Worker, notify
 from sluice.core_dumps import forbid_core_dumps
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import ModelSettings
@@ -72,13 +73,13 @@ class TritonPythonModel:
         settings = _settings(args["model_config"])
         # Before torch is imported, by build_engine: OpenMP reads it once.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-        runner = ThreadRunner()
-        engine = build_engine(settings, runner.wake)
+        changed = Condition()
+        engine = build_engine(settings, partial(notify, changed))
         clean()
         self._tracing = start_tracing(SERVICE_WORKER)
         # A process whose engine has ended or hangs is of no use; the supervisor restarts it.
         self._worker = Worker(
-            settings.name, engine, self._tracing.tracer, lambda: os._exit(1), runner
+            settings.name, engine, self._tracing.tracer, lambda: os._exit(1), changed
         )
         self._worker.start()
         logger.info("worker %s serves %s", self._worker.worker_id, settings.name)

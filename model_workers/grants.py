@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from model_workers.engine.protocol import EngineLoad
 from sluice.internal.v1 import worker_pb2
 from sluice.wire.subjects import CLASSES
 
@@ -126,7 +125,7 @@ class Grants:
         if (holder := self._holders.get(batcher)) is not None and holder.running:
             holder.running -= 1
 
-    def give(self, load: EngineLoad, now: float) -> Mapping[str, Grant]:
+    def give(self, load: worker_pb2.WorkerLoad, now: float) -> Mapping[str, Grant]:
         """Return the grants of all batchers after a step or a command."""
         # Rule 6.
         if self.withdrawn or load.batch_running:
@@ -189,7 +188,7 @@ class Grants:
         return Grant(tasks, tokens, any(holder.queued), len(self._holders))
 
 
-def class_capacities(load: EngineLoad) -> list[ClassCapacity]:
+def class_capacities(load: worker_pb2.WorkerLoad) -> list[ClassCapacity]:
     """Return the capacity of a worker for each class, most urgent first."""
     present = load.running + load.waiting
     free_slots = max(0, load.slots - present)

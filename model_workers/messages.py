@@ -4,18 +4,14 @@ A task becomes a valid `SequenceSpec` or is refused here; inside the engine sequ
 """
 
 import math
-from dataclasses import fields
 from typing import Final
 
 from model_workers.engine.protocol import (
-    AudioSpec,
-    EngineLoad,
     Sampling,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
     TokenLogprobs,
-    ValuesSpec,
     describe,
     is_retryable,
 )
@@ -33,8 +29,6 @@ _BOUNDS: Final = {
     "top_logprobs": (0, 32),
 }
 """Smallest and largest value of fields of the wire's `Sampling`, each a finite number."""
-_LOAD_FIELDS: Final = tuple(field.name for field in fields(EngineLoad) if field.name != "classes")
-"""Fields that `EngineLoad` and `WorkerLoad` share."""
 _SAME: Final = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", *list(_BOUNDS)[:-1])
 """Fields of `Sampling` that are copied unchanged."""
 
@@ -73,20 +67,16 @@ def sequence_spec(
     )
 
 
-def _values(values: task_pb2.Values) -> ValuesSpec:
-    return ValuesSpec(
-        dimensions=values.dimensions,
-        normalize=values.normalize if values.HasField("normalize") else None,
-        second_text=values.second_text,
-        scored_token_ids=tuple(values.scored_token_ids),
-        scored_alternatives=min(values.scored_alternatives, int(_BOUNDS["top_logprobs"][1])),
-    )
+def _values(values: task_pb2.Values) -> task_pb2.Values:
+    most = int(_BOUNDS["top_logprobs"][1])
+    values.scored_alternatives = min(values.scored_alternatives, most)
+    return values
 
 
-def _audio(audio: task_pb2.Audio) -> AudioSpec:
+def _audio(audio: task_pb2.Audio) -> task_pb2.Audio:
     _require(bool(audio.pcm), "audio.pcm is empty")
     _require(len(audio.pcm) % 2 == 0, "audio.pcm has half a sample")
-    return AudioSpec(audio.pcm, tuple(audio.opening_token_ids))
+    return audio
 
 
 def _rank(priority_class: str) -> int:
@@ -172,20 +162,6 @@ def refusal(request_id: str, error: SluiceError) -> worker_pb2.Refusal:
         error=frame_pb2.TaskError(reason=error.reason, message=message, field=field),
         retryable=is_retryable(error),
     )
-
-
-def worker_load(load: EngineLoad, batches: int) -> worker_pb2.WorkerLoad:
-    """Return the load of an engine that has sequences of `batches` batches."""
-    values = {field: getattr(load, field) for field in _LOAD_FIELDS}
-    message = worker_pb2.WorkerLoad(**values, batches=batches)
-    for entry in load.classes:
-        message.classes.add(
-            running=entry.running,
-            waiting=entry.waiting,
-            running_tokens=entry.running_tokens,
-            waiting_tokens=entry.waiting_tokens,
-        )
-    return message
 
 
 def _logprobs(entry: TokenLogprobs) -> frame_pb2.Logprobs:

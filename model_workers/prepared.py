@@ -6,19 +6,19 @@ that continues here. llguidance releases the interpreter's lock for both.
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from model_workers.engine.protocol import (
     Engine,
-    EngineLoad,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
 )
 from sluice.errors import InvalidRequest, Overloaded, SluiceError
+from sluice.internal.v1.worker_pb2 import WorkerLoad
 
 if TYPE_CHECKING:  # a worker of the echo engine needs no torch
     from model_workers.constraints import TokenMatcher
@@ -102,9 +102,10 @@ class PreparedEngine(Engine):
         return self._engine.has_sequences() or bool(self._ready())
 
     @override
-    def load(self) -> EngineLoad:
+    def load(self) -> WorkerLoad:
         load = self._engine.load()
-        return replace(load, waiting=load.waiting + len(self._compiling))
+        load.waiting += len(self._compiling)
+        return load
 
     def _ready(self) -> list[_Compiling]:
         return [item for item in self._compiling.values() if item.cancelled or item.matcher.done()]

@@ -10,14 +10,13 @@ import faulthandler
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Condition
 from types import MappingProxyType
 from typing import Final
 
 from model_workers.channels import Channel, Channels, DueReport, Posted, ResponseSender
 from model_workers.grants import Grant
-from model_workers.runners import Changes
 from model_workers.watchdog import TICK_S, Watchdog
 from sluice.internal.v1 import worker_pb2
 
@@ -34,10 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sender:
-    """Owns the channels. `run` is its thread; every other method may be called from any thread.
-
-    Without a thread, `turn` is called whenever `changed` was notified and when `next_due` has come.
-    """
+    """Owns the channels. `run` is its thread; every other method may be called from any thread."""
 
     def __init__(
         self,
@@ -46,7 +42,6 @@ class Sender:
         clock: Callable[[], float],
         on_lost: Callable[[str, float], None],
         on_hang: Callable[[], None],
-        changed: Changes | None = None,
         backlog_wait_s: float = BACKLOG_WAIT_S,
     ) -> None:
         """Create a sender.
@@ -61,7 +56,7 @@ class Sender:
         self._clock = clock
         self._on_lost, self._on_hang = on_lost, on_hang
         self._ends: deque[ResponseSender] = deque()
-        self._changed: Changes = changed or Condition()
+        self._changed = Condition()
         self._stopping = False
 
     def open(self, opening: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
@@ -140,41 +135,20 @@ class Sender:
                 if not (self._stopping or self._ends):
                     self._changed.wait(self._seconds_until_due())
                 stopping = self._stopping
-                ends, reports = self._take()
+                ends, self._ends = self._ends, deque()
+                reports = self._channels.due(self._clock())
                 self._changed.notify_all()
-            self._send(ends, reports)
+            for responses in ends:
+                self._try(responses.close)
+            for due in reports:
+                self._deliver(due)
             self._check_engine()
             if stopping and not ends and not reports:
                 break
-        self.close()
-
-    def turn(self) -> bool:
-        """Send what is due; return whether there was anything."""
-        ends, reports = self._take()
-        self._send(ends, reports)
-        return bool(reports)
-
-    @property
-    def next_due(self) -> float | None:
-        """When the next report is due, in monotonic seconds; None without channels."""
-        return self._channels.next_due()
-
-    def close(self) -> None:
-        """End all requests."""
         with self._changed:
             channels = self._channels.drain()
         for channel in channels:
             self._try(channel.responses.close)
-
-    def _take(self) -> tuple[Sequence[ResponseSender], Sequence[DueReport]]:
-        ends, self._ends = self._ends, deque()
-        return ends, self._channels.due(self._clock())
-
-    def _send(self, ends: Iterable[ResponseSender], reports: Iterable[DueReport]) -> None:
-        for responses in ends:
-            self._try(responses.close)
-        for due in reports:
-            self._deliver(due)
 
     def _seconds_until_due(self) -> float:
         """Return the time until the next report is due or the engine is looked at, in seconds."""

@@ -9,26 +9,28 @@ the step, so that batchers know that the sequence is alone. Only then is a loss 
 
 import logging
 import math
+import os
 import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import Condition, Thread, current_thread
 from typing import Final
 
 from opentelemetry.trace import Tracer
 
 from model_workers import messages
 from model_workers.channels import Channels, Posted, ResponseSender
-from model_workers.engine.protocol import Engine, EngineLoad, SequenceSpec, SequenceStep
+from model_workers.engine.protocol import Engine, SequenceSpec, SequenceStep
 from model_workers.grants import Grants
-from model_workers.runners import Changes, LoopRunner, ThreadRunner
 from model_workers.running_batches import RunningBatches
 from model_workers.sender import Sender
 from model_workers.telemetry import Parents, SequenceTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.errors import Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.startup import ENGINE_NICE
 from sluice.wire.codec import MalformedMessage
 
 INBOX_MAX: Final = 1024
@@ -37,6 +39,8 @@ ALONE_S: Final = 0.1
 """Time between isolating a sequence and its step, in seconds; longer than any delay of a report."""
 FAULTS_MAX: Final = 3
 """Steps that may raise in succession before the worker gives up: its device may be lost."""
+JOIN_S: Final = 5.0
+"""How long `Worker.stop` waits for each thread, in seconds."""
 
 Command = Callable[[], None]
 """What the engine's thread does between two steps."""
@@ -50,11 +54,16 @@ class InboxFull(Exception):
     """The engine's thread is too slow, or has ended."""
 
 
+def notify(changed: Condition) -> None:
+    """Let the engine's thread look for work that came through no command; from any thread."""
+    with changed:
+        changed.notify()
+
+
 class EngineLoop:
     """Drives one engine. `run` is its thread; `submit` and `stop` may be called from any other.
 
-    Without a thread, `begin` is called once, and `turn` whenever `changed` was notified. Commands call `serve`,
-    `admit`, `cancel`, `abandon` and `demand`.
+    Commands call `serve`, `admit`, `cancel`, `abandon` and `demand`.
     """
 
     def __init__(
@@ -64,7 +73,7 @@ class EngineLoop:
         telemetry: SequenceTelemetry,
         watchdog: Watchdog,
         clock: Callable[[], float],
-        changed: Changes,
+        changed: Condition,
         *,
         isolates: bool,
         inbox_max: int,
@@ -90,7 +99,7 @@ class EngineLoop:
         """Admissions since the last report, by batcher."""
         self._stopping = False
         self._faults = 0
-        self._last_load = EngineLoad(slots=0)
+        self._last_load = worker_pb2.WorkerLoad()
 
     def submit(self, command: Command) -> None:
         """Queue a command for execution between two steps.
@@ -106,34 +115,22 @@ class EngineLoop:
 
     def stop(self) -> None:
         """Let `run` return after the present step."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
+        self._stopping = True
+        notify(self._changed)
 
     def run(self) -> None:
         """Execute commands and steps until `stop`."""
-        self.begin()
+        self._last_load = self._load()
+        self._sender.post({}, self._last_load)
         while (commands := self._next_commands()) is not None:
-            self._execute(commands)
+            # Commands first: a cancel or a new sequence changes what the step computes.
+            if commands:
+                self._last_load = self._execute(commands)
+            if self._is_due() and self._sender.has_capacity():
+                self._last_load = self._step(self._last_load)
 
-    def begin(self) -> None:
-        """Report the load of the engine before its first command."""
-        self._last_load = self._engine.load()
-        self._sender.post({}, self._message(self._last_load))
-
-    def turn(self) -> None:
-        """Execute the queued commands, and compute a step if one is due."""
-        commands, self._inbox = self._inbox, deque()
-        self._execute(commands)
-
-    @property
-    def has_commands(self) -> bool:
-        """Whether commands wait for the next turn."""
-        return bool(self._inbox)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether there is a step to compute now."""
+    def _is_due(self) -> bool:
+        """Return whether there is a step to compute now."""
         return self._engine.has_sequences() and self._clock() >= self._begins_at
 
     def _next_commands(self) -> Sequence[Command] | None:
@@ -141,31 +138,28 @@ class EngineLoop:
         until_begin_s = self._begins_at - self._clock()
         timeout_s = until_begin_s if until_begin_s > 0 else None
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._inbox or self.is_due, timeout_s)
+            self._changed.wait_for(
+                lambda: self._stopping or self._inbox or self._is_due(), timeout_s
+            )
             commands, self._inbox = self._inbox, deque()
             return None if self._stopping else commands
 
-    def _execute(self, commands: Sequence[Command]) -> None:
-        # Commands first: a cancel or a new sequence changes what the step computes.
-        if commands:
-            self._last_load = self._execute_all(commands)
-        if self.is_due and self._sender.has_capacity():
-            self._last_load = self._step(self._last_load)
-
-    def _execute_all(self, commands: Sequence[Command]) -> EngineLoad:
+    def _execute(self, commands: Sequence[Command]) -> worker_pb2.WorkerLoad:
         # A command may hang too: the watchdog gives it the time of a step without tokens.
         self._watchdog.begin(0, self._clock())
         for command in commands:
             command()
-        load = self._engine.load()
+        load = self._load()
         grants = self._grants.give(load, self._clock())
-        self._sender.post({}, self._message(load), self._admissions, grants)
+        self._sender.post({}, load, self._admissions, grants)
         self._admissions.clear()
         self._watchdog.end(self._clock(), is_step=False)
         return load
 
-    def _message(self, load: EngineLoad) -> worker_pb2.WorkerLoad:
-        return messages.worker_load(load, len(self._batches))
+    def _load(self) -> worker_pb2.WorkerLoad:
+        load = self._engine.load()
+        load.batches = len(self._batches)
+        return load
 
     def serve(self, channel: worker_pb2.OpenChannel) -> None:
         """Serve the new channel of a batcher; cancel the sequences of the channel before it."""
@@ -233,7 +227,7 @@ class EngineLoop:
             # Its batcher would wait for frames, and count it among its tasks here.
             end = replaced.cancelled()
             posted = [(end, messages.final(end))]
-            self._sender.post({replaced.spec.owner: posted}, self._message(self._engine.load()))
+            self._sender.post({replaced.spec.owner: posted}, self._load())
 
     def _add(self, spec: SequenceSpec, arrived_at: float) -> None:
         if self._alone:
@@ -262,7 +256,7 @@ class EngineLoop:
         if request_id == self._alone:
             self._alone, self._grants.withdrawn = "", False
 
-    def _step(self, load: EngineLoad) -> EngineLoad:
+    def _step(self, load: worker_pb2.WorkerLoad) -> worker_pb2.WorkerLoad:
         """Compute one step; `load` is the load before it. Return the load after it."""
         began_at = self._clock()
         self._watchdog.begin(load.running + load.waiting + load.waiting_tokens, began_at)
@@ -287,7 +281,7 @@ class EngineLoop:
         steps: Sequence[SequenceStep],
         now: float,
         cause: "frame_pb2.ReturnCause.ValueType" = frame_pb2.RETURN_CAUSE_UNSPECIFIED,
-    ) -> EngineLoad:
+    ) -> worker_pb2.WorkerLoad:
         """Post steps to their batchers, `cause` with those that are returned; return the load."""
         by_batcher: defaultdict[str, list[Posted]] = defaultdict(list)
         for step in steps:
@@ -300,9 +294,9 @@ class EngineLoop:
             by_batcher[step.owner].append((step, final))
             # Any step of the isolated sequence shows that it does not end the worker.
             self._end_isolation(step.request_id)
-        load = self._engine.load()
+        load = self._load()
         grants = self._grants.give(load, now)
-        self._sender.post(by_batcher, self._message(load), grants=grants)
+        self._sender.post(by_batcher, load, grants=grants)
         return load
 
 
@@ -319,7 +313,7 @@ class Worker:
         engine: Engine,
         tracer: Tracer,
         on_fault: Callable[[], None],
-        runner: ThreadRunner | LoopRunner | None = None,
+        changed: Condition | None = None,
         *,
         isolates: bool = True,
         inbox_max: int = INBOX_MAX,
@@ -328,39 +322,62 @@ class Worker:
         """Create a worker that is not started.
 
         - `on_fault`: Called after an exception that ends the work was logged, and when the engine hangs.
-        - `runner`: Runs engine and sender; None: two threads.
-        - `isolates`: Whether sequences are computed in this process, so that one may end the others with it.
+        - `changed`: Notified when the engine has something to do that came through no command.
+        - `isolates`: Whether sequences are computed in this process, so that one may end the others with it. Then the
+          engine's thread has a lower priority than those of messages.
         - `inbox_max`: See `INBOX_MAX`.
         - `alone_s`: See `ALONE_S`.
         """
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
-        self._runner = runner or ThreadRunner(gives_way=isolates)
         self._on_fault = on_fault
         clock, watchdog = time.monotonic, Watchdog()
         telemetry = SequenceTelemetry(tracer, model, self.worker_id)
         channels = Channels(self.worker_id, telemetry.counts.message)
-        changes = self._runner.changes_of_sender
-        self._sender = Sender(channels, watchdog, clock, self._on_lost, on_fault, changes)
-        changed = self._runner.changes_of_engine
+        self._sender = Sender(channels, watchdog, clock, self._on_lost, on_fault)
         self._loop = EngineLoop(
             engine,
             self._sender,
             telemetry,
             watchdog,
             clock,
-            changed,
+            changed or Condition(),
             isolates=isolates,
             inbox_max=inbox_max,
             alone_s=alone_s,
         )
+        engine_priority = int(os.environ.get(ENGINE_NICE, "0")) if isolates else 0
+        self._threads = (
+            Thread(target=self._run_engine, args=(engine_priority,), name="engine", daemon=True),
+            Thread(target=self._guarded, args=(self._sender.run,), name="sender", daemon=True),
+        )
 
     def start(self) -> None:
         """Start to work."""
-        self._runner.start(self._loop, self._sender, self._on_fault)
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End the engine after its step, then the channels."""
-        self._runner.stop(self._loop, self._sender)
+        for stop, thread in zip((self._loop.stop, self._sender.stop), self._threads, strict=True):
+            stop()
+            thread.join(JOIN_S)
+            if thread.is_alive():
+                logger.warning("the %s thread did not end within %s s", thread.name, JOIN_S)
+
+    def _run_engine(self, priority: int) -> None:
+        # Linux counts the priority of each thread; 0 is the calling thread. The threads that receive tasks and send
+        # frames then do not wait for this one; the threads of torch that it starts give way as well.
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, 0, max(own, priority))
+        self._guarded(self._loop.run)
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Exception:
+            # The thread would end silently while heartbeats are still sent.
+            logger.exception("the %s thread ended by a fault", current_thread().name)
+            self._on_fault()
 
     def handle(
         self, request: worker_pb2.WorkerRequest, responses: ResponseSender, traceparent: str = ""

@@ -9,20 +9,21 @@ batches, like the engine "generate".
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from typing_extensions import override
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS, BlockManager
 from model_workers.engine.pace import BulkPace
-from model_workers.engine.protocol import EngineLoad, Sampling, SequenceSpec
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.engine.scheduler import Scheduler
 from model_workers.engine.sequences import Sequence as EngineSequence
 from model_workers.engine.sequences import SequenceLimits
 from simulator.cost import StepCost
 from simulator.trace import SimulationError
 from sluice.errors import Overloaded
+from sluice.internal.v1.worker_pb2 import WorkerLoad
 
 JOIN_SHARE: Final = 0.8
 """Shortest prompt that joins a batch, as a share of its longest; as in
@@ -112,7 +113,7 @@ class SimulatedEngine(Protocol):
     def advance(self, steps: int) -> StepProgress:
         """Do the first `steps` of the last `stretch`."""
 
-    def load(self) -> EngineLoad:
+    def load(self) -> WorkerLoad:
         """Return its load as a worker reports it.
 
         `block_tokens` is 0 if only slots limit it; `classes` is empty if it does not preempt.
@@ -196,10 +197,10 @@ class ContinuousEngine(SimulatedEngine):
         return progress
 
     @override
-    def load(self) -> EngineLoad:
+    def load(self) -> WorkerLoad:
         load = self._scheduler.load(self._steps)
         if not self._limits.cache_tokens:
-            load = replace(load, block_tokens=0, cache_blocks=0, free_blocks=0)
+            load.block_tokens = load.cache_blocks = load.free_blocks = 0
         return load
 
     def _spec(self, sequence: SimulatedSequence) -> SequenceSpec:
@@ -309,8 +310,8 @@ class SimulatedGenerateEngine(SimulatedEngine):
         return progress
 
     @override
-    def load(self) -> EngineLoad:
-        return EngineLoad(
+    def load(self) -> WorkerLoad:
+        return WorkerLoad(
             slots=self._limits.slots,
             running=len(self._live),
             waiting=self._count_waiting(),

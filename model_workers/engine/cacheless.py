@@ -8,15 +8,10 @@ from dataclasses import replace
 from typing_extensions import override
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import (
-    EngineLoad,
-    SequenceEnd,
-    SequenceSpec,
-    SequenceStep,
-    TokenLogprobs,
-)
+from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
 from model_workers.engine.scheduler import ScheduledEngine, Scheduler
 from model_workers.engine.sequences import Sequence, SequenceLimits
+from sluice.internal.v1.worker_pb2 import WorkerLoad
 
 
 class CachelessEngine(ScheduledEngine):
@@ -35,9 +30,10 @@ class CachelessEngine(ScheduledEngine):
         return [sequence.end_step(SequenceEnd.RETURNED, message) for sequence in sequences]
 
     @override
-    def load(self) -> EngineLoad:
+    def load(self) -> WorkerLoad:
         load = self._scheduler.load(self._steps)
-        return replace(load, block_tokens=0, cache_blocks=0, free_blocks=0)
+        load.block_tokens = load.cache_blocks = load.free_blocks = 0
+        return load
 
 
 class WholeTextEngine(CachelessEngine):

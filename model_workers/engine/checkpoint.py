@@ -15,7 +15,6 @@ import torch
 from model_workers.engine.devices import (
     cache_bytes,
     check_weights_fit,
-    describe_dtype,
     find_device,
     find_dtype,
 )
@@ -74,9 +73,10 @@ def load_engine(
     )
     warm_up(engine, max_tokens=2)
     logger.info(
-        "%s: %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
+        "%s: %s on %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
         settings.name,
-        describe_dtype(settings.dtype, loaded.device),
+        loaded.dtype,
+        loaded.device,
         loaded.context_tokens,
         num_blocks,
         block_tokens,

@@ -1,6 +1,5 @@
 """The device of a worker: whether it exists, and how much of its memory the worker may use."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import psutil
@@ -14,9 +13,6 @@ CPU_SHARE: Final = 0.5
 """Default share of the available memory that the caches of all workers may use on a CPU."""
 CUDA_SHARE: Final = 0.85
 """Share of what the weights leave that a worker's cache uses; the rest is for computing steps."""
-
-BFLOAT16: Final = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "bf16 of ARM"}
-"""Instruction sets that multiply bfloat16, the fastest first, by key of `torch.cpu.get_capabilities`."""
 
 
 def find_device(name: str) -> torch.device:
@@ -45,37 +41,6 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
         name = "float32" if device.type == "cpu" else "bfloat16"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def describe_dtype(
-    named: str, device: torch.device, capabilities: Mapping[str, Any] | None = None
-) -> str:
-    """Return the number format of the setting `named` with the reason for it, for the log.
-
-    "auto" does not depend on the processor: a sequence that continues on another worker must get the same tokens there
-    (docs/internals/decisions/engine-numerics.md).
-
-    - `capabilities`: Capabilities of the processor; None: of this one.
-    """
-    dtype = find_dtype(named, device)
-    if device.type != "cpu":
-        return f"{dtype} on {device}"
-    if capabilities is None:  # torch 2.11 does not tell them
-        capabilities = getattr(torch.cpu, "get_capabilities", dict)()
-    instructions = next((name for key, name in BFLOAT16.items() if capabilities.get(key)), None)
-    if named == "auto":
-        why = "auto: exact in every batch; "
-        larger = f"from 30 M parameters on bfloat16 by {instructions} is faster for many sequences"
-        why += larger if instructions else "bfloat16 is slow here"
-    elif dtype is torch.bfloat16:
-        why = (
-            f"by {instructions}"
-            if instructions
-            else "slow: this processor has no instructions for it"
-        )
-    else:
-        why = "as set"
-    return f"{dtype} on {device} ({why})"
 
 
 def memory_limit(device: torch.device, share: float | None) -> int:

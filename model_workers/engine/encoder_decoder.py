@@ -2,39 +2,31 @@
 
 The encoder reads a sequence's prompt once, together with the other texts of the step in groups of similar length. Then
 its answer is decoded beside those of all other sequences, one token per step, at any position (continuous batching).
-Keys and values of all sequences lie in one batch: answers end in the same column, texts (cross-attention, computed once
-per sequence) begin in the first one.
+Keys and values of all sequences lie in one batch, those of the text (cross-attention) once per sequence.
 """
 
 from collections import abc
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from typing_extensions import override
 
 from model_workers.engine.cacheless import CachelessEngine
 from model_workers.engine.forward.encoder import PaddedTexts, Text
 from model_workers.engine.generation_config import answer_prefix, ruled_out
-from model_workers.engine.protocol import (
-    AudioSpec,
-    SequenceEnd,
-    SequenceSpec,
-    SequenceStep,
-)
+from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
 from sluice.errors import InvalidRequest, PromptTooLong
+from sluice.internal.v1.task_pb2 import Audio
 from sluice.settings.models import SideLimits
-
-COLUMNS: Final = 32
-"""Minimum number of spare columns of a buffer."""
 
 
 class SequencePositions(nn.Module):
@@ -55,70 +47,23 @@ class SequencePositions(nn.Module):
         return functional.embedding(self.places + self._offset, self._weight)
 
 
-class Buffer:
-    """Keys and values of one layer, each [sequences, heads, columns, size]; unwritten cells are zero."""
-
-    def __init__(self, like: Tensor, sequences: int, columns: int) -> None:
-        shape = sequences, like.shape[1], columns, like.shape[3]
-        self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
-
-    def put(self, sequences: slice, columns: slice, keys: Tensor, values: Tensor) -> None:
-        """Write a part."""
-        self.keys[sequences, :, columns], self.values[sequences, :, columns] = keys, values
-
-    def move(self, source: int, target: int) -> None:
-        """Copy a sequence."""
-        self.keys[target], self.values[target] = self.keys[source], self.values[source]
-
-    def part(self, sequences: int, columns: slice) -> tuple[Tensor, Tensor]:
-        """Return the first `sequences` without a copy."""
-        return self.keys[:sequences, :, columns], self.values[:sequences, :, columns]
-
-
-class BufferLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer of transformers' cache in a `Buffer`: the first sequences, from one column to another.
-
-    The next column is written in place.
-    """
-
-    def __init__(self, buffer: Buffer, sequences: int, first: int, end: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._buffer, self._sequences, self._first, self._end = buffer, sequences, first, end
-        self.keys, self.values = buffer.part(sequences, slice(first, end))
-        self.dtype, self.device, self.is_initialized = self.keys.dtype, self.keys.device, True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write one more column; see `DynamicLayer.update`."""
-        column = slice(self._end, self._end + 1)
-        self._buffer.put(slice(0, self._sequences), column, key_states, value_states)
-        return self._buffer.part(self._sequences, slice(self._first, self._end + 1))
-
-
 class DecodingBatch:
     """The sequences that decode, with their keys and values.
 
-    Sequences stand without gaps at the front of the buffers: the last one takes the place of one that leaves. Answers
-    end in the same column, and texts begin in the first one.
+    Answers end in the last column of the cache, texts begin in its first one; the other cells are masked.
 
     Attributes:
-        sequences: Sequences in the order of the buffers.
+        sequences: Sequences in the order of the cache.
+        cache: The cache that the model reads, and writes the next tokens to; call `grew` after it.
     """
 
-    def __init__(self, slots: int, text_max: int) -> None:
-        """Create an empty batch; `text_max` is the maximum length of a text."""
+    def __init__(self) -> None:
         self.sequences: list[Sequence] = []
-        self._slots = slots
-        self._text_max = text_max
+        self.cache = EncoderDecoderCache(())
         self._lengths: list[int] = []
         """Lengths of the answers, with the tokens before them."""
         self._sizes: list[int] = []
         """Lengths of the texts."""
-        self._own: list[Buffer] = []
-        self._texts: list[Buffer] = []
-        self._end = 0
-        """The column behind the newest tokens."""
 
     @property
     def places(self) -> Tensor:
@@ -137,18 +82,8 @@ class DecodingBatch:
         starts = width - 1 - torch.tensor(self._lengths)[:, None]
         return (torch.arange(width) >= starts).long()
 
-    def cache(self) -> EncoderDecoderCache:
-        """Return the cache that the model reads, and writes the next tokens to; call `grew` after it."""
-        sequences, width = len(self.sequences), max(self._sizes)
-        self._make_room(max(self._lengths) + 1)
-        first = self._end - max(self._lengths)
-        own: list[Any] = [BufferLayer(buffer, sequences, first, self._end) for buffer in self._own]
-        texts: list[Any] = [BufferLayer(buffer, sequences, 0, width) for buffer in self._texts]
-        return EncoderDecoderCache(Cache(layers=own), Cache(layers=texts))
-
     def grew(self) -> None:
         """Count one more token of each sequence."""
-        self._end += 1
         self._lengths = [length + 1 for length in self._lengths]
 
     def add(
@@ -159,67 +94,56 @@ class DecodingBatch:
         cache: EncoderDecoderCache,
     ) -> None:
         """Add sequences with answers of `length` tokens and texts of `sizes`, computed in `cache`."""
-        own: list[Any] = cache.self_attention_cache.layers
-        texts: list[Any] = cache.cross_attention_cache.layers
-        if not self._own:
-            self._own = [Buffer(layer.keys, self._slots, 0) for layer in own]
-            self._texts = [Buffer(layer.keys, self._slots, 0) for layer in texts]
-        self._make_room(length)
-        self._make_text_room(max(sizes))
-        places = slice(len(self.sequences), len(self.sequences) + len(sequences))
-        for buffer, layer in zip(self._own, own, strict=True):
-            buffer.put(places, slice(self._end - length, self._end), layer.keys, layer.values)
-        for buffer, layer in zip(self._texts, texts, strict=True):
-            buffer.put(places, slice(0, max(sizes)), layer.keys, layer.values)
+        layers = _layers(cache)
+        if self.sequences:
+            layers = [
+                (
+                    *(_joined(pair, from_end=True) for pair in zip(old[:2], new[:2], strict=True)),
+                    *(_joined(pair, from_end=False) for pair in zip(old[2:], new[2:], strict=True)),
+                )
+                for old, new in zip(_layers(self.cache), layers, strict=True)
+            ]
+        self.cache = EncoderDecoderCache(layers)
         self.sequences += sequences
         self._lengths += [length] * len(sequences)
         self._sizes += sizes
 
     def keep(self, sequences: Collection[Sequence]) -> None:
-        """Drop all other sequences."""
-        for place in reversed(range(len(self.sequences))):
-            if self.sequences[place] not in sequences:
-                self._drop(place)
-
-    def _drop(self, place: int) -> None:
-        last = len(self.sequences) - 1
-        if place < last:
-            for buffer in (*self._own, *self._texts):
-                buffer.move(last, place)
-        lists: tuple[list[Any], ...] = (self.sequences, self._lengths, self._sizes)
-        for values in lists:
-            values[place] = values[last]
-            values.pop()
-
-    def _make_room(self, length: int) -> None:
-        """Make room for an answer of `length` and one more column, with a copy only when answers have doubled."""
-        longest, columns = max((*self._lengths, length)), self._own[0].keys.shape[2]
-        if longest <= self._end < columns:
+        """Drop all other sequences, and the columns that only they had."""
+        places = [place for place, one in enumerate(self.sequences) if one in sequences]
+        if len(places) == len(self.sequences):
             return
-        longest_held, end = max(self._lengths, default=0), longest
-        self._own = [
-            self._moved(
-                buffer, slice(self._end - longest_held, self._end), end, 2 * longest + COLUMNS
-            )
-            for buffer in self._own
-        ]
-        self._end = end
-
-    def _make_text_room(self, size: int) -> None:
-        columns = self._texts[0].keys.shape[2]
-        if size > columns:
-            width = max(size, min(2 * size, self._text_max))
-            self._texts = [
-                self._moved(buffer, slice(0, columns), columns, width) for buffer in self._texts
+        self.sequences = [self.sequences[place] for place in places]
+        self._lengths = [self._lengths[place] for place in places]
+        self._sizes = [self._sizes[place] for place in places]
+        longest, widest = max(self._lengths, default=0), max(self._sizes, default=0)
+        self.cache = EncoderDecoderCache(
+            [
+                (
+                    *(own[places, :, own.shape[2] - longest :] for own in layer[:2]),
+                    *(texts[places, :, :widest] for texts in layer[2:]),
+                )
+                for layer in (_layers(self.cache) if places else ())
             ]
+        )
 
-    def _moved(self, old: Buffer, columns: slice, end: int, width: int) -> Buffer:
-        """Return a buffer of `width` columns, with `columns` of the old one before `end`."""
-        new, sequences = Buffer(old.keys, self._slots, width), len(self.sequences)
-        if sequences:
-            start = end - (columns.stop - columns.start)
-            new.put(slice(0, sequences), slice(start, end), *old.part(sequences, columns))
-        return new
+
+def _layers(cache: EncoderDecoderCache) -> list[tuple[Tensor, ...]]:
+    """Return keys and values of the answers and of the texts by layer, [sequences, heads, columns, size]."""
+    caches = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+    layers: list[Any] = list(caches)
+    return [(own.keys, own.values, texts.keys, texts.values) for own, texts in layers]
+
+
+def _joined(parts: tuple[Tensor, Tensor], *, from_end: bool) -> Tensor:
+    """Join the sequences of both, with the shorter columns padded at their beginning or end."""
+    width = max(part.shape[2] for part in parts)
+    padded = []
+    for part in parts:
+        missing = width - part.shape[2]
+        sides = (missing, 0) if from_end else (0, missing)
+        padded.append(functional.pad(part, (0, 0, *sides)))
+    return torch.cat(padded)
 
 
 class EncoderDecoder:
@@ -228,14 +152,12 @@ class EncoderDecoder:
     Attributes:
         prefix: Tokens that begin every answer and are not part of it.
         vocab_size: Number of tokens.
-        places_max: Maximum length of the encoder's output; 0: the length of the prompt.
         begins_max: Maximum number of sequences that begin in one step.
         trial: Sound of the sequence that warms the model up.
     """
 
     begins_max: ClassVar[int] = 1024
-    trial: ClassVar[AudioSpec | None] = None
-    places_max: int = 0
+    trial: ClassVar[Audio | None] = None
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -301,7 +223,7 @@ class EncoderDecoder:
         size = self._model.get_input_embeddings().weight.shape[1]
         texts = torch.zeros(1, dtype=self._model.dtype, device=self._model.device)
         texts = texts.expand(*mask.shape, size)
-        logits = self._forward(tokens, batch.places, batch.cache(), texts, mask, batch.mask)
+        logits = self._forward(tokens, batch.places, batch.cache, texts, mask, batch.mask)
         batch.grew()
         return logits
 
@@ -344,7 +266,7 @@ class EncoderDecoderEngine(CachelessEngine):
         self._model = model
         self.sampler = sampler
         self._sides = sides
-        self._batch = DecodingBatch(limits.slots, model.places_max or sides.prompt)
+        self._batch = DecodingBatch()
 
     @override
     def add(self, sequence: SequenceSpec, now: float) -> None:

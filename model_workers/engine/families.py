@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from model_workers.engine.devices import describe_dtype, find_device, find_dtype
+from model_workers.engine.devices import find_device, find_dtype
 from model_workers.engine.encoder_decoder import EncoderDecoder, EncoderDecoderEngine
 from model_workers.engine.protocol import warm_up
 from model_workers.engine.sampling.sampler import Sampler
@@ -54,8 +54,8 @@ def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine | None
     engine = EncoderDecoderEngine(model, Sampler(find_constraints(path)), limits, sides)
     warm_up(engine, max_tokens=2, audio=model.trial)
     logger.info(
-        "%s: %s, %d tokens to read, %d to answer",
-        settings.name, describe_dtype(settings.dtype, device), sides.prompt, sides.answer,
+        "%s: %s on %s, %d tokens to read, %d to answer",
+        settings.name, dtype, device, sides.prompt, sides.answer,
     )  # fmt: skip
     return engine
 

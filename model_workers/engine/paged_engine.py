@@ -12,7 +12,7 @@ later (asynchronous scheduling in vLLM and SGLang). The drawn tokens are fed to 
 import logging
 from collections import abc
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,12 +23,7 @@ from typing_extensions import override
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BulkPace
 from model_workers.engine.paged_model import Fault, FaultIsolator, PagedModel, SequenceChunk
-from model_workers.engine.protocol import (
-    EngineLoad,
-    SequenceEnd,
-    SequenceSpec,
-    SequenceStep,
-)
+from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep
 from model_workers.engine.sampling.sampler import (
     NO_DISTRIBUTION,
     DrawRequest,
@@ -40,6 +35,7 @@ from model_workers.engine.scheduler import ScheduledEngine, Scheduler
 from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
 from model_workers.engine.speculation import Speculator
 from sluice.errors import InvalidRequest
+from sluice.internal.v1.worker_pb2 import WorkerLoad
 from sluice.settings.models import PrefixCache
 
 logger = logging.getLogger(__name__)
@@ -180,14 +176,14 @@ class PagedEngine(ScheduledEngine):
         return [self._fail(sequence, Fault(message)) for sequence in self._scheduler.sequences()]
 
     @override
-    def load(self) -> EngineLoad:
+    def load(self) -> WorkerLoad:
         load = self._scheduler.load(self._steps)
         if self._speculator is not None:
-            drafted, accepted = self._speculator.drafted, self._speculator.accepted
-            load = replace(load, drafted_tokens=drafted, accepted_tokens=accepted)
+            load.drafted_tokens = self._speculator.drafted
+            load.accepted_tokens = self._speculator.accepted
         if self._scheduler.blocks.prefix_cache == "off":
             # A preempted sequence would be computed again as a whole: batchers should not count on preemption.
-            load = replace(load, classes=())
+            del load.classes[:]
         return load
 
     def _speculate(

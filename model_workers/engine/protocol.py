@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from sluice.errors import EngineFailed, InvalidRequest, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.internal.v1.worker_pb2 import WorkerLoad
 from sluice.settings import SettingsError
 
 STREAM_COALESCE_MAX_S: Final = 1.0
@@ -75,25 +76,6 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class ValuesSpec:
-    """Numbers to compute from a prompt instead of an answer; the fields are those of the wire's `Values`."""
-
-    dimensions: int = 0
-    normalize: bool | None = None
-    second_text: int = 0
-    scored_token_ids: tuple[int, ...] = ()
-    scored_alternatives: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AudioSpec:
-    """Sound for a speech model; the fields are those of the wire's `Audio`."""
-
-    pcm: bytes
-    opening: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceSpec:
     """A task as an engine accepts it.
 
@@ -122,8 +104,8 @@ class SequenceSpec:
     deadline: float | None = None
     rank: int = 0
     coalesce_s: float = 0.0
-    values: ValuesSpec | None = None
-    audio: AudioSpec | None = None
+    values: task_pb2.Values | None = None
+    audio: task_pb2.Audio | None = None
     tenant: str = ""
     last_try: bool = False
     batch: str = ""
@@ -213,40 +195,6 @@ class SequenceStep:
         return replace(self, end=end, error=error, reason=reason, field=field)
 
 
-@dataclass(slots=True)
-class RankLoad:
-    """Load of one rank; the fields are those of the wire's `ClassLoad`."""
-
-    running: int = 0
-    waiting: int = 0
-    running_tokens: int = 0
-    waiting_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """Load of an engine; the fields are those of the wire's `WorkerLoad`."""
-
-    slots: int
-    running: int = 0
-    waiting: int = 0
-    context_tokens: int = 0
-    steps: int = 0
-    block_tokens: int = 0
-    cache_blocks: int = 0
-    free_blocks: int = 0
-    running_tokens: int = 0
-    waiting_tokens: int = 0
-    classes: tuple[RankLoad, ...] = ()
-    max_tasks: int = 0
-    preemptions: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    paused_ms: float = 0.0
-    batch_running: bool = False
-    server_unreachable: bool = False
-
-
 class Engine(Protocol):
     """Computes sequences. Not thread-safe: one thread drives it."""
 
@@ -269,8 +217,8 @@ class Engine(Protocol):
     def has_sequences(self) -> bool:
         """Return whether `step` has anything to do."""
 
-    def load(self) -> EngineLoad:
-        """Return the load."""
+    def load(self) -> WorkerLoad:
+        """Return the load, a new message."""
 
 
 def is_retryable(error: SluiceError) -> bool:
@@ -289,8 +237,8 @@ def warm_up(
     engine: Engine,
     *,
     max_tokens: int = 1,
-    values: ValuesSpec | None = None,
-    audio: AudioSpec | None = None,
+    values: task_pb2.Values | None = None,
+    audio: task_pb2.Audio | None = None,
 ) -> None:
     """Compute a first sequence, so that first-time set-up does not delay the first caller.
 

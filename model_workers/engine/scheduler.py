@@ -37,14 +37,9 @@ from typing_extensions import override
 
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BULK_RANK
-from model_workers.engine.protocol import (
-    Engine,
-    EngineLoad,
-    RankLoad,
-    SequenceEnd,
-    SequenceSpec,
-)
+from model_workers.engine.protocol import Engine, SequenceEnd, SequenceSpec
 from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
+from sluice.internal.v1.worker_pb2 import ClassLoad, WorkerLoad
 
 SCORED_TOKENS: Final = 256
 """Positions per step whose logits are kept for log-probabilities; each has as many numbers as the vocabulary."""
@@ -160,7 +155,7 @@ class Scheduler:
         """Return whether there is anything to do."""
         return len(self._sequences) > 0
 
-    def load(self, steps: int) -> EngineLoad:
+    def load(self, steps: int) -> WorkerLoad:
         """Return the load after `steps` steps."""
         # Local lists: this runs at every step.
         running, waiting, context, pending = ([0] * LOAD_RANKS for _ in range(4))
@@ -173,7 +168,7 @@ class Scheduler:
         for sequence in self._queue:
             waiting[sequence.urgency[0]] += 1
             pending[sequence.urgency[0]] += len(sequence.tokens)
-        return EngineLoad(
+        return WorkerLoad(
             slots=self.limits.slots,
             running=len(self._running),
             waiting=len(self._queue),
@@ -184,7 +179,10 @@ class Scheduler:
             free_blocks=self.blocks.free_blocks,
             running_tokens=sum(context),
             waiting_tokens=sum(pending),
-            classes=tuple(map(RankLoad, running, waiting, context, pending)),
+            classes=[
+                ClassLoad(running=r, waiting=w, running_tokens=c, waiting_tokens=p)
+                for r, w, c, p in zip(running, waiting, context, pending, strict=True)
+            ],
             max_tasks=self.limits.slots + self.limits.max_waiting,
             preemptions=self.preemptions,
         )

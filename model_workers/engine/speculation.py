@@ -6,29 +6,22 @@ accepted if it is the one that is drawn; the first that is not is replaced by th
 every token is the one that an engine without drafts would draw. The small model draws with the same random numbers, so
 that equal distributions give equal tokens.
 
-Cache. Both caches have the same number of blocks and use the same block tables. A shared block may be unknown to the
-small model, or may change under it: that makes drafts wrong, never answers. `Speculator` remembers by hash what the
-small model has in a block, and computes what is missing.
+Cache. Both caches have the same number of blocks and use the same block tables. The small model has no prefix cache: it
+computes every token of a sequence, a shared block with the same values again.
 
-Decision. A step with drafts takes longer and gives more tokens than one without. Its gain is
-
-    tokens of a sequence in a step with drafts * time of a step without / time of a step with
-
-The share of accepted drafts depends on the two models and the text, the duration of a step also on the number of
-sequences. So the tokens are one mean, and durations are kept for 1, 2, 3 to 4, 5 to 8, ... sequences. Both follow the
-recent past.
+Decision. A step with drafts takes longer and gives more tokens than one without. Its gain is the time of a token
+without drafts, divided by that with drafts. Both are means of the recent past, for 1, 2, 3 to 4, 5 to 8, ... sequences.
 """
 
 import logging
-from collections import abc
+from collections import abc, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from model_workers.engine.paged_model import PagedModel, SequenceChunk
 from model_workers.engine.protocol import Sampling
-from model_workers.engine.sampling.sampler import DrawRequest, Sampler
-from model_workers.engine.sampling.state import SamplingState
+from model_workers.engine.sampling.sampler import DrawRequest, Sampler, SamplingState
 from model_workers.engine.sequences import Sequence
 
 logger = logging.getLogger(__name__)
@@ -70,8 +63,8 @@ class RecentMean:
 
 
 @dataclass
-class _StepTimes:
-    """Durations of steps of about this many sequences, in seconds, without drafts and with."""
+class _TokenTimes:
+    """Seconds a token in steps of about this many sequences, without drafts and with."""
 
     plain: RecentMean = field(default_factory=RecentMean)
     drafted: RecentMean = field(default_factory=RecentMean)
@@ -79,13 +72,18 @@ class _StepTimes:
     pause: int = PAUSE_STEPS // 2
     tried_at: int = 0
 
+    @property
+    def gain(self) -> float:
+        if not self.plain.is_known or not self.drafted.is_known:
+            return 0.0
+        return self.plain.value / max(self.drafted.value, 1e-9)
+
 
 class SpeculationController:
     """Decides before every step whether to draft; gets the duration of every step."""
 
     def __init__(self) -> None:
-        self._tokens_per_sequence = RecentMean()
-        self._times: dict[int, _StepTimes] = {}
+        self._times: defaultdict[int, _TokenTimes] = defaultdict(_TokenTimes)
 
     def should_draft(self, sequences: int) -> bool:
         """Return whether the next step of `sequences` sequences should draft."""
@@ -95,7 +93,7 @@ class SpeculationController:
             return False
         if not times.drafted.is_known:
             return True
-        if self.gain(sequences) > GAIN_MIN:
+        if times.gain > GAIN_MIN:
             return times.steps % REFRESH_STEPS != 0
         if times.steps - times.tried_at >= times.pause:
             times.drafted = RecentMean()
@@ -104,12 +102,12 @@ class SpeculationController:
 
     def add_plain(self, sequences: int, seconds: float) -> None:
         """Add a step without drafts."""
-        self._of(sequences).plain.add(seconds)
+        self._of(sequences).plain.add(seconds / sequences)
 
     def add_drafted(
         self, sequences: int, tokens: int, seconds: float, *, catching_up: bool = False
-    ) -> bool:
-        """Add a step with drafts that gave `tokens`; return True if it ends an attempt.
+    ) -> None:
+        """Add a step with drafts that gave `tokens`.
 
         - `catching_up`: Whether the small model had prompts to compute. An attempt does not count such steps: at its
           start all sequences need them, later they are part of the cost of every new sequence.
@@ -117,30 +115,26 @@ class SpeculationController:
         times = self._of(sequences)
         was_known = times.drafted.is_known
         if catching_up and not was_known:
-            return False
-        self._tokens_per_sequence.add(tokens / sequences)
-        times.drafted.add(seconds)
-        if was_known or not times.drafted.is_known:
-            return False
-        pays = self.gain(sequences) > GAIN_MIN
-        times.pause = PAUSE_STEPS if pays else min(2 * times.pause, PAUSE_STEPS_MAX)
-        times.tried_at = times.steps
-        return True
-
-    @property
-    def tokens_per_sequence(self) -> float:
-        """Mean tokens of a sequence in a step with drafts; 0 before the first measurement."""
-        return self._tokens_per_sequence.value
+            return
+        times.drafted.add(seconds / tokens)
+        if times.drafted.is_known and not was_known:
+            # The attempt is over.
+            pays = times.gain > GAIN_MIN
+            times.pause = PAUSE_STEPS if pays else min(2 * times.pause, PAUSE_STEPS_MAX)
+            times.tried_at = times.steps
+            logger.info(
+                "drafting at %d sequences has a gain of %.2f: %s",
+                sequences,
+                times.gain,
+                "it goes on" if pays else f"below {GAIN_MIN}, so it pauses",
+            )
 
     def gain(self, sequences: int) -> float:
         """Return tokens per second with drafts relative to those without; 0: not known."""
-        times = self._of(sequences)
-        if not times.plain.is_known or not times.drafted.is_known:
-            return 0.0
-        return self.tokens_per_sequence * times.plain.value / max(times.drafted.value, 1e-9)
+        return self._of(sequences).gain
 
-    def _of(self, sequences: int) -> _StepTimes:
-        return self._times.setdefault((sequences - 1).bit_length(), _StepTimes())
+    def _of(self, sequences: int) -> _TokenTimes:
+        return self._times[(sequences - 1).bit_length()]
 
 
 @dataclass
@@ -202,7 +196,6 @@ class Speculator:
         self._draft_tokens = draft_tokens
         self._catch_up_tokens = catch_up_tokens
         self._clock = clock
-        self._content: dict[int, bytes] = {}
         self._broken = False
         self._budget = 0
         self._began = 0.0
@@ -240,16 +233,9 @@ class Speculator:
         seconds = self._clock() - self._began
         if not drafts:
             self.controller.add_plain(len(sequences), seconds)
-        elif self.controller.add_drafted(
-            len(sequences), tokens, seconds, catching_up=not self._caught_up
-        ):
-            gain = self.controller.gain(len(sequences))
-            logger.info(
-                "drafting gives %.2f tokens per sequence and step, at %d sequences a gain of %.2f: %s",
-                self.controller.tokens_per_sequence,
-                len(sequences),
-                gain,
-                "it goes on" if gain > GAIN_MIN else f"below {GAIN_MIN}, so it pauses",
+        else:
+            self.controller.add_drafted(
+                len(sequences), tokens, seconds, catching_up=not self._caught_up
             )
 
     def accept(self, sequence: Sequence, drafted: int, drawn: int) -> None:
@@ -258,18 +244,9 @@ class Speculator:
             self.drafted += drafted
             self.accepted += drawn - 1
         sequence.drafted = min(sequence.drafted, len(sequence.tokens) - 1)
-        table = sequence.table
-        hashes = table.block_hashes
-        full = min(sequence.drafted // self._model.block_tokens, len(hashes))
-        for place in reversed(range(min(full, len(table.blocks)))):
-            block, digest = table.blocks[place], hashes[place]
-            if self._content.get(block) == digest:
-                break
-            self._content[block] = digest
 
     def clear(self, blocks: abc.Sequence[int]) -> None:
         """Clear blocks whose content is not trusted."""
-        self._forget(blocks)
         self._model.clear_blocks(blocks)
 
     def _open(
@@ -282,20 +259,9 @@ class Speculator:
             sequence, limit
         ):
             return None
-        if sequence.drafted == 0:
-            sequence.drafted = self._known_tokens(sequence)
         produced = tuple(sequence.tokens[len(sequence.spec.prompt) :])
         spec = replace(sequence.spec, produced=produced, sampling=_plain(sequence.spec.sampling))
         return SequenceDraft(sequence, limit, SamplingState(spec, None))
-
-    def _known_tokens(self, sequence: Sequence) -> int:
-        """Return the number of leading tokens of a new sequence that the small model has in its blocks."""
-        common = 0
-        for block, digest in zip(sequence.table.blocks, sequence.table.block_hashes, strict=False):
-            if self._content.get(block) != digest:
-                break
-            common += self._model.block_tokens
-        return min(common, len(sequence.tokens) - 1)
 
     def _extend(self, drafts: abc.Sequence[SequenceDraft]) -> None:
         """Draft one more token for each sequence that the small model has caught up with."""
@@ -324,15 +290,8 @@ class Speculator:
         chunk = draft.chunk(max(self._budget, short))
         if len(chunk.tokens) > short:
             self._budget -= len(chunk.tokens)
-        size = self._model.block_tokens
-        end = chunk.start + len(chunk.tokens)
-        self._forget(chunk.blocks[chunk.start // size : -(-end // size)])
-        draft.sequence.drafted = end
+        draft.sequence.drafted = chunk.start + len(chunk.tokens)
         return chunk
-
-    def _forget(self, blocks: abc.Sequence[int]) -> None:
-        for block in blocks:
-            self._content.pop(block, None)
 
 
 def _plain(sampling: Sampling) -> Sampling:

@@ -16,13 +16,11 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from typing_extensions import override
 
 from model_workers.engine.encoder_decoder import EncoderDecoder
-from model_workers.engine.protocol import (
-    AudioSpec,
-    SequenceSpec,
-)
+from model_workers.engine.protocol import SequenceSpec
 from model_workers.engine.sequences import Sequence
 from model_workers.engine.weights import read_whole
 from sluice.errors import InvalidRequest
+from sluice.internal.v1.task_pb2 import Audio
 from sluice.settings import SettingsError
 
 SAMPLES_A_SECOND: Final = 16_000
@@ -35,14 +33,13 @@ class SpeechModel(EncoderDecoder):
     """A speech model with its feature extractor; see `EncoderDecoder`."""
 
     begins_max: ClassVar[int] = 8
-    trial: ClassVar[AudioSpec | None] = AudioSpec(bytes(2))
+    trial: ClassVar[Audio | None] = Audio(pcm=bytes(2))
 
     def __init__(self, model: Any, extractor: Any) -> None:
         super().__init__(model)
         self._extractor = extractor
         generation = model.generation_config
         self.prefix = ()
-        self.places_max = int(model.config.max_source_positions)
         self._languages: list[int] = sorted(
             (getattr(generation, "lang_to_id", None) or {}).values()
         )
@@ -54,7 +51,7 @@ class SpeechModel(EncoderDecoder):
             raise InvalidRequest("this model takes audio, and no text alone")
         if len(sequence.audio.pcm) > 2 * self._extractor.n_samples:
             raise InvalidRequest(f"the audio is longer than {self._extractor.chunk_length} s")
-        if sequence.audio.opening and not self._languages:
+        if sequence.audio.opening_token_ids and not self._languages:
             raise InvalidRequest(
                 "generation_config.json has no lang_to_id: no language can be found"
             )
@@ -78,7 +75,7 @@ class SpeechModel(EncoderDecoder):
         """Return the next token of the answer's fixed opening."""
         assert sequence.spec.audio is not None
         if sequence.answered:
-            return sequence.spec.audio.opening[sequence.answered - 1]
+            return sequence.spec.audio.opening_token_ids[sequence.answered - 1]
         languages = torch.tensor(self._languages, device=logits.device)
         return self._languages[int(logits[languages].argmax())]
 
@@ -103,7 +100,11 @@ class SpeechModel(EncoderDecoder):
 def _opening_length(sequence: Sequence) -> int:
     """Return the number of answer tokens that are no text: the detected language and its fixed followers."""
     assert sequence.spec.audio is not None
-    return 1 + len(sequence.spec.audio.opening) if sequence.spec.audio.opening else 0
+    return (
+        1 + len(sequence.spec.audio.opening_token_ids)
+        if sequence.spec.audio.opening_token_ids
+        else 0
+    )
 
 
 def load_speech_model(path: str, dtype: torch.dtype, device: torch.device) -> SpeechModel:

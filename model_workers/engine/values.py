@@ -25,8 +25,8 @@ from transformers import (
 from typing_extensions import override
 
 from model_workers.engine.cacheless import WholeTextEngine
-from model_workers.engine.devices import describe_dtype, find_device, find_dtype
-from model_workers.engine.forward.encoder import PaddedTexts, Text, hidden_of
+from model_workers.engine.devices import find_device, find_dtype
+from model_workers.engine.forward.encoder import PaddedTexts, Text
 from model_workers.engine.forward.hub import replace_linear_layers
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.forward.pooling import Pipeline
@@ -35,12 +35,12 @@ from model_workers.engine.protocol import (
     SequenceSpec,
     SequenceStep,
     TokenLogprobs,
-    ValuesSpec,
     warm_up,
 )
 from model_workers.engine.sequences import Sequence, SequenceLimits
 from model_workers.engine.weights import read_whole
 from sluice.errors import InvalidRequest
+from sluice.internal.v1 import task_pb2
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
 from sluice.settings.sentence_folder import SentenceFolder, read_sentence_folder
@@ -120,7 +120,7 @@ class Embedder:
     """Computes embeddings of texts."""
 
     def __init__(self, model: Any, pipeline: Pipeline) -> None:
-        self._hidden = hidden_of(model)
+        self._hidden = PaddedTexts(model, lambda output: output.last_hidden_state)
         self._pipeline = pipeline
 
     def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
@@ -128,13 +128,14 @@ class Embedder:
         hidden = self._hidden([Text(sequence.prompt) for sequence in sequences])
         results: Values = self._pipeline(hidden).cpu().numpy()
         return [
-            self._shaped(values, sequence.values or ValuesSpec())
+            self._shaped(values, sequence.values or task_pb2.Values())
             for values, sequence in zip(results, sequences, strict=True)
         ]
 
-    def _shaped(self, values: Values, wanted: ValuesSpec) -> Values:
+    def _shaped(self, values: Values, wanted: task_pb2.Values) -> Values:
         cut = values[: wanted.dimensions] if wanted.dimensions else values
-        normalize = self._pipeline.normalizes if wanted.normalize is None else wanted.normalize
+        has_choice = wanted.HasField("normalize")
+        normalize = wanted.normalize if has_choice else self._pipeline.normalizes
         if not normalize or (cut is values and self._pipeline.normalizes):
             return cut
         return cut / max(float(np.linalg.norm(cut)), 1e-12)
@@ -215,9 +216,8 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
     compute, config = _load_compute(settings, folder, device, dtype)
     context = _context(folder, settings.context_tokens)
     engine = ValuesEngine(compute, SequenceLimits.of(settings, context), int(config.vocab_size))
-    warm_up(engine, values=ValuesSpec())
-    description = describe_dtype(settings.dtype, device)
-    logger.info("%s: %s, context of %d tokens", settings.name, description, context)
+    warm_up(engine, values=task_pb2.Values())
+    logger.info("%s: %s on %s, context of %d tokens", settings.name, dtype, device, context)
     return engine
 
 

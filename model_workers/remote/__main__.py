@@ -13,6 +13,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from threading import Condition
 
 import uvloop
 
@@ -22,8 +23,7 @@ from model_workers.remote.client import ServerClient
 from model_workers.remote.engine import RemoteEngine
 from model_workers.remote.key import check_key
 from model_workers.remote.server import start_server
-from model_workers.runners import LoopRunner
-from model_workers.worker import Worker
+from model_workers.worker import Worker, notify
 from sluice.errors import SetupError
 from sluice.interpreter import freeze_heap
 from sluice.settings import ModelSettings, SettingsError, load
@@ -65,12 +65,12 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
     async with ServerClient(api, url, lambda: engine.gate_changed()) as client:
         alone = len(model.triton_urls or model.triton_models) == 1
         limits = SequenceLimits.of(model, context)
+        changed = Condition()
         loop = asyncio.get_running_loop()
-        runner = LoopRunner(loop)
-        engine = RemoteEngine(client, limits, alone, loop, runner.wake)
+        engine = RemoteEngine(client, limits, alone, loop, partial(notify, changed))
         tracing = start_tracing(SERVICE_WORKER)
         fault = partial(os._exit, 1)
-        worker = Worker(model.name, engine, tracing.tracer, fault, runner, isolates=False)
+        worker = Worker(model.name, engine, tracing.tracer, fault, changed, isolates=False)
         await client.health.look()
         watching = asyncio.create_task(client.health.run())
         worker.start()
@@ -82,7 +82,7 @@ async def _serve(model: ModelSettings, number: int, address: str, tls: Path | No
         logger.info("worker %s asks %s at %s for %s", worker.worker_id, url, address, model.name)
         await stop.wait()
         watching.cancel()
-        worker.stop()
+        await asyncio.to_thread(worker.stop)
         await server.stop(grace=1.0)
         await asyncio.to_thread(tracing.shutdown)
 

@@ -1,7 +1,7 @@
 """The engine whose sequences are requests to an upstream server; see `Engine`.
 
-The worker and the requests share an event loop and meet in a queue of events: a request adds one for its tokens and its
-end, and wakes the worker, whose next step reports them. So the engine has sequences, in the sense of
+The requests run in an event loop. They and the worker's thread meet in a queue of events: a request adds one for its
+tokens and its end, and wakes the worker, whose next step reports them. So the engine has sequences, in the sense of
 `Engine.has_sequences`, only while something is to be reported.
 """
 
@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,7 +18,6 @@ from typing_extensions import override
 
 from model_workers.engine.protocol import (
     Engine,
-    EngineLoad,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
@@ -27,9 +27,12 @@ from model_workers.engine.sequences import SequenceLimits, check_sequence
 from model_workers.remote.api import ServerUsage
 from model_workers.remote.client import ServerClient
 from model_workers.remote.faults import Retry, ServerFault
+from sluice.internal.v1.worker_pb2 import WorkerLoad
 
 logger = logging.getLogger(__name__)
 
+PACE_S: Final = 0.002
+"""Minimum interval of steps with events, in seconds; what arrives meanwhile shares messages."""
 STEP_EVENTS_MAX: Final = 1024
 """Maximum number of events that a step reports."""
 
@@ -48,7 +51,7 @@ class RemoteSequence:
     next_index: int
     begun: bool = False
     ended: bool = False
-    task: "asyncio.Task[None] | None" = None
+    request: "Future[None] | None" = None
 
     def report(self, event: SequenceStep) -> SequenceStep:
         """Place an event after what was reported before."""
@@ -93,6 +96,8 @@ class RemoteEngine(Engine):
     _sequences: dict[str, RemoteSequence] = field(default_factory=dict)
     _events: deque[tuple[RemoteSequence, SequenceStep] | None] = field(default_factory=deque)
     _steps: int = 0
+    _is_waking: bool = False
+    _wakes_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.limits.slots)
@@ -108,7 +113,7 @@ class RemoteEngine(Engine):
         added = self._sequences[sequence.request_id] = RemoteSequence(
             sequence, len(sequence.produced)
         )
-        added.task = self.loop.create_task(self._answer(added))
+        added.request = asyncio.run_coroutine_threadsafe(self._answer(added), self.loop)
 
     def cancel(self, request_ids: Collection[str]) -> None:
         """Cancel sequences and close their requests at once; see `Engine.cancel`."""
@@ -143,12 +148,12 @@ class RemoteEngine(Engine):
         """Return whether there is something to report."""
         return bool(self._events)
 
-    def load(self) -> EngineLoad:
+    def load(self) -> WorkerLoad:
         """Return the load: full if the server accepts nothing now. See `Engine.load`."""
         slots, sequences = self.limits.slots, len(self._sequences)
         closed_s = max(0.0, self.client.gate.open_at - time.monotonic())
         running = slots if closed_s else min(sequences, slots)
-        return EngineLoad(
+        return WorkerLoad(
             slots=slots,
             running=running,
             waiting=max(0, sequences - slots),
@@ -167,8 +172,8 @@ class RemoteEngine(Engine):
         self._add_event()
 
     def _stop(self, sequence: RemoteSequence) -> None:
-        if sequence.task is not None:
-            sequence.task.cancel()
+        if sequence.request is not None:
+            sequence.request.cancel()
 
     async def _answer(self, sequence: RemoteSequence) -> None:
         spec = sequence.spec
@@ -204,6 +209,13 @@ class RemoteEngine(Engine):
     def _add_event(
         self, sequence: RemoteSequence | None = None, step: SequenceStep | None = None
     ) -> None:
-        """Add an event and wake the worker, which reports all events of this pass of the loop together."""
+        """Add an event, and wake the worker `PACE_S` after the last time."""
         self._events.append((sequence, step) if sequence and step else None)
+        if not self._is_waking:
+            self._is_waking = True
+            self._wakes_at = max(self.loop.time(), self._wakes_at + PACE_S)
+            self.loop.call_at(self._wakes_at, self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking = False
         self.wake()

@@ -6,7 +6,6 @@ request may ask for an empty response when it has ended.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -45,69 +44,70 @@ class StreamLost(Exception):
     """The batcher accepts no more responses of a stream."""
 
 
-class StreamWriter:
-    """Writes the responses of one stream in order, in a task of its own, so that senders do not wait."""
+class ResponseStream:
+    """The responses to all requests of one stream. `serve` writes them in order; any thread adds them.
+
+    Attributes:
+        has_ended: Whether the stream has ended.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._waiting: deque[service_pb2.ModelStreamInferResponse] = deque()
-        self._task: asyncio.Task[None] | None = None
-        self._failed = False
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Queue[service_pb2.ModelStreamInferResponse | None] = asyncio.Queue()
+        """Responses; None: a request has ended."""
+        self._is_lost = self.has_ended = False
+        self.requests = 1
+        """Requests that have not ended, and one for the batcher's side of the stream."""
 
     def write(self, response: service_pb2.ModelStreamInferResponse) -> None:
-        """Write `response` after the unsent ones.
+        """Write `response` after the unsent ones; drop it when the stream has ended.
 
         Raises:
             StreamLost: The batcher accepts no more responses.
         """
-        if self._failed or len(self._waiting) >= WAITING_MAX:
+        if self._is_lost or self._waiting.qsize() >= WAITING_MAX:
             raise StreamLost
-        if self._context.done():
-            return
-        self._waiting.append(response)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._write_all())
+        if not self.has_ended:
+            self._loop.call_soon_threadsafe(self._waiting.put_nowait, response)
 
-    def is_done(self) -> bool:
-        """Return whether the stream has ended."""
-        return bool(self._context.done())
+    def end_request(self) -> None:
+        """Count a request less, after what was written for it."""
+        self._loop.call_soon_threadsafe(self._waiting.put_nowait, None)
 
-    async def finish(self) -> None:
-        """Wait until all is written."""
-        if self._task is not None:
-            await self._task
-
-    async def _write_all(self) -> None:
+    async def serve(self) -> None:
+        """Write until all requests have ended."""
         try:
-            async with asyncio.timeout(SEND_S) as limit:
-                while self._waiting:
-                    limit.reschedule(asyncio.get_running_loop().time() + SEND_S)
-                    await self._context.write(self._waiting.popleft())
+            while self.requests:
+                response = await self._waiting.get()
+                if response is None:
+                    self.requests -= 1
+                    continue
+                async with asyncio.timeout(SEND_S):
+                    await self._context.write(response)
         except Exception as error:
             # gRPC raises many kinds when a stream has gone, some of them private.
             logger.debug("writing to a batcher failed: %s", type(error).__name__)
-            self._failed = True
-            self._waiting.clear()
-        finally:
-            self._task = None
+            self._is_lost = True
 
 
 class StreamSender:
-    """The responses to one request on a stream; see `model_workers.channels.ResponseSender`.
+    """The responses to one request on a stream; see `model_workers.channels.ResponseSender`."""
 
-    Attributes:
-        ended: Done when the request has ended.
-    """
-
-    def __init__(self, writer: StreamWriter, request: service_pb2.ModelInferRequest) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._writer = writer
+    def __init__(self, stream: ResponseStream, request: service_pb2.ModelInferRequest) -> None:
+        self._stream = stream
         self._name, self._id = request.model_name, request.id
         self._says_end = request.parameters[EMPTY_FINAL].bool_param
+        stream.requests += 1
 
     def send(self, report: worker_pb2.StepReport) -> None:
-        """Send a report; raise `StreamLost` if the stream has ended."""
-        self._writer.write(self._response(report.SerializeToString()))
+        """Send a report; raise `StreamLost` if the batcher accepts no more."""
+        payload = report.SerializeToString()
+        response = self._response()
+        infer = response.infer_response
+        infer.outputs.add(name=RESPONSE, datatype="UINT8", shape=[len(payload)])
+        infer.raw_output_contents.append(payload)
+        self._stream.write(response)
 
     def close(self) -> None:
         """End the request."""
@@ -115,22 +115,16 @@ class StreamSender:
             final = self._response()
             final.infer_response.parameters[FINAL].bool_param = True
             with suppress(StreamLost):
-                self._writer.write(final)
-        if not self.ended.done():
-            self.ended.set_result(None)
+                self._stream.write(final)
+        self._stream.end_request()
 
     def is_cancelled(self) -> bool:
         """Return whether the stream has ended before the request."""
-        return self._writer.is_done()
+        return self._stream.has_ended
 
-    def _response(self, payload: bytes | None = None) -> service_pb2.ModelStreamInferResponse:
-        response = service_pb2.ModelStreamInferResponse()
-        infer = response.infer_response
-        infer.model_name, infer.id = self._name, self._id
-        if payload is not None:
-            infer.outputs.add(name=RESPONSE, datatype="UINT8", shape=[len(payload)])
-            infer.raw_output_contents.append(payload)
-        return response
+    def _response(self) -> service_pb2.ModelStreamInferResponse:
+        infer = service_pb2.ModelInferResponse(model_name=self._name, id=self._id)
+        return service_pb2.ModelStreamInferResponse(infer_response=infer)
 
 
 class WorkerService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -144,28 +138,29 @@ class WorkerService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ign
     ) -> None:
         """Serve a batcher's stream: its channel, or one batch."""
         traceparent = dict(context.invocation_metadata() or ()).get(TRACEPARENT, "")
-        open_requests: set[asyncio.Future[None]] = set()
-        writer = StreamWriter(context)
-        async for request in requests:
-            sender = StreamSender(writer, request)
-            open_requests.add(sender.ended)
-            sender.ended.add_done_callback(open_requests.discard)
-            try:
-                self._worker.handle(_message(request), sender, str(traceparent))
-            except MalformedMessage as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            except InboxFull as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        if open_requests:
-            await asyncio.wait(open_requests)
-        await writer.finish()
+        stream = ResponseStream(context)
+        writing = asyncio.create_task(stream.serve())
+        try:
+            async for request in requests:
+                sender = StreamSender(stream, request)
+                try:
+                    self._worker.handle(_message(request), sender, str(traceparent))
+                except MalformedMessage as error:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                except InboxFull as error:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            stream.end_request()
+            await writing
+        finally:
+            stream.has_ended = True
+            writing.cancel()
 
 
 async def start_server(worker: Worker, address: str, tls: Path | None = None) -> grpc.aio.Server:
     """Start to serve `worker` on `address`.
 
     Args:
-        worker: A worker whose `LoopRunner` runs in this event loop; other threads send no responses.
+        worker: A worker that is started and stopped by the caller.
         address: Host and port.
         tls: Folder with the certificate; None: no encryption.
 

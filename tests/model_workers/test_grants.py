@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.engine.protocol import EngineLoad, RankLoad
 from model_workers.grants import Grants, class_capacities
 from sluice.internal.v1 import worker_pb2
 
@@ -16,17 +15,17 @@ HEARTBEAT_S = 0.25
 
 def load_of(
     rows: tuple[int, ...], slots: int = 16, places: int = 48, free_blocks: int = 0, tokens: int = 0
-) -> EngineLoad:
+) -> worker_pb2.WorkerLoad:
     """The load of an engine with so many rows of each class, each with ``tokens`` in the cache."""
     running = sum(rows)
-    return EngineLoad(
+    return worker_pb2.WorkerLoad(
         slots=slots,
         running=min(slots, running),
         waiting=max(0, running - slots),
         max_tasks=places,
         block_tokens=10 if free_blocks else 0,
         free_blocks=free_blocks,
-        classes=tuple(RankLoad(running=n, running_tokens=n * tokens) for n in rows),
+        classes=tuple(worker_pb2.ClassLoad(running=n, running_tokens=n * tokens) for n in rows),
     )
 
 
@@ -59,7 +58,7 @@ def test_tokens_of_less_urgent_rows_are_room_too() -> None:
 
 
 def test_without_preemption_all_classes_share_free_slots() -> None:
-    load = EngineLoad(slots=8, running=5, waiting=1)
+    load = worker_pb2.WorkerLoad(slots=8, running=5, waiting=1)
     assert [one.tasks for one in class_capacities(load)] == [2, 2, 2]
 
 

@@ -17,7 +17,7 @@ import grpc.aio
 from opentelemetry.trace import NoOpTracer
 from tritonclient.grpc import service_pb2
 
-from model_workers import runners
+from model_workers import sender, worker
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.worker import InboxFull, Worker
 from sluice.internal.v1 import worker_pb2
@@ -251,8 +251,10 @@ class WorkerProcess:
 
     def _start(self) -> None:
         loop, crash = self.process.loop, self.process.crash
-        patches = {"Thread": SimulatedThread, "Condition": SimulatedCondition}
-        with patch.multiple(runners, **patches):
+        with (
+            patch.multiple(worker, Thread=SimulatedThread, Condition=SimulatedCondition),
+            patch.object(sender, "Condition", SimulatedCondition),
+        ):
             self._worker = Worker(
                 "echo",
                 self.engine,

@@ -6,8 +6,8 @@ from itertools import chain
 from typing import Any
 
 from model_workers.engine.paged_model import SequenceChunk
-from model_workers.engine.sampling import sampler
-from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
+from model_workers.engine.sampling.distribution import draw
+from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, PendingDraw, Sampler
 from tests.support.hash_model import HashModel
 
 
@@ -76,9 +76,7 @@ class LazySampler(Sampler):
         places = [list(request.state.positions(request.drafted)) for request in requests]
         positions = list(chain.from_iterable(places))
         found: list[Any] = []
-        self._stream.waiting.append(lambda: found.extend(sampler._tokens(logits[0], positions)))
+        self._stream.waiting.append(lambda: found.extend(draw(logits[0], positions)))
         for request in requests:
             request.state.begin()
-        return LazyDraw(
-            found, self._stream, lambda: sampler._shaped(requests, places, found[1].tolist())
-        )
+        return LazyDraw(found, self._stream, lambda: PendingDraw(requests, places, *found).read())

@@ -9,8 +9,9 @@ from gateway.admission.text_prompts import embed_prompts, rerank_prompts
 from gateway.config.models import ModelFolder
 from gateway.models.catalog import ServedModel
 from gateway.validation.conversation import Conversation
-from model_workers.engine.protocol import Sampling, SequenceSpec, ValuesSpec
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.engine.values import load_values
+from sluice.internal.v1 import task_pb2
 from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import EmbedRequest
 from tests.support.settings import tuned
@@ -41,7 +42,9 @@ def computed(settings: ModelSettings, request: Any, said: list[str]) -> Any:
     engine, found = load_values(settings), {}
     for number, row in enumerate(rows):
         assert row.values is not None
-        values = ValuesSpec(row.values.dimensions, None, row.values.second_text)
+        values = task_pb2.Values(
+            dimensions=row.values.dimensions, second_text=row.values.second_text
+        )
         prompt = tuple(row.prompt_token_ids)
         engine.add(SequenceSpec(str(number), "b", 0, prompt, (), Sampling(1), values=values), 0.0)
     while engine.has_sequences():

@@ -24,15 +24,14 @@ from model_workers.engine.generate.model import GenerateModel
 from model_workers.engine.generate.run import BatchRun
 from model_workers.engine.protocol import (
     Engine,
-    EngineLoad,
     SequenceEnd,
     SequenceSpec,
     SequenceStep,
 )
-from model_workers.engine.sampling.sampler import Sampler
-from model_workers.engine.sampling.state import SamplingState
+from model_workers.engine.sampling.sampler import Sampler, SamplingState
 from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
 from sluice.errors import InvalidRequest, PromptTooLong
+from sluice.internal.v1.worker_pb2 import WorkerLoad
 from sluice.settings.models import SideLimits
 
 logger = logging.getLogger(__name__)
@@ -214,13 +213,13 @@ class GenerateEngine(Engine):
         return len(self._sequences) > 0
 
     @override
-    def load(self) -> EngineLoad:
+    def load(self) -> WorkerLoad:
         running = [] if self._run is None else list(self._run.live.values())
         waiting = [
             *self._waiting,
             *(sequence for sequences in self._split for sequence in sequences),
         ]
-        return EngineLoad(
+        return WorkerLoad(
             slots=self._limits.slots,
             running=len(running),
             waiting=len(waiting),

@@ -6,7 +6,6 @@ temperature; log-probabilities; top-k, top-p, min-p; draw. docs/use/sampling.md 
 
 import math
 from collections.abc import Sequence
-from itertools import count
 from typing import Final
 
 import numpy as np
@@ -15,30 +14,61 @@ from torch import Tensor
 
 from model_workers.engine.devices import on_device
 from model_workers.engine.protocol import Sampling, TokenLogprobs
-from model_workers.engine.sampling.state import SamplingPosition
+from model_workers.engine.sampling.state import SamplingPosition, is_greedy
 
 NO_TOKEN: Final = -1
 """Stands for a token where there is no distribution to draw from."""
-
-Token = tuple[int, TokenLogprobs | None]
 
 _MASK: Final = (1 << 64) - 1
 _GAMMA: Final = 0x9E3779B97F4A7C15
 
 
-def draw_shaped(
-    logits: Tensor, tokens: Tensor, positions: Sequence[SamplingPosition], shaped: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Return the tokens of all positions, drawn from their distributions at `shaped`; and the tensor for `unpack`.
-
-    - `tokens`: The most probable tokens, or `NO_TOKEN`.
-    """
+def draw(logits: Tensor, positions: Sequence[SamplingPosition]) -> tuple[Tensor, Tensor | None]:
+    """Return the token of each position, or `NO_TOKEN`; and what `logprobs_of` reads."""
+    # Most positions need only the most probable token.
+    highest, tokens = logits.max(dim=-1)
+    tokens = torch.where(highest.isfinite(), tokens, NO_TOKEN)
+    shaped = [i for i, position in enumerate(positions) if not position.plain]
+    if not shaped:
+        return tokens, None
     rows = on_device(np.array(shaped), logits.device)
     chosen = [positions[i] for i in shaped]
     scores = _tempered(_ruled(logits[rows], chosen), chosen)
     drawn = torch.where(tokens[rows] == NO_TOKEN, NO_TOKEN, _drawn(scores, chosen))
     tokens = tokens.index_copy(0, rows, drawn)
-    return tokens, _packed(tokens, scores, drawn, positions, shaped)
+    scored = [i for i, position in enumerate(chosen) if position.sampling.logprobs]
+    if not scored:
+        return tokens, None
+    # Doubles hold token ids exactly, so that one tensor has the log-probability and the alternatives of each row.
+    rows = on_device(np.array(scored), scores.device)
+    logprobs = scores[rows].double().log_softmax(dim=-1)
+    own = logprobs.gather(-1, drawn[rows].clamp_min(0).unsqueeze(-1))
+    top = max(chosen[i].sampling.top_logprobs for i in scored)
+    best = logprobs.topk(min(top, scores.shape[-1]), dim=-1)
+    return tokens, torch.cat([own, best.values, best.indices.double()], dim=-1)
+
+
+def logprobs_of(
+    scores: Tensor | None, positions: Sequence[SamplingPosition]
+) -> list[TokenLogprobs | None]:
+    """Return the log-probabilities of positions that want them, from a tensor of `draw` on the host."""
+    if scores is None:
+        return [None] * len(positions)
+    rows = iter(scores.tolist())
+    return [
+        _unpacked(next(rows), position.sampling.top_logprobs)
+        if position.sampling.logprobs
+        else None
+        for position in positions
+    ]
+
+
+def _unpacked(values: Sequence[float], top: int) -> TokenLogprobs:
+    """Return the log-probabilities of one row, with `top` alternatives at most and without excluded tokens."""
+    most = len(values) // 2
+    pairs = zip(values[1 : 1 + top], values[1 + most :], strict=False)
+    alternatives = tuple((int(token_id), value) for value, token_id in pairs if value > -math.inf)
+    return TokenLogprobs(values[0], alternatives)
 
 
 def _ruled(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
@@ -92,9 +122,10 @@ def _penalize(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
     size = scores.shape[-1]
     places, divisors, losses = [], [], []
     for row, position in enumerate(positions):
-        if position.token_counts is None:
+        if position.counts is None:
             continue
-        tokens, counts = position.token_counts.tokens, position.token_counts.counts
+        tokens = np.fromiter(position.counts, np.int64)
+        counts = np.fromiter(position.counts.values(), np.int64)
         sampling = position.sampling
         places.append(tokens + row * size)
         divisors.append(np.full(len(tokens), sampling.repetition_penalty, np.float32))
@@ -112,14 +143,14 @@ def _penalize(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
 
 def _tempered(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
     """Divide scores by the temperature, with the highest at 0 so that none overflows; NaN where nothing is left."""
-    temperature = [1.0 if p.greedy else p.sampling.temperature for p in positions]
+    temperature = [1.0 if is_greedy(p.sampling) else p.sampling.temperature for p in positions]
     return (scores - scores.amax(dim=-1, keepdim=True)) / _column(temperature, scores)
 
 
 def _drawn(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
     highest, tokens = scores.max(dim=-1)
     tokens = torch.where(highest.isfinite(), tokens, NO_TOKEN)
-    random = [i for i, position in enumerate(positions) if not position.greedy]
+    random = [i for i, position in enumerate(positions) if not is_greedy(position.sampling)]
     if not random:
         return tokens
     rows = on_device(np.array(random), scores.device)
@@ -203,60 +234,6 @@ def _mixed(state: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
-
-
-def _packed(
-    tokens: Tensor,
-    scores: Tensor,
-    drawn: Tensor,
-    positions: Sequence[SamplingPosition],
-    shaped: Sequence[int],
-) -> Tensor:
-    """Join tokens and log-probabilities in one tensor, to reach the host in one copy."""
-    scored = [i for i, place in enumerate(shaped) if positions[place].sampling.logprobs]
-    if not scored:
-        return tokens
-    tops = [positions[shaped[i]].sampling.top_logprobs for i in scored]
-    rows = on_device(np.array(scored), scores.device)
-    pack = _pack_logprobs(scores[rows], drawn[rows], min(max(tops), scores.shape[-1]))
-    return torch.cat([tokens.double(), pack.flatten()])
-
-
-def unpack(values: Sequence[float], positions: Sequence[SamplingPosition]) -> list[Token]:
-    """Return the tokens of positions, with log-probabilities where requested, from a tensor of `draw_shaped`."""
-    tokens: list[Token] = [(int(token_id), None) for token_id in values[: len(positions)]]
-    scored = [i for i, position in enumerate(positions) if position.sampling.logprobs]
-    if scored:
-        width = (len(values) - len(positions)) // len(scored)
-        for start, i in zip(count(len(positions), width), scored, strict=False):
-            top = positions[i].sampling.top_logprobs
-            logprobs = _unpack_logprobs(values[start : start + width], top)
-            tokens[i] = (tokens[i][0], logprobs)
-    return tokens
-
-
-def _pack_logprobs(scores: Tensor, tokens: Tensor, top: int) -> Tensor:
-    """Return log-probabilities for `_unpack_logprobs`, shape (rows, 1 + 2 * top).
-
-    They are doubles, which hold token ids exactly.
-
-    Args:
-        scores: Scores of the distribution, shape (rows, vocabulary).
-        tokens: The drawn tokens; those below 0 count as 0.
-        top: Number of alternatives.
-    """
-    logprobs = scores.double().log_softmax(dim=-1)
-    own = logprobs.gather(-1, tokens.clamp_min(0).unsqueeze(-1))
-    best = logprobs.topk(top, dim=-1)
-    return torch.cat([own, best.values, best.indices.double()], dim=-1)
-
-
-def _unpack_logprobs(values: Sequence[float], top: int) -> TokenLogprobs:
-    """Return one row of `_pack_logprobs`, with `top` alternatives at most and without excluded tokens."""
-    most = len(values) // 2
-    pairs = zip(values[1 : 1 + top], values[1 + most :], strict=False)
-    alternatives = tuple((int(token_id), value) for value, token_id in pairs if value > -math.inf)
-    return TokenLogprobs(values[0], alternatives)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

@@ -4,9 +4,8 @@ Positions that need only the most probable token are one argmax over the logits;
 host waits for the device once, when all is drawn (`PendingDraw.read`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -14,16 +13,15 @@ import torch
 from torch import Tensor
 
 from model_workers.constraints import ConstraintCompiler, MatcherError, TokenMatcher
-from model_workers.engine.protocol import (
-    SequenceSpec,
-    TokenLogprobs,
-)
-from model_workers.engine.sampling.distribution import NO_TOKEN, Token, draw_shaped, unpack
+from model_workers.engine.protocol import SequenceSpec, TokenLogprobs
+from model_workers.engine.sampling.distribution import NO_TOKEN, draw, logprobs_of
 from model_workers.engine.sampling.state import SamplingPosition, SamplingState
 from sluice.errors import InvalidRequest
 
 NO_DISTRIBUTION: Final = "the model's output is not a number"
 """Error of a sequence whose logits are not finite."""
+
+Token = tuple[int, TokenLogprobs | None]
 
 
 @dataclass(slots=True)
@@ -64,14 +62,20 @@ class PendingDraw:
     """
 
     def __init__(
-        self, tokens: Tensor, values: Tensor, take: Callable[[list[Any]], list[DrawResult]]
+        self,
+        requests: Sequence[DrawRequest],
+        places: Sequence[Sequence[SamplingPosition]],
+        tokens: Tensor,
+        scores: Tensor | None,
     ) -> None:
-        """Copy `values` to the host in the background; `take` makes results of them."""
+        """Copy `tokens` and the `scores` of `distribution.draw` to the host in the background."""
         self.tokens = tokens
-        self._take = take
+        self._requests, self._places = requests, places
         # Into pinned memory, without waiting.
-        self._values = values.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
+        self._values = tokens.to("cpu", non_blocking=True)
+        self._scores = None if scores is None else scores.to("cpu", non_blocking=True)
+        make_event: Any = torch.cuda.Event
+        self._copied = make_event() if tokens.is_cuda else None
         if self._copied is not None:
             self._copied.record()
 
@@ -79,7 +83,12 @@ class PendingDraw:
         """Wait for the draws and append them to the sequences' states, once. See `Sampler.draw`."""
         if self._copied is not None:
             self._copied.synchronize()
-        return self._take(self._values.tolist())
+        logprobs = logprobs_of(self._scores, list(chain.from_iterable(self._places)))
+        tokens = zip(self._values.tolist(), logprobs, strict=True)
+        return [
+            _taken(request, positions, list(islice(tokens, len(positions))))
+            for request, positions in zip(self._requests, self._places, strict=True)
+        ]
 
 
 class Sampler:
@@ -101,9 +110,8 @@ class Sampler:
         """
         if not sequence.sampling.constrained:
             return SamplingState(sequence, None)
-        return SamplingState(
-            sequence, self.prepared.pop(sequence.request_id, None) or self.matcher(sequence)
-        )
+        prepared = self.prepared.pop(sequence.request_id, None)
+        return SamplingState(sequence, prepared or self.matcher(sequence))
 
     def matcher(self, sequence: SequenceSpec) -> TokenMatcher:
         """Return the matcher of a constrained sequence after `sequence.produced`. Thread-safe; raises as `open`."""
@@ -136,52 +144,11 @@ class Sampler:
         Sequences without drafts whose states do not read tokens (`SamplingState.reads_tokens`) may begin their next
         draw before this one is read.
         """
-        if all(request.state.is_plain and not request.drafted for request in requests):
-            tokens = values = _most_probable(logits)
-            take = partial(_greedy, requests)
-        else:
-            places = [list(request.state.positions(request.drafted)) for request in requests]
-            tokens, values = _tokens(logits, list(chain.from_iterable(places)))
-            take = partial(_shaped, requests, places)
+        places = [list(request.state.positions(request.drafted)) for request in requests]
+        tokens, scores = draw(logits, list(chain.from_iterable(places)))
         for request in requests:
             request.state.begin()
-        return PendingDraw(tokens, values, take)
-
-
-def _most_probable(logits: Tensor) -> Tensor:
-    """Return the most probable token of each row, or `NO_TOKEN`."""
-    highest, tokens = logits.max(dim=-1)
-    return torch.where(highest.isfinite(), tokens, NO_TOKEN)
-
-
-def _greedy(requests: Sequence[DrawRequest], tokens: Sequence[int]) -> list[DrawResult]:
-    return [_one(request.state, token) for request, token in zip(requests, tokens, strict=True)]
-
-
-def _one(sequence: SamplingState, token_id: int) -> DrawResult:
-    if token_id == NO_TOKEN:
-        return DrawResult(error=NO_DISTRIBUTION)
-    sequence.take((token_id,))
-    return DrawResult((token_id,))
-
-
-def _tokens(logits: Tensor, positions: Sequence[SamplingPosition]) -> tuple[Tensor, Tensor]:
-    """Return the token of every position, and the tensor for `unpack`."""
-    tokens = _most_probable(logits)
-    shaped = [i for i, position in enumerate(positions) if not position.plain]
-    return draw_shaped(logits, tokens, positions, shaped) if shaped else (tokens, tokens)
-
-
-def _shaped(
-    requests: Sequence[DrawRequest],
-    places: Sequence[Sequence[SamplingPosition]],
-    values: Sequence[float],
-) -> list[DrawResult]:
-    tokens = iter(unpack(values, list(chain.from_iterable(places))))
-    return [
-        _taken(request, sequence, list(islice(tokens, len(sequence))))
-        for request, sequence in zip(requests, places, strict=True)
-    ]
+        return PendingDraw(requests, places, tokens, scores)
 
 
 def _taken(

@@ -11,8 +11,9 @@ from transformers import AutoModelForSequenceClassification, Phi3Config, Phi3For
 from gateway.config.models import ModelFolder
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.forward.load import load_model
-from model_workers.engine.protocol import Sampling, SequenceSpec, ValuesSpec
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.engine.values import load_classifier, load_values
+from sluice.internal.v1 import task_pb2
 from sluice.settings import ModelSettings
 from tests.support.tiny_encoders import config_of, save_tokenizer, save_transformer
 from tests.support.tiny_models import CONTEXT, save_model
@@ -130,7 +131,7 @@ def test_a_text_as_long_as_the_context_is_computed(engine: str, kind: str, tmp_p
     context = of_gateway(tmp_path, engine)
     assert context == SHORT - (2 if kind == "roberta" else 0)
     tokens = context if engine == "embedding" else context - 1  # its label counts as a token
-    values = ValuesSpec() if engine == "embedding" else None
+    values = task_pb2.Values() if engine == "embedding" else None
     loaded.add(SequenceSpec("r", "b", 0, (5,) * tokens, (), Sampling(1), values=values), 0.0)
     steps = [step for _ in range(9) for step in loaded.step(0.0)]
     assert [step.error for step in steps] == [""]

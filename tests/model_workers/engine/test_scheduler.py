@@ -6,7 +6,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.pace import BULK_RANK
 from model_workers.engine.protocol import (
-    RankLoad,
     Sampling,
     SequenceEnd,
     SequenceSpec,
@@ -15,6 +14,7 @@ from model_workers.engine.protocol import (
 from model_workers.engine.scheduler import WITHHELD_STEPS, Scheduler
 from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
 from sluice.errors import InvalidRequest, Overloaded, PromptTooLong
+from sluice.internal.v1 import worker_pb2
 from tests.support.sequences import sequence_spec
 
 SIZE = 4
@@ -358,7 +358,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert load.waiting_tokens == sum(waiting) + sum(prompts)
         assert list(load.classes) == [self.rank_load(rank) for rank in range(3)]
 
-    def rank_load(self, rank: int) -> RankLoad:
+    def rank_load(self, rank: int) -> worker_pb2.ClassLoad:
         sequences = [sequence for sequence in self.sequences() if sequence.spec.rank == rank]
         running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
         to_compute = [
@@ -366,7 +366,7 @@ class AnyOrder(RuleBasedStateMachine):
             for sequence in sequences
             if sequence.pending > 1 or sequence.state is not SequenceState.RUNNING
         ]
-        return RankLoad(
+        return worker_pb2.ClassLoad(
             running=len(running),
             waiting=len(sequences) - len(running),
             running_tokens=sum(len(sequence.tokens) for sequence in running),

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from model_workers.engine.protocol import (
     Sampling,
     SequenceEnd,
     SequenceSpec,
-    ValuesSpec,
 )
 from sluice.errors import InvalidRequest
+from sluice.internal.v1 import task_pb2
 from sluice.settings import ModelSettings
 from tests.support.sequences import Answers, sequence_spec
 from tests.support.settings import tuned
@@ -42,7 +41,7 @@ def engine(folder: Path, **changes: Any) -> PagedEngine:
 def scored(name: str, prompt: Sequence[int], answer: Sequence[int], rank: int = 0) -> SequenceSpec:
     """A sequence for the log-probabilities of ``answer`` after ``prompt``."""
     tokens = (*prompt, *answer)[:-1]
-    values = ValuesSpec(scored_token_ids=tuple(answer))
+    values = task_pb2.Values(scored_token_ids=tuple(answer))
     return SequenceSpec(name, "b", 0, tokens, (), Sampling(1), rank=rank, values=values)
 
 
@@ -119,8 +118,8 @@ def test_alternatives_are_the_most_probable_tokens(folder: Path, monkeypatch: An
     tokens = [draw.randrange(VOCABULARY) for _ in range(30)]
     sequence = scored("r", tokens[:1], tokens[1:])
     assert sequence.values is not None
-    wanted = replace(sequence, values=replace(sequence.values, scored_alternatives=count))
-    numbers = run(engine(folder), wanted)[0]["r"]
+    sequence.values.scored_alternatives = count
+    numbers = run(engine(folder), sequence)[0]["r"]
     size = len(tokens) - 1
     ids, scores = numbers[size : size * (1 + count)], numbers[size * (1 + count) :]
     with torch.inference_mode():
@@ -133,6 +132,6 @@ def test_alternatives_are_the_most_probable_tokens(folder: Path, monkeypatch: An
 def test_what_cannot_be_scored_is_refused(folder: Path) -> None:
     whole = engine(folder)
     with pytest.raises(InvalidRequest, match="log-probabilities of tokens alone"):
-        whole.add(SequenceSpec("r", "b", 0, (5, 6), (), Sampling(1), values=ValuesSpec()), 0.0)
+        whole.add(SequenceSpec("r", "b", 0, (5, 6), (), Sampling(1), values=task_pb2.Values()), 0.0)
     with pytest.raises(InvalidRequest, match="not one of the model's"):
         whole.add(scored("r", (5, 6), (VOCABULARY,)), 0.0)

@@ -109,19 +109,6 @@ def test_drafts_of_the_same_model_all_come_true(temperature: float) -> None:
     assert {tuple(found[2:8]) for found in sizes.values()} == {(4,) * 6}, sizes
 
 
-def test_a_known_prefix_is_known_to_the_small_model_too() -> None:
-    draft = HashModel()
-    engine = drafting(draft, catch_up=100)
-    prompt = list(range(20))
-    first = drive(engine, sequence_spec("first", prompt, Sampling(9)))
-    before = draft.computed_tokens
-    again = drive(
-        engine, sequence_spec("again", [*prompt, *first.tokens["first"], 40], Sampling(9))
-    )
-    assert draft.computed_tokens - before < 20
-    assert again.tokens["again"] == greedy([*prompt, *first.tokens["first"], 40], 9)
-
-
 def test_a_long_prompt_is_caught_up_with_in_pieces() -> None:
     draft = HashModel()
     engine = drafting(draft, catch_up=8)

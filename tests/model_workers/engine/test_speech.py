@@ -13,7 +13,6 @@ from gateway.config.models import ModelFolder
 from model_workers.engine.encoder_decoder import EncoderDecoderEngine
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import (
-    AudioSpec,
     Sampling,
     SequenceEnd,
     SequenceSpec,
@@ -22,6 +21,7 @@ from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sequences import SequenceLimits
 from model_workers.engine.speech import SpeechModel
 from sluice.errors import InvalidRequest
+from sluice.internal.v1 import task_pb2
 from sluice.settings import ModelSettings, SettingsError
 from sluice.settings.models import SideLimits
 from tests.model_workers.engine.test_encoder_decoder import run
@@ -59,7 +59,7 @@ def begin(language: str = "en", task: str = "transcribe") -> tuple[int, ...]:
 def sequence(name: str, pcm: bytes, tokens: int = 20, **fields: Any) -> SequenceSpec:
     sampling = Sampling(tokens, stop_token_ids=frozenset({END}), **fields.pop("sampling", {}))
     given = {"attempt": 0, "produced": (), "prompt": begin(), **fields}
-    audio = AudioSpec(pcm, given.pop("opening", ()))
+    audio = task_pb2.Audio(pcm=pcm, opening_token_ids=given.pop("opening", ()))
     return SequenceSpec(name, "b", sampling=sampling, audio=audio, **given)
 
 
@@ -166,7 +166,9 @@ def test_many_rows_are_heard_a_few_at_a_time_while_others_go_on() -> None:
 
 def test_an_answer_ends_where_the_decoder_has_no_more_positions() -> None:
     engine = engine_of()
-    spec = SequenceSpec("1", "b", 0, begin(), (), Sampling(500), audio=AudioSpec(SOUNDS[0]))
+    spec = SequenceSpec(
+        "1", "b", 0, begin(), (), Sampling(500), audio=task_pb2.Audio(pcm=SOUNDS[0])
+    )
     engine.add(spec, 0.0)
     steps = [step for _ in range(POSITIONS) for step in engine.step(0.0)]
     assert len([token for step in steps for token in step.token_ids]) == POSITIONS - 4

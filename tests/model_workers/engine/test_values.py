@@ -13,15 +13,15 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from model_workers.engine.forward.encoder import PackedTexts, PaddedTexts, groups, hidden_of
+from model_workers.engine.forward.encoder import groups
 from model_workers.engine.protocol import (
     Sampling,
     SequenceEnd,
     SequenceSpec,
-    ValuesSpec,
 )
 from model_workers.engine.values import ValuesEngine, load_values
 from sluice.errors import InvalidRequest, PromptTooLong
+from sluice.internal.v1 import task_pb2
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.settings import tuned
 from tests.support.tiny_encoders import (
@@ -46,6 +46,7 @@ FAMILIES = {
     },
     "nomic_bert": {"head_dim": 8},
     "qwen3": {"head_dim": 8, "num_key_value_heads": 2},
+    "mpnet": {"max_position_embeddings": CONTEXT + 2},
 }  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def settings(folder: Path, engine: str = "embedding", **changes: Any) -> ModelSe
 
 def sequence(number: int, prompt: Sequence[int], **values: Any) -> SequenceSpec:
     return SequenceSpec(
-        str(number), "b", 0, tuple(prompt), (), Sampling(5), values=ValuesSpec(**values)
+        str(number), "b", 0, tuple(prompt), (), Sampling(5), values=task_pb2.Values(**values)
     )
 
 
@@ -79,7 +80,7 @@ def values_of(engine: ValuesEngine, sequences: Sequence[SequenceSpec]) -> list[A
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_packed_texts_get_the_numbers_of_each_text_alone(kind: str, tmp_path: Path) -> None:
+def test_texts_get_the_numbers_of_each_text_alone(kind: str, tmp_path: Path) -> None:
     folder = save_transformer(tmp_path, config_of(kind, **FAMILIES[kind]))
     model: Any = AutoModel.from_pretrained(folder).eval()
     sequences = ids_of(folder, texts(40))
@@ -87,7 +88,6 @@ def test_packed_texts_get_the_numbers_of_each_text_alone(kind: str, tmp_path: Pa
     with torch.inference_mode():
         for ids in sequences:
             alone.append(model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0).numpy())
-    assert isinstance(hidden_of(model), PackedTexts)
     engine = load_values(settings(folder))
     found = values_of(engine, [sequence(place, ids) for place, ids in enumerate(sequences)])
     for ours, theirs in zip(found, alone, strict=True):
@@ -125,20 +125,6 @@ def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
     folder = save_transformer(tmp_path, config_of("bert", id2label={"0": "O", "1": "PER"}))
     with pytest.raises(SettingsError, match="its weights lack classifier"):
         load_values(settings(folder, engine="token_classifier"))
-
-
-def test_a_model_with_attention_of_its_own_is_padded(tmp_path: Path) -> None:
-    folder = save_transformer(tmp_path, config_of("mpnet", max_position_embeddings=CONTEXT + 2))
-    model: Any = AutoModel.from_pretrained(folder).eval()
-    assert isinstance(hidden_of(model), PaddedTexts)
-    sequences = ids_of(folder, texts(20))
-    found = values_of(
-        load_values(settings(folder)), [sequence(at, ids) for at, ids in enumerate(sequences)]
-    )
-    for ids, ours in zip(sequences, found, strict=True):
-        with torch.inference_mode():
-            theirs = model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0)
-        assert np.abs(ours - theirs.numpy()).max() < 1e-5
 
 
 def test_groups_hold_every_place_once_and_little_padding() -> None:

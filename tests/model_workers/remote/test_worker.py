@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import accumulate
+from threading import Condition
 from typing import Any
 
 import pytest
@@ -18,8 +20,7 @@ from model_workers.remote.api import ServerApi, find_text_tokens
 from model_workers.remote.client import ServerClient, proxy_of
 from model_workers.remote.engine import RemoteEngine, joined
 from model_workers.remote.server import start_server
-from model_workers.runners import LoopRunner
-from model_workers.worker import Worker
+from model_workers.worker import Worker, notify
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import ModelSettings
 from sluice.settings.remote import ServerSettings
@@ -125,9 +126,9 @@ async def running(
     async with ServerClient(spoken, server.url, lambda: engine.gate_changed()) as client:
         limits = SequenceLimits(SLOTS, 32, 1000, 0)
         loop = asyncio.get_running_loop()
-        runner = LoopRunner(loop)
-        engine = RemoteEngine(client, limits, alone, loop, runner.wake)
-        worker = Worker("gpt", engine, NoOpTracer(), pytest.fail, runner)
+        changed = Condition()
+        engine = RemoteEngine(client, limits, alone, loop, partial(notify, changed))
+        worker = Worker("gpt", engine, NoOpTracer(), pytest.fail, changed)
         worker.start()
         address = f"127.0.0.1:{free_port()}"
         grpc_server = await start_server(worker, address)
@@ -141,7 +142,7 @@ async def running(
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             await batcher.close()
-            worker.stop()
+            await asyncio.to_thread(worker.stop)
             await grpc_server.stop(None)
 
 

@@ -12,15 +12,14 @@ from transformers import LogitsProcessor
 from model_workers.engine.generate.engine import GenerateEngine
 from model_workers.engine.generate.model import Batching, GenerateModel
 from model_workers.engine.protocol import (
-    AudioSpec,
     Sampling,
     SequenceEnd,
     SequenceSpec,
-    ValuesSpec,
 )
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sequences import SequenceLimits
 from sluice.errors import InvalidRequest, Overloaded, PromptTooLong
+from sluice.internal.v1 import task_pb2
 from sluice.settings.models import SideLimits
 from tests.support.generating_models import END, FAMILIES, PICTURE, tiny
 from tests.support.tiny_seq2seq import POSITIONS, tiny_seq2seq
@@ -390,8 +389,8 @@ def test_model_that_computes_nothing_raises() -> None:
 @pytest.mark.parametrize(
     ("family", "spec", "error"),
     [
-        ("llama", sequence("values", (5,), values=ValuesSpec()), InvalidRequest),
-        ("llama", sequence("audio", (5,), audio=AudioSpec(b"..")), InvalidRequest),
+        ("llama", sequence("values", (5,), values=task_pb2.Values()), InvalidRequest),
+        ("llama", sequence("audio", (5,), audio=task_pb2.Audio(pcm=b"..")), InvalidRequest),
         ("llama", sequence("unknown token", (WORDS,)), InvalidRequest),
         ("llama", sequence("long", [5] * CONTEXT), PromptTooLong),
         ("llava", sequence("picture", (5, PICTURE)), InvalidRequest),

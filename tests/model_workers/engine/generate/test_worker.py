@@ -1,7 +1,6 @@
 """A worker of `engine: generate`: what it grants, and what it does when `generate()` is stuck."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -10,12 +9,11 @@ from opentelemetry.trace import NoOpTracer
 
 from model_workers.engine.generate.engine import GenerateEngine
 from model_workers.engine.generate.model import GenerateModel
-from model_workers.engine.protocol import EngineLoad
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sequences import SequenceLimits
 from model_workers.grants import Grants, class_capacities
 from model_workers.worker import Worker
-from sluice.internal.v1 import frame_pb2
+from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.generating_models import tiny
 from tests.support.ports import FakePort
 from tests.support.sequences import batch, cancel_tasks, open_channel, wire_row
@@ -63,9 +61,9 @@ def opened(worker: Worker) -> FakePort:
 def test_grants_are_none_while_a_batch_runs() -> None:
     grants = Grants()
     grants.open("b", 1, 1.0)
-    load = EngineLoad(slots=4, running=1, batch_running=True)
+    load = worker_pb2.WorkerLoad(slots=4, running=1, batch_running=True)
     assert list(grants.give(load, 0.0)["b"].tasks) == [0, 0, 0]
-    load = replace(load, batch_running=False)
+    load.batch_running = False
     assert list(grants.give(load, 0.0)["b"].tasks) == [3, 3, 3]
     assert class_capacities(load)[0].tasks == 3
 

@@ -19,8 +19,13 @@ from transformers import (
 
 from model_workers.engine.sampling import distribution
 from model_workers.engine.sampling.distribution import uniform
-from model_workers.engine.sampling.sampler import NO_DISTRIBUTION, DrawRequest, DrawResult, Sampler
-from model_workers.engine.sampling.state import SamplingState
+from model_workers.engine.sampling.sampler import (
+    NO_DISTRIBUTION,
+    DrawRequest,
+    DrawResult,
+    Sampler,
+    SamplingState,
+)
 from sluice.errors import InvalidRequest
 from tests.model_workers.engine.sampling.sequences import (
     SIZE,
