@@ -21,7 +21,8 @@ from typing import Final
 
 from model_workers.engine.paged_model import PagedModel, SequenceChunk
 from model_workers.engine.protocol import Sampling
-from model_workers.engine.sampling.sampler import DrawRequest, Sampler, SamplingState
+from model_workers.engine.sampling.sampler import DrawRequest, Sampler
+from model_workers.engine.sampling.state import SamplingState
 from model_workers.engine.sequences import Sequence
 
 logger = logging.getLogger(__name__)

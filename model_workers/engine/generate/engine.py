@@ -28,7 +28,8 @@ from model_workers.engine.protocol import (
     SequenceSpec,
     SequenceStep,
 )
-from model_workers.engine.sampling.sampler import Sampler, SamplingState
+from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.sampling.state import SamplingState
 from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
 from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.internal.v1.worker_pb2 import WorkerLoad

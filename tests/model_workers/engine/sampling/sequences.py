@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from model_workers.engine.protocol import Sampling, SequenceSpec
-from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler, SamplingState
+from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
+from model_workers.engine.sampling.state import SamplingState
 
 SIZE = 12
 

@@ -24,8 +24,8 @@ from model_workers.engine.sampling.sampler import (
     DrawRequest,
     DrawResult,
     Sampler,
-    SamplingState,
 )
+from model_workers.engine.sampling.state import SamplingState
 from sluice.errors import InvalidRequest
 from tests.model_workers.engine.sampling.sequences import (
     SIZE,
