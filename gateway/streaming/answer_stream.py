@@ -344,7 +344,12 @@ class AnswerStream(ResultCollector):
         # A reader is not to blame for tokens that it may not see yet.
         before = 0 if self.is_hidden else run.shown_tokens
         accepted = run.accept(frame, now)
-        self._note_arrival(run, accepted)
+        is_exact, is_resumed = run.settings.resumes_exactly, False
+        if accepted.token_ids and self.state is not StreamState.STREAMING:
+            self._move(StreamState.STREAMING)
+            is_resumed = run.resumed > 0
+        if accepted.is_recovered or (is_resumed and not is_exact):
+            self.notices.append(_RECOVERED if is_exact else _RECOVERED_INEXACTLY)
         if self._next_run is not None:
             second = self._next_run(self, accepted, now)
             if second is not None:
@@ -362,15 +367,6 @@ class AnswerStream(ResultCollector):
             self._check_answer(self, False)
         if not self.is_hidden:
             self._show_since(before)
-
-    def _note_arrival(self, run: ModelRun, accepted: AcceptedFrame) -> None:
-        """Move on with the first tokens, and notify of a process that continues for another one."""
-        is_exact, is_resumed = run.settings.resumes_exactly, False
-        if accepted.token_ids and self.state is not StreamState.STREAMING:
-            self._move(StreamState.STREAMING)
-            is_resumed = run.resumed > 0
-        if accepted.is_recovered or (is_resumed and not is_exact):
-            self.notices.append(_RECOVERED if is_exact else _RECOVERED_INEXACTLY)
 
     @override
     def fail_run(self, run_id: str, error: SluiceError) -> None:
@@ -511,7 +507,23 @@ class AnswerStream(ResultCollector):
     def _finish(self, reason: "pb.FinishReason.ValueType", now: float) -> None:
         if not self.withheld_by:
             self._note_shown(now)
-        self.finished, self.finished_at = self._finished_event(reason, now), now
+        first_at = now if self.first_token_at is None else self.first_token_at
+        current, withheld_by = self.current, self.withheld_by
+        transcript, stop_token_id = current.transcript, None
+        if reason == pb.FINISH_REASON_STOP_SEQUENCE and not transcript.stop:
+            stop_token_id = current.stop_token_id
+        queued_s = sum(run.queued_s for run in self.runs)
+        self.finished_at = now
+        self.finished = pb.Finished(
+            reason=reason,
+            usage=current.usage,
+            timings=self.request.timings(current.timings, queued_s, first_at, now),
+            stop=("" if withheld_by else transcript.stop) or "",
+            stop_token_id=stop_token_id,
+            rules=withheld_by or transcript.blocked,
+            model=current.model,
+            attempts=[pb.ModelUsage(model=run.model, usage=run.usage) for run in self.runs],
+        )
         self._notify()  # before what is recorded and learned at the end
         self._end(reason)
 
@@ -522,15 +534,11 @@ class AnswerStream(ResultCollector):
         self._side_tasks.spawn(work)
 
     @override
-    def _end(self, outcome: "pb.FinishReason.ValueType | SluiceError") -> None:
-        if isinstance(outcome, SluiceError) and self._stop is not None:
-            self._stop(outcome)
-        super()._end(outcome)
+    def _report_end(self) -> None:
+        if self.error is not None and self._stop is not None:
+            self._stop(self.error)
         # They refer to the caller's call, as `on_end` does.
         self._next_run = self._check_answer = self._fall_back = None
-
-    @override
-    def _report_end(self) -> None:
         if self._side_tasks is not None:
             self._side_tasks.cancel()
         if self.checks is not None:
@@ -544,21 +552,3 @@ class AnswerStream(ResultCollector):
     def _note_shown(self, now: float) -> None:
         if self.first_token_at is None and self.current.shown_tokens and not self.is_hidden:
             self.first_token_at = now
-
-    def _finished_event(self, reason: "pb.FinishReason.ValueType", now: float) -> pb.Finished:
-        first_at = now if self.first_token_at is None else self.first_token_at
-        current, withheld_by = self.current, self.withheld_by
-        transcript, stop_token_id = current.transcript, None
-        if reason == pb.FINISH_REASON_STOP_SEQUENCE and not transcript.stop:
-            stop_token_id = current.stop_token_id
-        queued_s = sum(run.queued_s for run in self.runs)
-        return pb.Finished(
-            reason=reason,
-            usage=current.usage,
-            timings=self.request.timings(current.timings, queued_s, first_at, now),
-            stop=("" if withheld_by else transcript.stop) or "",
-            stop_token_id=stop_token_id,
-            rules=withheld_by or transcript.blocked,
-            model=current.model,
-            attempts=[pb.ModelUsage(model=run.model, usage=run.usage) for run in self.runs],
-        )

@@ -1,14 +1,20 @@
 """What tests of cascades say and look at."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs, TaskEnd
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
+from sluice.v1.admin_pb2 import (
+    GetAuditEntryRequest,
+    GetAuditEntryResponse,
+    GetRequestRecordRequest,
+    RequestRecord,
+)
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame
 from tests.gateway.kit.wire import Wire
@@ -33,14 +39,28 @@ def notices(events: Sequence[pb.GenerateResponse]) -> list[pb.Notice]:
     return [event.notices[0] for event in events if event.notices]
 
 
-async def explained(wire: Wire, request_id: str) -> RequestRecord:
+async def explained(
+    wire: Wire, request_id: str, wanted: Callable[[RequestRecord], Any] = lambda _: True
+) -> RequestRecord:
+    """The record of a request, once it is written and has what is ``wanted``."""
     stub: Any = AdminServiceStub(wire.channel)
+    query = GetRequestRecordRequest(request_id=request_id)
     async with asyncio.timeout(BOUND_S):
         while True:
-            try:
-                response = await stub.GetRequestRecord(
-                    GetRequestRecordRequest(request_id=request_id)
-                )
-                return response.record  # type: ignore[no-any-return]
-            except grpc.aio.AioRpcError:  # not written yet
-                await asyncio.sleep(0.01)
+            with suppress(grpc.aio.AioRpcError):  # not written yet
+                record: RequestRecord = (await stub.GetRequestRecord(query)).record
+                if wanted(record):
+                    return record
+            await asyncio.sleep(0.01)
+
+
+async def audited(wire: Wire, request_id: str) -> GetAuditEntryResponse:
+    """The audit entry of a request, once it is written."""
+    stub: Any = AdminServiceStub(wire.channel)
+    query = GetAuditEntryRequest(request_id=request_id)
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            with suppress(grpc.aio.AioRpcError):  # not written yet
+                entry: GetAuditEntryResponse = await stub.GetAuditEntry(query)
+                return entry
+            await asyncio.sleep(0.01)

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from tokenizers import Tokenizer
 
@@ -17,9 +16,8 @@ from sluice.settings import CacheSettings, ModelSettings
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1 import safety_pb2
-from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
-from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import TIMINGS, frame, last
+from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.wire import (
     Wire,
     error_of,
@@ -102,18 +100,6 @@ async def serving(tagger: Tagger) -> AsyncIterator[None]:
 
 def seen_by(wire: Wire, task: Task) -> str:
     return wire.catalog["small"].tokenizer.tokenizer.decode(list(task.prompt_token_ids))
-
-
-async def explained(wire: Wire, request_id: str) -> RequestRecord:
-    stub: Any = AdminServiceStub(wire.channel)
-    while True:
-        try:
-            asked = GetRequestRecordRequest(request_id=request_id)
-            record: RequestRecord = (await stub.GetRequestRecord(asked)).record
-        except grpc.aio.AioRpcError:
-            await asyncio.sleep(0.02)  # it is written behind the answer
-        else:
-            return record
 
 
 async def test_names_in_a_prompt_are_redacted_before_a_model_sees_them(opened: Any) -> None:

@@ -11,7 +11,6 @@ from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import BAD, GOOD, explained, notices, saying
 from tests.gateway.kit.wire import (
     Wire,
-    error_of,
     events_of,
     is_served,
     open_wire,
@@ -73,6 +72,10 @@ async def test_held_answer_in_doubt_is_given_by_the_second_model(
         ("large", 1),
     ]
     await cascade.forgotten(second)
+    record = await explained(cascade, first.request_id)
+    assert [leg.model for leg in record.attempts] == ["small", "large"]
+    assert "log-probability" in record.attempts[0].escalation_reason
+    assert [one.model for one in record.route.candidates] == ["small", "large"]
 
 
 async def test_an_answer_before_the_commit_point_is_checked_whole(cascade: Wire) -> None:
@@ -183,26 +186,6 @@ async def test_elsewhere_the_model_of_the_held_tokens_continues(cascade: Wire) -
     events = await events_of(call)
     assert events[0].started.model == "large"
     assert not notices(events)
-
-
-async def test_held_tokens_of_an_unknown_model_are_refused(cascade: Wire) -> None:
-    request = prompt(model="", resume=pb.Resume(model="nobody"))
-    _, error = await error_of(cascade.stub.Generate(request))
-    assert error.reason == "REQUEST_INVALID"
-    assert error.violations[0].field == "resume.model"
-
-
-async def test_the_record_has_both_legs(cascade: Wire) -> None:
-    call = cascade.stub.Generate(prompt(model=""))
-    first = await cascade.batcher.task("small")
-    await cascade.batcher.send(first, saying(cascade, BAD, -3.0))
-    second = await cascade.batcher.task("large")
-    await cascade.batcher.send(second, last(0, cascade.tokens("hello")))
-    await events_of(call)
-    record = await explained(cascade, first.request_id)
-    assert [leg.model for leg in record.attempts] == ["small", "large"]
-    assert "log-probability" in record.attempts[0].escalation_reason
-    assert [one.model for one in record.route.candidates] == ["small", "large"]
 
 
 async def test_caller_that_leaves_a_held_answer_stops_its_run(

@@ -51,18 +51,18 @@ async def escalate(
     return tokenizer.decode(second.prompt_token_ids, skip_special_tokens=False), second, attempt
 
 
-async def test_second_model_sees_the_draft(nats_url: str, model_folder: Path) -> None:
-    async with hinting(nats_url, model_folder) as wire:
+@pytest.mark.parametrize(
+    ("hint", "shown"),
+    [(HINT, f"<|user|>hello\n\nDraft {BAD} end<|end|><|assistant|>"), (True, BAD)],
+)
+async def test_second_model_sees_the_draft(
+    nats_url: str, model_folder: Path, hint: object, shown: str
+) -> None:
+    async with hinting(nats_url, model_folder, hint) as wire:
         seen, _, attempt = await escalate(wire)
-    assert f"<|user|>hello\n\nDraft {BAD} end<|end|><|assistant|>" in seen
+    assert seen.count(shown) == 1
     assert attempt.hint_tokens > 0
     assert not attempt.hint_dropped
-
-
-async def test_default_hint_shows_the_draft(nats_url: str, model_folder: Path) -> None:
-    async with hinting(nats_url, model_folder, True) as wire:
-        seen, _, _ = await escalate(wire)
-    assert seen.count(BAD) == 1
 
 
 async def test_hint_disarms_control_tokens_and_templates(nats_url: str, model_folder: Path) -> None:
@@ -135,33 +135,25 @@ async def test_hint_is_dropped_where_prompt_rules_act(
     assert EMAIL not in attempt.hint_dropped
 
 
-@pytest.mark.parametrize("max_tokens", [0, 200])
-async def test_hint_without_room_is_dropped(
-    nats_url: str, model_folder: Path, max_tokens: int
+CHAT = pb.ChatInput(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="a") for _ in range(66)])
+# The context has 256 tokens.
+SHORT = pb.SamplingParams(max_tokens=200)
+DROPPED: dict[str, tuple[pb.GenerateRequest, str]] = {
+    "no room": (prompt("x " * 90, model=""), "no room"),
+    "no room beside max_tokens": (prompt("x " * 20, model="", sampling=SHORT), "no room"),
+    "raw prompt": (prompt(model="", raw_prompt=True), "only a user's message"),
+    "long prompt": (pb.GenerateRequest(chat=CHAT), "too long"),
+}
+
+
+@pytest.mark.parametrize(("request_", "reason"), DROPPED.values(), ids=DROPPED)
+async def test_hint_that_cannot_be_shown_is_dropped(
+    nats_url: str, model_folder: Path, request_: pb.GenerateRequest, reason: str
 ) -> None:
-    # The context has 256 tokens.
-    words = "x " * (90 if not max_tokens else 20)
-    request = prompt(words, model="")
-    if max_tokens:
-        request.sampling.max_tokens = max_tokens
     async with hinting(nats_url, model_folder, "~" * 30 + "{draft}" + "~" * 60) as wire:
-        seen, _, attempt = await escalate(wire, request=request)
+        seen, _, attempt = await escalate(wire, request=request_)
     assert "~" not in seen
-    assert "no room" in attempt.hint_dropped
-
-
-async def test_hint_of_a_raw_prompt_is_dropped(nats_url: str, model_folder: Path) -> None:
-    async with hinting(nats_url, model_folder) as wire:
-        _, _, attempt = await escalate(wire, request=prompt(model="", raw_prompt=True))
-    assert "only a user's message" in attempt.hint_dropped
-
-
-async def test_hint_of_a_long_prompt_is_dropped(nats_url: str, model_folder: Path) -> None:
-    messages = [pb.ChatMessage(role=pb.ROLE_USER, content="a") for _ in range(66)]
-    request = pb.GenerateRequest(chat=pb.ChatInput(messages=messages))
-    async with hinting(nats_url, model_folder) as wire:
-        _, _, attempt = await escalate(wire, request=request)
-    assert "too long" in attempt.hint_dropped
+    assert reason in attempt.hint_dropped
 
 
 async def test_hint_above_the_cost_limit_is_dropped(nats_url: str, model_folder: Path) -> None:

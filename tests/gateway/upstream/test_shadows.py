@@ -1,12 +1,11 @@
 """Shadows: what their model is asked, what becomes of it, and that no caller notices; before a real nats-server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from gateway.upstream import shadow_runner
@@ -15,11 +14,10 @@ from sluice.internal.v1.task_pb2 import Task
 from sluice.settings.routing import BreakerRules
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1 import safety_pb2
-from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
-from sluice.v1.admin_pb2_grpc import AdminServiceStub
-from tests.gateway.kit.batcher import BOUND_S, frame, last
-from tests.gateway.kit.wire import Wire, is_served, open_wire, prompt, text_of, typed
+from sluice.v1.admin_pb2 import RequestRecord
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.cascades import explained
+from tests.gateway.kit.wire import Wire, open_wire, prompt, text_of
 
 ROUTING = {
     "default": "small",
@@ -54,23 +52,15 @@ async def shadow_of(wire: Wire, said: str = "hello world") -> Task:
     return task
 
 
-async def explained(
-    wire: Wire, request_id: str, wanted: Callable[[RequestRecord], Any] = lambda r: r.shadows
-) -> RequestRecord:
-    """The record, once it holds what is ``wanted``."""
-    stub: Any = AdminServiceStub(wire.channel)
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            try:
-                record = (
-                    await stub.GetRequestRecord(GetRequestRecordRequest(request_id=request_id))
-                ).record
-                if wanted(record):
-                    return record
-            except grpc.aio.AioRpcError as failure:
-                if typed(failure).reason != "RECORD_UNKNOWN":
-                    raise
-            await asyncio.sleep(0.01)
+def is_shadowed(record: RequestRecord) -> bool:
+    return bool(record.shadows)
+
+
+async def dropped(wire: Wire, task: Task) -> str:
+    """Why the shadow of the request of ``task`` was dropped."""
+    (run,) = (await explained(wire, task.request_id, is_shadowed)).shadows
+    assert not run.HasField("agreement")
+    return run.dropped
 
 
 async def test_the_shadow_gets_the_same_prompt_after_the_answer(
@@ -89,7 +79,7 @@ async def test_the_shadow_gets_the_same_prompt_after_the_answer(
         assert shadow.prompt_token_ids == task.prompt_token_ids
         assert (shadow.sampling.seed, shadow.sampling.max_tokens) == (task.sampling.seed, 7)
         assert (shadow.priority_class, shadow.workload) == ("bulk", "greeting")
-        (run,) = (await explained(wire, task.request_id)).shadows
+        (run,) = (await explained(wire, task.request_id, is_shadowed)).shadows
         assert (run.model, run.agreement, run.dropped) == ("large", 0.5, "")
         assert run.completion_tokens == len(wire.tokens("hello there"))
         assert run.cost >= run.completion_tokens
@@ -104,71 +94,55 @@ async def test_the_cost_of_a_shadow_is_in_no_budget(opened: Any) -> None:
     async with opened(routing=routing, prices={"small": (0, 0), "large": (0, 1e9)}) as wire:
         task = await answered(wire)
         await shadow_of(wire)
-        await explained(wire, task.request_id)
+        await explained(wire, task.request_id, is_shadowed)
         # Had it been counted, the large model would answer now.
         again = await answered(wire)
-        assert (
-            await explained(wire, again.request_id, lambda r: r.attempts)
-        ).route.strategy == pb.ROUTE_STRATEGY_RULES
+        record = await explained(wire, again.request_id)
+        assert record.route.strategy == pb.ROUTE_STRATEGY_RULES
 
 
 async def test_only_the_share_is_drawn_and_a_pinned_request_may_be(opened: Any) -> None:
     routing = ROUTING | {"shadows": [{"model": "large", "of": "small", "share": 1e-9}]}
     async with opened(routing=routing) as wire:
         task = await answered(wire)
-        record = await explained(wire, task.request_id, lambda r: r.attempts)
-        assert not record.shadows
+        assert not (await explained(wire, task.request_id)).shadows
     async with opened() as wire:
         task = await answered(wire, model="small")
         shadow = await shadow_of(wire)
         assert shadow.request_id.startswith(task.request_id)
 
 
-async def test_an_unavailable_model_gets_no_shadow(opened: Any) -> None:
-    async with opened() as wire:
-        await wire.batcher.report("small")
-        await wire.until(lambda: not is_served(wire.gateway, "large"))
-        task = await answered(wire)
-        (run,) = (await explained(wire, task.request_id)).shadows
-        assert run.dropped == "model_unavailable"
-        assert not run.HasField("agreement")
-
-
 async def test_the_number_of_running_shadows_is_bounded(opened: Any) -> None:
     async with opened() as wire:
         wire.gateway.generator.shadows.in_flight_max = 1
         first, second = await answered(wire), await answered(wire)
-        (run,) = (await explained(wire, second.request_id)).shadows
-        assert run.dropped == "in_flight"
+        assert await dropped(wire, second) == "in_flight"
         await shadow_of(wire)
-        (run,) = (await explained(wire, first.request_id)).shadows
+        (run,) = (await explained(wire, first.request_id, is_shadowed)).shadows
         assert run.agreement == 1
         third = await answered(wire)
         assert (await shadow_of(wire)).request_id.startswith(third.request_id)
 
 
-async def test_a_failed_shadow_is_recorded_and_counts_for_the_breaker(opened: Any) -> None:
+async def test_the_record_says_why_a_shadow_was_dropped(opened: Any) -> None:
     routing = ROUTING | {"breaker": BreakerRules(failures=1, open_s=60)}
-    async with opened(routing=routing) as wire:
+    safety = {"policies": {"default": {"output": {"actions": {"pii.iban": "block"}}}}}
+    async with opened(routing=routing, safety=safety) as wire:
+        task = await answered(wire)
+        await shadow_of(wire, "to DE89370400440532013000 then")
+        assert await dropped(wire, task) == "safety_blocked"
+        wire.gateway.generator.shadows.limit_s = 0.3
+        task = await answered(wire)
+        await wire.batcher.cancelled(await wire.batcher.task("large", "bulk"))
+        assert await dropped(wire, task) == "deadline_exceeded"
+        wire.gateway.generator.shadows.limit_s = 60.0
         task = await answered(wire)
         shadow = await wire.batcher.task("large", "bulk")
         error = TaskError(reason="ENGINE_FAILED", message="broken")
         await wire.batcher.send(shadow, frame(0, end=TASK_END_FAILED, error=error))
-        (run,) = (await explained(wire, task.request_id)).shadows
-        assert run.dropped == "engine_failed"
-        task = await answered(wire)
-        (run,) = (await explained(wire, task.request_id)).shadows
-        assert run.dropped == "model_unavailable"
-
-
-async def test_a_shadow_has_a_limit(opened: Any) -> None:
-    async with opened() as wire:
-        wire.gateway.generator.shadows.limit_s = 0.3
-        task = await answered(wire)
-        shadow = await wire.batcher.task("large", "bulk")
-        await wire.batcher.cancelled(shadow)
-        (run,) = (await explained(wire, task.request_id)).shadows
-        assert run.dropped == "deadline_exceeded"
+        assert await dropped(wire, task) == "engine_failed"
+        # Which counts for the breaker.
+        assert await dropped(wire, await answered(wire)) == "model_unavailable"
 
 
 async def test_a_gateway_that_shuts_down_waits_for_no_shadow(opened: Any) -> None:
@@ -182,53 +156,30 @@ async def test_a_gateway_that_shuts_down_waits_for_no_shadow(opened: Any) -> Non
         assert len(wire.gateway.registry) == 0
 
 
+GUARD = {"model": "large", "template": "llama_guard", "budget_s": 30, "action": {"route": "small"}}
+
+
 @pytest.mark.parametrize(
-    "safety",
+    "policy",
     [
         {"actions": {"pii.iban": {"route": "small"}}},
         {"output": {"actions": {"pii.iban": "block"}}},
+        {"guard": {"harm": GUARD}},
     ],
-    ids=["governed", "blocked"],
+    ids=["governed", "blocked", "guarded"],
 )
 async def test_a_request_that_the_policy_acted_on_is_not_shadowed(
-    opened: Any, safety: dict[str, Any]
+    opened: Any, policy: dict[str, Any]
 ) -> None:
     iban = "DE89370400440532013000"
-    async with opened(safety={"policies": {"default": safety}}) as wire:
+    async with opened(safety={"policies": {"default": policy}}) as wire:
         call, task = await wire.begin(prompt(f"pay {iban}", model=""))
+        if "guard" in policy:
+            check = await wire.batcher.task("large")
+            await wire.batcher.send(check, last(0, wire.tokens("unsafe\nS1")))
         await wire.end(call, task, f"to {iban} then")
-        assert not (await explained(wire, task.request_id, lambda r: r.attempts)).shadows
-        # The next one is the first that is asked.
-        fine = await answered(wire)
-        assert (await shadow_of(wire)).request_id.startswith(fine.request_id)
-
-
-async def test_answer_ended_by_policy_is_not_compared(
-    opened: Any,
-) -> None:
-    safety = {"output": {"actions": {"pii.iban": "block"}}}
-    async with opened(safety={"policies": {"default": safety}}) as wire:
-        task = await answered(wire)
-        await shadow_of(wire, "to DE89370400440532013000 then")
-        (run,) = (await explained(wire, task.request_id)).shadows
-        assert (run.dropped, run.HasField("agreement")) == ("safety_blocked", False)
-
-
-async def test_a_request_that_a_guard_acted_on_is_not_shadowed(opened: Any) -> None:
-    guard = {
-        "model": "large",
-        "template": "llama_guard",
-        "budget_s": 30,
-        "action": {"route": "small"},
-    }
-    async with opened(safety={"policies": {"default": {"guard": {"harm": guard}}}}) as wire:
-        call, task = await wire.begin(prompt("a plan", model=""))
-        check = await wire.batcher.task("large")
-        await wire.batcher.send(check, last(0, wire.tokens("unsafe\nS1")))
-        await wire.end(call, task, "hello")
-        record = await explained(wire, task.request_id, lambda r: r.attempts)
-        assert [one.action for one in record.decisions] == [safety_pb2.SAFETY_ACTION_ROUTE]
-        assert not record.shadows
+        assert not (await explained(wire, task.request_id)).shadows
+        assert len(wire.gateway.registry) == 0
 
 
 async def test_an_error_in_learning_does_not_fail_the_answer(
