@@ -98,6 +98,7 @@ def test_sampling(catalog: Catalog, params: dict[str, Any], field: str) -> None:
 
 
 INPUTS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"prompt": None}, ["input"]),
     ({"prompt": ""}, ["prompt"]),
     ({"prompt": " \n"}, ["prompt"]),
     ({"chat": ChatInput()}, ["chat.messages"]),
@@ -137,12 +138,6 @@ def test_conversations_as_clients_send_them(catalog: Catalog) -> None:
     said = [(turn.role, turn.content) for turn in conversation.turns]
     assert said == [("system", "a\n\nb"), ("user", ""), ("assistant", "yes"), ("system", "c")]
     assert conversation.system_text == "a\n\nb\n\nc"
-
-
-def test_no_input_at_all(catalog: Catalog) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        check(catalog, GenerateRequest())
-    assert [violation.field for violation in caught.value.violations] == ["input"]
 
 
 def test_all_violations_come_in_one_error(catalog: Catalog) -> None:
@@ -189,13 +184,6 @@ def test_the_fingerprint_leaves_key_and_resume_out(catalog: Catalog) -> None:
     assert one.fingerprint == two.fingerprint != other.fingerprint
 
 
-def test_the_seed_of_resume_is_used(catalog: Catalog) -> None:
-    asked = GenerateRequest(
-        prompt="hi", sampling=SamplingParams(temperature=1), resume=Resume(seed=7)
-    )
-    assert check(catalog, asked).sampling.seed == 7
-
-
 def test_a_greedy_answer_is_resumed_with_or_without_its_seed(catalog: Catalog) -> None:
     asked = resumed(GenerateRequest(prompt="hi", model="small"), [9, None, 9])
     assert check(catalog, asked).resume == (9, None, 9)
@@ -220,8 +208,9 @@ def test_a_drawn_answer_is_resumed_with_its_own_seed_alone(catalog: Catalog) -> 
 
 
 def test_who_holds_nothing_needs_no_proof(catalog: Catalog) -> None:
-    found = valid(catalog, resume=Resume(model="small"))
+    found = valid(catalog, resume=Resume(model="small", seed=7))
     assert (found.resume, found.resume_version, found.resume_model) == ((), "", "small")
+    assert found.sampling.seed == 7
 
 
 def test_tokens_are_of_a_version_of_their_model() -> None:
@@ -249,6 +238,8 @@ def test_tokens_are_of_a_version_of_their_model() -> None:
         ({"token_ids": [9], "model": "nobody"}, {}, ["resume.model"]),
         ({"token_ids": [9], "model": "large"}, {}, ["resume.resume_token"]),
         ({"token_ids": [-1 % 2**32]}, {}, ["resume.token_ids"]),
+        ({"token_ids": [9] * (CONTEXT + 1)}, {}, ["resume.token_ids"]),
+        ({"token_ids": [9] * CONTEXT}, {}, ["resume.resume_token"]),
     ],
 )
 def test_what_cannot_be_resumed(
@@ -267,27 +258,39 @@ def test_answers_are_limited_by_the_setting_of_a_model(model_folder: Path) -> No
     assert fit(valid(catalog, model="short"), catalog["short"], 1).max_tokens == 9
 
 
-def test_an_answer_may_be_as_long_as_the_model_says(catalog: Catalog) -> None:
-    most = catalog.max_answer_tokens("small")
-    for count, field in ((most, "resume.resume_token"), (most + 1, "resume.token_ids")):
-        held = Resume(token_ids=[9] * count)
-        assert violations(catalog, model="small", resume=held) == [field]
-
-
-def test_a_prompt_longer_than_the_context_says_both_numbers(catalog: Catalog) -> None:
-    request = valid(catalog)
-    with pytest.raises(PromptTooLong) as caught:
-        fit(request, catalog["small"], CONTEXT)
+def test_lengths_are_cut_to_what_the_context_has_room_for(catalog: Catalog) -> None:
+    asked, without = SamplingParams(max_tokens=100, min_tokens=100), SamplingParams()
+    for params, prompt, lengths in (
+        (asked, 10, (100, 100)),
+        (asked, CONTEXT - 5, (5, 5)),
+        (without, 10, (CONTEXT - 10, 0)),
+    ):
+        sampling = fit(valid(catalog, sampling=params), catalog["small"], prompt)
+        assert (sampling.max_tokens, sampling.min_tokens) == lengths
+    with pytest.raises(PromptTooLong, match=str(CONTEXT)) as caught:
+        fit(valid(catalog), catalog["small"], CONTEXT)
     assert caught.value.metadata == {"prompt_tokens": str(CONTEXT), "context_tokens": str(CONTEXT)}
-    assert str(CONTEXT) in caught.value.message
 
 
-def test_max_tokens_is_cut_to_what_the_context_has_room_for(catalog: Catalog) -> None:
-    request = valid(catalog, sampling=SamplingParams(max_tokens=100))
-    assert fit(request, catalog["small"], 10).max_tokens == 100
-    assert fit(request, catalog["small"], CONTEXT - 5).max_tokens == 5
-    without = valid(catalog)
-    assert fit(without, catalog["small"], 10).max_tokens == CONTEXT - 10
+@pytest.mark.parametrize(
+    ("params", "fields"),
+    [
+        ({"min_p": 0.5, "presence_penalty": -0.5, "frequency_penalty": 0.25, "min_tokens": 3}, {}),
+        ({"temperature": 0.5, "top_k": 7, "repetition_penalty": 1.5, "seed": 5}, {}),
+        ({"json_schema": "{}"}, {}),
+        ({"regex": ""}, {}),
+        ({"logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
+        ({"top_p": 0}, {"top_p": pytest.approx(1e-6, rel=9)}),
+    ],
+)
+def test_sampling_parameters_travel(
+    catalog: Catalog, params: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    sampling = fit(valid(catalog, sampling=SamplingParams(**params)), catalog["small"], 10)
+    for name, value in (fields or params).items():
+        assert getattr(sampling, name) == pytest.approx(value)
+    assert sampling.WhichOneof("constraint") in (None, *params)
+    assert list(sampling.stop_token_ids) == sorted(catalog["small"].tokenizer.stop_token_ids)
 
 
 def test_of_many_wrong_fields_the_first_are_named(catalog: Catalog) -> None:
@@ -295,28 +298,6 @@ def test_of_many_wrong_fields_the_first_are_named(catalog: Catalog) -> None:
     with pytest.raises(InvalidRequest, match="; and 84 more") as caught:
         check(catalog, request)
     assert len(caught.value.violations) == NAMED_MAX
-
-
-def test_min_tokens_are_cut_with_max_tokens(catalog: Catalog) -> None:
-    request = valid(catalog, sampling=SamplingParams(min_tokens=100))
-    assert fit(request, catalog["small"], 10).min_tokens == 100
-    assert fit(request, catalog["small"], CONTEXT - 5).min_tokens == 5
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(min_p=0.5, presence_penalty=-0.5, frequency_penalty=0.25, min_tokens=3),
-        SamplingParams(json_schema="{}"),
-        SamplingParams(regex=""),
-    ],
-)
-def test_every_new_field_travels(catalog: Catalog, params: SamplingParams) -> None:
-    sampling = fit(valid(catalog, sampling=params), catalog["small"], 10)
-    for name in ("min_p", "presence_penalty", "frequency_penalty", "min_tokens"):
-        assert getattr(sampling, name) == getattr(params, name)
-    assert sampling.WhichOneof("constraint") == params.WhichOneof("constraint")
-    assert (sampling.json_schema, sampling.regex) == (params.json_schema, params.regex)
 
 
 def test_a_constraint_needs_a_model_that_can_end(catalog: Catalog) -> None:
@@ -340,15 +321,6 @@ def test_biases_are_of_the_model_that_the_request_names(catalog: Catalog) -> Non
     beyond = valid(catalog, model="small", sampling=SamplingParams(logit_bias={1 << 30: 1.0}))
     with pytest.raises(InvalidRequest, match="vocabulary of small"):
         fit(beyond, catalog["small"], 10)
-
-
-def test_sampling_travels_complete(catalog: Catalog) -> None:
-    request = valid(catalog, sampling=SamplingParams(logprobs=3, seed=5))
-    sampling = fit(request, catalog["small"], 10)
-    assert sampling.logprobs
-    assert sampling.top_logprobs == 3
-    assert sampling.seed == 5
-    assert list(sampling.stop_token_ids) == sorted(catalog["small"].tokenizer.stop_token_ids)
 
 
 @pytest.mark.parametrize(("seconds", "coalesce_ms"), [(0.0, 0), (0.2504, 250), (3600.0, 3_600_000)])
@@ -406,26 +378,21 @@ def test_ids_that_the_policy_would_edit_get_others() -> None:
 
 
 CUT = ('{"value": ', '{"a": 1}{"b": 2}', "[1]", '{"a": NaN}', '{"a": ' * 64 + "1" + "}" * 64)
+ARGUMENTS: list[tuple[str, Any]] = [
+    *((text, text) for text in CUT),
+    ("", {}),
+    ("null", {}),
+    ("{}", {}),
+    ('{"text": "a\tb"}', {"text": "a\tb"}),
+]
 
 
-@pytest.mark.parametrize("text", CUT)
-def test_arguments_that_are_no_object_stay_as_text(catalog: Catalog, text: str) -> None:
-    assert arguments_in(catalog, text) == text
-
-
-@pytest.mark.parametrize("text", ["", "null", "{}"])
-def test_a_call_without_arguments_has_an_empty_object(catalog: Catalog, text: str) -> None:
-    assert arguments_in(catalog, text) == {}
-
-
-def test_arguments_may_have_control_characters(catalog: Catalog) -> None:
-    assert arguments_in(catalog, '{"text": "a\tb"}') == {"text": "a\tb"}
-
-
-def arguments_in(catalog: Catalog, text: str) -> Any:
-    """Return the arguments of a call of an earlier turn that the client sends as ``text``."""
+@pytest.mark.parametrize(("text", "arguments"), ARGUMENTS)
+def test_arguments_that_are_no_object_stay_as_text(
+    catalog: Catalog, text: str, arguments: Any
+) -> None:
     [call] = history(catalog, "call_1", arguments=text)[0].calls
-    return call.arguments
+    assert call.arguments == arguments
 
 
 IDS = ("call_1", "", "toolu/01==", "a b", "é" * 512, "call_x__thought__" + "Q" * 490)
@@ -449,9 +416,3 @@ def history(catalog: Catalog, call_id: str, arguments: str = "{}") -> tuple[Turn
         catalog, GenerateRequest(chat=ChatInput(messages=turns))
     ).conversation.turns
     return turned
-
-
-def test_top_p_of_0_draws_the_most_probable_token(catalog: Catalog) -> None:
-    request = check(catalog, GenerateRequest(prompt="hello", sampling=SamplingParams(top_p=0)))
-    fitted = fit(request, catalog["small"], 1)
-    assert 0 < fitted.top_p < 1e-5
