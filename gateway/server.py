@@ -122,12 +122,13 @@ class Gateway:
         self.in_force = in_force = InForce(policies, self.registry)
         self.authenticator = Authenticator(settings.identity, replicas)
         overload = OverloadControl(loads, self.registry)
-        self.limits = TenantLimits(time.monotonic, time.time() - time.monotonic())
+        offset_s = time.time() - time.monotonic()
+        self.limits = TenantLimits(lambda: in_force.policies.settings, time.monotonic, offset_s)
         self.store = store = RecordStore(
             settings.records, lambda: in_force.policies.settings, replicas
         )
         self.limiter = ClassLimiter(
-            limits.max_concurrent_requests, limits.shares, in_force, self.limits.check_running
+            limits.max_concurrent_requests, limits.shares, self.limits.check_running
         )
         self.shared = shared = SharedState(
             settings, gateway_id, self.registry, in_force, self.limits, self.limiter
@@ -152,7 +153,7 @@ class Gateway:
             self.limiter,
             limits.max_message_bytes + audio_max_bytes,
             self.generator.metrics.refused,
-            self.generator.admission.count_refused,
+            self.limits.count_refused,
         )
         self._grpc = self._make_grpc(audio_max_bytes)
         self.http = self._make_http()

@@ -15,8 +15,7 @@ Which limit refused a request is in the metadata of the error; docs/operate/limi
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -36,7 +35,6 @@ from gateway.admission.request_context import RequestContext
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.text_prompts import decode
 from gateway.admission.turns import LoopTurns, TextThreads
-from gateway.identity.caller import Caller
 from gateway.models.catalog import ServedModel
 from gateway.routing.features import Features
 from gateway.routing.router import Plan, RoutingState
@@ -66,6 +64,7 @@ class Admission:
 
     Attributes:
         in_force: The policies that requests take.
+        limits: What tenants may use, and have used.
         preparation: Makes prompts.
     """
 
@@ -94,7 +93,7 @@ class Admission:
         self.preparation = preparation
         self._limiter = limiter
         self._overload = overload
-        self._limits = limits
+        self.limits = limits
         # One thread a tenant: inspection holds the interpreter, which the threads share with the event loop.
         self._inspecting = TextThreads("inspection", turns, INSPECTING_MAX, own=1)
         self._read_entities = read_entities
@@ -105,22 +104,6 @@ class Admission:
         self._inspecting.close()
         self.preparation.threads.close()
         await self._constraints.close()
-
-    # Limits of calls that are no request to a model.
-
-    def counted_check(self, payer: Caller) -> AbstractContextManager[object]:
-        """Count a call that no model answers, such as one to count tokens; see `TenantLimits.counted`."""
-        return self._limits.counted(self.in_force.policies.settings, payer)
-
-    def count_refused(self, payer: Caller) -> None:
-        """Count a request of `payer` that is refused for its content; raise LimitReached if none is left."""
-        self._limits.enter(self.in_force.policies.settings, payer, computes=False)
-
-    def limit_headers(self, payer: Caller) -> Mapping[str, str]:
-        """Return the rates of a tenant as HTTP headers."""
-        return self._limits.headers(self.in_force.policies.settings, payer)
-
-    # Requests to models.
 
     async def admit(self, context: RequestContext) -> None:
         """Decide everything about a request.
@@ -141,9 +124,8 @@ class Admission:
             context.is_limited = context.policies.has_limits or bool(request.caller.key_id)
             take_back = None
             if context.is_limited:
-                settings = context.policies.settings
-                take_back = self._limits.enter(settings, request.caller)
-            context.reservation = self._limits.spending.reserve(request.tenant, 0.0)
+                take_back = self.limits.enter(request.caller)
+            context.reservation = self.limits.spending.reserve(request.tenant, 0.0)
             context.reservation.take_back = take_back
             with context.reservation:
                 await self._decide(context)
@@ -208,10 +190,8 @@ class Admission:
             total += tokens + answer_tokens
         context.reservation.cost = cost
         if context.is_limited:
-            settings, model = context.policies.settings, prompts[0].model.name
-            context.reservation.settle = self._limits.reserve(
-                settings, context.request.caller, model, total
-            )
+            model, payer = prompts[0].model.name, context.request.caller
+            context.reservation.settle = self.limits.reserve(payer, model, total)
 
     # Inspection.
 
@@ -304,13 +284,10 @@ class Admission:
             return outlooks[model].wait_s
 
         fits = contexts.fits if contexts is not None else lambda _: True
-        soft_limit = None
-        if policies.has_limits:
-            soft_limit = partial(self._limits.soft_limit, policies.settings)
         state = RoutingState(
             wait_s=wait_s,
-            spent=lambda tenant: self._limits.spending.spent(tenant, now),
-            soft_limit=soft_limit,
+            spent=lambda tenant: self.limits.spending.spent(tenant, now),
+            soft_limit=self.limits.soft_limit if policies.has_limits else None,
             fits=fits,
         )
         plan = policies.router.plan(features, state)

@@ -61,8 +61,7 @@ async def prepare(
         return hear(request, request.audio, conversation.turns[0].content, model, inspect)
     if model.speech is not None:
         raise InvalidRequest.of("model", f"{model.name} takes audio, and no prompts; set audio")
-    work = partial(encode_now, conversation, model)
-    token_ids = await threads.work_on(conversation.texts, request.tenant, work)
+    token_ids = await encode(conversation, model, threads, request.tenant)
     return PreparedPrompt(model, token_ids, fit(request, model, len(token_ids)), inspect)
 
 
@@ -336,12 +335,14 @@ class Preparation:
             work = partial(context.to_prompts, context.conversation, model)
             context.prompts = await self.threads.work_on(texts, context.tenant, work)
             return True
-        first = await self._prepare(context, plan.model, contexts if is_replaceable(plan) else None)
+        first = await self.prepare_for(
+            context, plan.model, contexts if is_replaceable(plan) else None
+        )
         if first is None:
             return False
         context.first, context.prompts = first, (first,)
         if plan.cascade is not None and contexts is not None:
-            context.second = await self._prepare(context, plan.cascade.second, contexts)
+            context.second = await self.prepare_for(context, plan.cascade.second, contexts)
             if context.second is None:
                 return False
             context.second.sampling.seed = first.sampling.seed
@@ -349,28 +350,7 @@ class Preparation:
             first.sampling.logprobs = True
         return True
 
-    async def prepare_fallback(self, context: RequestContext, model: str) -> PreparedPrompt | None:
-        """Return the prompt of an admitted request for the fallback `model`; None if that cannot take it."""
-        try:
-            return await self._prepare(context, model, ContextFit(context))
-        except InvalidRequest:  # such as tools that its chat template does not know
-            return None
-
-    async def prepare_governed(self, context: RequestContext, model: str) -> PreparedPrompt:
-        """Return the prompt of an admitted request for the model that a guard's policy names.
-
-        Raises:
-            ModelUnavailable, ExpectedLate: The model cannot answer in time.
-            InvalidRequest, PromptTooLong: The model cannot take the prompt.
-        """
-        outlook = self._overload.outlook(model, context, time.monotonic())
-        if outlook.problem is not None:
-            raise outlook.problem
-        prepared = await self._prepare(context, model)
-        assert prepared is not None, "no room is asked for"
-        return prepared
-
-    async def _prepare(
+    async def prepare_for(
         self, context: RequestContext, model: str, contexts: ContextFit | None = None
     ) -> PreparedPrompt | None:
         """Return the prompt for `model`, of the version that the caller's tokens came from if it resumes.

@@ -85,16 +85,22 @@ class TenantLimits:
         buckets: Buckets of rates that are in use here.
     """
 
-    def __init__(self, clock: Callable[[], float], unix_offset_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        clock: Callable[[], float],
+        unix_offset_s: float = 0.0,
+    ) -> None:
         """Begin with nothing used.
 
         Args:
+            settings: Returns the settings in force, which have the limits.
             clock: Returns monotonic seconds.
             unix_offset_s: Seconds between `clock` and the Unix epoch.
         """
         self.spending = Spending(unix_offset_s)
         self.days = Spending(unix_offset_s, DAY_S, MONTH_PERIODS)
-        self._clock, self._unix_offset_s = clock, unix_offset_s
+        self._settings, self._clock, self._unix_offset_s = settings, clock, unix_offset_s
         self.buckets: dict[RateName, TokenBucket] = {}
         self.calls_elsewhere, self.bulk_elsewhere = RemoteTotals(), RemoteTotals()
         self._reports: dict[str, tuple[float, Mapping[Period, float]]] = {}
@@ -106,28 +112,31 @@ class TenantLimits:
         others = self.calls_elsewhere.sum(tenant, now), self.bulk_elsewhere.sum(tenant, now)
         return calls + int(others[0]), bulk + int(others[1])
 
-    def enter(self, settings: Settings, payer: Caller, *, computes: bool = True) -> TakeBack | None:
+    def enter(self, payer: Caller, *, computes: bool = True) -> TakeBack | None:
         """Count a request of `payer`; return what takes that back, None if nothing is limited.
 
         Args:
-            settings: Have the limits.
             payer: Whose request it is.
             computes: Whether it goes to a model, so that tokens and costs must be left too.
 
         Raises:
             LimitReached: A limit is reached.
         """
-        limits, now = settings.limits_of(payer.tenant), self._clock()
+        limits, now = self._settings().limits_of(payer.tenant), self._clock()
         if computes:
             self._check_costs(payer, limits, now)
             _check(self._buckets(payer, limits, _TOKENS), 1.0, now)
         rates = self._buckets(payer, limits, _REQUESTS)
         return partial(self._take_back, self._take(rates, 1.0, now)) if rates else None
 
+    def count_refused(self, payer: Caller) -> None:
+        """Count a request of `payer` that is refused for its content; raise LimitReached if none is left."""
+        self.enter(payer, computes=False)
+
     @contextmanager
-    def counted(self, settings: Settings, payer: Caller) -> Iterator[None]:
+    def counted(self, payer: Caller) -> Iterator[None]:
         """Count a call that no model answers; take that back if the block ends with an error that asks to try again."""
-        take_back = self.enter(settings, payer, computes=False)
+        take_back = self.enter(payer, computes=False)
         try:
             yield
         except SluiceError as error:
@@ -150,9 +159,7 @@ class TenantLimits:
                 wait_s = self._period_left_s(cost.name, now) if is_final else COST_RETRY_S
                 raise _reached(f"tenant {payer.tenant}", cost.name, cost.limit, wait_s)
 
-    def reserve(
-        self, settings: Settings, payer: Caller, model: str, tokens: float
-    ) -> Settle | None:
+    def reserve(self, payer: Caller, model: str, tokens: float) -> Settle | None:
         """Reserve `tokens` for a request that goes to `model`, and count it for the limits of the model.
 
         Returns what settles the reservation; None if nothing is limited.
@@ -160,7 +167,7 @@ class TenantLimits:
         Raises:
             LimitReached: It may not take so many.
         """
-        limits, now = settings.limits_of(payer.tenant), self._clock()
+        limits, now = self._settings().limits_of(payer.tenant), self._clock()
         of_model = self._buckets(payer, limits, _REQUESTS, model)
         buckets = self._buckets(payer, limits, _TOKENS)
         buckets |= self._buckets(payer, limits, _TOKENS, model)
@@ -181,16 +188,15 @@ class TenantLimits:
         for bucket, amount in reserved:
             bucket.take(used - amount, now)
 
-    def check_running(self, settings: Settings, tenant: str, calls: int, bulk: int | None) -> None:
+    def check_running(self, tenant: str, calls: int, bulk: int | None) -> None:
         """Raise LimitReached if `tenant` may not begin another call.
 
         Args:
-            settings: Have the limits.
             tenant: Whose call it is.
             calls: Calls of the tenant that run here.
             bulk: Those of class bulk; None if the call is of another class.
         """
-        limits = settings.limits_of(tenant)
+        limits = self._settings().limits_of(tenant)
         most, most_bulk = limits.concurrent, None if bulk is None else limits.concurrent_bulk
         everywhere = self.running(tenant, calls, bulk or 0)
         named = ("concurrent", most), ("concurrent_bulk", most_bulk)
@@ -198,28 +204,32 @@ class TenantLimits:
             if limit is not None and running >= limit:
                 raise _reached(f"tenant {tenant}", name, limit, RUNNING_RETRY_S)
 
-    def soft_limit(self, settings: Settings, tenant: str) -> tuple[str, str] | None:
+    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
         """Return the model that answers `tenant` now instead of others, and why; None if no limit is near."""
-        soft = settings.limits_of(tenant).soft
+        soft = self._settings().limits_of(tenant).soft
         if soft is None:
             return None
-        for use in self.uses(settings, tenant):
+        for use in self.uses(tenant):
             if use.used >= soft.share * use.limit:
                 return soft.model, f"{tenant} has used {use.used:g} of its {use.limit:g} {use.name}"
         return None
 
-    def uses(self, settings: Settings, tenant: str) -> list[LimitUse]:
+    def uses(self, tenant: str) -> list[LimitUse]:
         """Return the use of each limited rate and cost; of a rate: what is missing in its bucket."""
-        limits, now = settings.limits_of(tenant), self._clock()
+        limits, now = self._settings().limits_of(tenant), self._clock()
         rates = [
             LimitUse(name=name.setting, limit=bucket.burst, used=bucket.burst - bucket.level(now))
             for name, bucket in self._of_tenant(tenant, limits).items()
         ]
         return [*rates, *self._costs(tenant, limits, now)]
 
-    def headers(self, settings: Settings, payer: Caller) -> dict[str, str]:
+    def headers(self, payer: Caller) -> dict[str, str]:
         """Return the rates of a tenant as HTTP headers, with OpenAI's names."""
-        limits, now, headers = settings.limits_of(payer.tenant), self._clock(), dict[str, str]()
+        limits, now, headers = (
+            self._settings().limits_of(payer.tenant),
+            self._clock(),
+            dict[str, str](),
+        )
         for name, bucket in self._of_tenant(payer.tenant, limits).items():
             word, level = name.setting.partition("_")[0], max(0.0, bucket.level(now))
             headers[f"x-ratelimit-limit-{word}"] = f"{bucket.rate_per_s * _MINUTE_S:.0f}"
@@ -236,7 +246,7 @@ class TenantLimits:
             if (taken := bucket.report(now)) is not None:
                 yield (name, bucket.full_at), taken
 
-    def on_report(self, settings: Settings, gateway: str, amounts: Mapping[Period, float]) -> None:
+    def on_report(self, gateway: str, amounts: Mapping[Period, float]) -> None:
         """Take what another gateway has taken since its last report; its first report is where that begins."""
         now = self._clock()
         self._reports = {
@@ -247,7 +257,7 @@ class TenantLimits:
         if last is None:
             return
         for period, amount in amounts.items():
-            bucket = self.buckets.get(period[0]) or self._bucket_of(settings, period[0])
+            bucket = self.buckets.get(period[0]) or self._bucket_of(period[0])
             if bucket is not None:
                 bucket.taken_elsewhere(amount - last[1].get(period, 0.0), now)
 
@@ -289,11 +299,11 @@ class TenantLimits:
         payer = Caller(tenant)
         return self._buckets(payer, limits, _REQUESTS) | self._buckets(payer, limits, _TOKENS)
 
-    def _bucket_of(self, settings: Settings, name: RateName) -> TokenBucket | None:
+    def _bucket_of(self, name: RateName) -> TokenBucket | None:
         """Return the bucket of a tenant's rate that is not in use here; None for keys: only their gateway has them."""
         if name.kind != "tenant" or name.setting not in (_REQUESTS, _TOKENS):
             return None
-        limits = settings.limits_of(name.owner)
+        limits = self._settings().limits_of(name.owner)
         return self._buckets(Caller(name.owner), limits, name.setting, name.model).get(name)
 
     def _costs(self, tenant: str, limits: LimitSettings, now: float) -> Iterator[LimitUse]:

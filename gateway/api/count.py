@@ -29,7 +29,7 @@ async def count_tokens(
         SluiceError: The request is wrong, or none is left of the caller's limits.
     """
     admission = generator.admission
-    with admission.counted_check(call.caller):
+    with admission.limits.counted(call.caller):
         valid = validate_count(request, generator.catalog, guards_timeout_s(call), call.caller)
         count, model = await admission.count(RequestContext(CHECK, valid, untraced()))
     return pb.CountTokensResponse(

@@ -150,7 +150,7 @@ class Generator:
             try:
                 valid = validate(request, catalog, timeout_s, call.caller, key, audio_max_s)
             except (InvalidRequest, UnknownModel):
-                self.admission.count_refused(call.caller)
+                self.admission.limits.count_refused(call.caller)
                 raise
             log.validated(valid)
             if valid.sampling.n <= 1:

@@ -42,7 +42,7 @@ class SafetyService:
         self, request: pb.CheckTextRequest, context: GrpcCall
     ) -> pb.CheckTextResponse:
         """See the proto."""
-        with self.admission.counted_check(context.caller):
+        with self.admission.limits.counted(context.caller):
             violations = FieldViolations()
             check_labels(request.labels, violations)
             violations.raise_any()

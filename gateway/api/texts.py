@@ -131,7 +131,7 @@ async def answer_texts(
         try:
             request = kind.validate(wire, catalog, timeout_s, call.caller)
         except (InvalidRequest, UnknownModel):
-            generator.admission.count_refused(call.caller)
+            generator.admission.limits.count_refused(call.caller)
             raise
         log.validated(request)
         texts = len(request.conversation.documents) + len(request.conversation.answers)

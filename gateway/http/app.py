@@ -124,7 +124,7 @@ def make_app(
     for method, path, behaviour, roles in table:
         endpoint = Endpoint(
             arrivals,
-            admission.limit_headers,
+            admission.limits.headers,
             max_bytes,
             hosts,
             behaviour,

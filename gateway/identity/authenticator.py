@@ -28,6 +28,7 @@ from gateway.identity.credentials import (
 from gateway.identity.key_sources import AGAIN_S, IssuerKeys, KeyBucket
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
 from sluice.errors import InvalidRequest, PermissionDenied, Unauthenticated
+from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.settings import IdentitySettings
 from sluice.wire.api_keys import PREFIX
 from sluice.wire.subjects import is_token
@@ -46,6 +47,11 @@ class Identities:
     settings: IdentitySettings
     issuers: Mapping[str, IssuerKeys]
     bucket: KeyBucket | None
+
+    @property
+    def records(self) -> Mapping[str, ApiKeyRecord]:
+        """Records of API keys by id."""
+        return {} if self.bucket is None else self.bucket.records
 
     @property
     def digests(self) -> list[str]:
@@ -168,9 +174,13 @@ class Authenticator:
             # Not cached: the key of the mesh is the same for all tenants, which the metadata name.
             mesh_key = self.mesh_key
             if mesh_key is not None and hmac.compare_digest(credential.encode(), mesh_key.encode()):
-                return _mesh_caller(metadata)
+                # A process that calls on behalf of a tenant; `of_item` checks the key of its job.
+                caller = trusted_caller(metadata.get(TENANT_METADATA, DEFAULT_TENANT))
+                return replace(caller, key_id=metadata.get(KEY_METADATA, ""))
             cached = await self._verify(credential)
-            self._remember(digest, cached)
+            if len(self._cache) >= self._cached_max:
+                del self._cache[next(iter(self._cache))]
+            self._cache[digest] = cached
         return _checked_tenant(cached[0], metadata)
 
     def of_item(self, caller: Caller) -> Caller:
@@ -181,16 +191,14 @@ class Authenticator:
         """
         if not self.on or not caller.key_id:
             return caller
-        bucket = self.identities.bucket
-        records = {} if bucket is None else bucket.records
+        records = self.identities.records
         current = caller_of_id(caller.key_id, caller.tenant, records, self._time())
         return replace(caller, key_limits=current.key_limits)
 
     async def _verify(self, credential: str) -> tuple[Caller, float]:
         """Return the caller with this API key or token, and when it expires."""
         if credential.startswith(PREFIX):
-            bucket = self.identities.bucket
-            return caller_of_key(credential, {} if bucket is None else bucket.records, self._time())
+            return caller_of_key(credential, self.identities.records, self._time())
         issuer = self.identities.issuers.get(issuer_of(credential))
         if issuer is None:
             raise Unauthenticated.of(
@@ -201,11 +209,6 @@ class Authenticator:
         except KeyMissing:  # the issuer may have rotated its keys: read them, and try once more
             await issuer.refresh()
         return caller_of_token(credential, issuer.settings, issuer.keys, self._time())
-
-    def _remember(self, digest: bytes, verified: tuple[Caller, float]) -> None:
-        if len(self._cache) >= self._cached_max:
-            del self._cache[next(iter(self._cache))]
-        self._cache[digest] = verified
 
     def _of_certificate(self, names: Collection[str]) -> Caller:
         for name in names:
@@ -236,13 +239,6 @@ def trusted_caller(tenant: str = DEFAULT_TENANT) -> Caller:
             f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
         )
     return Caller(tenant)
-
-
-def _mesh_caller(metadata: Mapping[str, str]) -> Caller:
-    """Return a process of the mesh that calls on behalf of a tenant; `of_item` checks the key of its job."""
-    caller = trusted_caller(metadata.get(TENANT_METADATA, DEFAULT_TENANT))
-    key_id = metadata.get(KEY_METADATA, "")
-    return replace(caller, key_id=key_id) if key_id else caller
 
 
 def _checked_tenant(caller: Caller, metadata: Mapping[str, str]) -> Caller:

@@ -103,7 +103,7 @@ class SharedUsage:
         calls, bulk = self.limits.running(
             tenant, self.limiter.running_of(tenant), self.limiter.running_of(tenant, bulk=True)
         )
-        uses, own = self.limits.uses(settings, tenant), settings.limits_of(tenant)
+        uses, own = self.limits.uses(tenant), settings.limits_of(tenant)
         for name, limit, used in (
             ("concurrent", own.concurrent, calls),
             ("concurrent_bulk", own.concurrent_bulk, bulk),
@@ -134,7 +134,7 @@ class SharedUsage:
         now, gateway = time.monotonic(), heartbeat.instance
         uses = ((RateName.from_wire(use.name), use) for use in heartbeat.rates)
         rates = {(name, use.full_at): use.taken for name, use in uses if name is not None}
-        self.limits.on_report(self.in_force.policies.settings, gateway, rates)
+        self.limits.on_report(gateway, rates)
         self.limits.calls_elsewhere.update(gateway, heartbeat.running, now)
         self.limits.bulk_elsewhere.update(gateway, heartbeat.running_bulk, now)
         self.minutes.spending.elsewhere.update(gateway, heartbeat.reserved, now)

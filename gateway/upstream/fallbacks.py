@@ -7,13 +7,15 @@ for the failure that the request itself meets. Fallbacks are used in the order o
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from gateway.admission.prompts import ContextFit
 from gateway.admission.request_context import RequestContext
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.upstream.runs import Upstream, spawn_beside
-from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
+from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded, SluiceError
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_SAFETY
 
 logger = logging.getLogger(__name__)
@@ -58,9 +60,11 @@ async def _replace(
     """Send a run of the first candidate that has room for the prompt; raise `error` if none has."""
     failed, seed = stream.current, context.first.sampling.seed
     for model in candidates:
-        prepared = await upstream.preparation.prepare_fallback(context, model)
-        if prepared is not None:
-            break
+        with suppress(InvalidRequest):  # such as tools that its chat template does not know
+            contexts = ContextFit(context)
+            prepared = await upstream.preparation.prepare_for(context, model, contexts)
+            if prepared is not None:
+                break
     else:
         raise error
     prepared.sampling.seed = seed

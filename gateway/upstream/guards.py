@@ -366,7 +366,11 @@ class GuardRunner:
             self._continue(stream)
             return
         context, upstream = self._context, self._upstream
-        prepared = await upstream.preparation.prepare_governed(context, model)
+        problem = upstream.overload.outlook(model, context, time.monotonic()).problem
+        if problem is not None:
+            raise problem
+        prepared = await upstream.preparation.prepare_for(context, model)
+        assert prepared is not None, "no room is asked for"
         run_id = f"{stream.request_id}-r{decided.check.number}"
         run = upstream.new_run(context.request, prepared, run_id, context.deadline)
         self.checks.followed(decided.check)

@@ -37,7 +37,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.given = Settings(limits=tuned(LimitSettings, **self.limits))
-        self.core = TenantLimits(lambda: self.now)
+        self.core = TenantLimits(lambda: self.given, lambda: self.now)
         self.hours, self.days = self.core.spending, self.core.days
 
     def hear(self, gateway: str, calls: dict[str, float], bulk: dict[str, float]) -> None:
@@ -46,10 +46,10 @@ class World:
         self.core.bulk_elsewhere.update(gateway, bulk, self.now)
 
     def enter(self, payer: Caller) -> TakeBack | None:
-        return self.core.enter(self.given, payer)
+        return self.core.enter(payer)
 
     def reserve(self, payer: Caller, model: str, tokens: float) -> Settle:
-        settle = self.core.reserve(self.given, payer, model, tokens)
+        settle = self.core.reserve(payer, model, tokens)
         assert settle is not None
         return settle
 
@@ -68,10 +68,10 @@ def test_a_tenant_without_limits_is_not_limited() -> None:
     world = World()
     for _ in range(1000):
         world.enter(ACME)
-    assert world.core.reserve(world.given, ACME, "small", 1e9) is None
-    world.core.check_running(world.given, "acme", 10**6, 10**6)
-    assert not world.core.uses(world.given, "acme")
-    assert not world.core.headers(world.given, ACME)
+    assert world.core.reserve(ACME, "small", 1e9) is None
+    world.core.check_running("acme", 10**6, 10**6)
+    assert not world.core.uses("acme")
+    assert not world.core.headers(ACME)
     assert not list(world.core.report())
 
 
@@ -118,7 +118,7 @@ def test_keys_and_models_have_limits_beside_the_tenants() -> None:
     world.reserve(ACME, "large", 10)
     with pytest.raises(LimitReached, match="tenant acme model large"):
         world.reserve(ACME, "large", 10)
-    assert world.core.reserve(world.given, ACME, "small", 10) is None
+    assert world.core.reserve(ACME, "small", 10) is None
 
 
 def test_a_models_rates_are_taken_from_when_a_request_goes_there() -> None:
@@ -130,7 +130,7 @@ def test_a_models_rates_are_taken_from_when_a_request_goes_there() -> None:
     assert refused.value.metadata["limit"] == "tokens_per_minute"
     assert refused.value.metadata["subject"] == "tenant acme model large"
     # What one rate refuses was taken from no other.
-    (use,) = world.core.uses(world.given, "acme")
+    (use,) = world.core.uses("acme")
     assert use.used == 60.0
     world.now += 5.0
     world.reserve(ACME, "large", 40)
@@ -164,21 +164,21 @@ def test_calls_elsewhere_go_with_their_gateway() -> None:
 def test_a_gateway_that_was_silent_is_new_again() -> None:
     world = World({"requests_per_minute": 60})
     name = (REQUESTS, 0.0)
-    world.core.on_report(world.given, "gone", {name: 7.0})
-    world.core.on_report(world.given, "one", {name: 100.0})
+    world.core.on_report("gone", {name: 7.0})
+    world.core.on_report("one", {name: 100.0})
     world.now = 3.5
-    world.core.on_report(world.given, "one", {name: 103.0})
-    (use,) = world.core.uses(world.given, "acme")
+    world.core.on_report("one", {name: 103.0})
+    (use,) = world.core.uses("acme")
     assert use.used == pytest.approx(3.0), "it was heard 3.5 s ago"
     # What it says of for the first time is all that it has taken, while it is heard.
     other = (REQUESTS._replace(owner="other"), 0.0)
     world.now = 7.0
-    world.core.on_report(world.given, "one", {other: 4.0})
-    (use,) = world.core.uses(world.given, "other")
+    world.core.on_report("one", {other: 4.0})
+    (use,) = world.core.uses("other")
     assert use.used == pytest.approx(4.0)
     world.now = 100.0
-    world.core.on_report(world.given, "one", {name: 150.0})
-    (use,) = world.core.uses(world.given, "acme")
+    world.core.on_report("one", {name: 150.0})
+    (use,) = world.core.uses("acme")
     assert use.used == pytest.approx(0.0)
 
 
@@ -189,9 +189,9 @@ def test_late_key_counts_only_what_it_takes_then() -> None:
     )
     name = (RateName("key", "k1", "", "requests_per_minute"), 0.0)
     for taken in (0.0, 500.0):
-        world.core.on_report(world.given, "one", {name: taken})
+        world.core.on_report("one", {name: taken})
     world.enter(payer)
-    world.core.on_report(world.given, "one", {name: 503.0})
+    world.core.on_report("one", {name: 503.0})
     for _ in range(6):
         world.enter(payer)
     assert world.refusal(payer)
@@ -208,7 +208,7 @@ def test_a_limit_for_the_day_alone_and_for_the_month_alone() -> None:
         world.days.add("acme", 2.0, world.now)
         error = world.refusal()
         assert (error.metadata["limit"], error.retry_after_s) == (name, left_s)
-        (use,) = world.core.uses(world.given, "acme")
+        (use,) = world.core.uses("acme")
         assert (use.name, use.limit, use.used) == (name, 2.0, 2.0)
 
 
@@ -225,10 +225,10 @@ def test_the_day_of_the_month_is_that_of_the_unix_clock() -> None:
     limits = Settings(limits=LimitSettings(cost_per_month=2.0))
 
     def used(now: float, offset_s: float = 0.0) -> float:
-        core = TenantLimits(lambda: now, offset_s)
+        core = TenantLimits(lambda: limits, lambda: now, offset_s)
         core.days.add("acme", 2.0, 0.5 * DAY_S)
         core.days.add("acme", 3.0, 5 * DAY_S - 4 * offset_s)
-        (use,) = core.uses(limits, "acme")
+        (use,) = core.uses("acme")
         return use.used
 
     # Half a second before the first of February, and then.
@@ -250,26 +250,26 @@ def test_tenants_with_limits_of_their_own() -> None:
 def test_the_time_until_a_call_may_come_is_a_second() -> None:
     world = World({"concurrent": 1})
     with pytest.raises(LimitReached) as refused:
-        world.core.check_running(world.given, "acme", 1, None)
+        world.core.check_running("acme", 1, None)
     assert refused.value.retry_after_s == 1.0
     world.hear("other", {"acme": 1}, {"acme": 1})
     world.now += 3.5
     with pytest.raises(LimitReached):
-        world.core.check_running(world.given, "acme", 0, None)
+        world.core.check_running("acme", 0, None)
     world.now += 0.1
-    world.core.check_running(world.given, "acme", 0, None)
+    world.core.check_running("acme", 0, None)
 
 
 def test_calls_at_the_same_time_count_at_all_gateways() -> None:
     world = World({"concurrent": 5, "concurrent_bulk": 2})
     world.hear("other", {"acme": 3}, {"acme": 1})
-    world.core.check_running(world.given, "acme", 1, None)
+    world.core.check_running("acme", 1, None)
     for calls, bulk, limit in ((2, None, "concurrent"), (1, 1, "concurrent_bulk")):
         with pytest.raises(LimitReached) as refused:
-            world.core.check_running(world.given, "acme", calls, bulk)
+            world.core.check_running("acme", calls, bulk)
         assert refused.value.metadata["limit"] == limit
     world.now += 10.0
-    world.core.check_running(world.given, "acme", 2, None)
+    world.core.check_running("acme", 2, None)
 
 
 def test_costs_of_a_day_and_of_a_month() -> None:
@@ -322,15 +322,15 @@ def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:
 
 def test_taken_elsewhere_counts_without_its_past() -> None:
     one, two = World({"requests_per_minute": 60}), World({"requests_per_minute": 60})
-    two.core.on_report(two.given, "one", {})
+    two.core.on_report("one", {})
     for _ in range(6):
         one.enter(ACME)
-    two.core.on_report(two.given, "one", dict(one.core.report()))
-    (use,) = two.core.uses(two.given, "acme")
+    two.core.on_report("one", dict(one.core.report()))
+    (use,) = two.core.uses("acme")
     assert use.used == pytest.approx(6.0)
     late = World({"requests_per_minute": 60})
-    late.core.on_report(late.given, "one", dict(one.core.report()))
-    (use,) = late.core.uses(late.given, "acme")
+    late.core.on_report("one", dict(one.core.report()))
+    (use,) = late.core.uses("acme")
     assert use.used == pytest.approx(0.0)
 
 
@@ -344,8 +344,8 @@ def test_names_that_no_setting_knows_are_not_kept() -> None:
         RateName("key", "k1", "", "requests_per_minute"),
         RateName("tenant", "acme", "large", "nonsense"),
     )
-    world.core.on_report(world.given, "one", {})
-    world.core.on_report(world.given, "one", {(name, 0.0): 1.0 for name in names})
+    world.core.on_report("one", {})
+    world.core.on_report("one", {(name, 0.0): 1.0 for name in names})
     assert list(world.core.buckets) == list(names[:2])
     for name in names:
         assert RateName.from_wire(name.to_wire()) == name
@@ -356,7 +356,7 @@ def test_names_that_no_setting_knows_are_not_kept() -> None:
 def test_headers_of_what_is_overdrawn_say_that_nothing_remains() -> None:
     world = World({"tokens_per_minute": 600})
     world.reserve(ACME, "small", 100)(350)
-    assert world.core.headers(world.given, ACME) == {
+    assert world.core.headers(ACME) == {
         "x-ratelimit-limit-tokens": "600",
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "35s",
@@ -370,13 +370,13 @@ def test_headers_of_a_refused_request_say_that_none_remains() -> None:
     world.now += 0.97
     with pytest.raises(LimitReached):
         world.enter(ACME)
-    assert world.core.headers(world.given, ACME)["x-ratelimit-remaining-requests"] == "0"
+    assert world.core.headers(ACME)["x-ratelimit-remaining-requests"] == "0"
 
 
 def test_headers_for_http() -> None:
     world = World({"requests_per_minute": 60, "tokens_per_minute": 600})
     world.enter(ACME)
-    assert world.core.headers(world.given, ACME) == {
+    assert world.core.headers(ACME) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "9",
         "x-ratelimit-reset-requests": "1s",
@@ -392,7 +392,7 @@ def test_taken_elsewhere_before_idling_counts_once() -> None:
     def pass_s(seconds: int) -> None:
         """A hello each second."""
         for _ in range(seconds):
-            two.core.on_report(two.given, "one", dict(one.core.report()))
+            two.core.on_report("one", dict(one.core.report()))
             one.now, two.now = one.now + 1.0, two.now + 1.0
 
     pass_s(1)
@@ -401,8 +401,8 @@ def test_taken_elsewhere_before_idling_counts_once() -> None:
         pass_s(1)
     pass_s(120)
     one.enter(ACME)
-    two.core.on_report(two.given, "one", dict(one.core.report()))
-    (use,) = two.core.uses(two.given, "acme")
+    two.core.on_report("one", dict(one.core.report()))
+    (use,) = two.core.uses("acme")
     assert use.used == pytest.approx(1.0)
 
 
@@ -421,7 +421,7 @@ def test_taken_elsewhere_before_idling_counts_once() -> None:
 )
 def test_refusals_that_ask_for_another_try_do_not_count(error: SluiceError, counts: bool) -> None:
     world = World({"requests_per_minute": 1, "burst_s": 60})
-    with pytest.raises(type(error)), world.core.counted(world.given, ACME):
+    with pytest.raises(type(error)), world.core.counted(ACME):
         raise error
     if counts:
         with pytest.raises(LimitReached):
@@ -444,9 +444,9 @@ def test_settle_takes_back_what_asks_for_another_try(refusal: SluiceError | None
 def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:
     world = World({"requests_per_minute": 60, "soft": {"share": 0.8, "model": "small"}})
     for number in range(10):
-        assert (world.core.soft_limit(world.given, "acme") is not None) is (number >= 8)
+        assert (world.core.soft_limit("acme") is not None) is (number >= 8)
         world.enter(ACME)
-    found = world.core.soft_limit(world.given, "acme")
+    found = world.core.soft_limit("acme")
     assert found is not None
     assert found[0] == "small"
     assert "requests_per_minute" in found[1]
