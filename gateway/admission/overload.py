@@ -139,54 +139,35 @@ class AnswerLength(NamedTuple):
     is_known: bool
 
 
-@dataclass
-class _Answers:
-    """Lengths of one kind of answers, each with whether the answer was cut there.
-
-    Attributes:
-        lengths: The latest lengths.
-        median: Their median; None while they are too few.
-    """
-
-    lengths: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=ANSWERS_MAX))
-    median: tuple[int, bool] | None = None
-
-    def add(self, tokens: int, *, is_cut: bool) -> None:
-        # An answer that was cut below the median might have become longer than that, or not.
-        if is_cut and self.lengths and tokens < median_low(self.lengths)[0]:
-            return
-        self.lengths.append((tokens, is_cut))
-        if len(self.lengths) >= ANSWERS_MIN:
-            self.median = median_low(self.lengths)
-
-
 class AnswerLengths:
     """Lengths of earlier answers by kind."""
 
     def __init__(self) -> None:
-        self._kinds: dict[AnswerKind, _Answers] = {}
+        self._kinds: dict[AnswerKind, deque[tuple[int, bool]]] = {}
+        """The latest lengths, each with whether the answer was cut there."""
 
     def __len__(self) -> int:
         return len(self._kinds)
 
     def observe(self, kind: AnswerKind, tokens: int, *, is_cut: bool) -> None:
         """Add the length of an answer; `is_cut` says that it ended because it reached its `max_tokens`."""
-        answers = self._kinds.get(kind)
-        if answers is None:
+        lengths = self._kinds.get(kind)
+        if lengths is None:
             if len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
-            answers = self._kinds[kind] = _Answers()
-        answers.add(tokens, is_cut=is_cut)
+            lengths = self._kinds[kind] = deque(maxlen=ANSWERS_MAX)
+        # An answer that was cut below the median might have become longer than that, or not.
+        if not (is_cut and lengths and tokens < median_low(lengths)[0]):
+            lengths.append((tokens, is_cut))
 
     def expect(self, kind: AnswerKind, min_tokens: int, max_tokens: int) -> AnswerLength:
         """Return the expected length of an answer; `max_tokens` is 0 if it has no limit of its own."""
-        least = max(1, min_tokens)
+        least, lengths = max(1, min_tokens), self._kinds.get(kind, ())
         if max_tokens and max_tokens <= least:
             return AnswerLength(least, is_known=True)
-        answers = self._kinds.get(kind)
-        if answers is None or answers.median is None:
+        if len(lengths) < ANSWERS_MIN:
             return AnswerLength(least, is_known=False)
-        tokens, is_cut = answers.median
+        tokens, is_cut = median_low(lengths)
         if max_tokens and max_tokens <= tokens:
             return AnswerLength(max_tokens, is_known=True)
         return AnswerLength(max(least, tokens), is_known=not is_cut or tokens < least)

@@ -11,7 +11,6 @@ An escalation never fails because of its hint: without room, or where a rule abo
 prompt alone, and the record says why.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,8 +19,8 @@ from gateway.admission.request_context import PreparedPrompt, RequestContext
 from gateway.admission.turns import TURN_COST
 from gateway.safety.inspector import RequestInspection
 from gateway.streaming.model_run import ModelRun
-from gateway.validation.conversation import USER, Conversation
-from sluice.errors import SluiceError
+from gateway.validation.conversation import USER
+from sluice.errors import PromptTooLong, SluiceError
 from sluice.settings.routing import DRAFT
 
 ENCODED_CHARS: Final = 8192
@@ -41,17 +40,28 @@ def add_hint(
         HintDropped: the prompt stays as it is.
     """
     draft = _inspected(context, _filtered(run))
-    conversation = _with_note(context.conversation, template.replace(DRAFT, draft))
-    token_ids = _encoded(conversation, prepared)
+    # At the end of the last turn, which must be the user's.
+    *before_last, last = context.conversation.turns
+    if context.conversation.raw or last.role != USER:
+        raise HintDropped("only a user's message has a place for it")
+    note = template.replace(DRAFT, draft)
+    turns = (*before_last, replace(last, content=f"{last.content}\n\n{note}"))
+    conversation = replace(context.conversation, turns=turns)
+    if sum(len(text) + TURN_COST for text in conversation.texts) > ENCODED_CHARS:
+        raise HintDropped("the prompt is too long to be encoded again beside other calls")
+    model = prepared.model
     try:
-        sampling = fit(context.request, prepared.model, len(token_ids))
+        token_ids = encode_now(conversation, model)
+        sampling = fit(context.request, model, len(token_ids))
+    except PromptTooLong as error:
+        raise HintDropped(f"{model.name} has no room for it") from error
     except SluiceError as error:
-        raise HintDropped(f"{prepared.model.name} has no room for it") from error
+        raise HintDropped(f"{model.name} does not take it") from error
     before = prepared.sampling.max_tokens
     # Half of the answer's room where the caller leaves its length to the model, else all that was asked for.
     needed = before if context.request.sampling.max_tokens else before // 2
     if sampling.max_tokens < needed:
-        raise HintDropped(f"{prepared.model.name} has no room for it beside the answer")
+        raise HintDropped(f"{model.name} has no room for it beside the answer")
     sampling.seed = prepared.sampling.seed
     added = len(token_ids) - len(prepared.prompt_token_ids)
     return replace(prepared, prompt_token_ids=token_ids, sampling=sampling), added
@@ -83,21 +93,3 @@ def _inspected(context: RequestContext, draft: str) -> str:
     if not text.strip():
         raise HintDropped("it is empty")
     return text
-
-
-def _with_note(conversation: Conversation, note: str) -> Conversation:
-    """Return the conversation with `note` at the end of its last turn, which must be the user's."""
-    *before, last = conversation.turns
-    if conversation.raw or last.role != USER:
-        raise HintDropped("only a user's message has a place for it")
-    turns = (*before, replace(last, content=f"{last.content}\n\n{note}"))
-    return replace(conversation, turns=turns)
-
-
-def _encoded(conversation: Conversation, prepared: PreparedPrompt) -> Sequence[int]:
-    if sum(len(text) + TURN_COST for text in conversation.texts) > ENCODED_CHARS:
-        raise HintDropped("the prompt is too long to be encoded again beside other calls")
-    try:
-        return encode_now(conversation, prepared.model)
-    except SluiceError as error:
-        raise HintDropped(f"the chat template of {prepared.model.name} does not take it") from error
