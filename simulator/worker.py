@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from batcher.core.scheduler.capacity import Capacity, UsableCapacity
 from model_workers.grants import NO_CAPACITY, ClassCapacity, class_capacities
+from model_workers.running_batches import RunningBatches
 from simulator.cores import Action, Cores, EventQueue
 from simulator.cost import StepCost
 from simulator.engines import SimulatedEngine, SimulatedSequence, StepProgress, Stretch
@@ -61,8 +62,7 @@ class SimulatedWorker:
         """Requests that the batcher counts as here, with the KV cache tokens reserved for each."""
         self._in_flight: dict[str, SimulatedSequence] = {}
         self._unanswered = 0
-        self._batches: dict[str, int] = {}
-        """Number of the batch of each request that is here."""
+        self._batches = RunningBatches()
         self._sent_batches = 0
         self._unsent: list[StepProgress] = []
         self._sends = False
@@ -88,7 +88,7 @@ class SimulatedWorker:
             *left(last, load.waiting_tokens),
             running=load.running + load.waiting,
             batches_in_flight=self._unanswered,
-            batches_running=len(set(self._batches.values())),
+            batches_running=len(self._batches),
             urgent=list(map(left, urgent, waiting)),
         )
 
@@ -97,7 +97,7 @@ class SimulatedWorker:
         self._unanswered += 1
         self._sent_batches += 1
         for sequence in sequences:
-            self._batches[sequence.request_id] = self._sent_batches
+            self._batches.enter(sequence.request_id, f"{self._sent_batches}")
         self._in_flight.update((sequence.request_id, sequence) for sequence in sequences)
         self._sent.update(
             (sequence.request_id, tokens)
@@ -113,7 +113,7 @@ class SimulatedWorker:
     def forget(self, request_id: str) -> None:
         """Record that the batcher knows that the request is no longer here."""
         self._sent.pop(request_id, None)
-        self._batches.pop(request_id, None)
+        self._batches.leave(request_id)
 
     def account(self) -> None:
         """Count the time of steps that still run when the simulation ends."""

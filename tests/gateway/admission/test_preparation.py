@@ -1,9 +1,9 @@
 """Requests go to models whose context has room for them, over the wire."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from sluice.settings import ModelSettings
@@ -14,10 +14,6 @@ LONG = "x " * 60
 """Over 60 tokens."""
 
 
-def short(folder: Path, context_tokens: int = 64) -> ModelSettings:
-    return ModelSettings(name="short", tier="s", path=str(folder), context_tokens=context_tokens)
-
-
 async def served(wire: Wire, expected: str, **request: Any) -> pb.Started:
     """The first event of a request that the model ``expected`` answers."""
     call, task = await wire.begin(prompt(**request), expected)
@@ -25,44 +21,37 @@ async def served(wire: Wire, expected: str, **request: Any) -> pb.Started:
     return started
 
 
-async def test_auto_takes_a_model_with_room(opened: Opened, model_folder: Path) -> None:
-    routing = {"default": "short"}
-    models = [short(model_folder)]
-    async with opened(routing=routing, more_models=models) as wire:
-        assert (await served(wire, "short", text="hello", model="")).model == "short"
-        started = await served(wire, "small", text=LONG, model="")
-        assert "the context of short has no room" in started.route.reason
-        sampling = pb.SamplingParams(max_tokens=60)
-        assert (await served(wire, "small", text="hello " * 8, model="", sampling=sampling)).model
+@pytest.fixture
+async def with_short(opened: Opened, model_folder: Path) -> AsyncIterator[Wire]:
+    short = ModelSettings(name="short", tier="s", path=str(model_folder), context_tokens=64)
+    async with opened(routing={"default": "short"}, more_models=[short]) as wire:
+        yield wire
 
 
-async def test_an_answer_is_cut_where_no_model_has_room(opened: Opened, model_folder: Path) -> None:
-    routing = {"default": "short"}
-    models = [short(model_folder)]
-    async with opened(routing=routing, more_models=models) as wire:
-        most = wire.catalog["small"].max_answer_tokens
-        call = wire.stub.Generate(
-            prompt("hello", model="", sampling=pb.SamplingParams(max_tokens=most))
-        )
-        task = await wire.batcher.task("small")
-        room = wire.catalog["small"].context_tokens - len(task.prompt_token_ids)
-        assert task.sampling.max_tokens == min(most, room)
-        await wire.end(call, task, "hello")
+async def test_auto_takes_a_model_with_room(with_short: Wire) -> None:
+    wire = with_short
+    assert (await served(wire, "short", text="hello", model="")).model == "short"
+    started = await served(wire, "small", text=LONG, model="")
+    assert "the context of short has no room" in started.route.reason
+    sampling = pb.SamplingParams(max_tokens=60)
+    assert (await served(wire, "small", text="hello " * 8, model="", sampling=sampling)).model
 
 
-@pytest.mark.parametrize("model", ["", "short"])
-async def test_no_room_anywhere_names_the_largest_context(
-    opened: Opened, model_folder: Path, model: str
-) -> None:
-    routing = {"default": "short"}
-    models = [short(model_folder)]
-    async with opened(routing=routing, more_models=models) as wire:
-        largest = wire.catalog["small"].context_tokens
-        long = LONG if model else "x " * largest
-        code, error = await error_of(wire.stub.Generate(prompt(long, model=model)))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert error.reason == "PROMPT_TOO_LONG"
-        assert error.metadata["context_tokens"] == str(64 if model else largest)
+async def test_an_answer_is_cut_where_no_model_has_room(with_short: Wire) -> None:
+    wire, small = with_short, with_short.catalog["small"]
+    sampling = pb.SamplingParams(max_tokens=small.max_answer_tokens)
+    call, task = await wire.begin(prompt("hello", model="", sampling=sampling))
+    room = small.context_tokens - len(task.prompt_token_ids)
+    assert task.sampling.max_tokens == min(small.max_answer_tokens, room)
+    await wire.end(call, task, "hello")
+
+
+async def test_no_room_anywhere_names_the_largest_context(with_short: Wire) -> None:
+    largest = with_short.catalog["small"].context_tokens
+    for model, text, context in (("", "x " * largest, largest), ("short", LONG, 64)):
+        code, error = await error_of(with_short.stub.Generate(prompt(text, model=model)))
+        assert (code.name, error.reason) == ("INVALID_ARGUMENT", "PROMPT_TOO_LONG")
+        assert error.metadata["context_tokens"] == str(context)
 
 
 @pytest.mark.parametrize("model", ["", "small"])
@@ -79,26 +68,15 @@ async def test_a_text_above_the_limit_of_inspection_may_be_too_long(wire: Wire, 
     assert error.reason == "PROMPT_TOO_LONG"
 
 
-async def test_a_cascade_starts_only_where_both_have_room(
-    opened: Opened, model_folder: Path
-) -> None:
-    cascade = {"first": "small", "second": "short"}
-    routing = {"default": "small", "cascade": cascade}
-    models = [short(model_folder)]
-    async with opened(routing=routing, more_models=models) as wire:
-        started = await served(wire, "small", text=LONG, model="")
-        assert started.route.strategy == pb.ROUTE_STRATEGY_RULES
-
-
 async def test_a_named_dear_model_waits_for_its_budget(nats_url: str, model_folder: Path) -> None:
     budgets = [{"per_hour": 0.1, "model": "short"}]
-    models, prices = [short(model_folder)], {"large": (0.0, 1e6)}
+    short = ModelSettings(name="short", tier="s", path=str(model_folder), context_tokens=64)
     async with open_wire(
         nats_url,
         model_folder,
         routing={"default": "large", "budgets": budgets},
-        prices=prices,
-        more_models=models,
+        prices={"large": (0.0, 1e6)},
+        more_models=[short],
     ) as wire:
         await served(wire, "large", text="hello", model="large")
         for allow in (True, False):

@@ -17,8 +17,8 @@ from gateway.admission.turns import (
     TenantThreads,
     TextThreads,
 )
+from gateway.safety.compiled import CompiledPolicy
 from gateway.safety.inspector import RequestInspection
-from gateway.safety.policy import SafetyPolicy
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
 from tests.gateway.kit.wire import Wire
@@ -110,18 +110,6 @@ async def test_work_whose_caller_has_gone_is_not_begun(threads: TenantThreads) -
     assert not begun
 
 
-async def test_who_waits_at_the_end_is_cancelled(threads: TenantThreads) -> None:
-    gate = threading.Event()
-    first = asyncio.ensure_future(threads.run("a", lambda: gate.wait(BOUND_S)))
-    second = asyncio.ensure_future(threads.run("b", lambda: True))
-    await asyncio.sleep(0)
-    threads.close()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(second, BOUND_S)
-    gate.set()
-    assert await asyncio.wait_for(first, BOUND_S)
-
-
 async def test_an_error_is_the_callers_and_threads_go_on(threads: TenantThreads) -> None:
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(ZeroDivisionError):
@@ -139,10 +127,10 @@ async def test_long_texts_of_a_tenant_leave_others_their_turn(
     gate, order = threading.Event(), list[str]()
     begin = RequestInspection.__init__
 
-    def slow(self: RequestInspection, policy: SafetyPolicy, texts: Sequence[str]) -> None:
+    def slow(self: RequestInspection, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
         gate.wait(BOUND_S)
         order.append(texts[0][:5])
-        begin(self, policy, texts)
+        begin(self, compiled, texts)
 
     monkeypatch.setattr(RequestInspection, "__init__", slow)
 
@@ -227,16 +215,3 @@ async def test_loop_turns_run_one_size_of_a_tenant_in_a_pass() -> None:
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*(work() for _ in range(20)))
     assert max(done.count(at) for at in done) == 2
-
-
-async def test_loop_turns_of_callers_that_left_are_skipped() -> None:
-    turns = LoopTurns(1)
-    await turns.take("a", 1)
-    gone = [asyncio.ensure_future(turns.take("a", 1)) for _ in range(5)]
-    stays = asyncio.ensure_future(turns.take("a", 1))
-    await asyncio.sleep(0)
-    for waiting in gone:
-        waiting.cancel()
-    async with asyncio.timeout(BOUND_S):
-        await stays
-    assert sum(waiting.cancelled() for waiting in gone) >= len(gone) - 1, "one had its turn"

@@ -30,7 +30,6 @@ from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.runs import new_run
-from tests.gateway.kit.tokenizer import END
 from tests.gateway.kit.wire import Opened, Wire, error_of, events_of, prompt, resumed
 
 ROUTING = {
@@ -100,14 +99,6 @@ async def test_concurrent_calls_do_not_overshoot_a_budget(wire: Wire) -> None:
 
 
 @pytest.mark.wire(routing=ROUTING, prices=PRICES)
-async def test_a_refused_request_reserves_nothing(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt("x" * 20_000, model=""), metadata=ACME)
-    assert (await error_of(call))[1].reason == "PROMPT_TOO_LONG"
-    call, task = await wire.begin(prompt(model=""), "large", metadata=ACME)
-    assert (await wire.end(call, task, "hello"))[0].started.model == "large"
-
-
-@pytest.mark.wire(routing=ROUTING, prices=PRICES)
 async def test_naming_a_model_does_not_skip_the_budget(wire: Wire) -> None:
     call, task = await wire.begin(prompt(model="large"), "large", metadata=ACME)
     await wire.end(call, task, "hello")
@@ -132,19 +123,6 @@ async def test_resumed_tokens_are_not_billed_again(wire: Wire) -> None:
     assert attempt.cost == len(task.prompt_token_ids) + 1
 
 
-@pytest.mark.wire(routing=ROUTING, prices={"large": (1000000.0, 1000000.0)})
-async def test_answer_that_the_caller_has_costs_nothing(wire: Wire) -> None:
-    await fails(wire)
-    held = [*wire.tokens("hello"), *wire.tokens(END)]
-    call = wire.stub.Generate(resumed(prompt(model="large"), held))
-    started = (await events_of(call))[0].started
-    (attempt,) = (await explained(wire, started.request_id)).attempts
-    assert (attempt.cost, attempt.resumed_tokens) == (0, len(held))
-    await fails(wire)
-    _, error = await error_of(wire.stub.Generate(prompt(model="large")))
-    assert error.reason == "MODEL_UNAVAILABLE"  # two failures in a row
-
-
 @pytest.mark.wire(routing=ROUTING)
 async def test_a_model_that_hangs_is_left_alone(wire: Wire) -> None:
     wire.gateway.generator.upstream.overload.hung_s = 0.1
@@ -162,83 +140,67 @@ REQUEST = SchedulingParams(
 )
 
 
-class Rows:
-    """Rows of one model, and what their ends say about it."""
+class Runs:
+    """Runs of one model, and what their ends say about it."""
 
     def __init__(self) -> None:
         self._live: list[Any] = []
         self.overload = OverloadControl(ModelLoadTable(), self._live)
 
-    def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> ModelRun:
-        row = new_run("r", now=sent_at)
-        row.was_accepted = True
+    def run(self, sent_at: float, token_at: float | None = None, live: bool = False) -> ModelRun:
+        run = new_run("r", now=sent_at)
+        run.was_accepted = True
         if token_at is not None:
-            row.accept(frame(0, [1]), token_at)
+            run.accept(frame(0, [1]), token_at)
         if live:
-            self._live.append(SimpleNamespace(runs=[row]))
-        return row
+            self._live.append(SimpleNamespace(runs=[run]))
+        return run
 
-    def opens(self, row: ModelRun, now: float) -> bool:
-        """Whether the passed deadline of ``row`` counts against the model."""
-        self.overload.record_result(REQUEST, row, DeadlinePassed("late"), now)
+    def opens(self, run: ModelRun, now: float) -> bool:
+        """Whether the passed deadline of ``run`` counts against the model."""
+        self.overload.record_result(REQUEST, run, DeadlinePassed("late"), now)
         return self.overload.breakers.retry_after_s("m", now) > 0
 
 
-def test_a_silent_model_hangs() -> None:
-    rows = Rows()
-    rows.row(5.0)
-    assert rows.opens(rows.row(0.0, live=False), HUNG_S)
+@pytest.mark.parametrize(
+    ("sent_at", "token_at", "others", "now", "hangs"),
+    [
+        (0.0, None, [(5.0, None)], HUNG_S, True),
+        (0.0, 1.0, [], HUNG_S, False),
+        (0.0, 1.0, [], 1 + HUNG_S, True),
+        (0.1, None, [], HUNG_S, False),
+        (0.0, None, [(0.0, 1.0)], HUNG_S, False),
+    ],
+    ids=["silent", "token", "stopped", "short deadline", "works for others"],
+)
+def test_a_model_hangs_that_gives_nobody_a_token(
+    sent_at: float, token_at: float | None, others: list[Any], now: float, hangs: bool
+) -> None:
+    runs = Runs()
+    for other in others:
+        runs.run(*other, live=True)
+    assert runs.opens(runs.run(sent_at, token_at), now) is hangs
 
 
-def test_it_hangs_too_when_it_stops_in_an_answer() -> None:
-    rows = Rows()
-    assert not rows.opens(rows.row(0.0, token_at=1.0, live=False), HUNG_S)
-    assert rows.opens(rows.row(0.0, token_at=1.0, live=False), 1 + HUNG_S)
+def test_a_run_that_no_batcher_took_or_another_ended_proves_nothing() -> None:
+    runs = Runs()
+    run = runs.run(0.0)
+    run.was_accepted = False
+    assert not runs.opens(run, HUNG_S)
+    runs.overload.record_result(REQUEST, runs.run(0.0, token_at=1.0), None, 2.0)
+    assert not runs.opens(runs.run(0.0), HUNG_S)
 
 
-def test_a_short_deadline_proves_nothing() -> None:
-    rows = Rows()
-    assert not rows.opens(rows.row(0.1, live=False), HUNG_S)
-
-
-def test_a_model_that_works_for_others_does_not_hang() -> None:
-    live, ended = Rows(), Rows()
-    live.row(0.0, token_at=1.0)
-    assert not live.opens(live.row(0.0, live=False), HUNG_S)
-    ended.overload.record_result(REQUEST, ended.row(0.0, token_at=1.0, live=False), None, 2.0)
-    assert not ended.opens(ended.row(0.0, live=False), HUNG_S)
-
-
-def test_a_row_that_no_batcher_took_proves_nothing() -> None:
-    rows = Rows()
-    row = rows.row(0.0, live=False)
-    row.was_accepted = False
-    assert not rows.opens(row, HUNG_S)
-
-
-def answered(rows: Rows, tokens: int, end: TaskEnd.ValueType, resumed: int = 0) -> None:
-    """An answer of so many tokens has ended without an error."""
-    row = rows.row(0.0, live=False)
-    row.resumed = resumed
-    row.accept(frame(0, range(tokens), end=end), 1.0)
-    rows.overload.record_result(REQUEST, row, None, 2.0)
-
-
-def test_lengths_of_whole_answers_are_learned() -> None:
-    rows = Rows()
-    for _ in range(ANSWERS_MIN):
-        answered(rows, 7, TASK_END_STOP)
-        answered(rows, 90, TASK_END_STOP, resumed=80)
+@pytest.mark.parametrize(("end", "is_whole"), [(TASK_END_STOP, True), (TASK_END_LENGTH, False)])
+def test_lengths_of_whole_answers_are_learned(end: TaskEnd.ValueType, is_whole: bool) -> None:
+    runs = Runs()
+    for tokens, known in [(7, 0), (90, 80)] * ANSWERS_MIN:
+        run = runs.run(0.0)
+        run.resumed = known
+        run.accept(frame(0, range(tokens), end=end), 1.0)
+        runs.overload.record_result(REQUEST, run, None, 2.0)
     kind = AnswerKind("m", REQUEST.tenant, REQUEST.workload)
-    assert rows.overload.lengths.expect(kind, 0, 0) == (7, True)
-
-
-def test_an_answer_at_its_limit_is_learned_as_cut() -> None:
-    rows = Rows()
-    for _ in range(ANSWERS_MIN):
-        answered(rows, 7, TASK_END_LENGTH)
-    kind = AnswerKind("m", REQUEST.tenant, REQUEST.workload)
-    assert rows.overload.lengths.expect(kind, 0, 0) == (7, False)
+    assert runs.overload.lengths.expect(kind, 0, 0) == (7, is_whole)
 
 
 @pytest.mark.wire(routing=ROUTING)

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 
 from gateway.identity.authenticator import Authenticator, Identities
-from gateway.identity.caller import Caller
+from gateway.identity.caller import ANY, Caller
 from gateway.identity.credentials import KeyMissing, caller_of_token, key_set
 from gateway.identity.key_sources import KeyBucket
 from sluice.errors import PermissionDenied, SettingsError, SluiceError, Unauthenticated
@@ -116,61 +116,64 @@ async def test_a_token_that_was_accepted_ends_all_the_same(client: Client, tmp_p
     assert await problem(authenticator, token) == "TOKEN_EXPIRED"
 
 
-async def test_certificates_and_the_key_of_the_mesh(client: Client) -> None:
-    names = {"spiffe://example.org/team-a": {"tenant": "team-a", "roles": ["auditor"]}}
-    settings = IdentitySettings(certificates=names, mesh_key="0123456789abcdef")
-    authenticator = Authenticator(settings)
-    found = await authenticator.caller_of({}, ["other", "spiffe://example.org/team-a"])
-    assert (found.tenant, found.roles) == ("team-a", {"auditor"})
-    with pytest.raises(Unauthenticated) as unknown:
-        await authenticator.caller_of({}, ["spiffe://example.org/team-b"])
-    assert unknown.value.metadata["problem"] == "CERTIFICATE_UNKNOWN"
-    mesh = await called(authenticator, "0123456789abcdef", **{"sluice-tenant": "acme"})
-    assert mesh.tenant == "acme"
-    with pytest.raises(PermissionDenied, match="team-a"):
-        await authenticator.caller_of({"sluice-tenant": "acme"}, list(names))
+MESH_KEY = "0123456789abcdef"
+TEAM = "spiffe://example.org/team-a"
+LISTED = {"certificates": {TEAM: {"tenant": "team-a", "roles": ["auditor"]}}, "mesh_key": MESH_KEY}
+KEYED = {"api_keys": True, "mesh_key": MESH_KEY}
 
 
-async def test_credentials_that_are_no_bearers_are_refused(client: Client) -> None:
-    authenticator = Authenticator(IdentitySettings(api_keys=True))
-    for text in ("Basic YTpi", "Bearer", "slc_x", "Bearerx y"):
-        with pytest.raises(Unauthenticated, match="must be 'Bearer '") as refused:
-            await authenticator.caller_of({"authorization": text})
-        assert refused.value.metadata["problem"] == "CREDENTIALS_MISSING"
-    for metadata in ({}, {"authorization": ""}):
-        with pytest.raises(Unauthenticated, match="this mesh requires credentials") as refused:
-            await authenticator.caller_of(metadata)
-        assert refused.value.metadata["problem"] == "CREDENTIALS_MISSING"
-
-
-async def test_names_of_certificates_count_where_some_are_listed() -> None:
-    without = Authenticator(IdentitySettings(api_keys=True))
-    assert not without.takes_certificates
-    with pytest.raises(Unauthenticated) as refused:
-        await without.caller_of({}, ["anybody"])
-    assert refused.value.metadata["problem"] == "CREDENTIALS_MISSING"
-    listed = Authenticator(IdentitySettings(certificates={"a": {"tenant": "acme"}}))
-    assert listed.takes_certificates
-    with pytest.raises(Unauthenticated) as refused:
-        await listed.caller_of({}, [])
-    assert refused.value.metadata["problem"] == "CREDENTIALS_MISSING"
-    found = await listed.caller_of({"sluice-tenant": "acme"}, ["x", "a"])
-    assert (found.tenant, found.roles) == ("acme", {"caller"})
-
-
-async def test_without_a_key_of_the_mesh_nothing_is_it() -> None:
-    authenticator = Authenticator(IdentitySettings(api_keys=True))
+@pytest.mark.parametrize(
+    ("settings", "metadata", "names", "problem"),
+    [
+        *(
+            (KEYED, {"authorization": text}, (), "CREDENTIALS_MISSING")
+            for text in ("Basic YTpi", "")
+        ),
+        *(
+            (KEYED, {"authorization": text}, (), "CREDENTIALS_MISSING")
+            for text in ("slc_x", "Bearer")
+        ),
+        (KEYED, {"authorization": "Bearerx y"}, (), "CREDENTIALS_MISSING"),
+        (KEYED, {}, (), "CREDENTIALS_MISSING"),
+        (KEYED, {}, ("anybody",), "CREDENTIALS_MISSING"),
+        (LISTED, {}, (), "CREDENTIALS_MISSING"),
+        (LISTED, {}, ("spiffe://example.org/team-b",), "CERTIFICATE_UNKNOWN"),
+        *(
+            (KEYED, dict(bearer(text)), (), "TOKEN_INVALID")
+            for text in (MESH_KEY + "f", MESH_KEY[:-1])
+        ),
+        ({"api_keys": True}, dict(bearer(MESH_KEY)), (), "TOKEN_INVALID"),
+        ({"api_keys": True}, dict(bearer("None")), (), "TOKEN_INVALID"),
+    ],
+)
+async def test_what_names_nobody_is_refused(
+    settings: dict[str, Any], metadata: dict[str, str], names: tuple[str, ...], problem: str
+) -> None:
+    authenticator = Authenticator(IdentitySettings(**settings))
     assert authenticator.on
-    for text in ("", "None", "0123456789abcdef"):
-        with pytest.raises(Unauthenticated):
-            await called(authenticator, text)
-    assert not Authenticator(IdentitySettings()).on
-    mesh = Authenticator(IdentitySettings(api_keys=True, mesh_key="0123456789abcdef"))
-    found = await called(mesh, " 0123456789abcdef ")
-    assert (found.tenant, found.roles >= {"mesh", "operator"}) == ("default", True)
-    for text in ("0123456789abcdeg", "0123456789abcde", "0123456789abcdeff"):
-        with pytest.raises(Unauthenticated):
-            await called(mesh, text)
+    with pytest.raises(Unauthenticated) as refused:
+        await authenticator.caller_of(metadata, names)
+    assert refused.value.metadata["problem"] == problem
+
+
+@pytest.mark.parametrize(
+    ("metadata", "names", "tenant", "roles"),
+    [
+        ({}, ("other", TEAM), "team-a", {"auditor"}),
+        ({"sluice-tenant": "team-a"}, (TEAM,), "team-a", {"auditor"}),
+        ({**dict(bearer(f" {MESH_KEY} "))}, (), "default", ANY),
+        ({**dict(bearer(MESH_KEY)), "sluice-tenant": "acme"}, (), "acme", ANY),
+    ],
+)
+async def test_certificates_and_the_key_of_the_mesh_name_callers(
+    metadata: dict[str, str], names: tuple[str, ...], tenant: str, roles: Collection[str]
+) -> None:
+    authenticator = Authenticator(IdentitySettings(**LISTED))
+    assert authenticator.takes_certificates
+    found = await authenticator.caller_of(metadata, names)
+    assert (found.tenant, found.roles) == (tenant, roles)
+    with pytest.raises(PermissionDenied, match="team-a"):
+        await authenticator.caller_of({"sluice-tenant": "acme"}, (TEAM,))
 
 
 def with_keys(authenticator: Authenticator, records: Mapping[str, ApiKeyRecord]) -> None:
@@ -209,16 +212,6 @@ async def test_items_have_the_limits_of_the_key_of_their_job() -> None:
         authenticator.of_item(await item(made.id))
 
 
-async def test_callers_name_no_key_of_a_job() -> None:
-    made = new_key()
-    authenticator = Authenticator(IdentitySettings(api_keys=True, mesh_key="0123456789abcdef"))
-    with_keys(authenticator, {made.id: key_record(made.text, "acme")})
-    found = await called(authenticator, made.text, **{"sluice-key-id": "another"})
-    assert found.key_id == made.id
-    open_ = Authenticator(IdentitySettings())
-    assert not (await open_.caller_of({"sluice-key-id": "another"})).key_id
-
-
 class CountedRecords(dict[str, ApiKeyRecord]):
     """Counts how often a key is looked up."""
 
@@ -236,7 +229,9 @@ async def test_accepted_credentials_are_cached_until_they_expire() -> None:
     with_keys(authenticator, records)
     for now in (1.0, 5.0, 1999.9):  # noqa: B007
         assert (await called(authenticator, made.text)).tenant == "acme"
-    # A cached credential does not let a caller name another tenant.
+    # A cached credential does not let a caller name another tenant, or the key of a job.
+    found = await called(authenticator, made.text, **{"sluice-key-id": "another"})
+    assert found.key_id == made.id
     with pytest.raises(PermissionDenied):
         await called(authenticator, made.text, **{"sluice-tenant": "other"})
     assert (await called(authenticator, made.text, **{"sluice-tenant": "acme"})).tenant == "acme"
@@ -266,15 +261,6 @@ async def test_what_the_key_of_an_issuer_signed_is_not_that_of_another(
     assert await problem(authenticator, Issuer().token(iss="https://three")) == "TOKEN_INVALID"
 
 
-async def test_gateways_compare_the_keys_that_are_in_files(client: Client, tmp_path: Path) -> None:
-    file = Issuer().written(tmp_path / "jwks.json")
-    url = JwtSettings(issuer="https://two", audience=AUDIENCE, jwks="http://127.0.0.1:1/jwks")
-    authenticator = Authenticator(IdentitySettings(jwt=(file, url)))
-    await authenticator.start(client)
-    digest = hashlib.sha256((tmp_path / "jwks.json").read_bytes()).hexdigest()
-    assert authenticator.identities.digests == [digest]
-
-
 async def test_unchanged_issuers_and_keys_are_not_read_again(
     client: Client, tmp_path: Path
 ) -> None:
@@ -284,6 +270,8 @@ async def test_unchanged_issuers_and_keys_are_not_read_again(
     before = authenticator.identities
     prepared = await authenticator.prepare(settings)
     assert prepared.issuers[NAME] is before.issuers[NAME]
+    digest = hashlib.sha256((tmp_path / "jwks.json").read_bytes()).hexdigest()
+    assert prepared.digests == [digest]
     assert prepared.bucket is before.bucket is not None
     assert authenticator.identities is before, "not before it is used"
     stricter = settings.jwt[0].model_copy(update={"tenant_claim": "team"})
@@ -298,14 +286,6 @@ async def test_unchanged_issuers_and_keys_are_not_read_again(
     with pytest.raises(SettingsError, match=r"identity\.jwt\.1\.jwks"):
         await authenticator.prepare(settings.model_copy(update={"jwt": (*settings.jwt, wrong)}))
     assert authenticator.identities is prepared
-
-
-async def test_before_it_has_started_keys_in_files_alone_are_read(tmp_path: Path) -> None:
-    file = Issuer().written(tmp_path / "jwks.json")
-    authenticator = Authenticator(IdentitySettings())
-    prepared = await authenticator.prepare(IdentitySettings(jwt=(file,), api_keys=True))
-    assert prepared.bucket is not None
-    assert set(prepared.issuers[NAME].keys) == {"key-1"}
 
 
 class Watched(Identities):

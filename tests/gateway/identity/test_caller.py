@@ -47,12 +47,15 @@ def test_a_method_that_nobody_listed_is_for_operators(method: str) -> None:
 
 
 READS = {
-    *("GetJob", "GetUpload", "ListUploads", "ListJobs", "WatchJob", "GetResults"),
+    "GetJob",
+    "GetUpload",
+    "ListUploads",
+    "ListJobs",
+    "WatchJob",
+    "GetResults",
     "ListDeadLetters",
 }
-OWN_OR_ALL = {
-    *("ListRequests", "ListTenants", "GetRequestRecord", "GetAuditEntry", "StreamOutcomes")
-}
+OWN_OR_ALL = {"ListRequests", "ListTenants", "GetRequestRecord", "GetAuditEntry", "StreamOutcomes"}
 
 
 def test_roles_of_every_method() -> None:

@@ -47,11 +47,8 @@ def test_an_incomplete_or_unknown_key_is_invalid(text: str, message: str) -> Non
     assert refused.value.metadata["problem"] == "KEY_INVALID"
 
 
-def test_a_revoked_key_is_refused() -> None:
+def test_a_key_ends_when_it_is_revoked_or_expires() -> None:
     assert problem(KEY.text, revoke_unix_ms=1) == "KEY_REVOKED"
-
-
-def test_a_key_expires_at_its_time_and_not_before() -> None:
     records = {KEY.id: key_record(KEY.text, "acme", expire_unix_ms=2000)}
     assert caller_of_key(KEY.text, records, 1.999)
     for now in (2.0, 2.001):
@@ -103,9 +100,3 @@ def key_like(right: int, key: NewKey = KEY) -> str:
     secret = known[:right] + secrets.token_bytes(31 - right)
     encoded = base64.b32encode(secret + _checksum(KEY.id, secret)).decode().lower()
     return f"{PREFIX}{KEY.id}_{encoded}"
-
-
-def test_keys_differ_and_only_their_hash_is_kept() -> None:
-    assert KEY != OTHER
-    assert KEY.text.encode() not in key_record(KEY.text, "acme").SerializeToString()
-    assert len(digest_of(KEY.text)) == 32

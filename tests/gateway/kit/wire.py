@@ -22,8 +22,8 @@ from gateway.config.models import load_models
 from gateway.config.policies import load_all, load_policies_of, load_router
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog, ServedModel
+from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
-from gateway.safety.policy import SafetyPolicies
 from gateway.server import Gateway
 from gateway.shared.reload import GatewayReload
 from gateway.validation.requests import fingerprint_of
@@ -194,7 +194,7 @@ class Wire:
 
 
 @cache
-def _compiled(safety: str, *models: str) -> SafetyPolicies:
+def _compiled(safety: str, *models: str) -> CompiledPolicies:
     """Compiled policies never change, so tests share them."""
     settings = Settings(safety=json.loads(safety) or {})
     if models:
@@ -214,19 +214,11 @@ async def open_wire(
     *,
     gateway_id: str = "gw1",
     safety: dict[str, Any] | None = None,
-    records: RecordsSettings | None = None,
-    routing: dict[str, Any] | None = None,
-    prices: Mapping[str, tuple[float, float]] | None = None,
-    http: str | None = None,
-    cache: CacheSettings | None = None,
-    jobs: str = "127.0.0.1:0",
     more_models: Sequence[ModelSettings] = (),
-    identity: IdentitySettings | None = None,
-    tenants: dict[str, Any] | None = None,
-    **gateway: Any,
+    **options: Any,
 ) -> AsyncIterator[Wire]:
-    kinds = (safety, records, routing, prices, http, cache, jobs, more_models, identity, tenants)
-    settings = settings_for(folder, url, *kinds, **gateway)
+    """``options``: see `settings_for`."""
+    settings = settings_for(folder, url, safety, more_models=more_models, **options)
     catalog = Catalog(load_models(settings, _loaded), settings.routing.default)
     _loaded.update((name, catalog[name]) for name in catalog.names)
     # Labels of guard models come with the models.

@@ -6,9 +6,8 @@ from functools import cache
 import pytest
 
 from gateway.safety.actions import Placeholders
-from gateway.safety.output.filter import OutputFilter
-from gateway.safety.output.redactor import OutputRules
-from gateway.safety.policy import SafetyPolicies
+from gateway.safety.compiled import CompiledPolicies, compile_policies
+from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.streaming.transcript import Transcript
 from sluice.client.answer import Delta
 from sluice.client.resumption import ResumableAnswer
@@ -37,8 +36,8 @@ SEEDS = range(25)
 
 
 @cache
-def compiled() -> SafetyPolicies:
-    return load_policies(POLICIES)
+def compiled() -> CompiledPolicies:
+    return compile_policies(load_policies(POLICIES, lambda path: ""))
 
 
 def rules(policy: str) -> OutputRules:
@@ -51,7 +50,7 @@ def transcript(policy: str, *stops: str, held: list[int] | None = None) -> Trans
     placeholders = Placeholders()
     if policy == "restore":
         placeholders.of("pii.email", "me@home.org")
-    filter_ = OutputFilter(rules(policy), placeholders, SYSTEM)
+    filter_ = OutputFilter(rules(policy), lambda: placeholders, SYSTEM)
     detokenizer = TOKENS.detokenizer()
     return Transcript(
         detokenizer,
@@ -211,21 +210,20 @@ def test_a_block_ends_the_answer_with_the_rules_alone() -> None:
     assert len(made.token_ids) < len(ids(f"mail {MAIL}, key {KEY}, and more"))
 
 
-def test_stop_string_behind_a_secret_follows_its_placeholder() -> None:
-    made = filled("redact", ids(f"key {KEY}. STOP and more"), "STOP")
-    assert text_of(made) == "key <AWS_ACCESS_KEY_1>. "
-    assert made.stop == "STOP"
-
-
-def test_a_stop_string_inside_a_secret_is_not_seen() -> None:
-    made = filled("redact", ids(f"key {KEY}. more"), KEY[6:10])
-    assert text_of(made) == "key <AWS_ACCESS_KEY_1>. more"
-    assert made.stop is None
-
-
-def test_a_block_after_a_stop_string_is_not_reported() -> None:
-    made = filled("block", [*ids("fine. STOP "), *ids(f"{KEY} x")], "STOP")
-    assert (text_of(made), made.stop, made.blocked) == ("fine. ", "STOP", ())
+@pytest.mark.parametrize(
+    ("policy", "text", "stop", "shown", "found"),
+    [
+        ("redact", f"key {KEY}. STOP and more", "STOP", "key <AWS_ACCESS_KEY_1>. ", "STOP"),
+        ("redact", f"key {KEY}. more", KEY[6:10], "key <AWS_ACCESS_KEY_1>. more", None),
+        ("block", f"fine. STOP {KEY} x", "STOP", "fine. ", "STOP"),
+    ],
+    ids=["behind a secret", "inside a secret", "before a block"],
+)
+def test_stop_strings_are_those_of_the_filtered_text(
+    policy: str, text: str, stop: str, shown: str, found: str | None
+) -> None:
+    made = filled(policy, ids(text), stop)
+    assert (text_of(made), made.stop, made.blocked) == (shown, found, ())
 
 
 def test_incomplete_characters_wait_with_their_ids() -> None:

@@ -8,10 +8,8 @@ from gateway.identity.resume_token import ResumeKey
 from gateway.streaming.idempotency import (
     Replay,
     ReplayCache,
-    check_fingerprint,
     is_whole,
 )
-from sluice.errors import IdempotencyConflict
 from sluice.internal.v1.gateway_pb2 import KeyRecord, ReplacedModel, StoredAnswer
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import put_tokens, tokens_of
@@ -132,12 +130,6 @@ def test_an_answer_of_which_tokens_have_no_text_is_not_whole() -> None:
     assert not is_whole(broken)
     assert not is_whole(KeyRecord(fingerprint=b"f"))
     assert is_whole(KeyRecord(answer=StoredAnswer()))
-
-
-def test_a_key_belongs_to_one_request() -> None:
-    check_fingerprint(b"f", b"f")
-    with pytest.raises(IdempotencyConflict):
-        check_fingerprint(b"f", b"")
 
 
 def sized(size: int) -> KeyRecord:

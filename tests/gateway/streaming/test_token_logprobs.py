@@ -146,16 +146,6 @@ def test_bytes_of_a_character_stand_with_their_tokens() -> None:
     assert entries[-1].top[1].text == "\ufffd"
 
 
-def test_blank_before_a_word_is_in_its_token() -> None:
-    llama = served("llama")
-    made = logged(llama, llama.bare("hello world"))
-    assert any(one.text.startswith(" ") for one in entries_of(made))
-    assert llama.token_text(llama.bare("hello world")[-1]).text != ""
-    word = next(token for token in made.token_ids[1:] if "▁" in llama.tokenizer.id_to_token(token))
-    assert llama.token_text(word).text.startswith(" ")
-    assert not llama.token_text(word, is_first=True).text.startswith(" ")
-
-
 def test_token_waits_for_a_stop_string_that_may_begin_in_it() -> None:
     small = served("shipped small")
     made = logged(small, small.bare("one two th"), "three")

@@ -105,33 +105,24 @@ def test_a_stop_token_is_reported_without_text() -> None:
     assert delta.token_ids[-1] == END_ID
 
 
-def with_logprobs(alternatives: int | None) -> Transcript:
-    """One token with two alternatives."""
+@pytest.mark.parametrize("alternatives", [2, None])
+def test_logprobs_are_kept_for_callers_that_want_them(alternatives: int | None) -> None:
     made = Transcript(
         TOKENS.detokenizer(), (), frozenset(), TOKENS.token_text, alternatives=alternatives
     )
     (token_id,) = ids("hello")[:1]
     tops = [token_id, END_ID]
     made.append(token_id, Logprobs(logprob=-0.5, top_token_ids=tops, top_logprobs=[-0.5, -2]))
-    return made
-
-
-def test_logprobs_carry_the_text_of_the_alternatives() -> None:
-    made, (token_id,) = with_logprobs(2), ids("hello")[:1]
-    delta = made.delta(0, True)
+    delta, without = made.delta(0, True), made.delta(0, False)
     assert delta is not None
-    (entry,) = delta.logprobs
-    assert entry.logprob == pytest.approx(-0.5)
-    assert [top.text for top in entry.top] == [TOKENS.token_text(token_id).text, END]
-    without = made.delta(0, False)
     assert without is not None
     assert not without.logprobs
-
-
-def test_logprobs_that_the_caller_does_not_want_are_not_kept() -> None:
-    delta = with_logprobs(None).delta(0, True)
-    assert delta is not None
-    assert list(delta.logprobs) == [TokenLogprobs()]
+    (entry,) = delta.logprobs
+    if alternatives is None:
+        assert entry == TokenLogprobs()
+    else:
+        assert entry.logprob == pytest.approx(-0.5)
+        assert [top.text for top in entry.top] == [TOKENS.token_text(token_id).text, END]
 
 
 @pytest.mark.parametrize("text", ["", "hello wo"])
