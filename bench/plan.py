@@ -33,7 +33,7 @@ from bench.processes import used_s
 from bench.support.harness import Figure, emit, machine, options_of
 from bench.support.meshes import echo, mesh_of, mesh_settings
 from bench.support.open_load import OpenLoad
-from simulator.arrivals import Fixed, LengthMix
+from simulator.arrivals import LengthMix, Uniform
 from simulator.cost import StepCost
 from simulator.engines import EngineLimits
 from simulator.fleet import SHIPPED
@@ -117,7 +117,9 @@ def planned_per_s(size: Size) -> float:
         cost=StepCost(STEP_S, 0.0, 0.0, 0.0),
         limits=EngineLimits(slots=SLOTS),
     )
-    plan = plan_job(1_000, 1.0, LengthMix(Fixed(PROMPT), Fixed(ANSWER)), setup, seed=1)
+    plan = plan_job(
+        1_000, 1.0, LengthMix(Uniform(PROMPT, PROMPT), Uniform(ANSWER, ANSWER)), setup, seed=1
+    )
     return size.workers * min(plan.worker_documents_per_s, plan.simulated_documents_per_s)
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
-from gateway.admission.overload import OverloadControl, SchedulingParams
-from gateway.streaming.load_table import Breakers, ModelLoadTable
+from gateway.admission.overload import AnswerKind, OverloadControl, SchedulingParams
+from gateway.streaming.load_table import ModelLoadTable
 from simulator.trace import Arrival
 from sluice.internal.v1 import control_pb2
 
@@ -30,7 +30,7 @@ class SimulatedAdmission:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._loads = ModelLoadTable()
-        self._overload = OverloadControl(self._loads, Breakers())
+        self._overload = OverloadControl(self._loads, ())
 
     def report(self, now: float, capacities: Sequence[Capacity]) -> None:
         """Handle a report of the batcher with the capacities of its workers."""
@@ -62,8 +62,9 @@ class SimulatedAdmission:
 
     def ended(self, arrival: Arrival) -> None:
         """Learn from an answer."""
+        kind = AnswerKind(MODEL, arrival.tenant, arrival.workload)
         is_cut = arrival.answer_tokens >= arrival.max_tokens
-        self._overload.ended(MODEL, _scheduling(arrival), arrival.answer_tokens, is_cut=is_cut)
+        self._overload.lengths.observe(kind, arrival.answer_tokens, is_cut=is_cut)
 
 
 def _scheduling(arrival: Arrival) -> SchedulingParams:

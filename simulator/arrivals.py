@@ -33,17 +33,6 @@ ARRIVALS_MAX: Final = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """Always the same length."""
-
-    tokens: int
-
-    def draw(self, rng: Random) -> int:
-        """Return a length."""
-        return self.tokens
-
-
-@dataclass(frozen=True, slots=True)
 class Uniform:
     """Uniform from `low` to `high`."""
 
@@ -52,7 +41,7 @@ class Uniform:
 
     def draw(self, rng: Random) -> int:
         """Draw a length."""
-        return rng.randint(self.low, self.high)
+        return self.low if self.low == self.high else rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +57,7 @@ class Lognormal:
         return max(1, min(self.cap, round(rng.lognormvariate(math.log(self.median), self.sigma))))
 
 
-Lengths = Fixed | Uniform | Lognormal
+Lengths = Uniform | Lognormal
 """Distribution of lengths of at least 1 token."""
 
 
@@ -106,7 +95,7 @@ def parse_lengths(text: str) -> Lengths:
     try:
         match name, [float(n) for n in numbers]:
             case _, [] if name.isdigit() and int(name) >= 1:
-                return Fixed(int(name))
+                return Uniform(int(name), int(name))
             case "uniform", [low, high] if 1 <= low <= high:
                 return Uniform(int(low), int(high))
             case "lognormal", [median, sigma, cap] if median >= 1 and sigma >= 0 and cap >= 1:

@@ -14,8 +14,10 @@ The seconds are processor times of a real mesh; `simulator/measured.py` fits wha
 alone.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 
 Action = Callable[[], None]
@@ -42,6 +44,27 @@ class EventQueue:
         """Advance to the next action and run it."""
         self.now, _, action = heappop(self._heap)
         action()
+
+
+class Alarm:
+    """An action at the earliest time that was asked for since it last ran."""
+
+    def __init__(self, events: EventQueue, action: Action) -> None:
+        self._events = events
+        self._action = action
+        self._at = math.inf
+
+    def set(self, at: float) -> None:
+        """Run the action at a time, unless it runs before."""
+        if at < self._at:
+            self._at = at
+            self._events.at(at, partial(self._ring, at))
+
+    def _ring(self, at: float) -> None:
+        # An earlier time replaces a later one, whose event then does nothing.
+        if at == self._at:
+            self._at = math.inf
+            self._action()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,11 @@ batches, like the engine "generate".
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
-
-from typing_extensions import override
+from typing import Final, Literal
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS, BlockManager
 from model_workers.engine.pace import BulkPace
-from model_workers.engine.protocol import Sampling, SequenceSpec
+from model_workers.engine.protocol import SequenceSpec
 from model_workers.engine.scheduler import Scheduler
 from model_workers.engine.sequences import Sequence as EngineSequence
 from model_workers.engine.sequences import SequenceLimits
@@ -28,22 +26,6 @@ from sluice.internal.v1.worker_pb2 import WorkerLoad
 JOIN_SHARE: Final = 0.8
 """Shortest prompt that joins a batch, as a share of its longest; as in
 `model_workers.engine.generate.engine`."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedSequence:
-    """A request in an engine: tokens of its prompt, and of the answer that it will have.
-
-    Attributes:
-        rank: of its class; 0 is the most urgent.
-        gather_s: how long its tokens are coalesced before they are sent, in seconds; 0: it streams.
-    """
-
-    request_id: str
-    rank: int
-    prompt: int
-    answer: int
-    gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +80,8 @@ class EngineLimits:
     """Tokens of a block of the KV cache."""
 
 
-class SimulatedEngine(Protocol):
-    """Engine of one worker."""
-
-    def admit(self, sequences: Sequence[SimulatedSequence]) -> list[str]:
-        """Accept the sequences of a batch; return the ids of those that it refuses because it is full."""
-
-    def cancel(self, request_id: str) -> None:
-        """Drop a sequence before the next `stretch`; an unknown one is ignored."""
-
-    def stretch(self, now: float) -> Stretch | None:
-        """Return the next steps; None without sequences. Sequences admitted meanwhile join after `advance`."""
-
-    def advance(self, steps: int) -> StepProgress:
-        """Do the first `steps` of the last `stretch`."""
-
-    def load(self) -> WorkerLoad:
-        """Return its load as a worker reports it.
-
-        `block_tokens` is 0 if only slots limit it; `classes` is empty if it does not preempt.
-        """
-
-
-class ContinuousEngine(SimulatedEngine):
-    """Continuous batching. All prompts differ, so sequences share no prefix.
+class ContinuousEngine:
+    """Continuous batching, for prompts that share no prefix.
 
     Args:
         cost: duration of a step.
@@ -149,24 +109,23 @@ class ContinuousEngine(SimulatedEngine):
         self._pace = BulkPace(cost.prefill_token_s, cost(0, limits.slots, 0))
         self._plan: list[tuple[EngineSequence, int]] = []
         self._steps = 0
-        self._admitted = 0
 
-    @override
-    def admit(self, sequences: Sequence[SimulatedSequence]) -> list[str]:
+    def admit(self, sequences: Sequence[SequenceSpec]) -> list[str]:
+        """Accept the sequences of a batch; return the ids of those that it refuses because it is full."""
         refused = []
         for sequence in sequences:
             try:
-                self._scheduler.add(self._spec(sequence))
+                self._scheduler.add(sequence)
             except Overloaded:
                 refused.append(sequence.request_id)
         return refused
 
-    @override
     def cancel(self, request_id: str) -> None:
+        """Drop a sequence before the next `stretch`; an unknown one is ignored."""
         self._scheduler.cancel((request_id,))
 
-    @override
     def stretch(self, now: float) -> Stretch | None:
+        """Return the next steps; None without sequences. Sequences admitted meanwhile join after `advance`."""
         self._scheduler.sweep(0.0)  # Deadlines are events of the simulation, not of the engine.
         limit = self._pace.limit(self._scheduler.most_urgent(), now)
         self._plan = self._scheduler.schedule(limit)
@@ -183,8 +142,8 @@ class ContinuousEngine(SimulatedEngine):
         # Each further step attends to one more token per sequence: an arithmetic series.
         return Stretch(steps, lambda n: n * first_s + growth * n * (n - 1) / 2)
 
-    @override
     def advance(self, steps: int) -> StepProgress:
+        """Do the first `steps` of the last `stretch`."""
         progress = StepProgress()
         self._steps += steps
         progress.cells = progress.filled = sum(count + steps - 1 for _, count in self._plan)
@@ -196,25 +155,12 @@ class ContinuousEngine(SimulatedEngine):
         self._plan = []
         return progress
 
-    @override
     def load(self) -> WorkerLoad:
+        """Return its load as a worker reports it; `block_tokens` is 0 if only slots limit it."""
         load = self._scheduler.load(self._steps)
         if not self._limits.cache_tokens:
             load.block_tokens = load.cache_blocks = load.free_blocks = 0
         return load
-
-    def _spec(self, sequence: SimulatedSequence) -> SequenceSpec:
-        self._admitted += 1
-        return SequenceSpec(
-            request_id=sequence.request_id,
-            owner="",
-            attempt=self._admitted,
-            prompt=(self._admitted,) * sequence.prompt,
-            produced=(),
-            sampling=Sampling(max_tokens=sequence.answer),
-            rank=sequence.rank,
-            coalesce_s=sequence.gather_s,
-        )
 
     def _equal_steps(self, decoding: Sequence[EngineSequence]) -> int:
         """Return the steps until a sequence ends, or the cache may have no block left for one."""
@@ -243,7 +189,7 @@ def _decodes(sequence: EngineSequence) -> bool:
     return sequence.pending == 1 and sequence.answered > 0
 
 
-class SimulatedGenerateEngine(SimulatedEngine):
+class SimulatedGenerateEngine:
     """Whole padded batches, as `model_workers.engine.generate` computes them.
 
     A batch of n sequences takes a step over n times the longest prompt, then a step over n for each
@@ -256,27 +202,27 @@ class SimulatedGenerateEngine(SimulatedEngine):
     def __init__(self, cost: StepCost, limits: EngineLimits, longest: int) -> None:
         self._cost = cost
         self._limits = limits
-        self._waiting: list[list[SimulatedSequence]] = []
-        self._batch: list[SimulatedSequence] = []
-        self._live: dict[str, SimulatedSequence] = {}
+        self._waiting: list[list[SequenceSpec]] = []
+        self._batch: list[SequenceSpec] = []
+        self._live: dict[str, SequenceSpec] = {}
         self._done = 0
 
-    @override
-    def admit(self, sequences: Sequence[SimulatedSequence]) -> list[str]:
+    def admit(self, sequences: Sequence[SequenceSpec]) -> list[str]:
+        """Do what `ContinuousEngine.admit` does."""
         free = self._limits.slots + self._limits.waiting - len(self._live) - self._count_waiting()
         accepted, refused = sequences[: max(0, free)], sequences[max(0, free) :]
         if accepted:
             self._waiting.append(list(accepted))
         return [sequence.request_id for sequence in refused]
 
-    @override
     def cancel(self, request_id: str) -> None:
+        """Do what `ContinuousEngine.cancel` does."""
         if self._live.pop(request_id, None) is None:
             batches = ([s for s in batch if s.request_id != request_id] for batch in self._waiting)
             self._waiting = [batch for batch in batches if batch]
 
-    @override
     def stretch(self, now: float) -> Stretch | None:
+        """Do what `ContinuousEngine.stretch` does."""
         if not self._live:
             self._batch = self._next_batch() if self._waiting else []
             self._live = {sequence.request_id: sequence for sequence in self._batch}
@@ -289,53 +235,59 @@ class SimulatedGenerateEngine(SimulatedEngine):
             return Stretch(1, lambda n: n * self._cost(tokens, 0, 0, tokens * length / 2))
         first_s = self._cost(0, sequences, sequences * (length + self._done))
         growth = self._cost.context_token_s * sequences
-        steps = min(sequence.answer for sequence in self._live.values()) - self._done
+        steps = min(sequence.sampling.max_tokens for sequence in self._live.values()) - self._done
         return Stretch(steps, lambda n: n * first_s + growth * n * (n - 1) / 2)
 
-    @override
     def advance(self, steps: int) -> StepProgress:
+        """Do what `ContinuousEngine.advance` does."""
         progress, sequences, live = StepProgress(), len(self._batch), list(self._live.values())
         if not self._done:
             progress.first = list(self._live)
             progress.cells = sequences * self._columns
-            progress.filled = sum(sequence.prompt for sequence in live)
+            progress.filled = sum(len(sequence.prompt) for sequence in live)
         else:
             progress.cells, progress.filled = sequences * steps, len(live) * steps
         self._done += steps
         progress.tokens = len(live) * steps
-        progress.streamed = sum(steps for sequence in live if not sequence.gather_s)
-        progress.ended = [sequence.request_id for sequence in live if sequence.answer <= self._done]
+        progress.streamed = sum(steps for sequence in live if not sequence.coalesce_s)
+        progress.ended = [
+            sequence.request_id for sequence in live if sequence.sampling.max_tokens <= self._done
+        ]
         for request_id in progress.ended:
             del self._live[request_id]
         return progress
 
-    @override
     def load(self) -> WorkerLoad:
+        """Do what `ContinuousEngine.load` does."""
         return WorkerLoad(
             slots=self._limits.slots,
             running=len(self._live),
             waiting=self._count_waiting(),
-            running_tokens=sum(sequence.prompt for sequence in self._live.values()),
-            waiting_tokens=sum(sequence.prompt for batch in self._waiting for sequence in batch),
+            running_tokens=sum(len(sequence.prompt) for sequence in self._live.values()),
+            waiting_tokens=sum(
+                len(sequence.prompt) for batch in self._waiting for sequence in batch
+            ),
             batch_running=bool(self._live),
         )
 
     @property
     def _columns(self) -> int:
-        return max(sequence.prompt for sequence in self._batch)
+        return max(len(sequence.prompt) for sequence in self._batch)
 
     def _count_waiting(self) -> int:
         return sum(len(batch) for batch in self._waiting)
 
-    def _next_batch(self) -> list[SimulatedSequence]:
+    def _next_batch(self) -> list[SequenceSpec]:
         """Return the batch of the most urgent waiting sequence, with others that are about as long."""
         # The most urgent request decides which batch is next; its batch stays together.
         first = min(self._waiting, key=lambda batch: min(sequence.rank for sequence in batch))
         batch = first[: self._limits.slots]
-        longest = max(sequence.prompt for sequence in batch)
+        longest = max(len(sequence.prompt) for sequence in batch)
         others = (sequence for other in self._waiting if other is not first for sequence in other)
         alike = [
-            sequence for sequence in others if JOIN_SHARE * longest <= sequence.prompt <= longest
+            sequence
+            for sequence in others
+            if JOIN_SHARE * longest <= len(sequence.prompt) <= longest
         ]
         batch += alike[: self._limits.slots - len(batch)]
         names = {sequence.request_id for sequence in batch}
@@ -347,6 +299,7 @@ class SimulatedGenerateEngine(SimulatedEngine):
         return batch
 
 
+SimulatedEngine = ContinuousEngine | SimulatedGenerateEngine
 EngineKind = Literal["continuous", "generate"]
 
 ENGINES: Final[Mapping[EngineKind, Callable[[StepCost, EngineLimits, int], SimulatedEngine]]] = {

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.entry import Batch, QueueEntry
 from batcher.core.scheduler.queue import Queue
 from model_workers.channels import DELAYS
-from model_workers.engine.protocol import STREAM_COALESCE_MAX_S
+from model_workers.engine.protocol import STREAM_COALESCE_MAX_S, Sampling, SequenceSpec
 from simulator.admission import BUSY_REPORT_S, CAPACITY_REPORT_S, REPORT_S, SimulatedAdmission
-from simulator.cores import Action, Cores, EventQueue, Sharing
+from simulator.cores import Action, Alarm, Cores, EventQueue, Sharing
 from simulator.cost import StepCost
-from simulator.engines import ENGINES, EngineKind, EngineLimits, SimulatedSequence, StepProgress
+from simulator.engines import ENGINES, EngineKind, EngineLimits, StepProgress
 from simulator.results import Ending, History, RequestOutcome
 from simulator.trace import Arrival
 from simulator.worker import SimulatedWorker
@@ -82,12 +83,13 @@ class Simulation:
         self._admission = SimulatedAdmission(self._queue) if setup.admission else None
         self._cores = Cores(setup.sharing, self._events) if setup.sharing else None
         self._outcomes = [RequestOutcome(arrival) for arrival in trace]
+        self._history = History(self._outcomes, setup.workers, setup.limits.slots)
         longest = max(arrival.prompt_tokens + arrival.answer_tokens for arrival in trace)
         self._workers = {
             name: SimulatedWorker(
                 name,
                 ENGINES[setup.engine](setup.cost, setup.limits, longest),
-                setup.cost,
+                self._history,
                 setup.links.send_s,
                 self._events,
                 self._cores,
@@ -99,16 +101,15 @@ class Simulation:
         self._open = len(self._outcomes)
         self._at_worker: dict[str, SimulatedWorker] = {}
         self._queued_at: dict[str, float] = {}
-        self._pump_due = False
-        self._wake_at = self._report_due = math.inf
-        self._history = History(self._outcomes, setup.workers, setup.limits.slots)
+        self._pumping = Alarm(self._events, self._pump)
+        """The queue is asked once for everything that happens at one time."""
+        self._reporting = Alarm(self._events, self._report_load)
 
     def run(self) -> History:
         """Run until everything has ended, or until `Setup.until_s`."""
         events, until = self._events, self._setup.until_s
         self._expect(0)
-        if self._admission is not None:
-            self._report_at(0.0)
+        self._reporting.set(0.0)
         while self._open and (due := events.next_at()) is not None:
             if until is not None and due > until:
                 break
@@ -148,20 +149,15 @@ class Simulation:
         at = self._events.now + self._setup.links.in_s
         self._events.at(at, partial(self._publish, number))
 
-    def _report_at(self, at: float) -> None:
-        """Let the batcher report at a time, unless it reports before."""
-        if at < self._report_due or self._report_due <= self._events.now:
-            self._report_due = at
-            self._events.at(at, partial(self._report_load, at))
-
-    def _report_load(self, at: float) -> None:
+    def _report_load(self) -> None:
         """Report the load of the batcher, and schedule the next report."""
-        # An earlier report replaces a scheduled one, whose event then does nothing.
-        if at == self._report_due and self._admission is not None:
-            capacities = [worker.capacity() for worker in self._workers.values()]
-            self._admission.report(at, capacities)
-            self._report_due = math.inf
-            self._report_at(at + (BUSY_REPORT_S if len(self._queue) else REPORT_S))
+        if self._admission is not None:
+            now, capacities = self._events.now, self._capacities()
+            self._admission.report(now, capacities)
+            self._reporting.set(now + (BUSY_REPORT_S if len(self._queue) else REPORT_S))
+
+    def _capacities(self) -> list[Capacity]:
+        return [worker.capacity() for worker in self._workers.values()]
 
     # Batcher.
 
@@ -170,38 +166,22 @@ class Simulation:
         if outcome.ending is Ending.OPEN:  # it may have expired on its way
             self._queued_at[str(number)] = self._events.now
             self._queue.add(_entry(str(number), outcome.arrival), self._events.now)
-            self._schedule_pump()
-
-    def _schedule_pump(self) -> None:
-        """Ask the queue once for everything that happens at one time."""
-        if not self._pump_due:
-            self._pump_due = True
-            self._events.at(self._events.now, self._pump)
+            self._pumping.set(self._events.now)
 
     def _pump(self) -> None:
-        self._pump_due = False
         now = self._events.now
         while True:
-            capacities = [worker.capacity() for worker in self._workers.values()]
+            capacities = self._capacities()
             decision = self._queue.next_batch(now, capacities)
             if decision.batch is None:
                 break
             self._send(decision.batch)
         waits, was_full = self._queue.waits, self._queue.waits.is_full
         waits.watch(now, has_capacity=any(capacity.free_slots > 0 for capacity in capacities))
-        if waits.is_full != was_full and self._admission is not None:
-            self._report_at(now + CAPACITY_REPORT_S)
-        self._wake(decision.wake_at)
-
-    def _wake(self, at: float | None) -> None:
-        if at is not None and (at < self._wake_at or self._wake_at <= self._events.now):
-            self._wake_at = at
-            self._events.at(at, partial(self._on_wake_time, at))
-
-    def _on_wake_time(self, at: float) -> None:
-        if at == self._wake_at:
-            self._wake_at = math.inf
-            self._schedule_pump()
+        if waits.is_full != was_full:
+            self._reporting.set(now + CAPACITY_REPORT_S)
+        if decision.wake_at is not None:
+            self._pumping.set(decision.wake_at)
 
     def _send(self, batch: Batch[QueueEntry]) -> None:
         worker = self._workers[batch.worker]
@@ -209,19 +189,22 @@ class Simulation:
         for member in batch.entries:
             self._leave_queue(member.request_id)
             self._at_worker[member.request_id] = worker
-            sequences.append(self._engine_row(member))
+            sequences.append(self._sequence(int(member.request_id)))
         self._history.batches += 1
         self._history.requests_sent += len(batch.entries)
         worker.send(sequences, [member.cache_tokens for member in batch.entries])
 
-    def _engine_row(self, member: QueueEntry) -> SimulatedSequence:
-        arrival = self._outcomes[int(member.request_id)].arrival
-        return SimulatedSequence(
-            member.request_id,
-            RANKS[arrival.priority_class],
-            arrival.prompt_tokens,
-            arrival.answer_tokens,
-            coalesce_s(arrival.priority_class, 1),
+    def _sequence(self, number: int) -> SequenceSpec:
+        arrival = self._outcomes[number].arrival
+        return SequenceSpec(
+            request_id=str(number),
+            owner="",
+            attempt=0,
+            prompt=(number,) * arrival.prompt_tokens,  # no two share a prefix
+            produced=(),
+            sampling=Sampling(max_tokens=arrival.answer_tokens),
+            rank=RANKS[arrival.priority_class],
+            coalesce_s=coalesce_s(arrival.priority_class, 1),
         )
 
     def _leave_queue(self, request_id: str) -> None:
@@ -243,7 +226,7 @@ class Simulation:
             worker.drop(request_id)
             worker.forget(request_id)
             self._queue.finish(request_id, 0, self._events.now, whole=False)
-        self._schedule_pump()
+        self._pumping.set(self._events.now)
 
     def _end(self, outcome: RequestOutcome, ending: Ending, at: float) -> None:
         outcome.ending, outcome.ended_at = ending, at
@@ -259,7 +242,7 @@ class Simulation:
                 self._queue.finish(request_id, 0, now, whole=False)
                 arrival = self._outcomes[int(request_id)].arrival
                 self._queue.add(_returned_entry(request_id, arrival), now)
-        self._schedule_pump()
+        self._pumping.set(self._events.now)
 
     def _progressed(self, worker: SimulatedWorker, progress: StepProgress) -> None:
         now, links = self._events.now, self._setup.links
@@ -303,7 +286,7 @@ class Simulation:
                 first_at = now if outcome.first_at is None else outcome.first_at
                 tokens, decode_s = outcome.arrival.answer_tokens, max(0.0, now - first_at)
                 self._queue.finish(request_id, tokens, now, decode_s=decode_s)
-        self._schedule_pump()
+        self._pumping.set(self._events.now)
 
     # Results.
 
@@ -313,8 +296,6 @@ class Simulation:
             self._leave_queue(request_id)
         for worker in self._workers.values():
             worker.account()
-            self._history.busy_s += worker.busy_s
-            self._history.slot_s += worker.slot_s
         self._history.seconds = now
         return self._history
 

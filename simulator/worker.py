@@ -5,26 +5,21 @@ from functools import partial
 from itertools import accumulate
 
 from batcher.core.scheduler.capacity import Capacity, UsableCapacity
+from model_workers.engine.protocol import SequenceSpec
 from model_workers.grants import NO_CAPACITY, ClassCapacity, class_capacities
-from model_workers.running_batches import RunningBatches
-from simulator.cores import Action, Cores, EventQueue
-from simulator.cost import StepCost
-from simulator.engines import SimulatedEngine, SimulatedSequence, StepProgress, Stretch
+from simulator.cores import Action, Alarm, Cores, EventQueue
+from simulator.engines import SimulatedEngine, StepProgress, Stretch
+from simulator.results import History
 
 
 class SimulatedWorker:
-    """An engine and the time that its steps take.
-
-    Attributes:
-        busy_s: seconds in which it computed.
-        slot_s: seconds times occupied slots.
-    """
+    """An engine and the time that its steps take."""
 
     def __init__(
         self,
         name: str,
         engine: SimulatedEngine,
-        cost: StepCost,
+        history: History,
         send_s: float,
         events: EventQueue,
         cores: Cores | None,
@@ -36,7 +31,7 @@ class SimulatedWorker:
         Args:
             name: its name.
             engine: computes the steps.
-            cost: duration of a step.
+            history: gets the time that it computes.
             send_s: delay between batcher and worker, in seconds.
             events: virtual time.
             cores: cores that the engine shares; None: it has its own.
@@ -44,25 +39,23 @@ class SimulatedWorker:
             on_progress: called when steps are done and their frames were sent.
         """
         self.name = name
-        self.busy_s = 0.0
-        self.slot_s = 0.0
         self._engine = engine
-        self._cost = cost
+        self._history = history
         self._send_s = send_s
         self._events = events
         self._cores = cores
         self._on_admitted, self._on_progress = on_admitted, on_progress
         self._stretch: Stretch | None = None
         self._started_at = 0.0
-        self._version = 0
-        """Version of the planned end of the stretch; ends of earlier versions are void."""
+        self._steps = 0
+        """Steps of the stretch until a sequence joins or leaves."""
+        self._end = Alarm(events, self._finish)
         self._leaving: list[str] = []
-        self._arrived: list[Sequence[SimulatedSequence]] = []
-        self._sent: dict[str, int] = {}
-        """Requests that the batcher counts as here, with the KV cache tokens reserved for each."""
-        self._in_flight: dict[str, SimulatedSequence] = {}
+        self._arrived: list[Sequence[SequenceSpec]] = []
+        self._sent: dict[str, tuple[int, int]] = {}
+        """Requests that the batcher counts as here: KV cache tokens reserved for each, and its batch."""
+        self._in_flight: dict[str, SequenceSpec] = {}
         self._unanswered = 0
-        self._batches = RunningBatches()
         self._sent_batches = 0
         self._unsent: list[StepProgress] = []
         self._sends = False
@@ -72,10 +65,11 @@ class SimulatedWorker:
         """Return what the batcher knows: the worker's last report, and what it sent since."""
         load = self._engine.load()
         in_flight = self._in_flight.values()
-        reserved = sum(self._sent.get(sequence.request_id, 0) for sequence in in_flight)
+        sent = (self._sent.get(sequence.request_id, (0, 0)) for sequence in in_flight)
+        reserved = sum(tokens for tokens, _ in sent)
         # Requests that have left are in no report, but the batcher does not know that yet.
         late = max(0, len(self._sent) - load.running - load.waiting - len(in_flight))
-        prefill = sum(sequence.prompt for sequence in in_flight)
+        prefill = sum(len(sequence.prompt) for sequence in in_flight)
 
         def left(granted: ClassCapacity, waiting_tokens: int) -> UsableCapacity:
             slots = max(0, granted.tasks - len(in_flight) - late)
@@ -88,21 +82,17 @@ class SimulatedWorker:
             *left(last, load.waiting_tokens),
             running=load.running + load.waiting,
             batches_in_flight=self._unanswered,
-            batches_running=len(self._batches),
+            batches_running=len({batch for _, batch in self._sent.values()}),
             urgent=list(map(left, urgent, waiting)),
         )
 
-    def send(self, sequences: Sequence[SimulatedSequence], cache_tokens: Sequence[int]) -> None:
+    def send(self, sequences: Sequence[SequenceSpec], cache_tokens: Sequence[int]) -> None:
         """Send a batch to the worker."""
         self._unanswered += 1
         self._sent_batches += 1
-        for sequence in sequences:
-            self._batches.enter(sequence.request_id, f"{self._sent_batches}")
-        self._in_flight.update((sequence.request_id, sequence) for sequence in sequences)
-        self._sent.update(
-            (sequence.request_id, tokens)
-            for sequence, tokens in zip(sequences, cache_tokens, strict=True)
-        )
+        for sequence, tokens in zip(sequences, cache_tokens, strict=True):
+            self._in_flight[sequence.request_id] = sequence
+            self._sent[sequence.request_id] = tokens, self._sent_batches
         self._later(lambda: self._receive(sequences))
 
     def drop(self, request_id: str) -> None:
@@ -113,7 +103,6 @@ class SimulatedWorker:
     def forget(self, request_id: str) -> None:
         """Record that the batcher knows that the request is no longer here."""
         self._sent.pop(request_id, None)
-        self._batches.leave(request_id)
 
     def account(self) -> None:
         """Count the time of steps that still run when the simulation ends."""
@@ -123,14 +112,14 @@ class SimulatedWorker:
     def _later(self, action: Action) -> None:
         self._events.at(self._events.now + self._send_s, action)
 
-    def _receive(self, sequences: Sequence[SimulatedSequence]) -> None:
+    def _receive(self, sequences: Sequence[SequenceSpec]) -> None:
         """Accept new sequences between two steps."""
         self._arrived.append(sequences)
         self._cut_short()
         if self._stretch is None:
             self._start()
 
-    def _admit(self, sequences: Sequence[SimulatedSequence]) -> None:
+    def _admit(self, sequences: Sequence[SequenceSpec]) -> None:
         for sequence in sequences:
             del self._in_flight[sequence.request_id]
         refused = self._engine.admit(sequences)
@@ -151,36 +140,31 @@ class SimulatedWorker:
         self._arrived.clear()
         self._started_at = self._events.now
         self._stretch = self._engine.stretch(self._started_at)
-        if self._stretch is not None and self._cores is not None:
-            self._share(self._cores)
-        elif self._stretch is not None:
-            self._finish_after(self._stretch.steps)
+        if self._stretch is None:
+            return
+        self._steps = self._stretch.steps if self._cores is None else 1
+        seconds = self._stretch.seconds(self._steps)
+        if self._cores is None:
+            self._end.set(self._started_at + seconds)
+        else:
+            self._share(self._cores, seconds)
 
     def _cut_short(self) -> None:
         """End the stretch after the current step, because a sequence waits to join or to leave."""
         if self._stretch is None or self._cores is not None:
             return  # Idle, or on shared cores, where stretches have a single step.
-        steps = self._stretch.steps_within(self._events.now - self._started_at)
-        self._finish_after(steps)
+        self._steps = self._stretch.steps_within(self._events.now - self._started_at)
+        self._end.set(self._started_at + self._stretch.seconds(self._steps))
 
-    def _finish_after(self, steps: int) -> None:
-        assert self._stretch is not None
-        self._version += 1
-        version, end = self._version, self._started_at + self._stretch.seconds(steps)
-        self._events.at(end, lambda: self._finish(version, steps))
-
-    def _share(self, cores: Cores) -> None:
-        """Run one step on the shared cores."""
-        assert self._stretch is not None
-        seconds, share = self._stretch.seconds(1), cores.sharing.step_share
-        computed = partial(cores.work, share * seconds, lambda: self._finish(self._version, 1))
+    def _share(self, cores: Cores, seconds: float) -> None:
+        """Run a step of so many seconds on the shared cores."""
+        share = cores.sharing.step_share
+        computed = partial(cores.work, share * seconds, self._finish)
         self._events.at(self._started_at + (1 - share) * seconds, computed)
 
-    def _finish(self, version: int, steps: int) -> None:
-        if version != self._version:
-            return  # The stretch was cut short meanwhile.
+    def _finish(self) -> None:
         self._count_time(self._events.now - self._started_at)
-        progress = self._engine.advance(steps)
+        progress = self._engine.advance(self._steps)
         self._stretch = None
         if self._cores is None:
             self._on_progress(self, progress)
@@ -206,5 +190,5 @@ class SimulatedWorker:
         self._send_report(cores)
 
     def _count_time(self, seconds: float) -> None:
-        self.busy_s += seconds
-        self.slot_s += seconds * self._engine.load().running
+        self._history.busy_s += seconds
+        self._history.slot_s += seconds * self._engine.load().running

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_workers.engine.protocol import Sampling, SequenceSpec
 from simulator.cost import StepCost
 from simulator.engines import (
     ContinuousEngine,
     EngineLimits,
     SimulatedEngine,
     SimulatedGenerateEngine,
-    SimulatedSequence,
 )
 
 COST = StepCost(1.0, 0.01, 0.1, 0.001)
@@ -27,8 +27,9 @@ def whole(limits: EngineLimits) -> SimulatedGenerateEngine:
     return SimulatedGenerateEngine(COST, limits, LONGEST)
 
 
-def row(name: str, prompt: int, answer: int, rank: int = 0) -> SimulatedSequence:
-    return SimulatedSequence(name, rank, prompt, answer)
+def row(name: str, prompt: int, answer: int, rank: int = 0) -> SequenceSpec:
+    tokens = (sum(name.encode()),) * prompt  # no two share a prefix
+    return SequenceSpec(name, "", 0, tokens, (), Sampling(max_tokens=answer), rank=rank)
 
 
 class Played:
@@ -79,7 +80,7 @@ def test_every_row_gets_its_tokens_once(
     played = Played(engine, Random(seed) if seed else None)
     taken = [r for r in rows if r.request_id not in refused]
     assert set(played.ended) == set(played.first) == {r.request_id for r in taken}
-    assert played.tokens == sum(r.answer for r in taken)
+    assert played.tokens == sum(r.sampling.max_tokens for r in taken)
     assert all(played.first[name] <= played.ended[name] for name in played.ended)
     load = engine.load()
     assert (load.running, load.waiting, load.running_tokens, load.waiting_tokens) == (0, 0, 0, 0)
