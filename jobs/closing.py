@@ -29,7 +29,7 @@ from jobs.totals import Totals, reached_stage
 from sluice.background import BackgroundTasks
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import JobUnknown, SluiceError
-from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
 from sluice.v1.jobs_pb2 import JobItemError, JobResult
 from sluice.wire.clock import unix_ms
 
@@ -196,7 +196,7 @@ async def dead_letters(
     )
     checkpoint = await last_checkpoint(process.store, job.id, stage)
     if checkpoint.HasField("unfinished"):
-        outcomes = _with_unfinished(process, record, outcomes, checkpoint, first)
+        outcomes = _with_unfinished(process, record, outcomes, checkpoint.unfinished, first)
     async for outcome in failed(outcomes):
         yield outcome
 
@@ -205,21 +205,17 @@ async def _with_unfinished(
     process: JobProcess,
     record: JobRecord,
     outcomes: AsyncIterator[ItemOutcome],
-    checkpoint: JobCheckpoint,
+    error: JobItemError,
     first: int,
 ) -> AsyncIterator[ItemOutcome]:
-    """Yield the outcomes, and those of items that have none; reads the input behind the finished part of the log."""
-    reader, begin, index = OutcomeReader(outcomes), max(first, checkpoint.low_water), first
-    while (head := await reader.skip_to(index)) is not None and head.result.index < begin:
-        index = head.result.index + 1
-        yield head
-    async with aclosing(_items(process, record, begin)) as items:
+    """Yield the outcomes, and those of items that have none; reads the input for them."""
+    reader, index = OutcomeReader(outcomes), first
+    async with aclosing(_items(process, record, first)) as items:
         async for line in items:
-            if index_of(line) < begin:
-                continue
-            index = index_of(line) + 1
-            unfinished = ItemOutcome(result=_unfinished_result(line, checkpoint.unfinished))
-            yield await reader.at(index - 1) or unfinished
+            if index_of(line) >= first:
+                index = index_of(line) + 1
+                unfinished = ItemOutcome(result=_unfinished_result(line, error))
+                yield await reader.at(index - 1) or unfinished
     while (head := await reader.skip_to(index)) is not None:  # its upload was deleted
         index = head.result.index + 1
         yield head

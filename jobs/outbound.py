@@ -1,26 +1,34 @@
-"""HTTP to URLs that callers chose: webhooks and inputs. They never reach private addresses.
+"""URLs that callers chose: webhooks and inputs.
 
-A name is resolved once, every address behind it is checked, and the connection goes to a checked
-address: a second resolution could return another machine. Redirects are not followed.
+HTTP never reaches private addresses. A name is resolved once, every address behind it is checked, and
+the connection goes to a checked address: a second resolution could return another machine. Redirects
+are not followed.
+
+A file is downloaded over several connections, if one breaks:
+
+1. A connection that ends before the announced length, or within a chunk, is broken.
+2. The rest is requested with `Range` and `If-Range`, so that it is that of the same version.
+3. Without a strong ETag two versions cannot be told apart. Then, or if the version changed, the
+   download fails, and the caller starts again.
 """
 
 import http.client
 import ipaddress
+import re
 import socket
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Timer
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from typing_extensions import override
 
-from jobs.download import Download
-from sluice.errors import InvalidRequest, TransportUnavailable
+from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
 
 TIMEOUT_S: Final = 10.0
 """Timeout of connecting, and of each read or write, in seconds."""
@@ -221,3 +229,180 @@ def _cut(connection: http.client.HTTPConnection) -> None:
 def _path(checked: CheckedUrl) -> str:
     path = checked.parts.path or "/"
     return f"{path}?{checked.parts.query}" if checked.parts.query else path
+
+
+PIECE_BYTES: Final = 256 * 1024
+"""Maximum bytes that are yielded at a time."""
+FAILURES_MAX: Final = 4
+"""Connections in a row that may bring nothing."""
+FIRST_WAIT_S: Final = 0.5
+"""Wait before the download continues, in seconds; doubles with each connection that brings nothing."""
+_PASSING: Final = frozenset({408, 425, 429})
+
+OpenUrl = Callable[[Mapping[str, str]], AbstractContextManager[http.client.HTTPResponse]]
+
+
+class Download:
+    """One download.
+
+    Args:
+        open: sends a GET with these headers; raises TransportUnavailable when the connection breaks, also
+            within its block.
+        name: name of the server, for messages.
+        field: field that has the URL, for messages.
+        wait: waits for this many seconds.
+    """
+
+    def __init__(
+        self, open: OpenUrl, name: str, field: str, wait: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._open = open
+        self._name, self._field = name, field
+        self._wait = wait
+        self._position = 0
+        self._size: int | None = None
+        self._version = ""
+
+    def pieces(self) -> Generator[bytes]:
+        """Yield all bytes.
+
+        Raises:
+            InvalidRequest: the server refuses them.
+            TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
+        """
+        failures = 0
+        while True:
+            before = self._position
+            try:
+                yield from self._connection()
+            except TransportUnavailable:
+                # A connection that brought bytes starts the count of failures anew.
+                failures = 1 if self._position > before else failures + 1
+                if failures > FAILURES_MAX or not (self._position and self._version):
+                    raise
+                self._wait(FIRST_WAIT_S * 2 ** (failures - 1))
+            else:
+                return
+
+    def _connection(self) -> Generator[bytes]:
+        headers = {"Accept-Encoding": "identity"}
+        if self._position:
+            headers |= {"Range": f"bytes={self._position}-", "If-Range": self._version}
+        with self._open(headers) as response:
+            if self._position:
+                self._check_rest(response)
+            elif response.status != 200:
+                raise self._refused(response.status)
+            else:
+                tag = response.headers.get("ETag", "")
+                self._version = "" if tag.startswith("W/") else tag
+                self._size = response.length
+            while piece := response.read1(PIECE_BYTES):
+                self._position += len(piece)
+                yield piece
+        if self._size is not None and self._position < self._size:
+            raise self._broken(f"ended after {self._position} of {self._size} bytes")
+
+    def _check_rest(self, response: http.client.HTTPResponse) -> None:
+        """Check that a later response has the rest of the file."""
+        given = response.headers.get("Content-Range", "")
+        size = r"\d+" if self._size is None else self._size
+        if response.status == 206 and re.fullmatch(
+            rf"bytes {self._position}-\d+/({size}|\*)", given
+        ):
+            return
+        if response.status in (200, 206, 412, 416):
+            self._version = ""
+            raise self._broken("the file changed while it was read")
+        raise self._refused(response.status)
+
+    def _refused(self, status: int) -> Exception:
+        if status >= 500 or status in _PASSING:
+            return self._broken(f"says {status}")
+        return InvalidRequest.of(self._field, f"{self._name} says {status}")
+
+    def _broken(self, why: str) -> TransportUnavailable:
+        return TransportUnavailable(f"{self._name}: {why}", retry_after_s=1.0)
+
+
+URL_FIELD: Final = "spec.input.url"
+
+
+def check_url(url: str, prefixes: Sequence[str]) -> None:
+    """Check that the operator lets a URL be read (`jobs.input_prefixes`).
+
+    A prefix ends at a "/", whether it is written or not: "s3://prompts" does not cover
+    "s3://prompts-private".
+
+    Raises:
+        InvalidRequest: it may not be read.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidRequest.of(URL_FIELD, "not a URL; send SCHEME://HOST/PATH") from error
+    steps = unquote(parts.path).split("/")
+    if not parts.scheme or "::" in url or ".." in steps or "\\" in url or parts.username:
+        raise InvalidRequest.of(
+            URL_FIELD, "not a plain URL; remove chained file systems, '..' and user names"
+        )
+    if not any(url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes):
+        listed = ", ".join(prefixes) or "none"
+        raise InvalidRequest.of(
+            URL_FIELD,
+            f"not below any prefix that the operator allows (jobs.input_prefixes): {listed};"
+            " upload the file instead",
+        )
+
+
+def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator[bytes]:
+    """Yield the bytes behind a URL in pieces. Blocks.
+
+    http and https go through `Outbound`; other schemes through fsspec, with the credentials and
+    endpoints of this process's environment.
+
+    Raises:
+        InvalidRequest: it may not be read, is missing, or this process has no access; the message says what to do.
+        TransportUnavailable: it cannot be reached, or the bytes do not come to their end.
+    """
+    check_url(url, prefixes)
+    if urlsplit(url).scheme in ("http", "https"):
+        yield from outbound.read(url, URL_FIELD)
+        return
+    try:
+        import fsspec
+
+        options = _OPTIONS.get(urlsplit(url).scheme, {})
+        files, path = fsspec.url_to_fs(url, **options)
+        size, position = files.info(path).get("size"), 0
+        with files.open(path, "rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                position += len(piece)
+                yield piece
+        if size is not None and position != size:
+            message = f"{url}: {position} of {size} bytes came"
+            raise TransportUnavailable(message, retry_after_s=1.0)
+    except SluiceError:
+        raise
+    except Exception as error:  # fsspec's drivers raise what their libraries raise
+        problem = f"{url}: {type(error).__name__}: {error}"
+        if {kind.__name__ for kind in type(error).__mro__} & _PASSING_ERRORS:
+            raise TransportUnavailable(problem, retry_after_s=1.0) from error
+        hint = (
+            "make it readable for the jobs process: the object, its credentials (AWS_ACCESS_KEY_ID, "
+            "or a role), and the driver (`pip install 's3fs>=2025.3'` for S3)"
+        )
+        raise InvalidRequest.of(URL_FIELD, f"{problem}; {hint}") from error
+
+
+_PASSING_ERRORS: Final = frozenset(
+    {
+        "ConnectionError",
+        "TimeoutError",
+        "HTTPClientError",
+        "ClientConnectionError",
+        "ClientPayloadError",
+    }
+)
+"""Names of errors of Python, botocore and aiohttp for connections that fail or break."""
+_OPTIONS: Final[dict[str, dict[str, int]]] = {"s3": {"default_block_size": 8 << 20}}

@@ -23,10 +23,10 @@ from jobs.core.leases import (
     shares,
 )
 from jobs.core.pace import RateLimit
-from jobs.notify import Notifier
 from jobs.process import JobProcess
 from jobs.runner import JobRunner
 from jobs.store import read_record
+from jobs.webhooks import Notifier
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
 from sluice.telemetry import catalog
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 COALESCE_S: Final = 0.02
 """How long changes of records are collected before they are handled, in seconds."""
-EXPIRED_AT_ONCE: Final = 16
-"""Jobs that are expired before jobs are claimed again."""
 STARTS_PER_MINUTE: Final = 600
 """Jobs of one tenant that a process starts per minute: starting and ending one takes more than a
 small job itself."""
@@ -62,7 +60,7 @@ class JobScheduler:
     def __init__(self, process: JobProcess) -> None:
         self._process = process
         self._store, self._quotas = process.store, process.quotas
-        self._notifier = Notifier(process.store, process.outside)
+        self._notifier = Notifier(process.store, process.outside.post)
         self._closer = Closer(process)
         self._leases = Leases(process.name)
         self._owned: set[str] = set()
@@ -190,18 +188,9 @@ class JobScheduler:
     async def _expire(self) -> None:
         """Expire waiting and paused jobs whose deadline has passed."""
         now_ms = unix_ms()
-        late = [
-            job
-            for job, usage in self._quotas.live.items()
-            if usage.urgency[0] <= now_ms and usage.state in _WAITING
-        ]
-        if late[EXPIRED_AT_ONCE:]:
-            self._changed.set()  # The others follow in the next scan; meanwhile jobs are claimed.
-        for job in late[:EXPIRED_AT_ONCE]:
-            try:
-                self._quotas.job(job, await self._store.change(job, _expire))
-            except JobUnknown:
-                self._quotas.job(job, None)
+        for job, usage in list(self._quotas.live.items()):
+            if usage.urgency[0] <= now_ms and usage.state in _WAITING:
+                await self._change(job, _expire)
 
     async def _scan(self) -> None:
         """Read all records, and delete uploads that no job has used for a day."""
@@ -220,7 +209,8 @@ class JobScheduler:
             if not is_ended(job):
                 read.add(record.upload_id)
             elif record.results_bytes and 0 < ms_of(job.results_expire_time) <= now_ms:
-                await self._expire_results(job.id)
+                await self._store.delete_results(job.id)
+                await self._change(job.id, _note_results_deleted)
         for upload, stored in uploads:
             # Only this process knows the size of an upload that it is receiving.
             if stored.size_bytes or upload not in gone_uploads:
@@ -240,13 +230,12 @@ class JobScheduler:
         tenants = {usage.tenant for usage in quotas.jobs.values()}
         self._starts = {name: rate for name, rate in self._starts.items() if name in tenants}
 
-    async def _expire_results(self, job: str) -> None:
-        def note(record: JobRecord) -> None:
-            record.results_bytes = 0
-
-        await self._store.delete_results(job)
-        with suppress(JobUnknown):
-            self._quotas.job(job, await self._store.change(job, note))
+    async def _change(self, job: str, edit: Callable[[JobRecord], None]) -> None:
+        """Change a record, and update the index of jobs."""
+        try:
+            self._quotas.job(job, await self._store.change(job, edit))
+        except JobUnknown:
+            self._quotas.job(job, None)
 
     async def _claimable(self, job: str, now: float) -> tuple[JobRecord, int] | None:
         try:
@@ -275,18 +264,17 @@ class JobScheduler:
             return  # Another process wrote the record first; the next scan reads it again.
         self._owned.add(job.id)
         logger.info("claimed job %s (epoch %d)", job.id, record.epoch)
-        runner = JobRunner(self._process, record, new_revision)
-        self._runners[job.id] = runner
+        self._runners[job.id] = runner = JobRunner(self._process, record, new_revision)
         self._tasks[job.id] = asyncio.create_task(self._run(runner), name=f"job {job.id}")
         self._share_window()
 
     async def _give_up(self, record: JobRecord, revision: int) -> None:
         """Fail a job with which several processes ended in a row: it would end this one too."""
-        job, lost = record.job, record.lost_processes
+        job = record.job
         job.runner = ""
         message = (
-            f"{lost} jobs processes ended while they ran it, without a result; its input may need "
-            "too much memory, see the log of the last process"
+            f"{record.lost_processes} jobs processes ended while they ran it, without a result; its "
+            "input may need too much memory, see the log of the last process"
         )
         set_state(job, pb.JOB_STATE_FAILED, PROCESSES_LOST, message, unix_ms())
         logger.error("job %s fails: %s", job.id, job.reason)
@@ -337,3 +325,7 @@ def _expire(record: JobRecord) -> None:
         job.runner = ""
         message = "the deadline passed before it ran; read the answers that it has"
         set_state(job, pb.JOB_STATE_EXPIRED, "DEADLINE_EXCEEDED", message, unix_ms())
+
+
+def _note_results_deleted(record: JobRecord) -> None:
+    record.results_bytes = 0

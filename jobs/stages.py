@@ -6,6 +6,7 @@ one answer. If a part is a dead letter, so is its document.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -100,14 +101,34 @@ async def open_stage(
     """
     parts = StageSource(process, record, stage, metadata) if record.job.spec.stages else None
     if parts is not None and stage:
-        return None, parts.later()
+        return None, parts.blocks(parts.answers())
     source: Source
     if record.job.spec.input.nats_subject:
         source = MessageSource(process, record, skipped)
     else:
         upload = await process.store.upload(record.upload_id)
         source = InputSource(process, record, upload, skipped)
-    return source, source.blocks() if parts is None else parts.first(source.blocks())
+    blocks = source.blocks()
+    return source, blocks if parts is None else parts.blocks(parts.documents(blocks))
+
+
+@dataclass
+class _Document:
+    """A text that is split into the items of a stage.
+
+    Attributes:
+        result: has its name, line and URL.
+        index: its index among the documents.
+        request: what is asked of each part.
+        text: the text.
+        parts_before: how many items it had, if there have to be fewer now.
+    """
+
+    result: JobResult
+    index: int
+    request: GenerateRequest
+    text: str
+    parts_before: int = 0
 
 
 class StageSource:
@@ -129,127 +150,117 @@ class StageSource:
         self._number = stage
         self._stage = stage_of(self._spec, stage)
         self._model = self._stage.model or self._spec.model or AUTO
-        self._index = 0
-        self._size = 0
+        self._part_size = 0
 
-    async def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
-        """Yield the items of the first stage: parts of `documents`."""
-        parts = (await self._of_line(line) async for block in documents for line in block)
-        async for block in _blocks(parts):
+    async def blocks(
+        self, documents: AsyncIterator[_Document | ItemOutcome]
+    ) -> AsyncIterator[Block]:
+        """Yield the parts of documents, and outcomes, `BLOCK` at a time or fewer that have `BLOCK_BYTES`."""
+        block, index, size = Block(), 0, 0
+        async for document in documents:
+            lines: Block = (
+                [document] if isinstance(document, ItemOutcome) else await self._split(document)
+            )
+            for line in lines:
+                line.position = index
+                if isinstance(line, Item):
+                    line.index = index
+                    size += line.request.ByteSize()
+                else:
+                    line.result.index = index
+                index += 1
+                block.append(line)
+                if len(block) == BLOCK or size >= BLOCK_BYTES:
+                    yield block
+                    block, size = [], 0
+        if block:
             yield block
 
-    async def later(self) -> AsyncIterator[Block]:
-        """Yield the items of a later stage, from the outcomes of the stage before."""
-        parts = (await self._of_document(document) async for document in self._documents())
-        async for block in _blocks(parts):
-            yield block
+    async def documents(
+        self, blocks: AsyncIterator[Block]
+    ) -> AsyncIterator[_Document | ItemOutcome]:
+        """Yield the documents of the first stage: the lines of the input."""
+        async for block in blocks:
+            for line in block:
+                if isinstance(line, ItemOutcome):
+                    yield _whole(line, line.result.index)
+                    continue
+                result = JobResult(line=line.line, custom_id=line.custom_id, url=line.url)
+                if isinstance(line.request, EmbedRequest) or not line.request.HasField("prompt"):
+                    reason = "prompt: missing; a job with stages splits prompts"
+                    yield _dead(result, line.index, "BAD_LINE", reason)
+                else:
+                    yield _Document(result, line.index, line.request, line.request.prompt)
 
-    async def _of_line(self, line: Item | ItemOutcome) -> Block:
-        if isinstance(line, ItemOutcome):
-            return [self._placed(line, line.result.index, carried=False)]
-        result = JobResult(line=line.line, custom_id=line.custom_id, url=line.url)
-        if isinstance(line.request, EmbedRequest) or not line.request.HasField("prompt"):
-            reason = "prompt: missing; a job with stages splits prompts"
-            return [self._dead(result, line.index, "BAD_LINE", reason)]
-        return await self._split(result, line.index, line.request, line.request.prompt, 0)
-
-    async def _documents(self) -> AsyncIterator[list[ItemOutcome]]:
-        """Yield the outcomes of each document in the stage before."""
-        document: list[ItemOutcome] = []
+    async def answers(self) -> AsyncIterator[_Document | ItemOutcome]:
+        """Yield the documents of a later stage: the answers of the stage before."""
+        parts: list[ItemOutcome] = []
         async for outcome in merge_attempts(
             self._store, self._job.id, self._number - 1, self._attempt
         ):
-            if document and document[0].document != outcome.document:
-                yield document
-                document = []
-            document.append(outcome)
-        if document:
-            yield document
+            if parts and parts[0].document != outcome.document:
+                yield self._joined(parts)
+                parts = []
+            parts.append(outcome)
+        if parts:
+            yield self._joined(parts)
 
-    async def _of_document(self, document: list[ItemOutcome]) -> Block:
-        first = document[0]
-        failed = next((part for part in document if part.result.HasField("error")), None)
+    def _joined(self, parts: list[ItemOutcome]) -> _Document | ItemOutcome:
+        """Return the document of the answers to all its parts; its outcome, if there is nothing left to do."""
+        first, repeated = parts[0], self._number >= len(self._spec.stages)
+        failed = next((part for part in parts if part.result.HasField("error")), None)
         if failed is not None:
-            if len(document) > 1:
-                where = f"part {failed.result.part + 1} of {len(document)}"
+            if len(parts) > 1:
+                where = f"part {failed.result.part + 1} of {len(parts)}"
                 failed.result.error.message = f"{where}: {failed.result.error.message}"
-            return [self._placed(failed, first.document, carried=True)]
-        repeated = self._number >= len(self._spec.stages)
-        if repeated and len(document) == 1:
-            return [self._placed(first, first.document, carried=True)]
-        text = BETWEEN.join(part.result.answer.text for part in document)
-        base, result = defaults_of(self._spec), first.result
-        return await self._split(
-            result, first.document, base, text, len(document) if repeated else 0
-        )
+            return _whole(failed, first.document, carried=True)
+        if repeated and len(parts) == 1:
+            return _whole(first, first.document, carried=True)
+        text = BETWEEN.join(part.result.answer.text for part in parts)
+        before = len(parts) if repeated else 0
+        return _Document(first.result, first.document, defaults_of(self._spec), text, before)
 
-    async def _split(
-        self, of: JobResult, document: int, base: GenerateRequest, text: str, before: int
-    ) -> Block:
-        """Return the items of a text; `before`: how many it had, if there have to be fewer now."""
+    async def _split(self, document: _Document) -> Block:
+        """Return the items of a document."""
+        result, index, before = document.result, document.index, document.parts_before
         try:
-            texts = await self._parts(text)
+            texts = await self._parts(document.text)
+            # A repetition that does not shrink the document would never end.
+            if before and len(texts) >= before:
+                reason = f"its {before} answers do not get shorter; ask for shorter ones, or for longer parts"
+                return [_dead(result, index, "ANSWERS_TOO_LONG", reason)]
+            return [self._item(document, part, len(texts), text) for part, text in enumerate(texts)]
         except (InvalidRequest, TransportUnavailable):
             raise
         except UnknownModel as error:
             raise model_removed(self._model) from error
         except SluiceError as error:
-            return [self._dead(of, document, error.reason, error.message, error.code.value[0])]
-        # A repetition that does not shrink the document would never end.
-        if before and len(texts) >= before:
-            reason = f"its {before} answers do not get shorter; ask for shorter ones, or for longer parts"
-            return [self._dead(of, document, "ANSWERS_TOO_LONG", reason)]
-        try:
-            return [
-                self._item(of, document, base, part, len(texts), part_text)
-                for part, part_text in enumerate(texts)
-            ]
+            return [_dead(result, index, error.reason, error.message, error.code.value[0])]
         except BadField as error:
-            return [self._dead(of, document, "BAD_LINE", str(error))]
+            return [_dead(result, index, "BAD_LINE", str(error))]
 
-    def _item(
-        self, of: JobResult, document: int, base: GenerateRequest, part: int, parts: int, text: str
-    ) -> Item:
-        spec, stage = self._spec, self._stage
+    def _item(self, document: _Document, part: int, parts: int, text: str) -> Item:
+        """Return the item of a part; its index is set later."""
+        spec, stage, result = self._spec, self._stage, document.result
         request = GenerateRequest()
-        request.CopyFrom(base)
-        request.prompt = _rendered(self._stage, text, part, parts)
+        request.CopyFrom(document.request)
+        request.prompt = _rendered(stage, text, part, parts)
         request.model = stage.model or request.model
         if stage.HasField("sampling"):
             request.sampling.CopyFrom(stage.sampling)
         request_whole_answer(request, spec)
         hashed = b"" if spec.dedupe.disabled else input_hash(request)
-        set_idempotency_key(request, self._job, f"{of.custom_id}\0{self._number}\0{part}")
-        index = self._next_index()
+        set_idempotency_key(request, self._job, f"{result.custom_id}\0{self._number}\0{part}")
         return Item(
-            custom_id=of.custom_id,
-            line=of.line,
+            custom_id=result.custom_id,
+            line=result.line,
             request=request,
-            url=of.url,
-            index=index,
-            position=index,
+            url=result.url,
             input_hash=hashed,
-            document=document,
+            document=document.index,
             part=part,
             parts=parts,
         )
-
-    def _dead(
-        self, of: JobResult, document: int, reason: str, message: str, code: int = 3
-    ) -> ItemOutcome:
-        result = JobResult(line=of.line, custom_id=of.custom_id, url=of.url)
-        result.error.CopyFrom(
-            JobItemError(code=code, reason=reason, message=message[:REASON_CHARS_MAX])
-        )
-        return self._placed(ItemOutcome(result=result), document, carried=False)
-
-    def _placed(self, outcome: ItemOutcome, document: int, *, carried: bool) -> ItemOutcome:
-        """Return an outcome as that of the next item."""
-        outcome.position = outcome.result.index = self._next_index()
-        outcome.result.part, outcome.result.parts = 0, 1
-        outcome.document, outcome.carried = document, carried
-        outcome.ClearField("input_hash")
-        return outcome
 
     async def _parts(self, text: str) -> list[str]:
         """Return the parts of a text, at least one.
@@ -258,7 +269,7 @@ class StageSource:
             InvalidRequest: template and answer leave no room in the model's context.
             SluiceError: the gateway refuses the text, or does not respond.
         """
-        size = self._size = self._size or await self._part_tokens()
+        size = self._part_size = self._part_size or await self._part_tokens()
         request = FindTokenEndsRequest(model=self._model, text=text)
         ends = (await self._call_gateway(self._gateways.stub.FindTokenEnds, request)).ends
         overlap = min(self._stage.overlap_tokens, size - 1)
@@ -296,21 +307,16 @@ class StageSource:
             call, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
         )
 
-    def _next_index(self) -> int:
-        self._index += 1
-        return self._index - 1
+
+def _dead(of: JobResult, document: int, reason: str, message: str, code: int = 3) -> ItemOutcome:
+    error = JobItemError(code=code, reason=reason, message=message[:REASON_CHARS_MAX])
+    result = JobResult(line=of.line, custom_id=of.custom_id, url=of.url, error=error)
+    return _whole(ItemOutcome(result=result), document)
 
 
-async def _blocks(parts: AsyncIterator[Block]) -> AsyncIterator[Block]:
-    """Yield the entries `BLOCK` at a time, or fewer that have `BLOCK_BYTES`."""
-    block: Block = []
-    size = 0
-    async for document in parts:
-        for line in document:
-            block.append(line)
-            size += line.request.ByteSize() if isinstance(line, Item) else 0
-            if len(block) == BLOCK or size >= BLOCK_BYTES:
-                yield block
-                block, size = [], 0
-    if block:
-        yield block
+def _whole(outcome: ItemOutcome, document: int, *, carried: bool = False) -> ItemOutcome:
+    """Return an outcome as that of a whole document."""
+    outcome.result.part, outcome.result.parts = 0, 1
+    outcome.document, outcome.carried = document, carried
+    outcome.ClearField("input_hash")
+    return outcome

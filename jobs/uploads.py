@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from jobs import webhooks
 from jobs.core.retry import ItemRetryPolicy
-from jobs.input.urls import check_url, read_url
-from jobs.outbound import Outbound
+from jobs.outbound import Outbound, check_url, read_url
 from jobs.quotas import Quotas
 from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
 from jobs.threads import JobThreads
@@ -21,7 +20,7 @@ from sluice.errors import InvalidRequest, TransportUnavailable
 from sluice.internal.v1.job_pb2 import UploadRecord
 from sluice.settings import JobsSettings
 from sluice.v1 import jobs_pb2
-from sluice.v1.jobs_pb2 import JobInput, JobSpec, JobWebhook
+from sluice.v1.jobs_pb2 import JobInput, JobSpec
 from sluice.wire.clock import unix_ms
 from sluice.wire.subjects import covers, is_pattern
 
@@ -174,14 +173,10 @@ class ExternalAccess:
         for threads in (self.reading, self._naming, self._calling):
             threads.close()
 
-    async def send(self, tenant: str, webhook: JobWebhook, event: webhooks.Event) -> bool:
-        """Send an event; see `webhooks.send`."""
-
-        async def post(headers: Mapping[str, str]) -> int:
-            call = partial(self._outbound.post, webhook.url, headers, event.body, webhooks.FIELD)
-            return await _within(self._calling, tenant, call)
-
-        return await webhooks.send(webhook, event, post)
+    async def post(self, tenant: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        """Call a webhook; return the status."""
+        call = partial(self._outbound.post, url, headers, body, webhooks.FIELD)
+        return await _within(self._calling, tenant, call)
 
     async def check(self, store: JobStore, tenant: str, spec: JobSpec) -> None:
         """Check the URLs and the subject of a new job.

@@ -1,5 +1,9 @@
 """Webhooks about the end of a job: signed by the Standard Webhooks specification, with OpenAI's event names.
 
+Each event is sent once, by one process, even if a process is lost: the record of its job says which
+event was sent, and until when a process has the time to send the next one. All processes watch all
+records that change, and scan the others now and then.
+
 The receiver checks `webhook-signature` with the secret of the job, and ignores an old
 `webhook-timestamp` and a `webhook-id` that it has seen. A status from 200 to 299 acknowledges the
 event; otherwise it is sent again.
@@ -17,7 +21,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from jobs.outbound import Outbound
+from jobs.store import JobStore
+from sluice.background import BackgroundTasks
 from sluice.errors import InvalidRequest, SluiceError
+from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import ms_of, unix_ms
 from sluice.wire.enums import word_of
@@ -36,6 +43,8 @@ EVENTS: Final[Mapping["pb.JobState.ValueType", str]] = {
     pb.JOB_STATE_PAUSED: "batch.paused",
 }
 """Names of events by state. They are OpenAI's, except "batch.paused", which it does not have."""
+NOTIFY_MS: Final = 900_000
+"""Time that a process has to send an event with all retries, in milliseconds."""
 
 _GONE: Final = 410
 _PREFIX: Final = "whsec_"
@@ -127,10 +136,14 @@ def check(webhook: pb.JobWebhook, outbound: Outbound) -> None:
     outbound.check(webhook.url, FIELD)
 
 
+PostWebhook = Callable[[str, str, Mapping[str, str], bytes], Awaitable[int]]
+"""Sends headers and a body to the URL of a tenant's webhook; returns the status, raises SluiceError."""
+
+
 async def send(
-    webhook: pb.JobWebhook,
+    job: pb.Job,
     event: Event,
-    post: Callable[[Mapping[str, str]], Awaitable[int]],
+    post: PostWebhook,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> bool:
     """Send an event until it is acknowledged, for about 10 minutes; return whether it was.
@@ -138,15 +151,16 @@ async def send(
     Logs failures and raises nothing.
 
     Args:
-        webhook: has the secret.
+        job: has the webhook.
         event: the event.
-        post: sends it once with these headers; returns the status, raises SluiceError.
+        post: sends it once.
         sleep: waits for this many seconds.
     """
+    webhook = job.spec.webhook
     for wait_s in (*WAITS_S, None):
         try:
             headers = event.headers(webhook.secret, unix_ms() // 1000)
-            status = await post(headers)
+            status = await post(job.tenant, webhook.url, headers, event.body)
             if 200 <= status < 300:
                 return True
             failed = f"status {status}"
@@ -160,3 +174,63 @@ async def send(
         await sleep(wait_s * (0.5 + random.random() / 2))
     logger.warning("webhook event %s was not delivered, giving up: %s", event.id, failed)
     return False
+
+
+def pending(record: JobRecord) -> Event | None:
+    """Return the event that was not sent, and that nobody is sending."""
+    job = record.job
+    if not job.spec.webhook.url or job.closing or unix_ms() < record.notifying_until_unix_ms:
+        return None
+    event = event_of(job, record.epoch)
+    return event if event is not None and event.id != record.notified_event_id else None
+
+
+class _ClaimedElsewhere(Exception):
+    """Another process sends the event, or it was sent."""
+
+
+class Notifier:
+    """Sends the events that this process claims."""
+
+    def __init__(self, store: JobStore, post: PostWebhook) -> None:
+        self._store = store
+        self._post = post
+        self._notifying: set[str] = set()
+        self._tasks = BackgroundTasks()
+
+    def on_record(self, record: JobRecord) -> None:
+        """Start to send the event of a record, if there is one."""
+        job = record.job.id
+        if job not in self._notifying and pending(record) is not None:
+            self._notifying.add(job)
+            self._tasks.spawn(self._notify(job))
+
+    async def close(self) -> None:
+        """Leave undelivered events to other processes, after `NOTIFY_MS`."""
+        await self._tasks.close()
+
+    async def _notify(self, job: str) -> None:
+        event: Event | None = None
+
+        def claim(record: JobRecord) -> None:
+            nonlocal event
+            event = pending(record)
+            if event is None:
+                raise _ClaimedElsewhere
+            record.notifying_until_unix_ms = unix_ms() + NOTIFY_MS
+
+        def note(record: JobRecord) -> None:
+            assert event is not None, "claimed"
+            record.notified_event_id, record.notifying_until_unix_ms = event.id, 0
+
+        try:
+            record = await self._store.change(job, claim)
+            assert event is not None, "claimed"
+            await send(record.job, event, self._post)
+            await self._store.change(job, note)
+        except _ClaimedElsewhere:
+            return
+        except SluiceError as error:
+            logger.warning("webhook of job %s was delayed: %s", job, error)
+        finally:
+            self._notifying.discard(job)

@@ -15,7 +15,8 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -65,7 +66,6 @@ class Holder:
     Attributes:
         patience_s: How long the report of the queue holds, in seconds.
         reported_at: When the batcher last reported its queue, in monotonic seconds.
-        running: Sequences of the batcher in the engine.
         queued: Tasks queued at the batcher, by class.
     """
 
@@ -74,7 +74,6 @@ class Holder:
     reported_at: float = 0.0
     sent_tasks: int = 0
     sent_tokens: int = 0
-    running: int = 0
     queued: Sequence[int] = field(default=(0,) * len(CLASSES))
 
 
@@ -115,18 +114,10 @@ class Grants:
             holder.queued = queued if len(queued) == len(CLASSES) else (0,) * len(CLASSES)
             holder.reported_at = now
 
-    def entered(self, batcher: str) -> None:
-        """Count a sequence of a batcher that the engine has accepted."""
-        if (holder := self._holders.get(batcher)) is not None:
-            holder.running += 1
-
-    def left(self, batcher: str) -> None:
-        """Discount a sequence of a batcher that has left the engine."""
-        if (holder := self._holders.get(batcher)) is not None and holder.running:
-            holder.running -= 1
-
-    def give(self, load: worker_pb2.WorkerLoad, now: float) -> Mapping[str, Grant]:
-        """Return the grants of all batchers after a step or a command."""
+    def give(
+        self, load: worker_pb2.WorkerLoad, now: float, owners: Iterable[str] = ()
+    ) -> Mapping[str, Grant]:
+        """Return the grants of all batchers after a step or a command; `owners` are those of all sequences."""
         # Rule 6.
         if self.withdrawn or load.batch_running:
             return {
@@ -138,11 +129,13 @@ class Grants:
         if len(self._holders) == 1:  # the usual case, at every step
             ((batcher, holder),) = self._holders.items()
             return {batcher: self._grant(holder, capacities)}
+        running = Counter(owners)
         free_tasks = load.max_tasks - load.running - load.waiting if load.max_tasks else math.inf
         for holder in self._holders.values():
             # Rule 4: a batcher that is silent for too long counts as one without a queue.
             if now > holder.reported_at + holder.patience_s:
                 holder.queued = (0,) * len(CLASSES)
+        quiet_slots = load.slots // len(self._holders)
         shares: dict[str, list[ClassCapacity]] = {batcher: [] for batcher in self._holders}
         for rank, capacity in enumerate(capacities):
             demand = {
@@ -150,27 +143,21 @@ class Grants:
             }
             # Tokens are divided among those that want any, or a task that needs nearly all would wait for ever.
             wanting = sum(count > 0 for count in demand.values()) or len(demand)
-            # Rule 3, with rule 5 for the most urgent class.
-            for batcher, count in self._divided(capacity.tasks, demand).items():
-                if (
-                    not rank
-                    and not count
-                    and free_tasks > 0
-                    and self._is_quiet(batcher, load.slots)
-                ):
+            # Rule 3.
+            for batcher, count in self._divided(capacity.tasks, demand, running).items():
+                # Rule 5.
+                is_quiet = not demand[batcher] and running[batcher] < max(1, quiet_slots)
+                if not rank and not count and free_tasks > 0 and is_quiet:
                     count = 1
                 shares[batcher].append(ClassCapacity(count, capacity.tokens / wanting))
         return {batcher: self._grant(self._holders[batcher], shares[batcher]) for batcher in shares}
 
-    def _is_quiet(self, batcher: str, slots: int) -> bool:
-        """Return whether rule 5 of the module holds for a batcher."""
-        holder = self._holders[batcher]
-        return not holder.queued[0] and holder.running < max(1, slots // len(self._holders))
-
-    def _divided(self, tasks: int, wanted: Mapping[str, int]) -> dict[str, int]:
+    def _divided(
+        self, tasks: int, wanted: Mapping[str, int], running: Counter[str]
+    ) -> dict[str, int]:
         """Divide the capacity of a class by rule 3; `wanted` are the queued tasks that it is for."""
         granted = dict.fromkeys(self._holders, 0)
-        totals = {name: holder.running for name, holder in self._holders.items()}
+        totals = running.copy()
         for _ in range(tasks):
             # One task at a time, to the batcher with the fewest: totals stay as equal as they can be.
             wanting = [name for name, count in wanted.items() if granted[name] < count]

@@ -3,7 +3,7 @@
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -41,10 +41,6 @@ class SequenceTimes:
     accepted_at: float
     first_at: float | None = None
     tokens: int = 0
-
-    def hang_higher(self) -> None:
-        """Use the sender of the task as parent of the spans, because the batcher is lost."""
-        self.parents = Parents(self.parents.origin or self.parents.batch)
 
     def cancelled(self) -> SequenceStep:
         """Return the last step of a sequence that is not computed any more."""
@@ -107,10 +103,20 @@ class SequenceTelemetry:
         self._sequences[spec.request_id] = SequenceTimes(spec, parents, now)
         return old
 
+    @property
+    def batches(self) -> int:
+        """Number of batches with a sequence in the engine."""
+        return len({sequence.spec.batch for sequence in self._sequences.values()})
+
+    def owners(self) -> Iterator[str]:
+        """Yield the batcher of each sequence."""
+        return (sequence.spec.owner for sequence in self._sequences.values())
+
     def abandon(self, sequences: Iterable[SequenceSpec]) -> None:
         """Move the spans of running sequences whose batcher is lost to its sender."""
         for spec in sequences:
-            self._sequences[spec.request_id].hang_higher()
+            sequence = self._sequences[spec.request_id]
+            sequence.parents = Parents(sequence.parents.origin or sequence.parents.batch)
 
     def owned(self, owner: str, before: float = math.inf) -> list[SequenceSpec]:
         """Return the sequences of a batcher that were accepted before a time."""

@@ -24,7 +24,6 @@ from model_workers import messages
 from model_workers.channels import Channels, Posted, ResponseSender
 from model_workers.engine.protocol import Engine, SequenceSpec, SequenceStep
 from model_workers.grants import Grants
-from model_workers.running_batches import RunningBatches
 from model_workers.sender import Sender
 from model_workers.telemetry import Parents, SequenceTelemetry
 from model_workers.watchdog import Watchdog
@@ -93,7 +92,6 @@ class EngineLoop:
         self._begins_at = -math.inf
         """No step is computed before this time."""
         self._grants = Grants()
-        self._batches = RunningBatches()
         self._inbox: deque[Command] = deque()
         self._admissions: defaultdict[str, list[worker_pb2.Admission]] = defaultdict(list)
         """Admissions since the last report, by batcher."""
@@ -150,7 +148,7 @@ class EngineLoop:
         for command in commands:
             command()
         load = self._load()
-        grants = self._grants.give(load, self._clock())
+        grants = self._grants.give(load, self._clock(), self._telemetry.owners())
         self._sender.post({}, load, self._admissions, grants)
         self._admissions.clear()
         self._watchdog.end(self._clock(), is_step=False)
@@ -158,7 +156,7 @@ class EngineLoop:
 
     def _load(self) -> worker_pb2.WorkerLoad:
         load = self._engine.load()
-        load.batches = len(self._batches)
+        load.batches = self._telemetry.batches
         return load
 
     def serve(self, channel: worker_pb2.OpenChannel) -> None:
@@ -213,17 +211,12 @@ class EngineLoop:
             except SluiceError as error:
                 admission.refused.append(messages.refusal(spec.request_id, error))
             else:
-                self._batches.enter(spec.request_id, batch.batch_id)
                 self._accept(spec, parents, arrived_at)
         self._admissions[batch.batcher].append(admission)
 
     def _accept(self, spec: SequenceSpec, parents: Parents, arrived_at: float) -> None:
-        self._grants.entered(spec.owner)
         replaced = self._telemetry.accept(spec, parents, arrived_at)
-        if replaced is None:
-            return
-        self._grants.left(replaced.spec.owner)
-        if replaced.spec.owner != spec.owner:
+        if replaced is not None and replaced.spec.owner != spec.owner:
             # Its batcher would wait for frames, and count it among its tasks here.
             end = replaced.cancelled()
             posted = [(end, messages.final(end))]
@@ -289,13 +282,11 @@ class EngineLoop:
             if step.end is not None:
                 final = messages.final(step, timings)
                 final.return_cause = cause
-                self._grants.left(step.owner)
-                self._batches.leave(step.request_id)
             by_batcher[step.owner].append((step, final))
             # Any step of the isolated sequence shows that it does not end the worker.
             self._end_isolation(step.request_id)
         load = self._load()
-        grants = self._grants.give(load, now)
+        grants = self._grants.give(load, now, self._telemetry.owners())
         self._sender.post(by_batcher, load, grants=grants)
         return load
 

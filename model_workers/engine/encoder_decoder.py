@@ -20,11 +20,11 @@ from typing_extensions import override
 
 from model_workers.engine.cacheless import CachelessEngine
 from model_workers.engine.forward.encoder import PaddedTexts, Text
-from model_workers.engine.generation_config import answer_prefix, ruled_out
+from model_workers.engine.generation_config import answer_prefix, limit_sides, ruled_out
 from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from model_workers.engine.sequences import Sequence, SequenceLimits, SequenceState
-from sluice.errors import InvalidRequest, PromptTooLong
+from sluice.errors import InvalidRequest
 from sluice.internal.v1.task_pb2 import Audio
 from sluice.settings.models import SideLimits
 
@@ -275,12 +275,7 @@ class EncoderDecoderEngine(CachelessEngine):
         self._model.check(sequence)
         if max((*sequence.prompt, *sequence.produced), default=0) >= self._model.vocab_size:
             raise InvalidRequest(f"a token is not one of the model's {self._model.vocab_size}")
-        if len(sequence.prompt) > self._sides.prompt:
-            message = f"{len(sequence.prompt)} tokens; the encoder reads {self._sides.prompt}"
-            raise PromptTooLong(f"the prompt has {message}")
-        room = self._sides.answer - len(self._model.prefix)
-        most = min(sequence.sampling.max_tokens, room)
-        sequence = replace(sequence, sampling=replace(sequence.sampling, max_tokens=most))
+        sequence = limit_sides(sequence, self._sides, len(self._model.prefix))
         # Penalties are about what the decoder has said, as in transformers.
         sampling = self.sampler.open(replace(sequence, prompt=()))
         self._scheduler.add(sequence).sampling = sampling

@@ -1,8 +1,12 @@
 """The parts of a model's generation_config.json that apply; the rest (sampling, beams, penalties) is in the request."""
 
+from dataclasses import replace
 from typing import Any
 
+from model_workers.engine.protocol import SequenceSpec
+from sluice.errors import PromptTooLong
 from sluice.settings import SettingsError
+from sluice.settings.models import SideLimits
 
 
 def answer_prefix(model: Any) -> tuple[int, ...]:
@@ -32,3 +36,17 @@ def pad_token(generation: Any) -> int:
         if value is not None:
             return int(value[0] if isinstance(value, list) else value)
     return 0
+
+
+def limit_sides(sequence: SequenceSpec, sides: SideLimits, prefix_tokens: int) -> SequenceSpec:
+    """Limit the answer of an encoder-decoder, which begins with `prefix_tokens` of its own.
+
+    Raises:
+        PromptTooLong: The encoder does not read the prompt.
+    """
+    if len(sequence.prompt) > sides.prompt:
+        raise PromptTooLong(
+            f"the prompt has {len(sequence.prompt)} tokens; the encoder reads {sides.prompt}"
+        )
+    most = min(sequence.sampling.max_tokens, sides.answer - prefix_tokens)
+    return replace(sequence, sampling=replace(sequence.sampling, max_tokens=most))

@@ -9,6 +9,7 @@ import logging
 from collections import abc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,9 +50,6 @@ Values = NDArray[np.float32]
 Compute = Callable[[abc.Sequence[SequenceSpec]], abc.Sequence[Values]]
 """Computes the numbers of each sequence."""
 
-Classify = Callable[[abc.Sequence[abc.Sequence[int]]], abc.Sequence[abc.Sequence[float]]]
-"""Computes the natural log-probability of every label for each text."""
-
 _ACTIVATIONS: Final = {
     "Sigmoid": torch.sigmoid,
     "Identity": lambda logits: logits,
@@ -88,19 +86,28 @@ class ValuesEngine(WholeTextEngine):
         return [_end(sequence, values) for sequence, values in zip(sequences, results, strict=True)]
 
 
-class ClassifierEngine(WholeTextEngine):
-    """An engine that returns labels; see `Engine`."""
+def _end(sequence: Sequence, values: Values) -> SequenceStep:
+    if not np.isfinite(values).all():
+        return sequence.end_step(SequenceEnd.FAILED, "the model's output is not a number")
+    return sequence.end_with(values.astype("<f4").tobytes())
 
-    def __init__(self, classify: Classify, limits: SequenceLimits) -> None:
+
+class ClassifierEngine(WholeTextEngine):
+    """An engine that returns labels, by a sequence classification head; see `Engine`."""
+
+    def __init__(self, model: Any, limits: SequenceLimits) -> None:
         super().__init__(limits)
-        self._classify = classify
+        self._logits = PaddedTexts(model, lambda output: output.logits)
+        # Labels that do not exclude each other have independent probabilities.
+        independent = model.config.problem_type == "multi_label_classification"
+        self._logprobs = (
+            functional.logsigmoid if independent else partial(torch.log_softmax, dim=-1)
+        )
 
     def _answers(self, sequences: abc.Sequence[Sequence]) -> list[SequenceStep]:
-        results = self._classify([sequence.spec.prompt for sequence in sequences])
-        return [
-            self._answer(sequence, values)
-            for sequence, values in zip(sequences, results, strict=True)
-        ]
+        logits = torch.stack(self._logits([Text(one.spec.prompt) for one in sequences]))
+        pairs = zip(sequences, self._logprobs(logits).cpu().tolist(), strict=True)
+        return [self._answer(sequence, values) for sequence, values in pairs]
 
     def _answer(self, sequence: Sequence, values: abc.Sequence[float]) -> SequenceStep:
         order = sorted(range(len(values)), key=lambda label: -values[label])
@@ -110,86 +117,52 @@ class ClassifierEngine(WholeTextEngine):
         return sequence.take((order[0],), logprobs)
 
 
-def _end(sequence: Sequence, values: Values) -> SequenceStep:
-    if not np.isfinite(values).all():
-        return sequence.end_step(SequenceEnd.FAILED, "the model's output is not a number")
-    return sequence.end_with(values.astype("<f4").tobytes())
+def _embedder(model: Any, pipeline: Pipeline) -> Compute:
+    """Return what computes the embedding of each sequence."""
+    hidden_of = PaddedTexts(model, lambda output: output.last_hidden_state)
 
-
-class Embedder:
-    """Computes embeddings of texts."""
-
-    def __init__(self, model: Any, pipeline: Pipeline) -> None:
-        self._hidden = PaddedTexts(model, lambda output: output.last_hidden_state)
-        self._pipeline = pipeline
-
-    def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        """Return the embedding of each sequence."""
-        hidden = self._hidden([Text(sequence.prompt) for sequence in sequences])
-        results: Values = self._pipeline(hidden).cpu().numpy()
-        return [
-            self._shaped(values, sequence.values or task_pb2.Values())
-            for values, sequence in zip(results, sequences, strict=True)
-        ]
-
-    def _shaped(self, values: Values, wanted: task_pb2.Values) -> Values:
+    def shaped(values: Values, wanted: task_pb2.Values) -> Values:
         cut = values[: wanted.dimensions] if wanted.dimensions else values
         has_choice = wanted.HasField("normalize")
-        normalize = wanted.normalize if has_choice else self._pipeline.normalizes
-        if not normalize or (cut is values and self._pipeline.normalizes):
+        normalize = wanted.normalize if has_choice else pipeline.normalizes
+        if not normalize or (cut is values and pipeline.normalizes):
             return cut
         return cut / max(float(np.linalg.norm(cut)), 1e-12)
 
+    def compute(sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
+        results: Values = pipeline(hidden_of([Text(one.prompt) for one in sequences])).cpu().numpy()
+        pairs = zip(results, sequences, strict=True)
+        return [shaped(values, one.values or task_pb2.Values()) for values, one in pairs]
 
-class Reranker:
-    """Scores pairs of texts, with a sequence classification head of one label."""
+    return compute
 
-    def __init__(self, model: Any) -> None:
-        self._logits = PaddedTexts(model, lambda output: output.logits[:, 0])
-        self._activation = _activation(model.config)
 
-    def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        """Return the score of each sequence's pair of texts, shape [1]."""
-        pairs = [
-            Text(sequence.prompt, sequence.values.second_text if sequence.values else 0)
-            for sequence in sequences
-        ]
-        scores = self._activation(torch.stack(self._logits(pairs)))
+def _reranker(model: Any) -> Compute:
+    """Return what scores the pair of texts of each sequence, by a head of one label."""
+    logits_of = PaddedTexts(model, lambda output: output.logits[:, 0])
+    activation = _activation(model.config)
+
+    def compute(sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
+        pairs = [Text(one.prompt, one.values.second_text if one.values else 0) for one in sequences]
+        scores = activation(torch.stack(logits_of(pairs)))
         return list(scores.cpu().numpy().reshape(-1, 1))
 
-
-class TokenClassifier:
-    """Computes the most probable label of every token, with a token classification head."""
-
-    def __init__(self, model: Any) -> None:
-        self._logits = PaddedTexts(model, lambda output: output.logits)
-
-    def __call__(self, sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
-        """Return the number of each token's label and its probability; see `Compute`."""
-        results = self._logits([Text(sequence.prompt) for sequence in sequences])
-        return [_labelled(logits) for logits in results]
+    return compute
 
 
-class SequenceClassifier:
-    """A model with a sequence classification head."""
+def _token_classifier(model: Any) -> Compute:
+    """Return what computes the number of each token's most probable label, and its probability."""
+    logits_of = PaddedTexts(model, lambda output: output.logits)
 
-    def __init__(self, model: Any) -> None:
-        self._logits = PaddedTexts(model, lambda output: output.logits)
-        # Labels that do not exclude each other have independent probabilities.
-        self._independent = model.config.problem_type == "multi_label_classification"
-
-    def logprobs(self, texts: abc.Sequence[abc.Sequence[int]]) -> list[list[float]]:
-        """Return the log-probabilities of each text's labels; a `Classify`."""
-        logits = torch.stack(self._logits([Text(text) for text in texts]))
-        normalized = functional.logsigmoid(logits) if self._independent else logits.log_softmax(-1)
-        values: list[list[float]] = normalized.cpu().tolist()
+    def labelled(logits: torch.Tensor) -> Values:
+        chances, labels = logits.softmax(-1).max(-1)
+        values: Values = torch.stack((labels.float(), chances), dim=-1).cpu().numpy()
         return values
 
+    def compute(sequences: abc.Sequence[SequenceSpec]) -> list[Values]:
+        return [labelled(logits) for logits in logits_of([Text(one.prompt) for one in sequences])]
 
-def _labelled(logits: torch.Tensor) -> Values:
-    chances, labels = logits.softmax(-1).max(-1)
-    values: Values = torch.stack((labels.float(), chances), dim=-1).cpu().numpy()
-    return values
+    return compute
 
 
 def _activation(config: Any) -> Any:
@@ -234,8 +207,7 @@ def load_classifier(settings: ModelSettings) -> ClassifierEngine:
     model = read_whole(AutoModelForSequenceClassification, path, dtype=torch.float32)
     context = find_context(path, config.to_dict(), settings.context_tokens)
     device = find_device(settings.device)
-    judge = SequenceClassifier(model.to(device).eval())
-    engine = ClassifierEngine(judge.logprobs, SequenceLimits.of(settings, context))
+    engine = ClassifierEngine(model.to(device).eval(), SequenceLimits.of(settings, context))
     warm_up(engine)
     logger.info("%s: %d labels on %s, context of %d", settings.name, len(labels), device, context)
     return engine
@@ -266,8 +238,8 @@ def _load_compute(
     model = model.to(device).eval()
     replace_linear_layers(model, settings.quantization, decodes=False)
     if pipeline is not None:
-        return Embedder(model, pipeline), config
-    return Reranker(model) if engine == "reranker" else TokenClassifier(model), config
+        return _embedder(model, pipeline), config
+    return _reranker(model) if engine == "reranker" else _token_classifier(model), config
 
 
 def _folder_of(settings: ModelSettings) -> Path:

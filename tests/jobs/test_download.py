@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.download import FAILURES_MAX
-from jobs.outbound import Outbound
+from jobs.outbound import FAILURES_MAX, Outbound
 from sluice.errors import InvalidRequest, TransportUnavailable
 
 BODY = bytes(range(256)) * 40

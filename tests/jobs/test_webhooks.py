@@ -65,11 +65,14 @@ def test_event_has_the_time_of_its_state() -> None:
     assert json.loads(event.body)["created_at"] == 1_700_000_500
 
 
-def posting(hook: pb.JobWebhook, event: Event) -> Any:
-    async def post(headers: Any) -> int:
-        return await asyncio.to_thread(LOCAL.post, hook.url, headers, event.body, "url")
+async def post(_: str, url: str, headers: Any, body: bytes) -> int:
+    return await asyncio.to_thread(LOCAL.post, url, headers, body, "url")
 
-    return post
+
+def notified(receiver: Receiver) -> pb.Job:
+    found = job()
+    found.spec.webhook.url, found.spec.webhook.secret = receiver.url, SECRET
+    return found
 
 
 async def test_an_event_is_sent_until_it_is_received(receiver: Receiver) -> None:
@@ -81,8 +84,7 @@ async def test_an_event_is_sent_until_it_is_received(receiver: Receiver) -> None
 
     event = event_of(job())
     assert event is not None
-    hook = pb.JobWebhook(url=receiver.url, secret=SECRET)
-    assert await send(hook, event, posting(hook, event), note)
+    assert await send(notified(receiver), event, post, note)
     assert len(receiver.got) == 3
     assert len(waits) == 2
     assert 0.5 <= waits[0] <= 1 < 2.5 <= waits[1] <= 5
@@ -102,8 +104,7 @@ async def test_it_ends_at_last(
     async def no_wait(wait_s: float) -> None:
         pass
 
-    hook, event = pb.JobWebhook(url=receiver.url, secret=SECRET), Event("evt_1", b"{}")
-    assert not await send(hook, event, posting(hook, event), no_wait)
+    assert not await send(notified(receiver), Event("evt_1", b"{}"), post, no_wait)
     assert len(receiver.got) == tries
     assert "evt_1 was not delivered" in caplog.text
 

@@ -163,17 +163,15 @@ def test_batchers_with_rows_that_wait_have_as_many_here() -> None:
     for name in "ab":
         grants.open(name, 1, HEARTBEAT_S)
         grants.set_queued(name, (0, 0, 100), 0.0)
-    for _ in range(10):
-        grants.entered("a")
     grants.take(batch("a", 10, waiting=(0, 0, 90)), 0.0)
-    given_ = grants.give(load_of((0, 0, 10)), 0.0)
+    given_ = grants.give(load_of((0, 0, 10)), 0.0, "a" * 10)
     assert (given_["a"].tasks[2] - 10, given_["b"].tasks[2]) == (0, 6)
-    for _ in range(6):
-        grants.left("a")
-    given_ = grants.give(load_of((0, 0, 4)), 0.0)
+    given_ = grants.give(load_of((0, 0, 4)), 0.0, "a" * 4)
     assert (given_["a"].tasks[2] - 10, given_["b"].tasks[2]) == (4, 8)
     grants.take(batch("a", 1, waiting=(0, 0, 0)), 0.0)
-    assert grants.give(load_of((0, 0, 4)), 0.0)["a"].tasks[2] == 11, "nothing waits there now"
+    assert grants.give(load_of((0, 0, 4)), 0.0, "a" * 4)["a"].tasks[2] == 11, (
+        "nothing waits there now"
+    )
 
 
 def test_first_urgent_task_needs_no_grant() -> None:
@@ -183,9 +181,8 @@ def test_first_urgent_task_needs_no_grant() -> None:
     grants.set_queued("a", (7, 0, 0), 0.0)
     full = grants.give(load_of((16, 0, 0)), 0.0)
     assert [full[name].tasks[0] for name in "abc"] == [0, 1, 1]
-    for _ in range(16 // 3):
-        grants.entered("b")
-    assert [grants.give(load_of((16, 0, 0)), 0.0)[name].tasks[0] for name in "abc"] == [0, 0, 1]
+    given_ = grants.give(load_of((16, 0, 0)), 0.0, "b" * (16 // 3))
+    assert [given_[name].tasks[0] for name in "abc"] == [0, 0, 1]
     no_place = grants.give(load_of((48, 0, 0)), 0.0)
     assert [no_place[name].tasks[0] for name in "abc"] == [0, 0, 0]
 
@@ -213,7 +210,6 @@ def test_who_is_not_known_changes_nothing() -> None:
     grants = Grants()
     grants.take(batch("ghost", 3), 0.0)
     grants.set_queued("ghost", (1, 1, 1), 0.0)
-    grants.left("ghost")
     grants.close("ghost")
     assert grants.give(load_of((0, 0, 0)), 0.0) == {}
     assert grants.epoch("ghost") == 0

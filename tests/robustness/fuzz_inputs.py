@@ -22,8 +22,7 @@ from gateway.validation.conversation import FieldViolations
 from gateway.validation.speech import audio_of
 from jobs import webhooks
 from jobs.input import Format, Template, read_items
-from jobs.input.urls import check_url
-from jobs.outbound import Outbound
+from jobs.outbound import Outbound, check_url
 from sluice.constraints import problem_before
 from sluice.errors import InternalError, SluiceError
 from sluice.v1 import jobs_pb2

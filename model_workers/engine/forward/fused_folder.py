@@ -1,14 +1,14 @@
 """Folders of the fused families, read without transformers.
 
 Importing transformers takes longer than the rest of a worker's start, and the fused path takes only the weights from
-its models. Here a folder becomes objects with the same attributes. Anything unusual is left to transformers: another
-kind of rotary embedding, sliding windows, quantized weights, a tensor too many or too few.
+its models. Anything unusual is left to transformers: another kind of rotary embedding, sliding windows, quantized
+weights, a tensor too many or too few.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -39,30 +39,33 @@ _NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 _HEAD_NORMS: Final = ("self_attn.q_norm", "self_attn.k_norm")
 
 
-class FusedFolder:
-    """The weights of a folder, with the attributes of transformers' model that `FusedModel` reads.
+@dataclass(frozen=True)
+class FusedWeights:
+    """The weights of a fused family, by their names in a checkpoint; `FusedModel` takes them out.
 
     Attributes:
         shapes: Shapes of each layer's cache.
+        inv_freq: Frequencies of the rotary embedding.
+        attention_scaling: Its scale.
     """
 
-    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.config = SimpleNamespace(**config)
-        root = _tree(tensors)
-        self.model = root.model
-        self.lm_head = getattr(root, "lm_head", None) or SimpleNamespace(
-            weight=self.model.embed_tokens.weight, bias=None
-        )
-        heads, size = config["num_attention_heads"], _head_size(config)
-        for index, layer in enumerate(self.model.layers):
-            layer.self_attn.layer_idx, layer.self_attn.scaling = index, size**-0.5
-        self.model.rotary_emb = SimpleNamespace(
-            inv_freq=_frequencies(config).to(self.lm_head.weight.device), attention_scaling=1.0
-        )
-        for norm in _norms(self.model):
-            norm.variance_epsilon = config["rms_norm_eps"]
-        shape = LayerShape(heads, config["num_key_value_heads"], size, size)
-        self.shapes = (shape,) * config["num_hidden_layers"]
+    config: Mapping[str, Any]
+    tensors: dict[str, Tensor]
+    shapes: tuple[LayerShape, ...]
+    inv_freq: Tensor
+    attention_scaling: float = 1.0
+
+    @classmethod
+    def of(cls, model: Any, shapes: tuple[LayerShape, ...]) -> "FusedWeights":
+        """Return the weights of a model of transformers."""
+        tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        rotary, config = model.model.rotary_emb, model.config.to_dict()
+        return cls(config, tensors, shapes, rotary.inv_freq, rotary.attention_scaling)
+
+
+def is_fused(model: Any) -> bool:
+    """Return whether `FusedModel` can compute a model of transformers."""
+    return type(model).__name__ in FUSED and model.config.hidden_act == "silu"
 
 
 def read_config(path: str) -> dict[str, Any] | None:
@@ -76,15 +79,21 @@ def read_config(path: str) -> dict[str, Any] | None:
 
 def read_folder(
     path: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-) -> FusedFolder | None:
+) -> FusedWeights | None:
     """Read the weights of a folder with a `config` of `read_config`; return None if they differ from it."""
     try:
-        folder = _read(Path(path), dtype, device)
+        tensors = _read(Path(path), dtype, device)
     except (OSError, ValueError, SafetensorError):
         return None
-    if {name: tuple(tensor.shape) for name, tensor in folder.items()} != _shapes(config):
+    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != _shapes(config):
         return None
-    return FusedFolder(config, folder)
+    size = _head_size(config)
+    shape = LayerShape(config["num_attention_heads"], config["num_key_value_heads"], size, size)
+    frequencies = 1.0 / (_theta(config) ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+    shapes = (shape,) * config["num_hidden_layers"]
+    return FusedWeights(
+        config, tensors, shapes, frequencies.to(next(iter(tensors.values())).device)
+    )
 
 
 def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
@@ -112,26 +121,20 @@ def _is_known(config: Mapping[str, Any]) -> bool:
         and isinstance(config.get("tie_word_embeddings"), bool)
         and set(config.get("layer_types") or ()) <= {"full_attention"}
         and (not config.get("sliding_window") or config.get("use_sliding_window") is False)
-        and _theta(config) is not None
+        and _theta(config) > 0
     )
 
 
-def _theta(config: Mapping[str, Any]) -> float | None:
-    """Return the base of the plain rotary embedding; None if it is another one."""
+def _theta(config: Mapping[str, Any]) -> float:
+    """Return the base of the plain rotary embedding; 0 if it is another one."""
     rope = config.get("rope_parameters")
     if rope is None and not config.get("rope_scaling"):
         rope = {"rope_type": "default", "rope_theta": config.get("rope_theta")}
     if not isinstance(rope, dict) or rope.keys() != {"rope_type", "rope_theta"}:
-        return None
+        return 0.0
     theta = rope["rope_theta"]
     plain = rope["rope_type"] == "default" and "partial_rotary_factor" not in config
-    return float(theta) if plain and isinstance(theta, int | float) else None
-
-
-def _frequencies(config: Mapping[str, Any]) -> Tensor:
-    size, theta = _head_size(config), _theta(config)
-    assert theta is not None, "checked by read_config"
-    return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+    return float(theta) if plain and isinstance(theta, int | float) else 0.0
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
@@ -166,26 +169,3 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     for number in range(config["num_hidden_layers"]):
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
     return shapes
-
-
-def _tree(tensors: Mapping[str, Tensor]) -> SimpleNamespace:
-    """Return nested objects by the parts of the names; what has a weight has a bias too, or None. Layers are a list."""
-    root = SimpleNamespace()
-    for name, tensor in tensors.items():
-        *path, leaf = name.split(".")
-        node = root
-        for part in path:
-            node = node.__dict__.setdefault(part, SimpleNamespace())
-        node.__dict__.setdefault("bias", None)
-        setattr(node, leaf, tensor)
-    layers = vars(root.model.layers)
-    root.model.layers = [layers[str(number)] for number in range(len(layers))]
-    return root
-
-
-def _norms(model: SimpleNamespace) -> Iterator[SimpleNamespace]:
-    yield model.norm
-    for layer in model.layers:
-        yield from (layer.input_layernorm, layer.post_attention_layernorm)
-        attention = vars(layer.self_attn)
-        yield from (attention[name] for name in ("q_norm", "k_norm") if name in attention)

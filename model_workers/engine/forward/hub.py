@@ -25,9 +25,9 @@ from model_workers.engine.forward.attention import (
     ModelInputs,
     PagedAttention,
 )
+from model_workers.engine.forward.fused_folder import is_fused
 from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.linear import make_linear
-from model_workers.engine.forward.llama import is_fused
 from model_workers.engine.forward.tensor_parallel import check_ranks
 from model_workers.engine.paged_model import SequenceChunk
 from model_workers.engine.weights import read_whole

@@ -5,7 +5,6 @@ for gate and up, the residual added inside the product, rotation in place.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,24 +13,17 @@ from typing_extensions import override
 
 from model_workers.engine.forward.attention import Attention, CachedModel, ModelInputs
 from model_workers.engine.forward.flash import DecodeGraphs, FlashAttention
-from model_workers.engine.forward.fused_folder import FUSED, FusedFolder
+from model_workers.engine.forward.fused_folder import FusedWeights
 from model_workers.engine.forward.linear import Linear, PackedLinear, make_linear
 from model_workers.engine.paged_model import SequenceChunk
 
 
-def is_fused(model: Any) -> bool:
-    """Return whether a `FusedFolder` or a model of transformers can be computed here."""
-    if isinstance(model, FusedFolder):
-        return True
-    return type(model).__name__ in FUSED and model.config.hidden_act == "silu"
-
-
 class RotaryEmbedding:
-    """The rotary embedding of one step's positions, with transformers' frequencies and scaling."""
+    """The rotary embedding of one step's positions, with transformers' frequencies and scale."""
 
-    def __init__(self, rotary: Any, like: Tensor, positions: Tensor) -> None:
-        angles = positions[:, None, None] * rotary.inv_freq
-        cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+    def __init__(self, inv_freq: Tensor, scale: float, like: Tensor, positions: Tensor) -> None:
+        angles = positions[:, None, None] * inv_freq
+        cos, sin = angles.cos() * scale, angles.sin() * scale
         self._half = cos.shape[-1]
         self._cos = torch.cat((cos, cos), -1).to(like.dtype)
         self._sin = torch.cat((-sin, sin), -1).to(like.dtype)
@@ -44,9 +36,8 @@ class RotaryEmbedding:
 class RmsNorm:
     """A root mean square norm."""
 
-    def __init__(self, norm: Any) -> None:
-        self._weight: Tensor = norm.weight.detach()
-        self._epsilon: float = norm.variance_epsilon
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self._weight, self._epsilon = weight, epsilon
         # In float32 on a CPU: torch computes it in more and slower operations, of bfloat16 in float32.
         self._is_wide = not self._weight.is_cuda and self._weight.dtype is torch.float32
         self._epsilons = torch.tensor(self._epsilon)
@@ -60,50 +51,54 @@ class RmsNorm:
         return functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
 
 
-def join(layers: Sequence[Any], quantization: str) -> Linear:
-    """Join linear layers of the same input into one, and drop their own weights, which would be a second copy."""
-    weight = torch.cat([layer.weight.detach() for layer in layers])
-    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-    linear = make_linear(weight, torch.cat(biases) if biases else None, quantization)
-    for layer in layers:
-        layer.weight = layer.bias = None
-    return linear
-
-
 class FusedLayer:
-    """One decoder layer's weights, taken from transformers' layer."""
+    """One decoder layer, which takes its weights out of `weights`."""
 
-    def __init__(self, layer: Any, quantization: str) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+    def __init__(self, weights: FusedWeights, index: int, quantization: str) -> None:
+        tensors, prefix = weights.tensors, f"model.layers.{index}."
 
-        def joined(*layers: Any) -> Linear:
-            return join(layers, quantization)
+        def linear(*names: str) -> Linear:
+            """Join linear layers of the same input into one."""
+            weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
+            found = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
+            biases = [bias for bias in found if bias is not None]
+            return make_linear(weight, torch.cat(biases) if biases else None, quantization)
 
-        self.index: int = attention.layer_idx
-        self.scaling: float = attention.scaling
-        self.input_norm = RmsNorm(layer.input_layernorm)
-        self.qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = joined(attention.o_proj)
-        self.query_norm = RmsNorm(attention.q_norm) if hasattr(attention, "q_norm") else None
-        self.key_norm = RmsNorm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        self.mlp_norm = RmsNorm(layer.post_attention_layernorm)
-        self.gate_up = joined(mlp.gate_proj, mlp.up_proj)
-        self.down = joined(mlp.down_proj)
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm(tensors.pop(f"{prefix}{name}.weight"), weights.config["rms_norm_eps"])
+
+        self.index = index
+        self.input_norm = norm("input_layernorm")
+        self.mlp_norm = norm("post_attention_layernorm")
+        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.out = linear("self_attn.o_proj")
+        self.has_head_norms = f"{prefix}self_attn.q_norm.weight" in tensors
+        if self.has_head_norms:
+            self.query_norm, self.key_norm = norm("self_attn.q_norm"), norm("self_attn.k_norm")
+        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.down = linear("mlp.down_proj")
 
 
 class FusedModel(CachedModel):
-    """A model of the fused path; see `PagedModel`. Takes the weights from `model`."""
+    """A model of the fused path; see `PagedModel`. Takes the weights out of `weights`."""
 
     def __init__(
-        self, model: Any, attention: Attention, context_tokens: int, quantization: str = "none"
+        self,
+        weights: FusedWeights,
+        attention: Attention,
+        context_tokens: int,
+        quantization: str = "none",
     ) -> None:
-        super().__init__(attention, context_tokens, int(model.config.vocab_size))
+        super().__init__(attention, context_tokens, int(weights.config["vocab_size"]))
         self._shape = attention.cache.shapes[0]
-        self._embedding = model.model.embed_tokens.weight.detach()
-        self._rotary = model.model.rotary_emb
-        self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
-        self._layers = [FusedLayer(layer, quantization) for layer in model.model.layers]
-        self._norm = RmsNorm(model.model.norm)
+        self._scaling = self._shape.key_size**-0.5
+        self._embedding = weights.tensors.pop("model.embed_tokens.weight")
+        self._inv_freq, self._rotary_scale = weights.inv_freq, weights.attention_scaling
+        self._head = make_linear(weights.tensors.pop("lm_head.weight", self._embedding))
+        layers = range(len(weights.shapes))
+        self._layers = [FusedLayer(weights, index, quantization) for index in layers]
+        epsilon = weights.config["rms_norm_eps"]
+        self._norm = RmsNorm(weights.tensors.pop("model.norm.weight"), epsilon)
         self._graphs: DecodeGraphs | None = None
         if isinstance(attention, FlashAttention):
             self._graphs = DecodeGraphs(attention, self._compute, context_tokens)
@@ -128,7 +123,7 @@ class FusedModel(CachedModel):
             # Such layers compute a single row twice (see linear.py); doubling it once is cheaper.
             tokens, positions = tokens.expand(2), positions.expand(2)
         hidden = functional.embedding(tokens, self._embedding)
-        rotate = RotaryEmbedding(self._rotary, hidden, positions)
+        rotate = RotaryEmbedding(self._inv_freq, self._rotary_scale, hidden, positions)
         for layer in self._layers:
             hidden = self._attended(layer, hidden, rotate, count)
             hidden = self._transformed(layer, hidden)
@@ -142,7 +137,7 @@ class FusedModel(CachedModel):
         shape = self._shape
         qkv = layer.qkv(layer.input_norm(hidden)).view(len(hidden), -1, shape.key_size)
         rotated = shape.heads + shape.kv_heads
-        if layer.query_norm and layer.key_norm:
+        if layer.has_head_norms:
             normed = (
                 layer.query_norm(qkv[:, : shape.heads]),
                 layer.key_norm(qkv[:, shape.heads : rotated]),
@@ -155,7 +150,7 @@ class FusedModel(CachedModel):
             query_key[:count, : shape.heads],
             query_key[:count, shape.heads :],
             qkv[:count, rotated:],
-            scaling=layer.scaling,
+            scaling=self._scaling,
         )
         flat = answers.reshape(count, -1).expand(len(hidden), -1)
         return layer.out.add(flat, hidden)

@@ -16,10 +16,15 @@ from model_workers.engine.forward.flash import (
     FlashKvCache,
     flash_fits,
 )
-from model_workers.engine.forward.fused_folder import read_config, read_folder
+from model_workers.engine.forward.fused_folder import (
+    FusedWeights,
+    is_fused,
+    read_config,
+    read_folder,
+)
 from model_workers.engine.forward.kv_cache import KvCache, LayerShape
 from model_workers.engine.forward.linear import FP8_CAPABILITY
-from model_workers.engine.forward.llama import FusedModel, is_fused
+from model_workers.engine.forward.llama import FusedModel
 from model_workers.engine.paged_model import PagedModel
 from model_workers.model_folder import CONFIG
 from sluice.settings import SettingsError
@@ -59,7 +64,7 @@ class LoadedModel:
                 graphs.
         """
         attention = self._attention(num_blocks, block_tokens)
-        if is_fused(self._model) and self.ranks == 1:
+        if isinstance(self._model, FusedWeights):
             model = FusedModel(self._model, attention, self.context_tokens, self.quantization)
             model.capture_graphs(step_tokens)
             return model
@@ -121,6 +126,8 @@ def load_model(
     config = hub.read_config(path)
     context = find_context(path, config.to_dict(), context_tokens)
     model, shapes = hub.read_weights(path, config, number, where, quantization, context, ranks)
+    if ranks == 1 and is_fused(model):
+        model = FusedWeights.of(model, shapes)
     return LoadedModel(path, context, where, number, quantization, ranks, model, shapes)
 
 

@@ -12,7 +12,6 @@ Nothing joins a running batch. A step computes one token of each of its sequence
 
 import bisect
 import logging
-from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
@@ -22,6 +21,7 @@ from typing_extensions import override
 
 from model_workers.engine.generate.model import GenerateModel
 from model_workers.engine.generate.run import BatchRun
+from model_workers.engine.generation_config import limit_sides
 from model_workers.engine.protocol import (
     Engine,
     SequenceEnd,
@@ -31,7 +31,7 @@ from model_workers.engine.protocol import (
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sampling.state import SamplingState
 from model_workers.engine.sequences import RequestIndex, Sequence, SequenceLimits, SequenceState
-from sluice.errors import InvalidRequest, PromptTooLong
+from sluice.errors import InvalidRequest
 from sluice.internal.v1.worker_pb2 import WorkerLoad
 from sluice.settings.models import SideLimits
 
@@ -58,8 +58,8 @@ class GenerateEngine(Engine):
         self._sides = sides
         self._sequences = RequestIndex(limits)
         self._waiting: list[Sequence] = []
-        self._split: deque[list[Sequence]] = deque()
-        """Parts of a batch that could not be computed as a whole; they run first."""
+        self._suspects: list[Sequence] = []
+        """Sequences of a batch that failed as a whole; they run first, one at a time."""
         self._run: BatchRun | None = None
         self._ends: list[SequenceStep] = []
         """Ends of the current step; kept if the step raises."""
@@ -74,24 +74,14 @@ class GenerateEngine(Engine):
         if sequence.audio is not None:
             raise InvalidRequest("this model takes text and no audio")
         self._model.check(sequence)
-        sequence = self._limited(sequence)
+        if self._sides is not None:
+            sequence = limit_sides(sequence, self._sides, len(self._model.prefix))
         sampling = self._open(sequence)
         added, replaced = self._sequences.add(sequence)
         if replaced is not None:
             self._leave(replaced)
         added.sampling = sampling
         bisect.insort(self._waiting, added, key=lambda other: other.urgency)
-
-    def _limited(self, sequence: SequenceSpec) -> SequenceSpec:
-        """Limit both sides of an encoder-decoder."""
-        if self._sides is None:
-            return sequence
-        if len(sequence.prompt) > self._sides.prompt:
-            raise PromptTooLong(
-                f"the prompt has {len(sequence.prompt)} tokens; the encoder reads {self._sides.prompt}"
-            )
-        most = min(sequence.sampling.max_tokens, self._sides.answer - len(self._model.prefix))
-        return replace(sequence, sampling=replace(sequence.sampling, max_tokens=most))
 
     def _open(self, sequence: SequenceSpec) -> SamplingState:
         # Penalties of an encoder-decoder are about what its decoder has said, as in transformers.
@@ -127,7 +117,7 @@ class GenerateEngine(Engine):
         return [step for _, step in results]
 
     def _split_up(self, sequences: list[Sequence], error: Exception) -> list[SequenceStep]:
-        """Divide a failed batch in halves, so that only the faulty sequence fails; return its end.
+        """Compute the sequences of a failed batch one by one, so that only the faulty one fails; return its end.
 
         Raises:
             Exception: `error`, if a sequence fails alone and nothing of its batch was computed: the worker may be
@@ -138,8 +128,7 @@ class GenerateEngine(Engine):
             for sequence in sequences:
                 sequence.move(SequenceState.PREEMPTED)
                 sequence.sampling = self._open(replace(sequence.spec, produced=sequence.answer))
-            half = len(sequences) // 2
-            self._split += [sequences[:half], sequences[half:]]
+            self._suspects += sequences
             return []
         (sequence,) = sequences
         if not self._has_computed:
@@ -154,7 +143,7 @@ class GenerateEngine(Engine):
         return [sequence.end_step(end, f"the engine failed: {type(error).__name__}")]
 
     def _next_batch(self) -> list[Sequence]:
-        batch = self._split.popleft() if self._split else self._form()
+        batch = [self._suspects.pop(0)] if self._suspects else self._form()
         for sequence in batch:
             sequence.move(SequenceState.RUNNING)
         return batch
@@ -189,10 +178,9 @@ class GenerateEngine(Engine):
 
     def _leave(self, sequence: Sequence) -> None:
         """Remove a sequence, wherever it is."""
-        for sequences in (self._waiting, *self._split):
+        for sequences in (self._waiting, self._suspects):
             if sequence in sequences:
                 sequences.remove(sequence)
-        self._split = deque(sequences for sequences in self._split if sequences)
         sequence.move(SequenceState.ENDED)
         self._sequences.remove(sequence)
         if self._run is not None:
@@ -216,10 +204,7 @@ class GenerateEngine(Engine):
     @override
     def load(self) -> WorkerLoad:
         running = [] if self._run is None else list(self._run.live.values())
-        waiting = [
-            *self._waiting,
-            *(sequence for sequences in self._split for sequence in sequences),
-        ]
+        waiting = [*self._waiting, *self._suspects]
         return WorkerLoad(
             slots=self._limits.slots,
             running=len(running),

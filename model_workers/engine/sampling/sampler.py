@@ -68,7 +68,10 @@ class PendingDraw:
         tokens: Tensor,
         scores: Tensor | None,
     ) -> None:
-        """Copy `tokens` and the `scores` of `distribution.draw` to the host in the background."""
+        """Copy `tokens` and the `scores` of `distribution.draw` to the host in the background.
+
+        - `places`: Positions by request; empty: each request has one plain position.
+        """
         self.tokens = tokens
         self._requests, self._places = requests, places
         # Into pinned memory, without waiting.
@@ -83,8 +86,12 @@ class PendingDraw:
         """Wait for the draws and append them to the sequences' states, once. See `Sampler.draw`."""
         if self._copied is not None:
             self._copied.synchronize()
+        token_ids = self._values.tolist()
+        if not self._places:
+            pairs = zip(self._requests, token_ids, strict=True)
+            return [_most_probable(request.state, token_id) for request, token_id in pairs]
         logprobs = logprobs_of(self._scores, list(chain.from_iterable(self._places)))
-        tokens = zip(self._values.tolist(), logprobs, strict=True)
+        tokens = zip(token_ids, logprobs, strict=True)
         return [
             _taken(request, positions, list(islice(tokens, len(positions))))
             for request, positions in zip(self._requests, self._places, strict=True)
@@ -144,11 +151,21 @@ class Sampler:
         Sequences without drafts whose states do not read tokens (`SamplingState.reads_tokens`) may begin their next
         draw before this one is read.
         """
-        places = [list(request.state.positions(request.drafted)) for request in requests]
+        places: list[list[SamplingPosition]] = []
+        # Nearly every step of greedy sequences: nothing is made for their positions.
+        if not all(request.state.is_plain and not request.drafted for request in requests):
+            places = [list(request.state.positions(request.drafted)) for request in requests]
         tokens, scores = draw(logits, list(chain.from_iterable(places)))
         for request in requests:
             request.state.begin()
         return PendingDraw(requests, places, tokens, scores)
+
+
+def _most_probable(state: SamplingState, token_id: int) -> DrawResult:
+    if token_id == NO_TOKEN:
+        return DrawResult(error=NO_DISTRIBUTION)
+    state.take((token_id,))
+    return DrawResult((token_id,))
 
 
 def _taken(

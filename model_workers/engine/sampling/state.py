@@ -49,7 +49,7 @@ def is_greedy(sampling: Sampling) -> bool:
 class SamplingState:
     """The sampling state of one sequence: what it has drawn, as far as later draws depend on it. See `Sampler.open`."""
 
-    __slots__ = ("_counts", "_index", "_is_plain", "_matcher", "_sampling")
+    __slots__ = ("_always_plain", "_counts", "_index", "_matcher", "_sampling")
 
     def __init__(self, spec: SequenceSpec, matcher: TokenMatcher | None) -> None:
         self._sampling = s = spec.sampling
@@ -62,7 +62,7 @@ class SamplingState:
             self._counts = Counter(dict.fromkeys(spec.prompt, 0))
             self._counts.update(spec.produced)
         changed = penalized or matcher is not None or s.logprobs or s.logit_bias
-        self._is_plain = is_greedy(s) and not changed
+        self._always_plain = is_greedy(s) and not changed
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
@@ -79,6 +79,11 @@ class SamplingState:
         """Whether a draw depends on the tokens drawn before, and not only on their number."""
         return self._matcher is not None or self._counts is not None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether only the most probable token is needed next."""
+        return self._always_plain and self._index >= self._sampling.min_tokens
+
     def positions(self, drafted: Sequence[int]) -> Iterator[SamplingPosition]:
         """Yield the position after the sequence's last token, then one after each drafted token."""
         sampling = self._sampling
@@ -87,7 +92,7 @@ class SamplingState:
             if counts is not None and offset:
                 counts = counts.copy()
                 counts.update(drafted[:offset])
-            plain = self._is_plain and index >= sampling.min_tokens
+            plain = self._always_plain and index >= sampling.min_tokens
             yield SamplingPosition(sampling, index, plain, counts, allowed, error)
 
     def begin(self) -> None:

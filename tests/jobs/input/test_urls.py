@@ -12,8 +12,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from jobs.input.urls import check_url, read_url
-from jobs.outbound import Outbound
+from jobs.outbound import Outbound, check_url, read_url
 from sluice.errors import InvalidRequest, TransportUnavailable
 from tests.jobs.conftest import Receiver
 
@@ -111,8 +110,7 @@ def test_an_object_of_s3_is_an_input(s3: str) -> None:
     code = """
 import boto3, warnings
 from jobs.input import read_items
-from jobs.input.urls import read_url
-from jobs.outbound import Outbound
+from jobs.outbound import read_url
 s3 = boto3.client("s3")
 s3.create_bucket(Bucket="prompts")
 lines = b"".join(b'{"id": %d, "prompt": "hello"}\\n' % n for n in range(200_000))
@@ -131,8 +129,7 @@ except Exception as error:
     without = {key: value for key, value in os.environ.items() if "AWS_" not in key}
     without |= {"AWS_ENDPOINT_URL": s3, "AWS_EC2_METADATA_DISABLED": "true"}
     code = """
-from jobs.input.urls import read_url
-from jobs.outbound import Outbound
+from jobs.outbound import read_url
 try:
     list(read_url("s3://prompts/day/in.jsonl", ["s3://prompts"], Outbound()))
 except Exception as error:

@@ -77,6 +77,16 @@ def judged(folder: Path, pairs: int) -> float:
     return right / len(sequences)
 
 
+def test_long_texts_do_not_stall_a_step(folder: Path) -> None:
+    engine = load_classifier(settings(folder, prefill_tokens=10))
+    for name, size in (("a", 6), ("b", 8), ("c", 3)):
+        engine.add(sequence_spec(name, [2] * size, JUDGED), 0.0)
+    engine.add(sequence_spec("judged before", [2], JUDGED, produced=[1]), 0.0)
+    steps = [[step.request_id for step in engine.step(0.0)] for _ in range(2)]
+    assert steps == [["judged before", "a"], ["b", "c"]]
+    assert not engine.has_sequences()
+
+
 def test_multi_label_models_have_independent_probabilities(folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

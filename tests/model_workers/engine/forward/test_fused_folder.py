@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from model_workers.engine.forward import fused_folder, hub, load_model
-from model_workers.engine.forward.fused_folder import FusedFolder, read_config, read_folder
+from model_workers.engine.forward.fused_folder import FusedWeights, read_config, read_folder
 from model_workers.engine.forward.llama import FusedModel
 from tests.support.tiny_models import CONTEXT, save_model
 
@@ -22,7 +22,7 @@ def change(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def read(folder: Path) -> FusedFolder | None:
+def read(folder: Path) -> FusedWeights | None:
     config = read_config(str(folder))
     return None if config is None else read_folder(str(folder), config, torch.float32, CPU)
 
@@ -37,17 +37,15 @@ def test_the_same_numbers_as_transformers(tmp_path: Path, kind: str, dtype: torc
     assert ours is not None
     theirs, shapes = hub.read_weights(path, hub.read_config(path), dtype, CPU, "none", CONTEXT)
     assert ours.shapes == shapes
-    assert torch.equal(ours.model.rotary_emb.inv_freq, theirs.model.rotary_emb.inv_freq)
-    assert ours.model.rotary_emb.attention_scaling == theirs.model.rotary_emb.attention_scaling
-    for name, parameter in theirs.named_parameters():
-        found: Any = ours
-        for part in name.split("."):
-            found = found[int(part)] if part.isdigit() else getattr(found, part)
-        assert torch.equal(found, parameter), name
-    for one, other in zip(ours.model.layers, theirs.model.layers, strict=True):
-        assert one.self_attn.layer_idx == other.self_attn.layer_idx
-        assert one.self_attn.scaling == other.self_attn.scaling
-        assert one.input_layernorm.variance_epsilon == other.input_layernorm.variance_epsilon
+    assert torch.equal(ours.inv_freq, theirs.model.rotary_emb.inv_freq)
+    assert ours.attention_scaling == theirs.model.rotary_emb.attention_scaling
+    expected = FusedWeights.of(theirs, shapes)
+    assert ours.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        assert torch.equal(ours.tensors[name], tensor), name
+    for layer in theirs.model.layers:
+        assert layer.self_attn.scaling == ours.shapes[0].key_size ** -0.5
+        assert layer.input_layernorm.variance_epsilon == ours.config["rms_norm_eps"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_unexpected_tensors_are_left_to_transformers(tmp_path: Path) -> None:
 
 def test_a_known_folder_makes_a_fused_model(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, "llama")), device="cpu")
-    assert isinstance(loaded._model, FusedFolder)
+    assert isinstance(loaded._model, FusedWeights)
     assert isinstance(loaded.paged(64, loaded.block_tokens()), FusedModel)
 
 

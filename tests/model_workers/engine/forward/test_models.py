@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,7 +208,7 @@ def _pages(model: Any) -> Any:
 @pytest.mark.parametrize("size", [0.0, 1e-4, 1.0, 1e4])
 def test_norms_are_those_of_torch(dtype: torch.dtype, size: float) -> None:
     weight = torch.randn(48).to(dtype)
-    norm = RmsNorm(SimpleNamespace(weight=weight, variance_epsilon=1e-6))
+    norm = RmsNorm(weight, 1e-6)
     x = (size * torch.randn(5, 3, 48)).to(dtype)
     expected = torch.nn.functional.rms_norm(x, (48,), weight, 1e-6)
     torch.testing.assert_close(norm(x), expected, rtol=1e-5, atol=0.0)
