@@ -17,7 +17,6 @@ from sluice.telemetry import names
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 from tests.support.sequences import (
     batch,
-    cancel_tasks,
     drive,
     open_channel,
     sequence_spec,
@@ -170,59 +169,6 @@ async def test_64_tasks_in_32_slots_answer_as_alone(served: Served) -> None:
     for name in ("r0", "r13", "r40", "r63"):
         expected = drive(alone, sequence_spec(name, prompts[name], Sampling(12)))
         assert answers[name] == expected.tokens[name]
-
-
-async def test_rows_over_the_waiting_places_are_refused(served: Served) -> None:
-    async with Opened(served.address, ECHO, "full") as batcher:
-        rows = [wire_row(f"r{i}", max_tokens=LONG) for i in range(70)]
-        accepted = await batcher.ask(*rows)
-        assert accepted == [f"r{i}" for i in range(64)]
-        await batcher.client.ask(cancel_tasks(*accepted, batcher="full"))
-        await batcher.channel.wait_ends(accepted)
-
-
-async def test_cancel_and_deadline_end_rows(served: Served) -> None:
-    async with Opened(served.address, ECHO, "ends") as batcher:
-        cancelled = wire_row("cancelled", max_tokens=LONG)
-        late = wire_row("late", max_tokens=LONG, timeout_ms=30)
-        await batcher.ask(cancelled, late)
-        await batcher.channel.wait_tokens("cancelled")
-        await batcher.client.ask(cancel_tasks("cancelled", batcher="ends"))
-        await batcher.channel.wait_ends(["cancelled", "late"])
-        assert batcher.channel.ends == {
-            "cancelled": frame_pb2.TASK_END_CANCELLED,
-            "late": frame_pb2.TASK_END_DEADLINE,
-        }
-
-
-async def test_two_batchers_at_once_get_their_own_rows(served: Served) -> None:
-    async with (
-        Opened(served.address, TINY, "one") as one,
-        Opened(served.address, TINY, "two") as two,
-    ):
-        for batcher in (one, two):
-            rows = [wire_row(f"{batcher.name}-{i}", [9, i], max_tokens=10) for i in range(8)]
-            await batcher.ask(*rows)
-        for batcher in (one, two):
-            expected = {f"{batcher.name}-{i}" for i in range(8)}
-            await batcher.channel.wait_ends(expected)
-            assert {frame.request_id for frame in batcher.channel.frames} == expected
-        for i in range(8):
-            assert one.channel.tokens(f"one-{i}") == two.channel.tokens(f"two-{i}")
-
-
-async def test_a_higher_attempt_goes_on_behind_what_was_produced(served: Served) -> None:
-    async with Opened(served.address, TINY, "resumes") as batcher:
-        await batcher.ask(wire_row("whole", [4, 5], max_tokens=20))
-        await batcher.channel.wait_ends(["whole"])
-        whole = batcher.channel.tokens("whole")
-        again = wire_row("again", [4, 5], max_tokens=20, attempt=1001, produced=whole[:8])
-        await batcher.ask(again)
-        await batcher.channel.wait_ends(["again"])
-        frames = [f for f in batcher.channel.frames if f.request_id == "again"]
-    assert frames[0].start_index == 8
-    assert {frame.attempt for frame in frames} == {1001}
-    assert whole[:8] + [token for frame in frames for token in frame.token_ids] == whole
 
 
 async def test_a_malformed_request_is_refused_and_nothing_else_changes(served: Served) -> None:

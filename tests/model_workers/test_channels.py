@@ -66,15 +66,6 @@ def test_wanted_grants_and_other_batchers_are_reported_soon(grant: Grant, delay_
     assert list(report.task_grants) == grant.tasks
 
 
-def test_a_new_channel_says_hello() -> None:
-    opened = channels()
-    opened.set_load(worker_pb2.WorkerLoad(slots=3), 0.0)
-    (report,) = reports(opened.due(0.0))
-    assert (report.worker, report.sequence, report.load.slots) == ("worker-1", 0, 3)
-    assert not report.frames
-    assert opened.due(0.9) == []
-
-
 def test_a_renewed_channel_goes_on_where_it_was() -> None:
     opened, first, second = Channels("worker-1"), FakePort(), FakePort()
     opened.open(worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, epoch=3), first, 0.0)
@@ -180,15 +171,6 @@ def test_all_frames_leave_in_order_and_reports_are_numbered(steps: list[int]) ->
     assert [report.sequence for report in sent] == list(range(len(sent)))
     assert [f.start_index for report in sent for f in report.frames] == list(range(posted))
     assert max(len(report.frames) for report in sent) <= REPORT_FRAMES_MAX
-
-
-def test_each_batcher_gets_its_own_frames() -> None:
-    opened = channels()
-    open_one(opened, "other")
-    opened.due(0.0)
-    opened.post("other", frames(1), 0.0)
-    (report,) = opened.due(0.1)
-    assert report.channel.batcher == "other"
 
 
 def test_frames_without_a_channel_are_dropped() -> None:
@@ -311,16 +293,6 @@ def test_however_a_row_is_gathered_it_is_the_same(
         assert [-one.logprob for frame in frames_of for one in frame.logprobs] == tokens
         ends = [frame.start_index + len(frame.token_ids) for frame in frames_of]
         assert [frame.start_index for frame in frames_of] == [0, *ends[:-1]]
-
-
-def test_what_waits_for_a_slow_sender_comes_in_one_frame() -> None:
-    opened = served()
-    for index in range(3):
-        opened.post("b", [step("row", index), step("other", index)], 10.0 + index / 1000)
-        assert opened.next_due() == 10.0
-    (report,) = reports(opened.due(10.01))
-    assert [frame.token_ids for frame in report.frames] == [[0, 1, 2]] * 2
-    assert opened.next_due() == 11.0
 
 
 def test_batchers_hear_of_room_before_they_hear_of_rows() -> None:

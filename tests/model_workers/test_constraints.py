@@ -201,10 +201,6 @@ def test_greedy_answers_are_held_as_well(grammars: ConstraintCompiler) -> None:
     assert re.fullmatch("[0-9]{3} (?:units|tickets)", text_of(tokens))
 
 
-def test_a_row_that_can_end_at_once(grammars: ConstraintCompiler) -> None:
-    assert len(answer(grammars, 3, regex="")) == 1
-
-
 def test_stop_token_needs_a_complete_answer(
     grammars: ConstraintCompiler,
 ) -> None:
@@ -296,13 +292,6 @@ def allowed_by(sequence: TokenMatcher) -> list[int]:
     return [int(token) for token in np.flatnonzero(bits)]
 
 
-def test_the_cache_keeps_the_newest_grammars(grammars: ConstraintCompiler) -> None:
-    few = ConstraintCompiler(grammars._tokenizer, cache_bytes=3 << 20)
-    for regex in ("a", "b", "a", "c"):
-        few.open(spec(regex=regex, stop_token_ids=STOPS).sampling)
-    assert [regex for _, regex, _ in few._compiled] == ["a", "c"]
-
-
 def test_the_cache_is_bounded_by_bytes(grammars: ConstraintCompiler) -> None:
     limit = 16 << 20
     few = ConstraintCompiler(grammars._tokenizer, cache_bytes=limit)
@@ -334,7 +323,3 @@ def test_a_tokenizer_whose_text_is_not_known_byte_for_byte(tmp_path: Path) -> No
 
 def test_a_model_without_tokenizer(tmp_path: Path) -> None:
     assert find_constraints(str(tmp_path)) is None
-
-
-def test_a_shipped_model_has_grammars() -> None:
-    assert find_constraints(str(FILE.parent)) is not None

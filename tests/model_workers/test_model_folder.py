@@ -104,10 +104,6 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         check_model(model(tmp_path / "nothing"))
 
 
-def test_a_hub_id_is_left_to_the_download() -> None:
-    check_model(ModelSettings(name="hub", path="somebody/some-model"))
-
-
 def test_the_shipped_tiers_pass() -> None:
     for shipped in Settings().models:
         check_model(shipped)

@@ -151,23 +151,6 @@ def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -
     assert (counting.load.running + counting.load.waiting, counting.load.slots) == (6, 4)
 
 
-def demand(batcher: str, *waiting: int, epoch: int = 0) -> worker_pb2.WorkerRequest:
-    """Sequences that wait at a batcher, by class."""
-    message = worker_pb2.Demand(batcher=batcher, epoch=epoch, queued=waiting)
-    return worker_pb2.WorkerRequest(demand=message)
-
-
-def test_room_is_granted_to_the_batcher_whose_rows_wait(worker: Worker) -> None:
-    one, two = opened(worker, "one"), opened(worker, "two")
-    one.wait_room(2, 2, 2)
-    queued(worker, demand("two", 0, 0, 9))
-    two.wait_room(2, 2, 4)
-    one.wait_room(2, 2, 0)
-    queued(worker, demand("one", 0, 0, 9, epoch=7))
-    queued(worker, demand("two", 0, 0))
-    one.wait_room(2, 2, 2)
-
-
 def test_rows_that_end_or_are_refused_make_room(worker: Worker) -> None:
     channel = opened(worker)
     channel.wait_room(4, 4, 4)
@@ -192,23 +175,6 @@ def test_load_counts_running_batches_of_all_batchers(worker: Worker) -> None:
     two.wait_batches(1)
     queued(worker, cancel_tasks("c", batcher="one", attempt=1))
     one.wait_batches(0)
-
-
-def test_a_batcher_with_fewer_rows_here_is_first(worker: Worker) -> None:
-    one, two = opened(worker, "one"), opened(worker, "two")
-    for name in ("one", "two"):
-        queued(worker, demand(name, 0, 0, 9))
-    one.wait_room(2, 2, 2)
-    sequences = [wire_row(name, max_tokens=FOREVER) for name in ("r1", "r2")]
-    request = batch(sequences, "one", batch_id="b")
-    request.batch.queued[:] = (0, 0, 7)
-    asked(worker, one, request)
-    two.wait_room(2, 2, 2)
-    one.wait_room(2, 2, 2)
-    cancel = cancel_tasks("r1", "r2")
-    cancel.cancel_tasks.batcher = "one"
-    queued(worker, cancel)
-    one.wait_room(4, 4, 4)
 
 
 def test_a_batcher_that_comes_back_keeps_its_new_channel(worker: Worker) -> None:
@@ -290,13 +256,6 @@ def test_a_row_of_another_batcher_that_is_replaced_ends_there(worker: Worker) ->
     assert (end.attempt, end.final.end) == (0, frame_pb2.TASK_END_CANCELLED)
     assert end.start_index + len(end.token_ids) == len(first.tokens("r"))
     assert second.tokens("r") == [5, 6, 7]
-
-
-def test_the_deadline_counts_from_the_arrival(worker: Worker) -> None:
-    channel = opened(worker)
-    asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER, timeout_ms=20)]))
-    channel.wait_ends("r")
-    assert channel.ends == {"r": frame_pb2.TASK_END_DEADLINE}
 
 
 def test_a_channel_that_is_cancelled_ends_with_its_rows(worker: Worker, engine: Engine) -> None:

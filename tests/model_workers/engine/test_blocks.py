@@ -44,12 +44,6 @@ def test_prefix_blocks_are_shared_after_their_owner_left() -> None:
     assert blocks.cached_tokens(opened(blocks, [1, 2, 3, 4, 9]), 5) == 4
 
 
-def test_the_same_tokens_behind_others_are_another_block() -> None:
-    blocks = BlockManager(TOTAL, SIZE)
-    filled(blocks, [1, 2, 3, 4])
-    assert blocks.cached_tokens(opened(blocks, [9, 9, 3, 4]), 4) == 0
-
-
 def test_a_wholly_known_row_gets_a_copy_of_its_last_block() -> None:
     blocks = BlockManager(TOTAL, SIZE)
     first = filled(blocks, [1, 2, 3, 4])
@@ -76,36 +70,6 @@ def test_eviction_is_lru_and_last_block_of_a_sequence_first() -> None:
     assert [blocks.missing(BlockTable(), [1, 2, 3, 4]) is None] == [False]
     assert blocks.cached_tokens(opened(blocks, [1, 2, 9]), 3) == 2
     assert blocks.missing(BlockTable(), [5, 6, 7, 8]) is None
-
-
-def test_a_reserve_stays_free_and_a_refusal_changes_nothing() -> None:
-    blocks = BlockManager(3, SIZE)
-    table = BlockTable()
-    assert blocks.open(table, [1, 2, 3], reserve=2) is None
-    assert (table.blocks, blocks.free_blocks) == ([], 3)
-    assert blocks.open(table, [1, 2, 3], reserve=1) == []
-    assert not blocks.grow(table, 7)
-    assert blocks.free_blocks == 1
-    assert blocks.grow(table, 6)
-
-
-def test_discarded_blocks_are_known_no_more() -> None:
-    blocks = BlockManager(TOTAL, SIZE)
-    table = filled(blocks, [1, 2, 3])
-    sharing = opened(blocks, [1, 2, 9])
-    assert blocks.discard(table) == [1], "the other one is still held"
-    assert blocks.cached_tokens(opened(blocks, [1, 2, 9]), 3) == 0
-    assert blocks.discard(sharing) == [2, 0]
-
-
-def test_giving_back_twice_is_our_mistake() -> None:
-    blocks = BlockManager(TOTAL, SIZE)
-    table = filled(blocks, [1, 2, 3])
-    twin = BlockTable()
-    twin.blocks = list(table.blocks)
-    blocks.close(table)
-    with pytest.raises(AssertionError, match="twice"):
-        blocks.close(twin)
 
 
 def test_tenants_share_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import Sampling, SequenceEnd, TokenLogprobs
-from tests.support.sequences import Answers, drive, sequence_spec
+from tests.support.sequences import drive, sequence_spec
 
 
 def engine(slots: int = 4) -> EchoEngine:
@@ -52,31 +52,6 @@ def test_first_token_and_urgent_end_are_not_delayed(
 def test_stop_tokens_of_a_template_do_not_end_an_echo() -> None:
     sampling = Sampling(max_tokens=4, stop_token_ids=frozenset({6}))
     assert len(drive(engine(), sequence_spec("r", [5, 6], sampling)).tokens["r"]) == 4
-
-
-def test_one_token_per_row_and_step_and_rows_join_between_steps() -> None:
-    echo = engine(slots=2)
-    for name in ("a", "b", "c"):
-        echo.add(sequence_spec(name, [1], Sampling(max_tokens=2)), 0.0)
-    assert [step.request_id for step in echo.step(0.0)] == ["a", "b"]
-    assert [step.end for step in echo.step(0.0)] == [SequenceEnd.LENGTH, SequenceEnd.LENGTH]
-    assert [step.request_id for step in echo.step(0.0)] == ["c"]
-
-
-def test_cancel_and_deadline_take_effect_before_the_next_step() -> None:
-    echo = engine()
-    for name, deadline in (("a", None), ("b", 5.0), ("c", None)):
-        echo.add(sequence_spec(name, [1], Sampling(max_tokens=9), deadline=deadline), 0.0)
-    answers = Answers()
-    answers.take(echo.step(0.0))
-    echo.cancel(["a"])
-    answers.take(echo.step(6.0))
-    assert answers.ends == {"a": SequenceEnd.CANCELLED, "b": SequenceEnd.DEADLINE}
-    assert {name: len(tokens) for name, tokens in answers.tokens.items()} == {
-        "a": 1,
-        "b": 1,
-        "c": 2,
-    }
 
 
 def test_abort_ends_every_row_and_leaves_a_usable_engine() -> None:

@@ -139,12 +139,6 @@ def test_a_row_that_made_room_for_an_urgent_one_says_the_same(family: str) -> No
         assert answers[one.request_id] == generated(family, one.prompt, 20)
 
 
-def test_drawn_answers_depend_on_the_seed_alone() -> None:
-    drawn = {"temperature": 1.0, "seed": 5}
-    sequences = [sequence(str(n), one, sampling=drawn) for n, one in enumerate(prompts())]
-    assert run(engine_of("t5"), sequences, 1) == run(engine_of("t5"), sequences, 2)
-
-
 def test_rows_end_when_nobody_waits_or_their_time_is_over() -> None:
     engine = engine_of("bart")
     first, second, third = prompts(3)

@@ -7,7 +7,6 @@ from model_workers.engine.speculation import (
     REFRESH_STEPS,
     SAMPLES,
     SKIPPED,
-    RecentMean,
     SpeculationController,
 )
 
@@ -79,19 +78,3 @@ def test_catching_up_counts_only_where_drafting_goes_on() -> None:
     assert controller.gain(4) == pytest.approx(1.5)
     controller.add_drafted(4, 4, 50, catching_up=True)
     assert controller.gain(4) < 1
-
-
-def test_the_gain_of_what_was_not_measured_is_unknown() -> None:
-    assert SpeculationController().gain(3) == 0
-
-
-def test_a_mean_skips_the_first_and_follows_the_last() -> None:
-    mean = RecentMean()
-    for _ in range(SKIPPED):
-        mean.add(1000)
-    for _ in range(SAMPLES):
-        mean.add(1)
-    assert mean.value == pytest.approx(1)
-    for _ in range(100):
-        mean.add(5)
-    assert mean.value == pytest.approx(5, abs=0.1)

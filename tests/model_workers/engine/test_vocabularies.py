@@ -17,7 +17,7 @@ from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest
 from tests.support.settings import tuned
-from tests.support.tiny_encoders import add_modules, config_of
+from tests.support.tiny_encoders import config_of
 from tests.support.tiny_marian import FOUND, save_marian
 from tests.support.tiny_seq2seq import tiny_seq2seq
 from tests.support.tiny_vocabularies import KINDS, TEXTS, save_vocabulary
@@ -80,24 +80,6 @@ def test_scores_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
         request = RerankRequest(query=query, documents=TEXTS)
         found = computed(settings_of(folder, "reranker"), request, [query, *TEXTS])[:, 0]
         assert np.abs(found - scores(folder, query, [*TEXTS])).max() < 1e-4
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("kind", KINDS)
-def test_embeddings_and_scores_equal_sentence_transformers(kind: str, tmp_path: Path) -> None:
-    library: Any = pytest.importorskip("sentence_transformers", reason="extra tests-embeddings")
-    folder = add_modules(
-        save_encoder(tmp_path / "e", kind), {"pooling_mode": "mean"}, limits={"max_seq_length": CONTEXT}
-    )  # fmt: skip
-    found = computed(settings_of(folder, "embedding"), EmbedRequest(texts=TEXTS), [*TEXTS])
-    theirs = library.SentenceTransformer(str(folder), device="cpu").encode([*TEXTS])
-    assert cosine(found, theirs).min() > 0.9999
-    folder = save_encoder(tmp_path / "r", kind, scores=True)
-    request = RerankRequest(query="héllo", documents=TEXTS)
-    ranked = computed(settings_of(folder, "reranker"), request, ["héllo", *TEXTS])[:, 0]
-    model = library.CrossEncoder(str(folder), device="cpu")
-    assert np.abs(ranked - model.predict([("héllo", one) for one in TEXTS])).max() < 1e-4
 
 
 @pytest.mark.parametrize(

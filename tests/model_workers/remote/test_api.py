@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
-from model_workers.engine.protocol import Sampling, SequenceEnd
-from model_workers.remote.api import EVENT_BYTES_MAX, EventReader, ServerApi, ServerToken
+from model_workers.engine.protocol import Sampling, SequenceEnd, TokenLogprobs
+from model_workers.remote.api import (
+    EVENT_BYTES_MAX,
+    Chunk,
+    EventReader,
+    ServerApi,
+    ServerToken,
+    ServerUsage,
+)
 from model_workers.remote.client import pieces_of
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
-from sluice.errors import InvalidRequest, ModelUnavailable, Overloaded
+from sluice.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded
 from sluice.internal.v1.task_pb2 import ServerOptions
 from sluice.settings import resolve_model_path
 from sluice.settings.remote import ServerSettings
@@ -21,6 +28,8 @@ from sluice.wire.text_tokens import TEMPLATE, load_text_tokens
 from tests.support.sequences import sequence_spec
 
 TOKENS = load_text_tokens(Path(resolve_model_path("builtin:small"), "tokenizer.json"))
+TEMPLATES = ChatTemplate(TEMPLATE, {}, datetime.now)
+TOKENIZER = ModelTokenizer(TOKENS.tokenizer, TEMPLATES, 1000, TOKENS.conversation, frozenset())
 
 
 def api(kind: str, **settings: Any) -> ServerApi:
@@ -44,20 +53,76 @@ def test_an_event_without_an_end_is_a_fault() -> None:
         list(reader.feed(b"data: " + b"x" * EVENT_BYTES_MAX))
 
 
+CHUNKS: dict[str, tuple[str, dict[str, Any], Chunk]] = {
+    "text": ("chat", {"delta": {"content": "hé"}}, Chunk(text="hé")),
+    "refusal": ("chat", {"delta": {"refusal": "no"}}, Chunk(text="no")),
+    "role": ("chat", {"delta": {"role": "assistant", "content": None}}, Chunk()),
+    "reasoning": ("chat", {"delta": {"reasoning": "hm", "content": None}}, Chunk("hm")),
+    "old reasoning": ("chat", {"delta": {"reasoning_content": "hm"}}, Chunk("hm")),
+    "completion": ("completions", {"text": "x"}, Chunk(text="x")),
+    "token ids": ("tokens", {"text": "x", "token_ids": [4, 5]}, Chunk(token_ids=(4, 5))),
+    "stop": ("chat", {"finish_reason": "stop"}, Chunk(end=SequenceEnd.STOP)),
+    "length": ("chat", {"finish_reason": "length"}, Chunk(end=SequenceEnd.LENGTH)),
+    "calls": ("chat", {"finish_reason": "tool_calls"}, Chunk(end=SequenceEnd.STOP)),
+    "no end": ("chat", {"finish_reason": None}, Chunk()),
+    "token without bytes": (
+        "chat",
+        {"logprobs": {"content": [{"token": "é", "logprob": -0.5, "top_logprobs": []}]}},
+        Chunk(server_tokens=(ServerToken("é".encode(), -0.5),)),
+    ),
+    "log-probabilities of ids": (
+        "tokens",
+        {"logprobs": {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:4": -0.5}]}},
+        Chunk(logprobs=(TokenLogprobs(-0.5, ((4, -0.5),)),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_what_an_event_says(name: str) -> None:
+    kind, choice, expected = CHUNKS[name]
+    assert api(kind).chunk(json.dumps({"choices": [choice]})) == expected
+
+
+def test_an_event_may_say_what_was_counted() -> None:
+    said = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": None}
+    chunk = api("chat").chunk(json.dumps({"choices": [], "usage": said}))
+    assert chunk.usage == ServerUsage(7, 2, 0)
+
+
 @pytest.mark.parametrize(
-    ("kind", "choice", "said"),
+    ("kind", "data", "fault", "retry"),
     [
-        ("chat", {"delta": {"content": "hé"}}, ("hé", ())),
-        ("chat", {"delta": {"refusal": "no"}}, ("no", ())),
-        ("chat", {"delta": {"role": "assistant", "content": None}}, ("", ())),
-        ("completions", {"text": "x"}, ("x", ())),
-        ("tokens", {"text": "x", "token_ids": [4, 5]}, ("", (4, 5))),
+        *(
+            ("chat", data, EngineFailed, Retry.SOON)
+            for data in (
+                "<html>",
+                "[]",
+                "3",
+                '{"choices": {}, "x": 1, "choices": "ab"}',
+                '{"choices": [{"delta": {"content": 3}}]}',
+                '{"error": {"message": "secret prompt", "code": "x"}}',
+                '{"choices": [{"finish_reason": "abort"}]}',
+            )
+        ),
+        *(
+            ("chat", f'{{"error": {{"message": "secret", {code}}}}}', InvalidRequest, Retry.NEVER)
+            for code in (
+                '"type": "BadRequestError", "code": 400',
+                '"type": "invalid_request_error", "code": null',
+                '"code": "422"',
+            )
+        ),
+        ("tokens", '{"choices": [{"text": "no ids"}]}', EngineFailed, Retry.NEVER),
     ],
 )
-def test_what_an_event_says(kind: str, choice: Any, said: Any) -> None:
-    chunk = api(kind).chunk(json.dumps({"choices": [choice]}))
-    assert (chunk.text, chunk.token_ids) == said
-    assert chunk.end is None
+def test_events_that_are_faults_repeat_no_text(
+    kind: str, data: str, fault: Any, retry: Retry
+) -> None:
+    with pytest.raises(ServerFault) as caught:
+        api(kind).chunk(data)
+    assert (caught.value.kind, caught.value.retry) == (fault, retry)
+    assert "secret" not in caught.value.message
 
 
 def entry(data: bytes, logprob: float = -1.0) -> ServerToken:
@@ -95,85 +160,6 @@ def test_pieces_by_tokens_of_the_server(said: str, tokens: Any, pieces: Any) -> 
     assert found == pieces
 
 
-def test_tokens_without_bytes() -> None:
-    said = {"content": [{"token": "é", "logprob": -0.5, "top_logprobs": []}]}
-    choice = {"delta": {"content": "é"}, "logprobs": said}
-    chunk = api("chat").chunk(json.dumps({"choices": [choice]}))
-    assert chunk.server_tokens == (ServerToken("é".encode(), -0.5),)
-
-
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_reasoning_has_two_names(field: str) -> None:
-    chunk = api("chat").chunk(json.dumps({"choices": [{"delta": {field: "hm", "content": None}}]}))
-    assert (chunk.reasoning, chunk.text) == ("hm", "")
-
-
-@pytest.mark.parametrize(
-    ("reason", "end"),
-    [
-        ("stop", SequenceEnd.STOP),
-        ("length", SequenceEnd.LENGTH),
-        ("tool_calls", SequenceEnd.STOP),
-        (None, None),
-    ],
-)
-def test_ends(reason: str | None, end: SequenceEnd | None) -> None:
-    chunk = api("chat").chunk(json.dumps({"choices": [{"finish_reason": reason}]}))
-    assert chunk.end == end
-
-
-def test_usage_and_logprobs() -> None:
-    said = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": None}
-    usage = api("chat").chunk(json.dumps({"choices": [], "usage": said})).usage
-    assert usage is not None
-    assert (usage.prompt_tokens, usage.answer_tokens, usage.cached_tokens) == (7, 2, 0)
-    logprobs = {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:4": -0.5, "token_id:9": -1}]}
-    choice = {"token_ids": [4], "logprobs": logprobs}
-    (found,) = api("tokens").chunk(json.dumps({"choices": [choice]})).logprobs
-    assert found.logprob == -0.5
-    assert found.top == ((4, -0.5), (9, -1))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        "<html>",
-        "[]",
-        "3",
-        '{"choices": {}, "x": 1, "choices": "ab"}',
-        '{"choices": [{"delta": {"content": 3}}]}',
-        '{"error": {"message": "secret prompt", "code": "x"}}',
-        '{"choices": [{"finish_reason": "abort"}]}',
-    ],
-)
-def test_rubbish_is_a_fault_that_repeats_no_text(data: str) -> None:
-    with pytest.raises(ServerFault) as caught:
-        api("chat").chunk(data)
-    assert caught.value.retry is Retry.SOON
-    assert "secret" not in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        {"message": "secret", "type": "BadRequestError", "code": 400},
-        {"message": "secret", "type": "invalid_request_error", "code": None},
-        {"message": "secret", "code": "422"},
-    ],
-)
-def test_a_stream_may_say_that_the_request_is_wrong(error: dict[str, Any]) -> None:
-    with pytest.raises(ServerFault) as caught:
-        api("chat").chunk(json.dumps({"error": error}))
-    assert (caught.value.kind, caught.value.retry) == (InvalidRequest, Retry.NEVER)
-    assert "secret" not in caught.value.message
-
-
-def test_a_server_without_token_ids_is_told_apart() -> None:
-    with pytest.raises(ServerFault, match="set api of the model") as caught:
-        api("tokens").chunk('{"choices": [{"text": "x"}]}')
-    assert caught.value.retry is Retry.NEVER
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "retry"),
     [
@@ -195,96 +181,91 @@ def test_statuses(status: int, kind: Any, retry: Retry) -> None:
     assert "secret" not in fault.message
 
 
+EXTRA = {"service_tier": "flex", "provider": {"order": ["a"]}}
+SCHEMA = {"name": "answer", "schema": {"type": "array"}, "strict": True}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+BODIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], set[str]]] = {
+    "temperature and seed": (
+        "tokens", {"temperature": 0.5, "seed": 2**40 + 3}, {},
+        {"temperature": 0.5, "seed": 3}, {"top_p", "logprobs", "priority"},
+    ),
+    "no seed without temperature": ("tokens", {"seed": 3}, {}, {"temperature": 0.0}, {"seed"}),
+    "lists": ("tokens", {"stop_token_ids": frozenset({9, 2})}, {}, {"stop_token_ids": [2, 9]}, set()),
+    "log-probabilities of ids": (
+        "tokens", {"logprobs": True, "top_logprobs": 2}, {},
+        {"logprobs": 2, "return_tokens_as_token_ids": True, "return_token_ids": True}, set(),
+    ),
+    "log-probabilities of a chat": (
+        "chat", {"logprobs": True, "top_logprobs": 2}, {}, {"logprobs": True, "top_logprobs": 2}, set(),
+    ),
+    "other names": (
+        "chat", {"top_k": 7, "temperature": 1.0, "seed": 1, "stop_token_ids": frozenset({9})},
+        {"parameters": {"max_tokens": "max_completion_tokens", "seed": None, "top_k": "k"}},
+        {"max_completion_tokens": 9, "k": 7}, {"seed", "max_tokens", "stop_token_ids"},
+    ),
+    "schema": (
+        "chat", {"json_schema": '{"type": "array"}'}, {},
+        {"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, set(),
+    ),
+    "grammar": (
+        "tokens", {"grammar": "start: X"}, {}, {"structured_outputs": {"grammar": "start: X"}}, set(),
+    ),
+    "priority": ("tokens", {}, {"parameters": {"priority": "priority"}}, {"priority": 2}, set()),
+    "priority of a chat": ("chat", {}, {"parameters": {"priority": "p"}}, {"p": 2}, {"cache_salt"}),
+    "extra fields": ("tokens", {}, {"extra_body": EXTRA}, EXTRA, set()),
+    "extra fields of a chat": ("chat", {}, {"extra_body": EXTRA}, EXTRA, set()),
+    "extra fields of completions": ("completions", {}, {"extra_body": EXTRA}, EXTRA, set()),
+    "required call": (
+        "chat", {"server": ServerOptions(call_required=True)}, {}, {"tool_choice": "required"}, set(),
+    ),
+    "function": (
+        "chat", {"server": ServerOptions(function="f")}, {}, {"tool_choice": FUNCTION}, set(),
+    ),
+    "one call": (
+        "chat", {"server": ServerOptions(one_call=True)}, {}, {"parallel_tool_calls": False}, set(),
+    ),
+    "effort": (
+        "chat", {"server": ServerOptions(reasoning_effort="low")}, {}, {"reasoning_effort": "low"}, set(),
+    ),
+    "template": (
+        "chat", {"server": ServerOptions(chat_template_kwargs='{"a": false}')}, {},
+        {"chat_template_kwargs": {"a": False}}, set(),
+    ),
+    "format": (
+        "chat", {"server": ServerOptions(response_format='{"type": "x"}')}, {},
+        {"response_format": {"type": "x"}}, set(),
+    ),
+    "no options": (
+        "chat", {"server": ServerOptions()}, {}, {"stream": True},
+        {
+            "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
+            "response_format",
+        },
+    ),
+}  # fmt: skip
+"""API, sampling, settings of the server; fields of the body, and fields that it has not."""
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_of_requests(name: str) -> None:
+    kind, sampling, settings, fields, absent = BODIES[name]
+    prompt = [TOKENS.encode("hi")[0]]
+    spec = sequence_spec("r", prompt, Sampling(max_tokens=9, **sampling), rank=2)
+    body = api(kind, **settings).body(spec)
+    assert {field: body.get(field) for field in fields} == fields
+    assert not absent & body.keys()
+
+
 def test_a_row_that_was_begun_goes_on_behind_its_tokens() -> None:
     spec = sequence_spec("r", [1, 2], Sampling(max_tokens=10, min_tokens=5), produced=[3])
     body = api("tokens").body(spec)
-    assert body["prompt"] == [1, 2, 3]
-    assert (body["max_tokens"], body["min_tokens"]) == (9, 4)
-    assert body["return_token_ids"]
+    assert (body["prompt"], body["max_tokens"], body["min_tokens"]) == ([1, 2, 3], 9, 4)
 
 
-def test_sampling_parameters_have_the_names_of_the_server() -> None:
-    sampling = Sampling(
-        max_tokens=10,
-        temperature=0.5,
-        seed=2**40 + 3,
-        top_k=7,
-        presence_penalty=0.25,
-        stop_token_ids=frozenset({9, 2}),
-        logprobs=True,
-        top_logprobs=2,
-        json_schema='{"type": "object"}',
-    )
-    body = api("tokens").body(sequence_spec("r", [1], sampling))
-    assert {key: body[key] for key in ("temperature", "seed", "top_k", "stop_token_ids")} == {
-        "temperature": 0.5,
-        "seed": 3,
-        "top_k": 7,
-        "stop_token_ids": [2, 9],
-    }
-    assert body["logprobs"] == 2
-    assert body["return_tokens_as_token_ids"]
-    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
-    assert "top_p" not in body
-    named = {"max_tokens": "max_completion_tokens", "seed": None, "top_k": "k"}
-    renamed = api("chat", parameters=named).body(
-        sequence_spec("r", [TOKENS.encode("hi")[0]], sampling)
-    )
-    assert (renamed["max_completion_tokens"], renamed["k"]) == (10, 7)
-    assert (renamed["logprobs"], renamed["top_logprobs"]) == (True, 2)
-    assert not {"seed", "max_tokens", "stop_token_ids"} & renamed.keys()
-
-
-def options(**given: Any) -> Sampling:
-    return Sampling(max_tokens=9, server=ServerOptions(**given), json_schema=given.get("schema"))
-
-
-@pytest.mark.parametrize(
-    ("given", "field", "sent"),
-    [
-        ({"call_required": True}, "tool_choice", "required"),
-        (
-            {"function": "f", "call_required": False},
-            "tool_choice",
-            {"type": "function", "function": {"name": "f"}},
-        ),
-        ({"one_call": True}, "parallel_tool_calls", False),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "low"),
-        ({"chat_template_kwargs": '{"a": false}'}, "chat_template_kwargs", {"a": False}),
-        ({"response_format": '{"type": "x"}'}, "response_format", {"type": "x"}),
-    ],
-)
-def test_options_of_a_request_reach_its_server(given: Any, field: str, sent: Any) -> None:
-    prompt = [TOKENS.encode("hi")[0]]
-    assert api("chat").body(sequence_spec("r", prompt, options(**given)))[field] == sent
-    plain = api("chat").body(sequence_spec("r", prompt, Sampling(max_tokens=9)))
-    assert field not in plain
-    assert field not in api("chat").body(sequence_spec("r", prompt, options()))
-
-
-def test_a_schema_alone_is_asked_for_strictly() -> None:
-    sampling = Sampling(max_tokens=9, json_schema='{"type": "array"}', server=ServerOptions())
-    (token,) = TOKENS.encode("x")
-    asked = api("chat").body(sequence_spec("r", [token], sampling))["response_format"][
-        "json_schema"
-    ]
-    assert (asked["schema"], asked["strict"]) == ({"type": "array"}, True)
-
-
-def test_a_grammar_of_calls_is_a_structured_output() -> None:
-    sampling = Sampling(max_tokens=9, grammar="start: X")
-    assert api("tokens").body(sequence_spec("r", [1], sampling))["structured_outputs"] == {
-        "grammar": "start: X"
-    }
-
-
-def test_priority_is_sent_where_settings_name_it() -> None:
-    spec = sequence_spec("r", [1], rank=2)
-    assert "priority" not in api("tokens").body(spec)
-    for kind in ("tokens", "chat"):
-        named = {"priority": "priority"}
-        one = sequence_spec("r", [TOKENS.encode("x")[0]], rank=2)
-        assert api(kind, parameters=named).body(one)["priority"] == 2
+def test_limit_at_the_context_end_is_left_to_the_server() -> None:
+    spec = sequence_spec("r", [5] * 990, Sampling(max_tokens=10))
+    assert "max_tokens" not in api("completions").body(spec)
+    assert api("tokens").body(spec)["max_tokens"] == 10
 
 
 def salts(prefix_cache: Any, **settings: Any) -> list[str | None]:
@@ -305,13 +286,6 @@ def test_tenants_have_salts_of_their_own() -> None:
     assert "cache_salt" not in api("chat").body(sequence_spec("r", [TOKENS.encode("x")[0]]))
 
 
-def test_extra_fields_are_in_every_request() -> None:
-    extra = {"service_tier": "flex", "provider": {"order": ["a"]}}
-    for kind in ("tokens", "chat", "completions"):
-        body = api(kind, extra_body=extra).body(sequence_spec("r", [TOKENS.encode("x")[0]]))
-        assert {name: body[name] for name in extra} == extra
-
-
 @pytest.mark.parametrize("name", ["stream", "model", "messages", "tools", "temperature", "stop"])
 def test_extra_fields_replace_none_of_ours(name: str) -> None:
     with pytest.raises(ValueError, match=rf"extra_body\.{name}: requests set it; leave it out"):
@@ -325,27 +299,14 @@ def test_options_of_chats_are_refused_for_others(name: str) -> None:
     api("completions", parameters={name: None})
 
 
-def test_limit_at_the_context_end_is_left_to_the_server() -> None:
-    spec = sequence_spec("r", [5] * 990, Sampling(max_tokens=10))
-    assert "max_tokens" not in api("completions").body(spec)
-    assert api("tokens").body(spec)["max_tokens"] == 10
-
-
 @pytest.mark.parametrize(
     "content", ["hi", '"}]}', "<|sluice_conversation|><|", "naïve 😀\n\\u003c|"]
 )
 def test_messages_reach_the_server_as_they_were(content: str) -> None:
-    tokenizer = ModelTokenizer(
-        TOKENS.tokenizer,
-        ChatTemplate(TEMPLATE, {}, datetime.now),
-        1000,
-        TOKENS.conversation,
-        frozenset(),
-    )
     messages = [{"role": "system", "content": "be nice"}, {"role": "user", "content": content}]
-    prompt = tokenizer.encode_chat(messages)
+    prompt = TOKENIZER.encode_chat(messages)
     assert api("chat").body(sequence_spec("r", prompt))["messages"] == messages
-    alone = tokenizer.encode_text('<|sluice_conversation|>{"messages": []}' + content)
+    alone = TOKENIZER.encode_text('<|sluice_conversation|>{"messages": []}' + content)
     (message,) = api("chat").body(sequence_spec("r", alone))["messages"]
     assert message["role"] == "user"
     assert message["content"].endswith(content)
@@ -359,14 +320,7 @@ def test_tools_and_calls_reach_the_server_in_the_form_of_the_api() -> None:
         {"role": "tool", "content": "42", "tool_call_id": "c1", "name": "f"},
     ]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    tokenizer = ModelTokenizer(
-        TOKENS.tokenizer,
-        ChatTemplate(TEMPLATE, {}, datetime.now),
-        1000,
-        TOKENS.conversation,
-        frozenset(),
-    )
-    body = api("chat").body(sequence_spec("r", tokenizer.encode_chat(messages, tools=tools)))
+    body = api("chat").body(sequence_spec("r", TOKENIZER.encode_chat(messages, tools=tools)))
     assert body["tools"] == tools
     assert body["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"x": "é"}'
     assert body["messages"][2] == {"role": "tool", "content": "42", "tool_call_id": "c1"}

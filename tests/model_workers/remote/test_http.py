@@ -4,20 +4,16 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from model_workers.remote.api import ServerApi
 from model_workers.remote.client import ServerClient
 from sluice.settings.remote import ServerSettings
-from sluice.tls import CERTIFICATE, KEY
-from supervisor.certificates import Authority
 from tests.support.settings import tuned
 
 WHOLE = b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\nX-A: b\r\n\r\n{"data": []}'
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-UNREACHABLE = "the server cannot be reached"
 
 
 class Server:
@@ -89,13 +85,6 @@ async def test_a_connection_serves_the_next_request() -> None:
     assert server.heads[0].startswith(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:")
 
 
-async def test_closed_connections_are_replaced() -> None:
-    server = Server([b"HTTP/1.0 200 OK\r\n\r\n[", b"]", b""], [WHOLE])
-    async with listening(server.serve) as port:
-        assert await problems(f"http://127.0.0.1:{port}/v1", 2) == [""] * 2
-    assert server.connections == 2
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -127,58 +116,3 @@ async def test_a_proxy_gets_the_whole_address(monkeypatch: pytest.MonkeyPatch) -
         assert await problems("http://models.example:81/v1") == [""]
     assert proxy.heads[0].startswith(b"GET http://models.example:81/v1/models HTTP/1.1\r\n")
     assert b"\r\nProxy-Authorization: Basic bWU6c2VjcmV0\r\n" in proxy.heads[0]
-
-
-@asynccontextmanager
-async def tunnels(status: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A proxy that connects to where it is told."""
-    heads: list[bytes] = []
-
-    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-        finally:
-            writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(head := await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n")
-        if status == b"200 OK":
-            host, _, port = head.split()[1].decode().rpartition(":")
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-            await asyncio.gather(pipe(reader, far_writer), pipe(far_reader, writer))
-
-    async with listening(serve) as port:
-        yield port, heads
-
-
-def tls_of(folder: Path) -> tuple[ssl.SSLContext, Path]:
-    """What a server on localhost needs, and who vouches for it."""
-    authority = Authority(folder)
-    authority.ensure(("server",))
-    own, context = authority.of("server"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(own / CERTIFICATE, own / KEY)
-    return context, authority.ca
-
-
-async def test_tls_is_direct_or_through_a_proxy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context, authorities = tls_of(tmp_path)
-    server = Server(*[[WHOLE]] * 4)
-    async with listening(server.serve, context) as port, tunnels(b"200 OK") as (proxy, heads):
-        url = f"https://localhost:{port}/v1"
-        assert await problems(url) == [UNREACHABLE]  # a stranger's certificate
-        monkeypatch.setenv("SSL_CERT_FILE", str(authorities))
-        for number, address in enumerate(("", f"http://127.0.0.1:{proxy}")):
-            monkeypatch.setenv("https_proxy", address)
-            assert await problems(url, 2) == [""] * 2
-            assert len(heads) == number
-    assert heads[0].startswith(f"CONNECT localhost:{port} HTTP/1.1\r\n".encode())
-
-
-async def test_a_proxy_that_refuses_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with tunnels(b"403 Forbidden") as (proxy, _):
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy}")
-        assert await problems("https://models.example/v1") == [UNREACHABLE]

@@ -16,7 +16,7 @@ from model_workers.engine.forward import load_model
 from model_workers.engine.forward.attention import CachedModel
 from model_workers.engine.paged_model import SequenceChunk
 from sluice.settings import SettingsError
-from tests.support.tiny_models import CONTEXT, save_model
+from tests.support.tiny_models import save_model
 
 REFUSED = {
     "bloom": BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4),
@@ -86,34 +86,6 @@ def test_no_model_at_all_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as error:
         load_model(str(tmp_path))
     assert "\n" not in str(error.value)
-
-
-def test_the_context_is_the_models_or_shorter(tmp_path: Path) -> None:
-    folder = str(save_model(tmp_path))
-    assert load_model(folder).context_tokens == CONTEXT
-    assert load_model(folder, context_tokens=64).context_tokens == 64
-    with pytest.raises(SettingsError, match=f"at most {CONTEXT}"):
-        load_model(folder, context_tokens=CONTEXT + 1)
-
-
-def test_frequencies_that_change_with_the_length_end_the_context(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-    rope["original_max_position_embeddings"] = 64
-    folder = str(save_model(tmp_path, rope_parameters=rope))
-    assert load_model(folder).context_tokens == 64
-    with pytest.raises(SettingsError, match="at most 64"):
-        load_model(folder, context_tokens=65)
-
-
-def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="not a torch device"):
-        load_model(str(save_model(tmp_path)), device="abacus")
-
-
-def test_numbers_are_float32_on_a_cpu_unless_asked_otherwise(tmp_path: Path) -> None:
-    folder = str(save_model(tmp_path))
-    assert load_model(folder, device="cpu").dtype is torch.float32
-    assert load_model(folder, device="cpu", dtype="bfloat16").dtype is torch.bfloat16
 
 
 def test_fp8_needs_a_device_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

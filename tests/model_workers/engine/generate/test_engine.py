@@ -18,7 +18,7 @@ from model_workers.engine.protocol import (
 )
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sequences import SequenceLimits
-from sluice.errors import InvalidRequest, Overloaded, PromptTooLong
+from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.internal.v1 import task_pb2
 from sluice.settings.models import SideLimits
 from tests.support.generating_models import END, FAMILIES, PICTURE, tiny
@@ -131,17 +131,6 @@ def test_rows_continue_behind_earlier_tokens(family: str) -> None:
         assert run(engine, [*sequences, again])["again"] == whole
 
 
-def test_drawn_answers_depend_on_seed_and_position() -> None:
-    sampling = {"temperature": 1.0, "seed": 5, "top_p": 0.9, "presence_penalty": 0.5}
-    sequences = [sequence(str(n), one, 20, sampling=sampling) for n, one in enumerate(prompts(6))]
-    together = run(engine_of()[0], sequences)
-    for one in sequences:
-        assert run(engine_of()[0], [one])[one.request_id] == together[one.request_id]
-    produced = tuple(together["0"][:7])
-    again = sequence("0", sequences[0].prompt, 20, sampling=sampling, produced=produced, attempt=1)
-    assert run(engine_of()[0], [again])["0"] == together["0"]
-
-
 def test_one_token_of_every_row_is_one_step() -> None:
     engine, model = engine_of()
     for n, one in enumerate(prompts(3)):
@@ -150,18 +139,6 @@ def test_one_token_of_every_row_is_one_step() -> None:
     assert counts == [3, 3, 3, 3, 2, 1]
     assert not engine.has_sequences()
     assert len(model.batches) == 1
-
-
-def test_log_probabilities_are_those_of_the_tokens() -> None:
-    engine, _ = engine_of()
-    sampling = {"logprobs": True, "top_logprobs": 2}
-    engine.add(sequence("1", (5, 6, 7), 2, sampling=sampling), 0.0)
-    (step,) = engine.step(0.0)
-    with torch.inference_mode():
-        logits = reference("llama")(torch.tensor([[5, 6, 7]])).logits[0, -1]
-    expected = logits.log_softmax(-1)[step.token_ids[0]].item()
-    assert step.logprobs[0].logprob == pytest.approx(expected, abs=1e-4)
-    assert step.logprobs[0].top[0][0] == step.token_ids[0]
 
 
 def test_batcher_batches_are_padded_batches() -> None:
@@ -254,29 +231,6 @@ def test_batch_without_rows_is_left_at_once() -> None:
     assert [step.end for step in engine.step(0.0)] == [SequenceEnd.CANCELLED]
     assert not engine.has_sequences()
     assert run(engine, [sequence("2", (5, 6, 7), 2)])["2"] == generated("llama", (5, 6, 7), 2)
-
-
-def test_waiting_rows_end_without_a_batch() -> None:
-    engine, model = engine_of()
-    engine.add(sequence("1", (5, 6), 3, end=-1), 0.0)
-    engine.step(0.0)
-    engine.add(sequence("2", (5, 6), 3), 0.0)
-    engine.cancel(["2"])
-    assert (SequenceEnd.CANCELLED, "2") in [
-        (step.end, step.request_id) for step in engine.step(0.0)
-    ]
-    run(engine)
-    assert len(model.batches) == 1
-
-
-def test_newer_attempt_replaces_a_running_row() -> None:
-    engine, _ = engine_of()
-    engine.add(sequence("1", (5, 6, 7), 20), 0.0)
-    first = engine.step(0.0)[0].token_ids
-    with pytest.raises(InvalidRequest):
-        engine.add(sequence("1", (5, 6, 7), 20), 0.0)
-    again = sequence("1", (5, 6, 7), 20, produced=first, attempt=1)
-    assert run(engine, [again])["1"] == generated("llama", (5, 6, 7), 20)
 
 
 def test_abort_returns_all_rows_and_the_engine_goes_on() -> None:
@@ -403,11 +357,3 @@ def test_rows_it_cannot_compute_are_refused(family: str, spec: SequenceSpec, err
     with pytest.raises(error):
         engine.add(spec, 0.0)
     assert not engine.has_sequences()
-
-
-def test_more_rows_than_places_are_refused() -> None:
-    engine = GenerateEngine(Recorded(tiny("llama")), Sampler(), SequenceLimits(1, 1, CONTEXT, 512))
-    engine.add(sequence("1", (5,)), 0.0)
-    engine.add(sequence("2", (5,)), 0.0)
-    with pytest.raises(Overloaded):
-        engine.add(sequence("3", (5,)), 0.0)
