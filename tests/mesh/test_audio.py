@@ -19,10 +19,9 @@ from openai import AsyncOpenAI
 from gateway.models.speech import JoinedTexts, chunks_of
 from sluice import settings as config
 from sluice.client import AsyncClient, Audio, Notice
-from sluice.settings.routing import RoutingSettings
 from sluice.telemetry import catalog
 from supervisor.mesh import Mesh, running_mesh
-from tests.support.mesh import kill, stubs_of, until_counted
+from tests.support.mesh import kill, quick_settings, stubs_of, until_counted
 from tests.support.sounds import sound, wav
 from tests.support.tiny_whisper import WORDS, extractor, save_whisper, tiny_whisper
 
@@ -37,13 +36,9 @@ ROOT: Final = Path(__file__).parents[2]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
     folder = save_whisper(tmp_path_factory.mktemp("whisper"), chunk_s=CHUNK_S)
-    settings = config.Settings(
-        models=(config.ModelSettings(name="ears", path=str(folder), device="cpu"),),
-        routing=RoutingSettings(default="ears"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+    settings = quick_settings(
+        config.ModelSettings(name="ears", path=str(folder), device="cpu"),
         http=config.HttpSettings(address="127.0.0.1:0"),
-        batcher=config.BatcherSettings(drain_s=1.0),
-        jobs=config.JobsSettings(replicas=0),
         triton=config.TritonSettings(start_s=240),
     )
     async with running_mesh(settings) as running:

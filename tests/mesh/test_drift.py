@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from bench.support.meshes import echo
 from gateway.routing.learned.artefact import save_to
 from learning.train import train
 from sluice import settings as config
@@ -19,6 +20,7 @@ from supervisor.control import reload_mesh
 from supervisor.mesh import Mesh, running_mesh
 from tests.cli.commands import BOUND_S, process
 from tests.learning.made_up import EASY, outcomes
+from tests.support.mesh import quick_settings
 
 pytestmark = pytest.mark.mesh
 
@@ -41,14 +43,9 @@ async def mesh(artefact: Path) -> AsyncIterator[Mesh]:
         "strong": "large",
         "target": {"strong_share": 0.5},
     }
-    settings = config.Settings(
-        models=tuple(
-            config.ModelSettings(name=name, path="builtin:small", engine="echo")
-            for name in ("small", "large")
-        ),
+    settings = quick_settings(
+        *(echo(64, name=name) for name in ("small", "large")),
         routing=RoutingSettings.model_validate({"learned": learned}),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        batcher=config.BatcherSettings(drain_s=1.0),
         telemetry=config.TelemetrySettings(prometheus={"gateway": "127.0.0.1:0"}),
     )
     async with running_mesh(settings) as running:

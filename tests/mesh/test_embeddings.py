@@ -15,10 +15,9 @@ from transformers import AutoModel
 
 from sluice import settings as config
 from sluice.client import AsyncClient
-from sluice.settings.routing import RoutingSettings
 from sluice.telemetry import catalog
 from supervisor.mesh import Mesh, running_mesh
-from tests.support.mesh import kill, stubs_of, until_counted
+from tests.support.mesh import kill, quick_settings, stubs_of, until_counted
 from tests.support.tiny_encoders import config_of, ids_of, save_reranker, save_transformer, texts
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
@@ -37,16 +36,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(folders: tuple[Path, Path]) -> AsyncIterator[Mesh]:
     encoder, reranker = map(str, folders)
-    settings = config.Settings(
-        models=(
-            config.ModelSettings(name="small", path="builtin:small"),
-            config.ModelSettings(name="embed", path=encoder, engine="embedding"),
-            config.ModelSettings(name="rank", path=reranker, engine="reranker"),
-        ),
-        routing=RoutingSettings(default="small"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        batcher=config.BatcherSettings(drain_s=1.0),
-        jobs=config.JobsSettings(replicas=0),
+    settings = quick_settings(
+        config.ModelSettings(name="small", path="builtin:small"),
+        config.ModelSettings(name="embed", path=encoder, engine="embedding"),
+        config.ModelSettings(name="rank", path=reranker, engine="reranker"),
     )
     async with running_mesh(settings) as running:
         yield running

@@ -12,11 +12,10 @@ import torch
 
 from sluice import settings as config
 from sluice.client import AsyncClient, Delta, Notice
-from sluice.settings.routing import RoutingSettings
 from supervisor.mesh import Mesh, running_mesh
 from tests.mesh.test_remote import record_of
 from tests.support.generating_models import END, save, tiny
-from tests.support.mesh import stubs_of
+from tests.support.mesh import quick_settings, stubs_of
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
@@ -34,14 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(folder: Path) -> AsyncIterator[Mesh]:
-    settings = config.Settings(
-        models=(config.ModelSettings(name="m", path=str(folder), engine="generate", slots=16),),
-        routing=RoutingSettings(default="m"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+    settings = quick_settings(
+        config.ModelSettings(name="m", path=str(folder), engine="generate", slots=16),
         batcher=config.BatcherSettings.model_validate(
             {"policy": {"padding_max": 0.05}, "drain_s": 1.0}
         ),
-        jobs=config.JobsSettings(replicas=0),
     )
     async with running_mesh(settings) as running:
         yield running

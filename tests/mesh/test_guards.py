@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 
 from sluice import settings as config
-from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import GetAuditEntryRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
+from tests.support.mesh import quick_settings
 
 if TYPE_CHECKING:
     from sluice.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -59,16 +59,11 @@ async def mesh(
     from tests.support.tiny_tagger import save_tagger  # torch: not for every test run
 
     tagger = str(save_tagger(tmp_path_factory.mktemp("tagger")))
-    settings = config.Settings(
-        models=(
-            config.ModelSettings(name="small", path="builtin:small"),
-            config.ModelSettings(name="echo", path="builtin:small", engine="echo"),
-            config.ModelSettings(name="judge", path=str(classifier_folder), engine="classifier"),
-            config.ModelSettings(name="ner", path=tagger, engine="token_classifier"),
-        ),
-        routing=RoutingSettings(default="small"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        batcher=config.BatcherSettings(drain_s=1.0),
+    settings = quick_settings(
+        config.ModelSettings(name="small", path="builtin:small"),
+        config.ModelSettings(name="echo", path="builtin:small", engine="echo"),
+        config.ModelSettings(name="judge", path=str(classifier_folder), engine="classifier"),
+        config.ModelSettings(name="ner", path=tagger, engine="token_classifier"),
         safety=SAFETY,
     )
     async with running_mesh(settings) as running:

@@ -10,35 +10,19 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from bench.support.meshes import echo
 from sluice.client.channel import open_aio
-from sluice.settings import (
-    BatcherSettings,
-    GatewaySettings,
-    JobsSettings,
-    ModelSettings,
-    Settings,
-)
-from sluice.settings.routing import RoutingSettings
+from sluice.settings import JobsSettings
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
 from supervisor.control import reload_mesh
 from supervisor.mesh import running_mesh
-from tests.support.mesh import kill
+from tests.support.mesh import kill, quick_settings
 
 pytestmark = pytest.mark.mesh
 
 ITEMS: Final = 2000
 BOUND_S: Final = 150.0
-
-
-def settings() -> Settings:
-    echo = ModelSettings(name="echo", tier="echo", path="builtin:small", engine="echo", slots=64)
-    return Settings(
-        models=(echo,),
-        routing=RoutingSettings(default="echo"),
-        gateway=GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        batcher=BatcherSettings(drain_s=1.0),
-    )
 
 
 async def upload(items: int) -> AsyncIterator[pb.UploadInputRequest]:
@@ -72,7 +56,10 @@ async def results(stub: Any, job: str) -> list[tuple[str, str]]:
 
 @pytest.mark.long
 async def test_a_job_whose_process_is_killed_is_that_of_a_calm_run() -> None:
-    async with running_mesh(settings()) as mesh, open_aio(mesh.address) as channel:
+    async with (
+        running_mesh(quick_settings(echo(64), jobs=JobsSettings())) as mesh,
+        open_aio(mesh.address) as channel,
+    ):
         stub: Any = JobServiceStub(channel)
         calm = await create(stub)
         await when(stub, calm, least=ITEMS)
@@ -90,11 +77,9 @@ async def test_a_job_whose_process_is_killed_is_that_of_a_calm_run() -> None:
 
 @pytest.mark.long
 async def test_a_job_whose_model_a_reload_removes_waits_for_it(tmp_path: Path) -> None:
-    slow = settings().models[0].model_copy(update={"slots": 2, "echo_step_ms": 20.0})
-    other = ModelSettings(name="other", path="builtin:small", engine="echo")
-    routing = RoutingSettings(default="other")
+    other, slow = echo(64, name="other"), echo(2, echo_step_ms=20.0)
     few = JobsSettings(window_items=4)  # requests that have begun keep their model
-    both = settings().model_copy(update={"models": (slow, other), "routing": routing, "jobs": few})
+    both = quick_settings(other, slow, jobs=few)
     files = {"both": both, "without": both.model_copy(update={"models": (other,)})}
     for name, asked in files.items():
         (tmp_path / name).write_text(asked.to_yaml())

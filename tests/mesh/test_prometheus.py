@@ -15,24 +15,16 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.support.meshes import echo
 from sluice.client import AsyncClient
-from sluice.settings import (
-    BatcherSettings,
-    GatewaySettings,
-    HttpSettings,
-    JobsSettings,
-    ModelSettings,
-    Settings,
-    TelemetrySettings,
-)
-from sluice.settings.routing import RoutingSettings
+from sluice.settings import GatewaySettings, JobsSettings, TelemetrySettings
 from sluice.startup import free_port
 from sluice.v1 import jobs_pb2
 from supervisor.mesh import running_mesh
 from tests.compose.test_prometheus import DASHBOARDS, queries
 from tests.mesh.test_traces import ask
 from tests.support.compose import FOLDER
-from tests.support.mesh import RunningMesh
+from tests.support.mesh import RunningMesh, quick_settings
 from tests.support.nats import end
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
@@ -132,21 +124,9 @@ LINES = "\n".join(
     json.dumps({"prompt": f"{number} " + "w " * 20, "max_tokens": 40}) for number in range(4000)
 )
 """More items than a job has in flight."""
-LOADED = Settings(
-    models=(
-        ModelSettings(
-            name="echo",
-            tier="echo",
-            path="builtin:small",
-            engine="echo",
-            slots=4,
-            echo_step_ms=50.0,
-        ),
-    ),
-    routing=RoutingSettings(default="echo"),
+LOADED = quick_settings(
+    echo(4, echo_step_ms=50.0),
     gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0, max_concurrent_requests=4096),
-    http=HttpSettings(address="127.0.0.1:0"),
-    batcher=BatcherSettings(drain_s=2.0),
     jobs=JobsSettings(window_items=4096),
     telemetry=TelemetrySettings(
         prometheus={"gateway": "127.0.0.1:0", "batcher": "127.0.0.1:0", "jobs": "127.0.0.1:0"}

@@ -26,7 +26,7 @@ from sluice.settings.mesh import HttpSettings
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import admin_pb2
 from supervisor.mesh import Mesh, running_mesh
-from tests.support.mesh import kill
+from tests.support.mesh import kill, quick_settings
 from tests.support.openai_server import (
     Fault,
     OpenAIServer,
@@ -64,17 +64,12 @@ async def limited() -> AsyncIterator[OpenAIServer]:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def mesh(server: OpenAIServer, limited: OpenAIServer) -> AsyncIterator[Mesh]:
     async with openai_server() as frail:
-        settings = config.Settings(
-            models=(
-                model("exact", server, "tokens"),
-                model("chat", server, "chat", prompt_price=1.0, answer_price=2.0),
-                model("frail", frail, "chat"),
-                model("limited", limited, "chat"),
-            ),
+        settings = quick_settings(
+            model("exact", server, "tokens"),
+            model("chat", server, "chat", prompt_price=1.0, answer_price=2.0),
+            model("frail", frail, "chat"),
+            model("limited", limited, "chat"),
             routing=RoutingSettings(default="chat", fallbacks={"frail": ("chat",)}),
-            gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-            batcher=config.BatcherSettings(drain_s=1.0),
-            jobs=config.JobsSettings(replicas=0),
             http=HttpSettings(address=None),
         )
         started = running_mesh(settings)
@@ -236,12 +231,10 @@ async def test_a_mesh_starts_without_the_server_of_a_model(
     monkeypatch.setattr("supervisor.health.REMOTE_S", 3.0)
     async with openai_server() as late:
         late.key = "not known"
-        settings = config.Settings(
-            models=(model("gpt", late, "chat"), model("other", server, "chat")),
+        settings = quick_settings(
+            model("gpt", late, "chat"),
+            model("other", server, "chat"),
             routing=RoutingSettings(default="gpt", fallbacks={"gpt": ("other",)}),
-            gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-            batcher=config.BatcherSettings(drain_s=1.0),
-            jobs=config.JobsSettings(replicas=0),
         )
         async with running_mesh(settings) as mesh, AsyncClient(mesh.address) as client:
             pids = mesh.supervisor.pids

@@ -13,11 +13,10 @@ from openai import AsyncOpenAI
 
 from sluice import settings as config
 from sluice.client import AsyncClient, FinishReason, Message, Tool
-from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
-from tests.support.mesh import kill
+from tests.support.mesh import kill, quick_settings
 from tests.support.tool_templates import MARKS, small_with_tools
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
@@ -42,13 +41,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
     for name in MARKS:
         path = small_with_tools(tmp_path_factory.mktemp("models") / name, name)
         models.append(config.ModelSettings(name=name, path=path, slots=8))
-    settings = config.Settings(
-        models=tuple(models),
-        routing=RoutingSettings(default="hermes"),
-        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
-        http=config.HttpSettings(address="127.0.0.1:0"),
-        batcher=config.BatcherSettings(drain_s=1.0),
-    )
+    settings = quick_settings(*models, http=config.HttpSettings(address="127.0.0.1:0"))
     async with running_mesh(settings) as running:
         yield running
 

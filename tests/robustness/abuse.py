@@ -23,17 +23,15 @@ import asyncio
 import json
 import resource
 import statistics
-import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any, Final
 
 from bench.support.harness import emit
-from sluice.settings import CallShares, GatewaySettings, ModelSettings, Settings
-from sluice.settings.routing import RoutingSettings
-from supervisor.mesh import Mesh, running_mesh
-from tests.robustness.attacks import ATTACKS, MODEL
+from bench.support.meshes import echo, mesh_of, mesh_settings
+from sluice.settings import CallShares, GatewaySettings, Settings
+from supervisor.mesh import Mesh
+from tests.robustness.attacks import ATTACKS
 from tests.robustness.hostile_run import hostile, read_json, start_beside
 from tests.robustness.mesh_memory import memory_of, watch_memory
 from tests.support.settings import tuned
@@ -47,18 +45,12 @@ SAMPLE_S: Final = 0.5
 
 def settings_of(size: int, raised: bool) -> Settings:
     """One echo model; ``raised``: with room for ``size`` calls."""
-    limits: dict[str, Any] = {}
-    if raised:
-        limits = {
-            "max_concurrent_requests": 2 * size,
-            "shares": CallShares(standard=1, bulk=1, tenant=1),
-        }
-    model = ModelSettings(name=MODEL, path="builtin:small", engine="echo", slots=64)
-    return Settings(
-        models=(model,),
-        routing=RoutingSettings(default=MODEL),
-        gateway=tuned(GatewaySettings, address="127.0.0.1:0", **limits),
-    )
+    room = {
+        "max_concurrent_requests": 2 * size,
+        "shares": CallShares(standard=1, bulk=1, tenant=1),
+    }
+    limits: dict[str, Any] = room if raised else {}
+    return mesh_settings(echo(64), gateway=tuned(GatewaySettings, address="127.0.0.1:0", **limits))
 
 
 async def abuse(mesh: Mesh, name: str, size: int, hold_s: float) -> dict[str, Any]:
@@ -104,11 +96,9 @@ async def main(options: argparse.Namespace) -> None:
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # of the gateway and the attacker too
-    settings = settings_of(options.size, options.raised)
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with running_mesh(settings, state_dir=Path(folder)) as mesh:
-            for name in options.attacks.split(","):
-                print(json.dumps(await abuse(mesh, name, options.size, options.hold)), flush=True)
+    async with mesh_of(settings_of(options.size, options.raised)) as mesh:
+        for name in options.attacks.split(","):
+            print(json.dumps(await abuse(mesh, name, options.size, options.hold)), flush=True)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,12 +1,12 @@
 """Attacks of abuse.py, run in a process of their own: what it asks for, and what came of each call, by code."""
 
 import asyncio
+import json
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 import grpc
@@ -32,49 +32,59 @@ CONNECTIONS: Final = 8
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 Outcomes = Counter[str]
-Call = Callable[[], Awaitable[Any]]
 
 
 class Attacker:
-    """Connections to one gateway."""
+    """Connections to one gateway, and how its calls ended."""
 
-    def __init__(self, address: str, size: int, hold_s: float) -> None:
+    def __init__(self, address: str, size: int = 1, hold_s: float = 0.0, key: str = "") -> None:
         """``size``: calls, readers or connections of the attacks that have many; ``hold_s``: how long they stay."""
-        self.address = address
-        self.size = size
-        self.hold_s = hold_s
+        self.address, self.size, self.hold_s = address, size, hold_s
         self.outcomes: Outcomes = Counter()
+        self.metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self.opening = asyncio.Semaphore(OPENING_MAX)
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channels = [
             grpc.aio.insecure_channel(address, options) for _ in range(min(size, CONNECTIONS))
         ]
 
-    def channel(self, number: int) -> grpc.aio.Channel:
-        """The connection of one of many callers."""
-        return self.channels[number % len(self.channels)]
-
     def stub(self, number: int = 0) -> Any:
-        """Generate and CountTokens."""
-        return InferenceServiceStub(self.channel(number))
+        """Generate and CountTokens over the connection of one of many callers."""
+        return InferenceServiceStub(self.channels[number % len(self.channels)])
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Options of a call."""
+        return {"timeout": CALL_S, "metadata": self.metadata}
 
     async def count(self, kind: str, call: Awaitable[Any]) -> None:
         """Waits for ``call`` and counts how it ended."""
         try:
             await call
-            self.outcomes[f"{kind} OK"] += 1
+            self.outcomes[f"{kind}OK"] += 1
         except grpc.aio.AioRpcError as error:
             typed = "grpc-status-details-bin" in dict(error.trailing_metadata() or ())
-            self.outcomes[f"{kind} {error.code().name}{'' if typed else ' untyped'}"] += 1
+            self.outcomes[f"{kind}{error.code().name}{'' if typed else ' untyped'}"] += 1
+        except (OSError, EOFError, TimeoutError) as error:
+            self.outcomes[f"{kind}{type(error).__name__}"] += 1
 
     async def read(self, request: pb.GenerateRequest, number: int = 0) -> None:
         """Reads an answer to its end."""
-        call = self.stub(number).Generate(request, timeout=CALL_S)
+        call = self.stub(number).Generate(request, **self.limits)
         try:
             async for _ in call:
                 pass
         finally:
             call.cancel()
+
+    async def read_all(self, kind: str, requests: Iterable[pb.GenerateRequest]) -> None:
+        """Reads all answers at once."""
+        calls = (self.count(kind, self.read(one, at)) for at, one in enumerate(requests))
+        await asyncio.gather(*calls)
+
+    async def close(self) -> None:
+        """Ends the connections, whatever runs."""
+        await asyncio.gather(*(channel.close(None) for channel in self.channels))
 
 
 def asked(**fields: Any) -> pb.GenerateRequest:
@@ -84,12 +94,15 @@ def asked(**fields: Any) -> pb.GenerateRequest:
 
 async def turns(attacker: Attacker) -> None:
     """Conversations of 60,000 messages."""
-    messages = [pb.ChatMessage(role=pb.ROLE_USER, content="a")] * TURNS
-    request = asked(chat=pb.ChatInput(messages=messages))
+    request = asked(chat=long_chat())
     counted = pb.CountTokensRequest(chat=request.chat, model=MODEL)
     for _ in range(10):
-        await attacker.count("Generate", attacker.read(request))
-        await attacker.count("CountTokens", attacker.stub().CountTokens(counted, timeout=CALL_S))
+        await attacker.count("Generate ", attacker.read(request))
+        await attacker.count("CountTokens ", attacker.stub().CountTokens(counted, timeout=CALL_S))
+
+
+def long_chat() -> pb.ChatInput:
+    return pb.ChatInput(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="a")] * TURNS)
 
 
 def texts() -> Mapping[str, str]:
@@ -132,24 +145,21 @@ LARGE: Final[tuple[Callable[[], pb.GenerateRequest], ...]] = (
 
 async def megabyte(attacker: Attacker) -> None:
     """1 MB of anything: prompts, texts to check, labels, stop strings, tokens."""
-    calls: list[tuple[str, Call]] = []
+    requests = [make() for make in LARGE]
+    safety: Any = SafetyServiceStub(attacker.channels[0])
+    checks = []
     for text in texts().values():
         whole = (text * (1 + MESSAGE_BYTES // len(text.encode())))[: MESSAGE_BYTES // 4]
-        safety = SafetyServiceStub(attacker.channel(0))
-        calls += [
-            ("Generate", partial(attacker.read, asked(prompt=whole))),
-            ("CheckText", partial(safety.CheckText, CheckTextRequest(text=text), timeout=CALL_S)),
-        ]
-    calls += [("Generate", partial(attacker.read, make())) for make in LARGE]
-    await asyncio.gather(*(attacker.count(kind, call()) for kind, call in calls))
+        requests.append(asked(prompt=whole))
+        check = safety.CheckText(CheckTextRequest(text=text), timeout=CALL_S)
+        checks.append(attacker.count("CheckText ", check))
+    await asyncio.gather(attacker.read_all("Generate ", requests), *checks)
 
 
 async def bulk(attacker: Attacker) -> None:
     """Bulk calls, all at once."""
     request = asked(prompt="one two three", priority=pb.PRIORITY_BULK)
-    await asyncio.gather(
-        *(attacker.count("bulk", attacker.read(request, at)) for at in range(attacker.size))
-    )
+    await attacker.read_all("bulk ", [request] * attacker.size)
 
 
 async def resume(attacker: Attacker) -> None:
@@ -157,10 +167,7 @@ async def resume(attacker: Attacker) -> None:
     for token_ids in ([0, 1, 2, 3, 4], [5, 6, 7], [1]):
         for token in (b"", b"x" * 16):
             held = pb.Resume(token_ids=token_ids, resume_token=token, model=MODEL)
-            request = asked(prompt="a", resume=held)
-            await asyncio.gather(
-                *(attacker.count("Generate", attacker.read(request)) for _ in range(20))
-            )
+            await attacker.read_all("Generate ", [asked(prompt="a", resume=held)] * 20)
 
 
 def constraints() -> list[pb.SamplingParams]:
@@ -196,45 +203,42 @@ def constraints() -> list[pb.SamplingParams]:
 
 async def schemas(attacker: Attacker) -> None:
     """Hostile schemas and regular expressions, all at once."""
-    requests = [asked(prompt="a", sampling=params) for params in constraints()]
-    await asyncio.gather(*(attacker.count("Generate", attacker.read(one)) for one in requests))
+    requests = (asked(prompt="a", sampling=params) for params in constraints())
+    await attacker.read_all("Generate ", requests)
 
 
-async def _opened(attacker: Attacker, at: int) -> Any:
-    """A call whose first event was read; None when it was refused."""
-    request = asked(
-        prompt="one two three four " * 10,
-        priority=value_of_class(at),
-        sampling=pb.SamplingParams(),  # as long as the context allows
-    )
-    async with attacker.opening:
-        call = attacker.stub(at).Generate(request, timeout=READER_S)
-        try:
-            await call.read()
-            attacker.outcomes["opened OK"] += 1
-            return call
-        except grpc.aio.AioRpcError as error:
-            attacker.outcomes[f"opened {error.code().name}"] += 1
-            return None
+def longest() -> pb.GenerateRequest:
+    """The longest answer that the context allows, for a caller of any class."""
+    priority = pb.Priority.Value(f"PRIORITY_{random.choice(CLASSES).upper()}")
+    sampling = pb.SamplingParams()
+    return asked(prompt="one two three four " * 10, priority=priority, sampling=sampling)
 
 
-def value_of_class(at: int) -> "pb.Priority.ValueType":
-    """Callers of all classes."""
-    return pb.Priority.Value(f"PRIORITY_{CLASSES[at % len(CLASSES)].upper()}")
+async def _open_all(attacker: Attacker) -> list[Any]:
+    """Calls whose first event was read; None for one that was refused."""
+
+    async def opened(number: int) -> Any:
+        stub, limits = attacker.stub(number), {**attacker.limits, "timeout": READER_S}
+        call = stub.Generate(longest(), **limits)
+        async with attacker.opening:
+            await attacker.count("opened ", call.read())
+        return call
+
+    return await asyncio.gather(*map(opened, range(attacker.size)))
 
 
 async def slow(attacker: Attacker) -> None:
     """Readers that read the first event and then nothing."""
-    calls = await asyncio.gather(*(_opened(attacker, at) for at in range(attacker.size)))
+    calls = await _open_all(attacker)
     await asyncio.sleep(attacker.hold_s)
-    for call in filter(None, calls):
+    for call in calls:
         call.cancel()
 
 
 async def vanished(attacker: Attacker) -> None:
     """Callers whose connection ends while their answers are computed."""
-    await asyncio.gather(*(_opened(attacker, at) for at in range(attacker.size)))
-    await asyncio.gather(*(channel.close(None) for channel in attacker.channels))
+    await _open_all(attacker)
+    await attacker.close()
     await asyncio.sleep(attacker.hold_s)
 
 
@@ -262,7 +266,7 @@ async def _again_and_again(attacker: Attacker, request: pb.GenerateRequest) -> N
 
     async def caller(number: int) -> None:
         while time.monotonic() < ends:
-            await attacker.count("Generate", attacker.read(request, number))
+            await attacker.count("Generate ", attacker.read(request, number))
 
     await asyncio.gather(*(caller(number) for number in range(attacker.size)))
 
@@ -287,12 +291,10 @@ async def attacked(name: str, address: str, size: int, hold_s: float) -> Outcome
     """Runs one attack to its end."""
     attacker = Attacker(address, size, hold_s)
     await ATTACKS[name](attacker)
-    await asyncio.gather(*(channel.close(None) for channel in attacker.channels))
+    await attacker.close()
     return attacker.outcomes
 
 
 if __name__ == "__main__":
-    import json
-
     what, where, how_many, how_long = sys.argv[1:]
     print(json.dumps(uvloop.run(attacked(what, where, int(how_many), float(how_long)))))

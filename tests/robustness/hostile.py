@@ -16,7 +16,6 @@ import random
 import struct
 import sys
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,22 +28,24 @@ from backports import zstd
 
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1 import jobs_pb2
-from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
 from sluice.v1.safety_pb2 import CheckTextRequest
 from sluice.v1.safety_pb2_grpc import SafetyServiceStub
+from tests.robustness import attacks
 from tests.robustness.attacks import (
+    CALL_S,
     LARGE,
     MODEL,
     PREFACE,
+    Attacker,
+    Outcomes,
     asked,
     constraints,
+    long_chat,
     texts,
-    value_of_class,
 )
 
 NICE: Final = 10
-CALL_S: Final = 60.0
 OPEN_MAX: Final = 64
 MIB: Final = 1 << 20
 UPLOAD_PIECE: Final = 500_000
@@ -69,27 +70,20 @@ RATES: Final[Mapping[str, float]] = {
 """Calls that each kind begins, a second."""
 KINDS: Final = tuple(RATES)
 
-Outcomes = Counter[str]
 
-
-class Tenant:
+class Tenant(Attacker):
     """One hostile tenant, with its connection."""
 
     def __init__(self, kind: str, address: str, http: str, key: str, hook: int) -> None:
         """``hook``: the port of the server that webhooks hang on."""
-        self.kind, self.address, self.http, self.key, self.hook = kind, address, http, key, hook
-        self.outcomes: Outcomes = Counter()
-        self.metadata = (("authorization", f"Bearer {key}"),)
-        self.channel = self.connect()
-        self.calls: Any = InferenceServiceStub(self.channel)
-        self.jobs: Any = JobServiceStub(self.channel)
+        super().__init__(address, hold_s=20.0, key=key)
+        self.kind, self.http, self.key, self.hook = kind, http, key, hook
+        self.calls = self.stub()
+        self.jobs: Any = JobServiceStub(self.channels[0])
         self.random = random.Random(kind)
         self.number = 0
         self.made: list[str] = []
         """Jobs."""
-
-    def connect(self) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1)])
 
     async def run(self, attack: Callable[["Tenant"], Awaitable[None]], per_s: float) -> None:
         """Begins calls until it is cancelled."""
@@ -104,32 +98,13 @@ class Tenant:
                     self.outcomes["not begun"] += 1
                     continue
                 self.number += 1
-                task = asyncio.create_task(self._counted(attack))
+                task = asyncio.create_task(self.count("", attack(self)))
                 running.add(task)
                 task.add_done_callback(running.discard)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-
-    async def _counted(self, attack: Callable[["Tenant"], Awaitable[None]]) -> None:
-        try:
-            await attack(self)
-            self.outcomes["OK"] += 1
-        except grpc.aio.AioRpcError as error:
-            typed = "grpc-status-details-bin" in dict(error.trailing_metadata() or ())
-            self.outcomes[f"{error.code().name}{'' if typed else ' untyped'}"] += 1
-        except (OSError, EOFError, TimeoutError) as error:
-            self.outcomes[type(error).__name__] += 1
-
-    async def read(self, request: pb.GenerateRequest) -> None:
-        """Reads an answer to its end."""
-        call = self.calls.Generate(request, timeout=CALL_S, metadata=self.metadata)
-        try:
-            async for _ in call:
-                pass
-        finally:
-            call.cancel()
 
     async def job(self, name: str, data: bytes, spec: jobs_pb2.JobSpec) -> None:
         """Uploads ``data`` and makes a job of it; of its jobs the last 20 stay."""
@@ -139,16 +114,13 @@ class Tenant:
                 piece = data[at : at + UPLOAD_PIECE]
                 yield jobs_pb2.UploadInputRequest(name="" if at else name, data=piece)
 
-        of_call: Any = {"timeout": CALL_S, "metadata": self.metadata}
-        upload = await self.jobs.UploadInput(pieces(), **of_call)
+        upload = await self.jobs.UploadInput(pieces(), **self.limits)
         spec.model, spec.input.upload_id = MODEL, upload.upload_id
         await self.create(spec)
 
     async def create(self, spec: jobs_pb2.JobSpec) -> str:
         """The id of a new job."""
-        of_call: Any = {"timeout": CALL_S, "metadata": self.metadata}
-        request = jobs_pb2.CreateJobRequest(spec=spec)
-        made = await self.jobs.CreateJob(request, **of_call)
+        made = await self.jobs.CreateJob(jobs_pb2.CreateJobRequest(spec=spec), **self.limits)
         self.made.append(made.job.id)
         if len(self.made) > 20:
             await self.delete(self.made.pop(0))
@@ -156,11 +128,11 @@ class Tenant:
 
     async def delete(self, job: str) -> None:
         """A job and what is kept of it, as far as it can be."""
-        of_call: Any = {"timeout": 10.0, "metadata": self.metadata}
+        limits: Any = {**self.limits, "timeout": 10.0}
         with suppress(grpc.aio.AioRpcError):
-            await self.jobs.CancelJob(jobs_pb2.CancelJobRequest(id=job), **of_call)
+            await self.jobs.CancelJob(jobs_pb2.CancelJobRequest(id=job), **limits)
         with suppress(grpc.aio.AioRpcError):
-            await self.jobs.DeleteJob(jobs_pb2.DeleteJobRequest(id=job), **of_call)
+            await self.jobs.DeleteJob(jobs_pb2.DeleteJobRequest(id=job), **limits)
 
 
 async def schemas(tenant: Tenant) -> None:
@@ -192,17 +164,13 @@ _TEXTS: Final = tuple(texts().values())
 async def inspected(tenant: Tenant) -> None:
     """A long text to be checked."""
     request = CheckTextRequest(text=tenant.random.choice(_TEXTS))
-    stub: Any = SafetyServiceStub(tenant.channel)
-    await stub.CheckText(request, timeout=CALL_S, metadata=tenant.metadata)
+    stub: Any = SafetyServiceStub(tenant.channels[0])
+    await stub.CheckText(request, **tenant.limits)
 
 
 async def megabyte(tenant: Tenant) -> None:
     """1 MB in one of the fields."""
-    turns = [pb.ChatMessage(role=pb.ROLE_USER, content="a")] * 60_000
-    others = (
-        lambda: asked(prompt="lorem ipsum " * 80_000),
-        lambda: asked(chat=pb.ChatInput(messages=turns)),
-    )
+    others = (lambda: asked(prompt="lorem ipsum " * 80_000), lambda: asked(chat=long_chat()))
     await tenant.read(tenant.random.choice((*LARGE, *others))())
 
 
@@ -295,7 +263,6 @@ async def subjects(tenant: Tenant) -> None:
         f"https://{name}/",
         "http://[::1]:4222/",
     )
-    of_call: Any = {"timeout": CALL_S, "metadata": tenant.metadata}
     match tenant.number % 5:
         case 0:
             await tenant.create(jobs_pb2.JobSpec(model=MODEL, input={"nats_subject": name}))
@@ -303,7 +270,7 @@ async def subjects(tenant: Tenant) -> None:
             url = tenant.random.choice(urls)
             await tenant.create(jobs_pb2.JobSpec(model=MODEL, input={"url": url}))
         case 2:
-            await tenant.jobs.GetJob(jobs_pb2.GetJobRequest(id=name), **of_call)
+            await tenant.jobs.GetJob(jobs_pb2.GetJobRequest(id=name), **tenant.limits)
         case 3:
             await tenant.read(asked(prompt="a", idempotency_key=name))
         case _:
@@ -311,7 +278,7 @@ async def subjects(tenant: Tenant) -> None:
                 spec=jobs_pb2.JobSpec(model=name, input={"upload_id": name}, labels={name: name}),
                 idempotency_key=name,
             )
-            await tenant.jobs.CreateJob(request, **of_call)
+            await tenant.jobs.CreateJob(request, **tenant.limits)
 
 
 async def watchers(tenant: Tenant) -> None:
@@ -320,14 +287,14 @@ async def watchers(tenant: Tenant) -> None:
         lines = b'{"id":"a","prompt":"a"}\n' * 2
         await tenant.job("a.jsonl", lines, jobs_pb2.JobSpec())
     job = tenant.made[0]
-    of_call: Any = {"timeout": 20.0, "metadata": tenant.metadata}
+    limits: Any = {**tenant.limits, "timeout": 20.0}
     if tenant.number % 3 == 0:
-        await tenant.jobs.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), **of_call)
+        await tenant.jobs.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), **limits)
         return
     call = (
-        tenant.jobs.WatchJob(jobs_pb2.WatchJobRequest(id=job), **of_call)
+        tenant.jobs.WatchJob(jobs_pb2.WatchJobRequest(id=job), **limits)
         if tenant.number % 3 == 1
-        else tenant.jobs.GetResults(jobs_pb2.GetResultsRequest(id=job, follow=True), **of_call)
+        else tenant.jobs.GetResults(jobs_pb2.GetResultsRequest(id=job, follow=True), **limits)
     )
     try:
         async for _ in call:
@@ -336,30 +303,11 @@ async def watchers(tenant: Tenant) -> None:
         call.cancel()
 
 
-def _long(tenant: Tenant) -> pb.GenerateRequest:
-    longest = pb.SamplingParams()  # as long as the context allows
-    kind = value_of_class(tenant.number)
-    return asked(prompt="one two three four " * 10, priority=kind, sampling=longest)
-
-
-async def slow(tenant: Tenant) -> None:
-    """Reads one event and then nothing for 20 s."""
-    call = tenant.calls.Generate(_long(tenant), timeout=CALL_S, metadata=tenant.metadata)
-    try:
-        await call.read()
-        await asyncio.sleep(20.0)
-    finally:
-        call.cancel()
-
-
 async def vanished(tenant: Tenant) -> None:
     """Ends its connection after the first event."""
-    channel = tenant.connect()
-    try:
-        stub: Any = InferenceServiceStub(channel)
-        await stub.Generate(_long(tenant), timeout=CALL_S, metadata=tenant.metadata).read()
-    finally:
-        await channel.close(None)
+    other = Attacker(tenant.address, key=tenant.key)
+    other.outcomes = tenant.outcomes
+    await attacks.vanished(other)
 
 
 async def bulk(tenant: Tenant) -> None:
@@ -479,7 +427,8 @@ ATTACKS: Final[Mapping[str, Callable[[Tenant], Awaitable[None]]]] = {
         one.__name__: one
         for one in (schemas, megabyte, audio, tables, archives, subjects, watchers)
     },
-    **{one.__name__: one for one in (slow, vanished, bulk, heads, anonymous, http, keys)},
+    **{one.__name__: one for one in (vanished, bulk, heads, anonymous, http, keys)},
+    "slow": attacks.slow,
     "texts": inspected,
     "webhooks": hooks,
 }
@@ -515,7 +464,7 @@ async def attack(
                 group.create_task(tenant.run(ATTACKS[tenant.kind], RATES[tenant.kind]))
     for tenant in tenants:
         await asyncio.gather(*map(tenant.delete, tenant.made))
-        await tenant.channel.close(None)
+        await tenant.close()
     hook.close()
     return {tenant.kind: tenant.outcomes for tenant in tenants}
 

@@ -27,7 +27,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -39,17 +38,9 @@ from typing import Any, Final
 import psutil
 
 from bench.support.harness import MIN_RUNS, Figure, machine
-from sluice.settings import (
-    GatewaySettings,
-    HttpSettings,
-    IdentitySettings,
-    JobsSettings,
-    ModelSettings,
-    Settings,
-)
-from sluice.settings.routing import RoutingSettings
-from supervisor.mesh import Mesh, running_mesh
-from tests.robustness.attacks import MODEL
+from bench.support.meshes import echo, mesh_of, mesh_settings
+from sluice.settings import HttpSettings, IdentitySettings, JobsSettings
+from supervisor.mesh import Mesh
 from tests.robustness.hostile import KINDS, RATES
 
 QUIET: Final = "quiet"
@@ -67,17 +58,12 @@ LIMITED: Final = ("constraint_child", "parquet_child")
 """Processes that have limits of their own, by their module."""
 
 
-def hostile_settings() -> Settings:
-    """See above."""
-    model = ModelSettings(name=MODEL, path="builtin:small", engine="echo", slots=SLOTS)
-    return Settings(
-        models=(model,),
-        routing=RoutingSettings(default=MODEL),
-        gateway=GatewaySettings(address="127.0.0.1:0"),
-        http=HttpSettings(address="127.0.0.1:0"),
-        identity=IdentitySettings(api_keys=True),
-        jobs=JobsSettings(private_hosts=["127.0.0.1"]),
-    )
+SETTINGS: Final = mesh_settings(
+    echo(SLOTS),
+    http=HttpSettings(address="127.0.0.1:0"),
+    identity=IdentitySettings(api_keys=True),
+    jobs=JobsSettings(private_hosts=["127.0.0.1"]),
+)
 
 
 @dataclass
@@ -87,86 +73,67 @@ class Processes:
     Attributes:
         idle: at the begin.
         highest: since then.
-        families: the highest sum of a process and its children, above idle.
         ended: which of those that stay have ended.
     """
 
     mesh: Mesh
     idle: dict[str, float] = field(default_factory=dict)
-    highest: Counter[str] = field(default_factory=Counter)
-    families: Counter[str] = field(default_factory=Counter)
+    highest: dict[str, float] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     _known: dict[int, str] = field(default_factory=dict)
 
     def sample(self) -> dict[str, float]:
         """The memory of now; of several of one name that of the largest."""
-        parents, rss = {}, {}
-        for one in psutil.process_iter(["ppid", "memory_info"]):
-            info = one.info["memory_info"]
-            if info is not None:
-                parents[one.pid], rss[one.pid] = one.info["ppid"], info.rss / (1 << 20)
-        roots = {one.pid: one.name for one in self.mesh.state.processes if one.pid is not None}
         found: dict[str, float] = {}
-        sums: Counter[str] = Counter()
-        alive = {}
-        for pid, size in rss.items():
-            family = _family(pid, parents, roots)
-            if family is None:
-                continue
-            name = self._known.get(pid) or (family if pid in roots else f"{family}/{_module(pid)}")
-            alive[pid] = name
-            found[name] = max(size, found.get(name, 0.0))
-            sums[family] += size  # type: ignore[assignment]
-        self._note_ended(alive)
-        self.families |= sums
-        return found
-
-    def begin(self) -> None:
-        """What is there now is idle."""
-        self.families.clear()
-        self.idle = self.sample()
-        self._idle_sums = Counter(self.families)
-
-    async def watch(self) -> None:
-        """Takes a sample each second, until it is cancelled."""
-        while True:
-            await asyncio.sleep(1.0)
-            self.highest |= Counter(self.sample())  # type: ignore[arg-type]
-
-    def _note_ended(self, alive: dict[int, str]) -> None:
+        alive: dict[int, str] = {}
+        for root in self.mesh.state.processes:
+            for one in _family(root.pid):
+                with contextlib.suppress(psutil.Error):  # it has just ended
+                    name = root.name if one.pid == root.pid else f"{root.name}/{_module(one)}"
+                    name = alive[one.pid] = self._known.get(one.pid, name)
+                    size = one.memory_info().rss / (1 << 20)
+                    found[name] = max(size, found.get(name, 0.0))
         gone = [name for pid, name in self._known.items() if pid not in alive]
         self.ended += [name for name in gone if name.rpartition("/")[2] not in LIMITED]
         self._known = alive
+        return found
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """What is there now is idle; take a sample each second while the block runs."""
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(1.0)
+                for name, size in self.sample().items():
+                    self.highest[name] = max(size, self.highest.get(name, 0.0))
+
+        self.idle = self.sample()
+        watching = asyncio.create_task(watch())
+        yield
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
     def above_idle(self) -> dict[str, float]:
         """Of the processes that stay, MiB."""
-        return {name: self.highest[name] - idle for name, idle in self.idle.items()}
+        return {name: self.highest.get(name, 0.0) - idle for name, idle in self.idle.items()}
 
     def limited(self) -> dict[str, float]:
         """Of those with limits of their own, by module, MiB."""
-        found: Counter[str] = Counter()
-        for name, size in self.highest.items():
-            module = name.rpartition("/")[2]
-            if module in LIMITED:
-                found[module] = max(size, found[module])
-        return {name: float(size) for name, size in found.items()}
-
-    def family_above_idle(self) -> dict[str, float]:
-        """Of a process with all its children, MiB."""
-        return {name: size - self._idle_sums[name] for name, size in self.families.items()}
+        found = [(name.rpartition("/")[2], size) for name, size in sorted(self.highest.items())]
+        return {module: size for module, size in found if module in LIMITED}
 
 
-def _family(pid: int, parents: Mapping[int, int], roots: Mapping[int, str]) -> str | None:
-    while pid and pid not in roots:
-        pid = parents.get(pid, 0)
-    return roots.get(pid)
+def _family(pid: int | None) -> list[psutil.Process]:
+    """A process with all its children; none while it does not run."""
+    if pid is None or not psutil.pid_exists(pid):
+        return []
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
 
 
-def _module(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return "unknown"
+def _module(process: psutil.Process) -> str:
+    words = process.cmdline()
     named = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
     return named.rpartition(".")[2]
 
@@ -190,9 +157,9 @@ async def _keys(tenants: Sequence[str], state: Path) -> dict[str, str]:
 
 @dataclass
 class Part:
-    """Of a run: from when to when calls count, and who was there."""
+    """Of a run: from when to when calls count, and whether the tenant is "alone" or has others "beside" it."""
 
-    beside: bool
+    kind: str
     begin: float
     end: float
 
@@ -223,15 +190,13 @@ async def _parts(
     parts, ends = [], Counter[str]()
     cycles = max(1, round(minutes / cycle))
     whole_s = 60 * minutes / cycles
+    seconds_of = {"alone": ALONE_SHARE * whole_s, "beside": (1 - ALONE_SHARE) * whole_s}
     for _ in range(cycles):
-        for beside, seconds in (
-            (False, ALONE_SHARE * whole_s),
-            (True, (1 - ALONE_SHARE) * whole_s),
-        ):
+        for kind, seconds in seconds_of.items():
             begin = time.monotonic()
             settle_s = min(SETTLE_S, seconds / 3)
-            parts.append(Part(beside, begin + settle_s, begin + seconds))
-            if not beside:
+            parts.append(Part(kind, begin + settle_s, begin + seconds))
+            if kind == "alone":
                 await asyncio.sleep(seconds)
                 continue
             assert mesh.http is not None
@@ -239,37 +204,27 @@ async def _parts(
             assert attackers.stdin is not None
             attackers.stdin.write(json.dumps(dict(keys)).encode() + b"\n")
             await asyncio.sleep(seconds)
-            for kind, found in (await read_json(attackers)).items():
-                ends.update({f"{kind} {code}": count for code, count in found.items()})
+            for attack, found in (await read_json(attackers)).items():
+                ends.update({f"{attack} {code}": count for code, count in found.items()})
             await attackers.wait()
     return parts, ends
 
 
-@contextlib.asynccontextmanager
-async def _watched(processes: Processes) -> AsyncIterator[None]:
-    watching = asyncio.create_task(processes.watch())
-    yield
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-
-
 async def hostile(minutes: float, cycle: float) -> list[Figure]:
     """Runs a mesh, its quiet tenant and its hostile ones."""
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with running_mesh(hostile_settings(), state_dir=Path(folder)) as mesh:
-            keys = await _keys((QUIET, *KINDS), Path(folder))
-            await asyncio.sleep(KNOWN_S)
-            quiet = await start_beside("quiet_caller", mesh.address, str(QUIET_PER_S))
-            assert quiet.stdin is not None
-            quiet.stdin.write(keys.pop(QUIET).encode() + b"\n")
-            await asyncio.sleep(WARM_CALLS / QUIET_PER_S)
-            processes = Processes(mesh)
-            processes.begin()
-            async with _watched(processes):
-                parts, ends = await _parts(mesh, keys, minutes, cycle)
-            quiet.stdin.close()
-            calls = await read_json(quiet)
-            restarts = sum(one.restarts for one in mesh.state.processes)
+    async with mesh_of(SETTINGS) as mesh:
+        keys = await _keys((QUIET, *KINDS), mesh.state_dir.root)
+        await asyncio.sleep(KNOWN_S)
+        quiet = await start_beside("quiet_caller", mesh.address, str(QUIET_PER_S))
+        assert quiet.stdin is not None
+        quiet.stdin.write(keys.pop(QUIET).encode() + b"\n")
+        await asyncio.sleep(WARM_CALLS / QUIET_PER_S)
+        processes = Processes(mesh)
+        async with processes.watched():
+            parts, ends = await _parts(mesh, keys, minutes, cycle)
+        quiet.stdin.close()
+        calls = await read_json(quiet)
+        restarts = sum(one.restarts for one in mesh.state.processes)
     return _figures(parts, calls, processes, ends, restarts)
 
 
@@ -284,60 +239,50 @@ def _figures(
     ends: Counter[str],
     restarts: int,
 ) -> list[Figure]:
-    waits: dict[bool, list[float]] = {True: [], False: []}
-    by_part: list[float] = []
-    failed: Counter[str] = Counter(call[4] for call in calls if call[4])
+    waits: dict[str, list[float]] = {"beside": [], "alone": []}
+    by_part: dict[str, list[float]] = {"beside": [], "alone": []}
     for part in parts:
         answered = [call[3] for call in calls if not call[4] and part.begin <= call[0] < part.end]
-        waits[part.beside] += answered
-        by_part.append(round(_p99(answered), 1))
-    beside, alone = _p99(waits[True]), _p99(waits[False])
+        waits[part.kind] += answered
+        by_part[part.kind].append(round(_p99(answered), 1))
+    beside, alone = _p99(waits["beside"]), _p99(waits["alone"])
+    also = {}
+    for kind, found in waits.items():
+        also[f"{kind}_p50_ms"] = quantiles(found, n=2)[0]
+        also[f"{kind}_longest_ms"] = max(found)
+        also[f"{kind}_calls"] = len(found)
     cycles = len(parts) // 2
     runs, where = cycles if cycles >= MIN_RUNS else 1, machine()
-    also = {
-        f"{name}_{figure}": value
-        for name, found in (("beside", waits[True]), ("alone", waits[False]))
-        for figure, value in (
-            ("p50_ms", quantiles(found, n=2)[0]),
-            ("longest_ms", max(found)),
-            ("calls", len(found)),
-        )
-    }
-    above, limited = processes.above_idle(), processes.limited()
-    internal = {name: count for name, count in ends.items() if _is_internal(name)}
-    named = {f"{name}_mib": size for name, size in above.items()}
-    for name, size in processes.family_above_idle().items():
-        named[f"{name}_with_children_mib"] = size
 
     def figure(name: str, value: float, unit: str, note: str, **more: Any) -> Figure:
         return Figure(f"abuse_{name}", value, None, None, unit, runs, where, note, **more)
 
-    by_end = {"ends": dict(sorted(ends.items()))}
+    failed: Counter[str] = Counter(call[4] for call in calls if call[4])
+    above, limited = processes.above_idle(), processes.limited()
+    by_process = {f"{name}_mib": size for name, size in above.items()}
+    internal = {name: count for name, count in ends.items() if _is_internal(name)}
+    note = f"{QUIET_PER_S:g} calls a second; hostile ones: {dict(RATES)}"
+    quiet = figure("quiet_p99", beside, "ms", note, settings={"p99_ms": by_part}, also=also)
     idle = f"idle: { {name: round(size) for name, size in processes.idle.items()} }"
-    memory, child_memory = max(above.values()), max(limited.values(), default=0.0)
+    lost = restarts + len(processes.ended)
     return [
-        replace(
-            figure(
-                "quiet_p99",
-                beside,
-                "ms",
-                f"{QUIET_PER_S:g} calls a second; hostile ones: {dict(RATES)}",
-                settings={"p99_ms_alone": by_part[::2], "p99_ms_beside": by_part[1::2]},
-                also=also,
-            ),
-            peer=alone,
-            ratio=alone / beside,
-        ),
+        replace(quiet, peer=alone, ratio=alone / beside),
         figure("quiet_failed", failed.total(), "calls", f"{dict(failed)}"),
-        figure("memory_above_idle", memory, "MiB", idle, also=named),
-        figure("child_memory", child_memory, "MiB", "processes with own limits", also=limited),
-        figure("ended", restarts + len(processes.ended), "processes", f"{processes.ended}"),
+        figure("memory_above_idle", max(above.values()), "MiB", idle, also=by_process),
+        figure(
+            "child_memory",
+            max(limited.values(), default=0.0),
+            "MiB",
+            "processes with own limits",
+            also=limited,
+        ),
+        figure("ended", lost, "processes", f"{processes.ended}"),
         figure(
             "internal",
             sum(internal.values()),
             "calls",
             f"{internal}",
-            settings=by_end,
+            settings={"ends": dict(sorted(ends.items()))},
         ),
     ]
 

@@ -9,24 +9,21 @@ import io
 import json
 import statistics
 import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import chain, cycle, islice, repeat
-from pathlib import Path
 from typing import Any, Final
 
 from bench.support.harness import Figure, machine
 from bench.support.job_speed import pieces, short_lines
-from sluice import settings as config
+from bench.support.meshes import echo, mesh_of, mesh_settings
 from sluice.client import AsyncClient
 from sluice.errors import SluiceError
-from sluice.settings.routing import RoutingSettings
+from sluice.settings import JobsSettings
 from sluice.v1 import jobs_pb2 as pb
-from supervisor.mesh import Mesh, running_mesh
 from tests.robustness.mesh_memory import watch_memory
 
 MODEL: Final = "echo"
@@ -39,6 +36,7 @@ PAUSE_S: Final = 0.5
 """Between two jobs of the other tenant, which so meet all that the hostile ones do."""
 SAMPLE_S: Final = 0.2
 MIB: Final = 1 << 20
+SETTINGS: Final = mesh_settings(echo(64), jobs=JobsSettings(private_hosts=["127.0.0.1"]))
 
 
 def _zstd(parts: Iterator[bytes]) -> bytes:
@@ -85,7 +83,7 @@ async def isolation(kinds: tuple[str, ...]) -> list[Figure]:
 async def _figure(kind: str) -> Figure:
     async with (
         _silent_receiver() as webhook,
-        _echo_mesh() as mesh,
+        mesh_of(SETTINGS) as mesh,
         AsyncClient(mesh.address, tenant="other") as other,
     ):
         await _job_s(other)  # warms up
@@ -119,20 +117,6 @@ async def _figure(kind: str) -> Figure:
     settings = {"kind": kind, "items": ITEMS, "hostile_jobs": HOSTILE_JOBS, "calls": CALLS}
     name = f"jobs_isolation_{kind}"
     return Figure(name, ours, peer, peer / ours, "s", len(beside), machine(), note, settings, also)
-
-
-@asynccontextmanager
-async def _echo_mesh() -> AsyncIterator[Mesh]:
-    model = config.ModelSettings(name=MODEL, path="builtin:small", engine="echo", slots=64)
-    settings = config.Settings(
-        models=(model,),
-        routing=RoutingSettings(default=MODEL),
-        gateway=config.GatewaySettings(address="127.0.0.1:0"),
-        jobs=config.JobsSettings(private_hosts=["127.0.0.1"]),
-    )
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with running_mesh(settings, state_dir=Path(folder)) as mesh:
-            yield mesh
 
 
 @asynccontextmanager

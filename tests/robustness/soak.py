@@ -22,22 +22,18 @@ used again.
 import argparse
 import asyncio
 import math
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import linear_regression
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
-from sluice import settings as config
-from sluice.settings import JobsSettings, RecordsSettings
-from sluice.settings.routing import RoutingSettings
+from bench.support.meshes import echo, mesh_of, mesh_settings
+from sluice.settings import GatewaySettings, JobsSettings, RecordsSettings, Settings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
-from supervisor.mesh import running_mesh
 from tests.robustness.mesh_memory import memory_of
 from tests.support.settings import tuned
 
@@ -46,6 +42,7 @@ Costs = dict[str, dict[str, float]]
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub
 
+FEW_RECORDS: Final = RecordsSettings(max_mib=8)
 ROUND: Final = 20_000
 """Requests."""
 SAMPLES: Final = 10
@@ -112,18 +109,6 @@ def growth(points: Sequence[tuple[int, float]]) -> Growth:
     return Growth(slope, _T95 * error)
 
 
-def soak_settings() -> config.Settings:
-    """One echo model, and as little kept as the settings allow."""
-    return config.Settings(
-        models=(
-            config.ModelSettings(name=MODEL, path="builtin:small", engine="echo", slots=CALLERS),
-        ),
-        routing=RoutingSettings(default=MODEL),
-        gateway=config.GatewaySettings(address="127.0.0.1:0"),
-        records=RecordsSettings(max_mib=8),
-    )
-
-
 async def soak(
     stub: "Stub",
     requests: int,
@@ -165,30 +150,20 @@ def _request(number: int, tokens: int) -> inference_pb2.GenerateRequest:
     )
 
 
-def hold_settings(count: int) -> config.Settings:
+def hold_settings(count: int) -> Settings:
     """A model whose only slot is taken for long, and one that computes ``count`` rows, slowly."""
-    waiting = config.ModelSettings(
-        name=WAITING,
-        path="builtin:small",
-        engine="echo",
-        slots=1,
-        echo_step_ms=STEP_MS,
-        context_tokens=CONTEXT,
+    waiting, running = (
+        echo(slots, name=name, echo_step_ms=STEP_MS, context_tokens=CONTEXT)
+        for name, slots in ((WAITING, 1), (RUNNING, count))
     )
-    running = waiting.model_copy(update={"name": RUNNING, "slots": count})
     gateway = tuned(
-        config.GatewaySettings,
+        GatewaySettings,
         address="127.0.0.1:0",
         max_concurrent_requests=2 * count,
         max_timeout_s=HELD_S,
     )
-    return config.Settings(
-        models=(waiting, running),
-        routing=RoutingSettings(default=RUNNING),
-        gateway=gateway,
-        jobs=JobsSettings(replicas=0),
-        records=RecordsSettings(max_mib=8),
-    )
+    jobs = JobsSettings(replicas=0)
+    return mesh_settings(waiting, running, gateway=gateway, jobs=jobs, records=FEW_RECORDS)
 
 
 class Held:
@@ -272,35 +247,37 @@ def _cost(before: Mapping[str, float], after: Mapping[str, float], number: int) 
 
 def held_figures(costs: Costs, count: int, prompt_tokens: int) -> list[Figure]:
     """What a request costs in each state and process."""
+    of = f"{count} requests, prompts of {prompt_tokens} tokens"
     return [
-        _held_figure(state, name, cost, f"{count} requests, prompts of {prompt_tokens} tokens")
+        _figure(
+            f"held_{state}_{name}",
+            round(cost),
+            "bytes a token" if state == TOKEN else "bytes a request",
+            f"{name}: {of}",
+        )
         for state, by_process in costs.items()
         for name, cost in by_process.items()
     ]
 
 
-def _held_figure(state: str, name: str, cost: float, note: str) -> Figure:
-    unit = "bytes a token" if state == TOKEN else "bytes a request"
-    figure = f"held_{state}_{name.replace('-', '_')}"
-    return Figure(figure, round(cost), None, None, unit, 1, machine(), f"{name}: {note}")
-
-
-def figures(samples: Samples, tokens: int) -> list[Figure]:
+def growth_figures(samples: Samples, tokens: int) -> list[Figure]:
     """The growth of each process."""
     last = samples.requests[-1]
-    return [_figure(samples, name, last, tokens) for name in samples.memory]
+    warm, figures = min(ROUND, last // 2), []
+    for name, memory in samples.memory.items():
+        grown = samples.growth(name, warm)
+        note = (
+            f"{name}: {grown.slope:+.1f} ± {grown.half_width:.1f} KiB per 1,000 requests over {last:,} requests, the"
+            f" first {warm:,} not counted; {memory[0] / 1024:.0f} MiB at start, {memory[-1] / 1024:.0f} MiB at the end;"
+            f" {CALLERS} callers in closed loop, answers of {tokens} tokens; {samples.refused} refused"
+        )
+        unit = "KiB per 1,000 requests"
+        figures.append(_figure(f"soak_growth_{name}", grown.slope, unit, note, len(memory)))
+    return figures
 
 
-def _figure(samples: Samples, name: str, last: int, tokens: int) -> Figure:
-    memory, grown = samples.memory[name], samples.growth(name, min(ROUND, last // 2))
-    note = (
-        f"{name}: {grown.slope:+.1f} ± {grown.half_width:.1f} KiB per 1,000 requests over {last:,} requests, the first"
-        f" {min(ROUND, last // 2):,} not counted; {memory[0] / 1024:.0f} MiB at start, {memory[-1] / 1024:.0f} MiB at"
-        f" the end; {CALLERS} callers in closed loop, answers of {tokens} tokens; {samples.refused} refused"
-    )
-    unit = "KiB per 1,000 requests"
-    figure = f"soak_growth_{name.replace('-', '_')}"
-    return Figure(figure, grown.slope, None, None, unit, len(memory), machine(), note)
+def _figure(name: str, value: float, unit: str, note: str, runs: int = 1) -> Figure:
+    return Figure(name.replace("-", "_"), value, None, None, unit, runs, machine(), note)
 
 
 def _show(count: int, memory: Mapping[str, float]) -> None:
@@ -312,31 +289,32 @@ def _show(count: int, memory: Mapping[str, float]) -> None:
 
 async def main(args: argparse.Namespace) -> None:
     """Runs the rounds and prints what each process holds, or what a request costs."""
-    settings = hold_settings(args.hold) if args.hold else soak_settings()
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with (
-            running_mesh(settings, state_dir=Path(folder)) as mesh,
-            grpc.aio.insecure_channel(mesh.address) as channel,
-        ):
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    settings = (
+        hold_settings(args.hold) if args.hold else mesh_settings(echo(CALLERS), records=FEW_RECORDS)
+    )
+    async with (
+        mesh_of(settings) as mesh,
+        grpc.aio.insecure_channel(mesh.address) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
 
-            def take(count: int) -> Mapping[str, float]:
-                memory = memory_of(mesh)
-                if not args.json:
-                    _show(count, memory)
-                return memory
+        def take(count: int) -> Mapping[str, float]:
+            memory = memory_of(mesh)
+            if not args.json:
+                _show(count, memory)
+            return memory
 
-            async def settled() -> Mapping[str, float]:
-                await asyncio.sleep(SETTLED_S)
-                return memory_of(mesh, private=True)
+        async def settled() -> Mapping[str, float]:
+            await asyncio.sleep(SETTLED_S)
+            return memory_of(mesh, private=True)
 
-            if args.hold:
-                costs, prompt_tokens = await hold(stub, args.hold, args.prompt_words, settled)
-                found = held_figures(costs, args.hold, prompt_tokens)
-            else:
-                requests, every = args.runs * ROUND, ROUND // SAMPLES
-                samples = await soak(stub, requests, take, every, args.tokens, args.rate)
-                found = figures(samples, args.tokens)
+        if args.hold:
+            costs, prompt_tokens = await hold(stub, args.hold, args.prompt_words, settled)
+            found = held_figures(costs, args.hold, prompt_tokens)
+        else:
+            requests, every = args.runs * ROUND, ROUND // SAMPLES
+            samples = await soak(stub, requests, take, every, args.tokens, args.rate)
+            found = growth_figures(samples, args.tokens)
     emit(found, args.json)
 
 

@@ -1,11 +1,8 @@
 """The growth of memory out of samples, and a short slice of the load."""
 
-import grpc
 import pytest
 
-from sluice.v1.inference_pb2_grpc import InferenceServiceStub
-from tests.robustness.soak import Samples, growth, soak
-from tests.support.mesh import RunningMesh
+from tests.robustness.soak import Samples, growth
 
 
 def test_a_line_is_found_with_its_uncertainty() -> None:
@@ -20,10 +17,3 @@ def test_the_warm_up_is_left_out() -> None:
     for count, kib in ((0, 0.0), (1000, 500.0), (2000, 510.0), (3000, 520.0)):
         samples.add(count, {"gateway": kib})
     assert samples.growth("gateway", 1000).slope == pytest.approx(10)
-
-
-@pytest.mark.mesh
-async def test_all_requests_are_sent_and_sampled(mesh: RunningMesh) -> None:
-    async with grpc.aio.insecure_channel(mesh.address) as channel:
-        samples = await soak(InferenceServiceStub(channel), 320, lambda _: {"here": 1.0}, 80)
-    assert sorted(samples.requests) == [0, 80, 160, 240, 320]

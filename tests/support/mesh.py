@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from bench.support.meshes import environment as environment
+from bench.support.meshes import mesh_settings
 from sluice.client import AsyncClient
 from sluice.settings import (
     BatcherSettings,
     GatewaySettings,
     HttpSettings,
+    JobsSettings,
     ModelSettings,
     Settings,
     TelemetrySettings,
@@ -125,6 +127,16 @@ def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
             prometheus={"gateway": "127.0.0.1:0", "batcher": "127.0.0.1:0", "jobs": "127.0.0.1:0"},
         ),
     )
+
+
+def quick_settings(*models: ModelSettings, **sections: Any) -> Settings:
+    """A mesh of a test's own, which ends soon; without jobs and HTTP unless ``sections`` have them."""
+    quick = {
+        "gateway": GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        "batcher": BatcherSettings(drain_s=1.0),
+        "jobs": JobsSettings(replicas=0),
+    }
+    return mesh_settings(*models, **(quick | sections))
 
 
 @contextmanager
