@@ -118,9 +118,14 @@ def _longest_wait_s(entry: control_pb2.ClassReport) -> float:
 
 
 def _ages(view: _Model) -> Iterator[Point]:
-    now, since = time.monotonic(), view.table.queue.oldest()
+    now = time.monotonic()
+    ages: dict[str, float] = {}
+    for request in list(view.table.requests.values()):
+        if request.number:  # It waits.
+            age_s, name = now - request.waiting_since, request.priority_class
+            ages[name] = max(age_s, ages.get(name, 0.0))
     for entry in view.report.classes:
-        yield (entry.priority_class,), max(0.0, now - since.get(entry.priority_class, now))
+        yield (entry.priority_class,), ages.get(entry.priority_class, 0.0)
 
 
 def _by_worker(value: Callable[[WorkerState | None], float]) -> _Points:

@@ -104,6 +104,8 @@ class Simulation:
         self._pumping = Alarm(self._events, self._pump)
         """The queue is asked once for everything that happens at one time."""
         self._reporting = Alarm(self._events, self._report_load)
+        self._entries: dict[str, QueueEntry] = {}
+        """Requests in the queue or in a worker."""
 
     def run(self) -> History:
         """Run until everything has ended, or until `Setup.until_s`."""
@@ -165,8 +167,12 @@ class Simulation:
         outcome = self._outcomes[number]
         if outcome.ending is Ending.OPEN:  # it may have expired on its way
             self._queued_at[str(number)] = self._events.now
-            self._queue.add(_entry(str(number), outcome.arrival), self._events.now)
+            self._add(_entry(str(number), outcome.arrival))
             self._pumping.set(self._events.now)
+
+    def _add(self, entry: QueueEntry) -> None:
+        self._entries[entry.request_id] = entry
+        self._queue.add(entry, self._events.now)
 
     def _pump(self) -> None:
         now = self._events.now
@@ -219,14 +225,19 @@ class Simulation:
         self._end(outcome, Ending.EXPIRED, self._events.now)
         if request_id in self._queued_at:
             self._leave_queue(request_id)
+            self._queue.cancel(self._entries.pop(request_id))
         worker = self._at_worker.pop(request_id, None)
-        if worker is None:
-            self._queue.cancel(request_id)
-        else:
+        if worker is not None:
             worker.drop(request_id)
             worker.forget(request_id)
-            self._queue.finish(request_id, 0, self._events.now, whole=False)
+            self._finish(request_id, 0, whole=False)
         self._pumping.set(self._events.now)
+
+    def _finish(
+        self, request_id: str, tokens: int, *, whole: bool = True, decode_s: float = 0.0
+    ) -> None:
+        entry, now = self._entries.pop(request_id), self._events.now
+        self._queue.finish(entry, tokens, now, whole=whole, decode_s=decode_s)
 
     def _end(self, outcome: RequestOutcome, ending: Ending, at: float) -> None:
         outcome.ending, outcome.ended_at = ending, at
@@ -238,10 +249,9 @@ class Simulation:
         # A refused request returns to the queue like one that a gateway sends again.
         for request_id in refused:
             if self._at_worker.pop(request_id, None) is not None:
-                now = self._queued_at[request_id] = self._events.now
-                self._queue.finish(request_id, 0, now, whole=False)
-                arrival = self._outcomes[int(request_id)].arrival
-                self._queue.add(_returned_entry(request_id, arrival), now)
+                self._queued_at[request_id] = self._events.now
+                self._finish(request_id, 0, whole=False)
+                self._add(_returned_entry(request_id, self._outcomes[int(request_id)].arrival))
         self._pumping.set(self._events.now)
 
     def _progressed(self, worker: SimulatedWorker, progress: StepProgress) -> None:
@@ -278,14 +288,15 @@ class Simulation:
     def _report(self, worker: SimulatedWorker, first: Sequence[str], ended: Sequence[str]) -> None:
         """Report first tokens and ends to the batcher."""
         for request_id in first:
-            self._queue.on_first_token(request_id, self._events.now)
+            if request_id in self._at_worker:
+                self._queue.on_first_token(self._entries[request_id], self._events.now)
         for request_id in ended:
             worker.forget(request_id)
             if self._at_worker.pop(request_id, None) is not None:
                 outcome, now = self._outcomes[int(request_id)], self._events.now
                 first_at = now if outcome.first_at is None else outcome.first_at
                 tokens, decode_s = outcome.arrival.answer_tokens, max(0.0, now - first_at)
-                self._queue.finish(request_id, tokens, now, decode_s=decode_s)
+                self._finish(request_id, tokens, decode_s=decode_s)
         self._pumping.set(self._events.now)
 
     # Results.

@@ -130,11 +130,10 @@ class RequestTable:
         self._actions.added.append(request)
         if not math.isinf(request.deadline):
             heappush(self._deadlines, (request.deadline, request.request_id))
+        self.queue.add(request, now)
         # A draining batcher accepts nothing: the gateway sends it to another one.
         if self._draining:
             self._return_to_gateway(request, now)
-        else:
-            self.queue.add(request, now)
 
     def refuse(self, request: QueuedRequest, error: frame_pb2.TaskError) -> None:
         """Return a request that was not added to its gateway."""
@@ -194,7 +193,7 @@ class RequestTable:
             if not new.HasField("final"):
                 succeeded = True
                 if new.token_ids and not request.answered:
-                    self.queue.on_first_token(request.request_id, now)
+                    self.queue.on_first_token(request, now)
                 self._outbox.publish(request, new)
             # The worker gave it back: only a real failure counts against the worker.
             elif new.final.end == frame_pb2.TASK_END_RETURNED:
@@ -376,9 +375,9 @@ class RequestTable:
         self.size -= request.size
         self._actions.ended.append(request)
         if request.state is RequestState.WAITING:
-            self.queue.cancel(request.request_id)
+            self.queue.cancel(request)
             return
         if self.workers.left_worker(request) and stop:
             self._actions.cancels.setdefault(request.worker, []).append(request.ref)
         tokens = len(request.produced)
-        self.queue.finish(request.request_id, tokens, now, whole=whole, decode_s=decode_s)
+        self.queue.finish(request, tokens, now, whole=whole, decode_s=decode_s)

@@ -47,9 +47,7 @@ class ClassOrder:
         """Share of every request if the policy ignores tenants; nothing is charged to it."""
         self._returned: list[HeapItem] = []
         self._late: list[tuple[float, int, TenantShare]] = []
-        """Tenants by earliest deadline, without those too far ahead of their share."""
-        self._ahead: list[tuple[float, int, TenantShare]] = []
-        """Tenants too far ahead, by the virtual time at which they no longer are."""
+        """Tenants by their earliest deadline."""
         self._configure(policy, weights)
 
     def _configure(self, policy: Policy, weights: Mapping[str, float]) -> None:
@@ -71,8 +69,12 @@ class ClassOrder:
             self._level(tenant)
         self._enter(entry, tenant)
 
-    def change(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Continue under another policy or other weights; tenants keep the tokens they are ahead or behind."""
+    def change(self, policy: Policy, weights: Mapping[str, float]) -> list[QueueEntry]:
+        """Continue under another policy or other weights; tenants keep the tokens they are ahead or behind.
+
+        Returns:
+            The waiting requests.
+        """
         entries, was_fair = self._waiting_entries(), self._is_fair
         self._configure(policy, weights)
         self._clear()
@@ -82,6 +84,7 @@ class ClassOrder:
             if not was_fair and not tenant.waiting:
                 self._level(tenant)
             self._enter(entry, tenant)
+        return entries
 
     def _waiting_entries(self) -> list[QueueEntry]:
         """Return the waiting requests in order of arrival."""
@@ -97,14 +100,14 @@ class ClassOrder:
         """Empty all lists of waiting requests."""
         self.waiting = self.tokens = self.prefill_tokens = 0
         self._weight = 0.0
-        for entries in (self._returned, self._late, self._ahead):
-            entries.clear()
+        self._returned.clear()
+        self._late.clear()
         for tenant in self._shares():
             self.tenants.place(tenant, None)
             tenant.waiting = tenant.tokens = 0
             tenant.in_turn.clear()
             tenant.by_deadline.clear()
-            tenant.late = tenant.ahead = None
+            tenant.late = None
 
     def _level(self, tenant: TenantShare) -> None:
         """Raise the virtual time of a tenant that starts to wait: idle time earns no credit."""
@@ -167,11 +170,12 @@ class ClassOrder:
         """Return the request with the smallest key; at least one must wait."""
         if self._returned:
             return self._returned[0][2]
-        ahead, late = self._ahead, self._late
-        while ahead and ahead[0][0] <= self.tenants.virtual_time:
-            self._place(ahead[0][-1])
-        if late and late[0][0] <= now + self._urgency * self.service_s:
-            return late[0][-1].by_deadline[0][2]
+        near = now + self._urgency * self.service_s
+        for deadline, _, tenant in self._late:
+            if deadline > near:
+                break
+            if not self._is_ahead(tenant):
+                return tenant.by_deadline[0][2]
         next_tenant = self.tenants.first
         assert next_tenant is not None, "some wait"
         return next_tenant.in_turn[0][2]
@@ -186,10 +190,14 @@ class ClassOrder:
         if entry.returned:
             return 0, entry.deadline, 0.0, entry.number
         is_near = self._is_fair and entry.deadline <= now + self._urgency * self.service_s
-        lead_until = share.virtual_time - self._lead_max / share.weight
-        if is_near and lead_until <= self.tenants.virtual_time:
+        if is_near and not self._is_ahead(share):
             return 1, entry.deadline, 0.0, entry.number
         return 2, share.virtual_time, entry.due, entry.number
+
+    def _is_ahead(self, tenant: TenantShare) -> bool:
+        """Return whether a tenant is too far ahead of its share to get ahead further by deadlines."""
+        lead = tenant.virtual_time - self.tenants.virtual_time
+        return lead > self._lead_max / tenant.weight
 
     @property
     def overdue_at(self) -> float:
@@ -253,23 +261,14 @@ class ClassOrder:
             return  # Nothing of it waits, or only what was lost before.
         drop_stale(in_turn)
         self.tenants.place(tenant, in_turn[0][:2] if in_turn else None)
-        if not by_deadline and tenant.late is tenant.ahead is None:
-            return
         drop_stale(by_deadline)
         if tenant.late is not None:
             del self._late[bisect_left(self._late, tenant.late)]
-        if tenant.ahead is not None:
-            del self._ahead[bisect_left(self._ahead, tenant.ahead)]
-        tenant.late = tenant.ahead = None
+            tenant.late = None
         if by_deadline:
             deadline, number, _ = by_deadline[0]
-            until = tenant.virtual_time - self._lead_max / tenant.weight
-            if until <= self.tenants.virtual_time:
-                tenant.late = (deadline, number, tenant)
-                insort(self._late, tenant.late)
-            else:
-                tenant.ahead = (until, number, tenant)
-                insort(self._ahead, tenant.ahead)
+            tenant.late = (deadline, number, tenant)
+            insort(self._late, tenant.late)
 
     def _count(self, tenant: TenantShare, entry: QueueEntry, entries: int) -> None:
         tokens = entries * entry.cost_tokens

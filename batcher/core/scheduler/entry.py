@@ -23,7 +23,6 @@ class TenantShare(Flow):
         in_turn: heap of the entries by `QueueEntry.due` and number, without returned ones.
         by_deadline: heap of the entries in `in_turn` that have a deadline.
         late: position in `ClassOrder._late`.
-        ahead: position in `ClassOrder._ahead`.
     """
 
     tokens: int = 0
@@ -31,7 +30,6 @@ class TenantShare(Flow):
     in_turn: list[HeapItem] = field(default_factory=list)
     by_deadline: list[HeapItem] = field(default_factory=list)
     late: "tuple[float, int, TenantShare] | None" = None
-    ahead: "tuple[float, int, TenantShare] | None" = None
 
     @property
     @override

@@ -27,6 +27,7 @@ they reach the front or fill most of a heap.
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 from batcher.core.scheduler.class_order import ClassOrder
 from batcher.core.scheduler.entry import QueueEntry
@@ -74,11 +75,15 @@ class Order:
         self._spare_s = policy.spare_s
         self.by_class = policy.order != "arrival"
 
-    def change(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Continue under another policy: waiting times, fair shares and service times stay."""
+    def change(self, policy: Policy, weights: Mapping[str, float]) -> list[QueueEntry]:
+        """Continue under another policy: waiting times, fair shares and service times stay.
+
+        Returns:
+            The waiting requests in order of arrival.
+        """
         self._configure(policy)
-        for members in self.classes.values():
-            members.change(policy, weights)
+        waiting = [members.change(policy, weights) for members in self.classes.values()]
+        return sorted(chain.from_iterable(waiting), key=lambda entry: entry.number)
 
     def add(self, entry: QueueEntry, now: float) -> None:
         """Add a request."""

@@ -1,6 +1,5 @@
 """Queue of one model: add requests, form batches, finish. The package's docstring has the rules."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from batcher.core.scheduler.capacity import Capacity
@@ -8,8 +7,7 @@ from batcher.core.scheduler.entry import Decision, QueueEntry
 from batcher.core.scheduler.estimates import OutputLengths
 from batcher.core.scheduler.order import Order
 from batcher.core.scheduler.placement import Placement
-from batcher.core.scheduler.policy import BatchPolicy, ContinuousPolicy
-from batcher.core.scheduler.static import StaticBatchPolicy
+from batcher.core.scheduler.policy import BatchPolicy
 from batcher.core.scheduler.waits import ExpectedWaits
 from sluice.settings.batching import Policy
 
@@ -27,64 +25,50 @@ class Queue:
 
     def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
         """Create an empty queue; `weights` has the tenants whose weight is not 1."""
-        self._entries: dict[str, QueueEntry] = {}
         self._lengths = OutputLengths(policy.output_quantile)
         self.order = Order(policy, weights or {}, self._lengths.estimate)
         self._placement = Placement(policy, self.order)
-        self._batching = self._new_batching(policy)
+        self._batching = BatchPolicy(policy, self.order, self._placement)
         self.waits = ExpectedWaits(self.order, policy, self.window_s)
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
         return self.order.waiting
 
-    # The life cycle of a task.
+    # The life cycle of a request.
 
     def add(self, entry: QueueEntry, now: float) -> None:
         """Add a request that the queue does not have."""
-        assert entry.request_id not in self._entries, entry.request_id
-        self._entries[entry.request_id] = entry
         self.order.add(entry, now)
         self._batching.on_wait(entry)
 
-    def cancel(self, request_id: str) -> None:
-        """Remove a request, waiting or in a worker; unknown ones are ignored."""
-        entry = self._entries.pop(request_id, None)
-        if entry is None:
-            return
-        if entry.number:
-            self._batching.on_cancel(entry)
-            self.order.cancel(entry)
-        else:
-            self._answered(entry, None)
-            self.waits.on_left(entry)
+    def cancel(self, entry: QueueEntry) -> None:
+        """Remove a waiting request."""
+        self._batching.on_cancel(entry)
+        self.order.cancel(entry)
 
-    def on_first_token(self, request_id: str, now: float) -> None:
+    def on_first_token(self, entry: QueueEntry, now: float) -> None:
         """Handle the first token of a request in a worker."""
-        entry = self._entries.get(request_id)
-        if entry is not None and not entry.number:
-            self._answered(entry, now)
+        self._answered(entry, now)
 
     def finish(
         self,
-        request_id: str,
+        entry: QueueEntry,
         output_tokens: int,
         now: float,
         *,
         whole: bool = True,
         decode_s: float = 0.0,
     ) -> None:
-        """Remove a request that needs no worker any more.
+        """Remove a request that was handed out and needs no worker any more.
 
         Args:
-            request_id: a request that was handed out.
+            entry: the request.
             output_tokens: length of the whole answer, including tokens that came with the request.
             now: monotonic seconds.
             whole: whether the answer ended by itself, so that estimates learn from it.
             decode_s: seconds from the first new token to the last.
         """
-        entry = self._entries.pop(request_id)
-        assert not entry.number, request_id
         members = self.order.classes[entry.priority_class]
         members.charge(entry, entry.prompt_tokens + output_tokens)
         if whole:
@@ -102,18 +86,12 @@ class Queue:
         their shares.
         """
         self._lengths.quantile = policy.output_quantile
-        self.order.change(policy, weights)
+        waiting = self.order.change(policy, weights)
         self._placement.change(policy)
         self.waits.change(policy)
-        self._batching = self._new_batching(policy, self._batching)
-        waiting = [entry for entry in self._entries.values() if entry.number]
-        for entry in sorted(waiting, key=lambda entry: entry.number):
+        self._batching = BatchPolicy(policy, self.order, self._placement, self._batching)
+        for entry in waiting:
             self._batching.on_wait(entry)
-
-    def _new_batching(self, policy: Policy, before: BatchPolicy | None = None) -> BatchPolicy:
-        if policy.is_continuous:
-            return ContinuousPolicy(policy, self.order, self._placement)
-        return StaticBatchPolicy(policy, self.order, self._placement, before)
 
     def _answered(self, entry: QueueEntry, now: float | None) -> None:
         """Count the first token or the end of a request; without `now` no latency is learned."""
@@ -124,17 +102,6 @@ class Queue:
         batch.answered += 1
         if batch.answered == len(batch.entries) and now is not None:
             self._batching.on_answered(batch, now)
-
-    def oldest(self) -> dict[str, float]:
-        """Return, by class, since when the oldest request waits.
-
-        Safe to call from other threads: `list` copies the requests in one step.
-        """
-        oldest: dict[str, float] = {}
-        for entry in list(self._entries.values()):
-            if entry.number and entry.waiting_since < oldest.get(entry.priority_class, math.inf):
-                oldest[entry.priority_class] = entry.waiting_since
-        return oldest
 
     # Decisions.
 

@@ -39,8 +39,8 @@ class ExpectedWaits:
         self._speeds = Speeds()
         self._peak = Peak()
         self._occupancy = Occupancy()
-        self._sent: dict[str, QueueEntry] = {}
-        """Requests in workers."""
+        self._sent: dict[QueueEntry, None] = {}
+        """Requests in workers, in order of their batches."""
         self._is_blocked = False
         """Whether requests wait for capacity, as of the last decision."""
 
@@ -62,7 +62,7 @@ class ExpectedWaits:
         self._occupancy.watch(now)
         for entry in decision.batch.entries if decision.batch else ():
             self._speeds.begin(entry, now)
-            self._sent[entry.request_id] = entry
+            self._sent[entry] = None
             self._occupancy.add(entry.priority_class, 1)
             self._peak.see(len(self._sent), now)
 
@@ -72,11 +72,10 @@ class ExpectedWaits:
         self._speeds.watch(now, is_full=self._is_blocked or not has_capacity)
         self._occupancy.watch(now)
 
-    def on_left(self, entry: QueueEntry, now: float | None = None) -> None:
-        """Handle a request that left its worker, at `now` if that is known."""
-        if now is not None:
-            self._occupancy.watch(now)
-        del self._sent[entry.request_id]
+    def on_left(self, entry: QueueEntry, now: float) -> None:
+        """Handle a request that left its worker."""
+        self._occupancy.watch(now)
+        del self._sent[entry]
         self._occupancy.add(entry.priority_class, -1)
 
     def measure(self, entry: QueueEntry, tokens: int, decode_s: float, now: float) -> None:
@@ -204,7 +203,7 @@ class ExpectedWaits:
     def _batches(self) -> dict[Batch[QueueEntry], list[QueueEntry]]:
         """Return the requests in workers by batch."""
         batches: dict[Batch[QueueEntry], list[QueueEntry]] = {}
-        for entry in self._sent.values():
+        for entry in self._sent:
             assert entry.batch is not None, "it was sent"
             batches.setdefault(entry.batch, []).append(entry)
         return batches

@@ -19,7 +19,7 @@ class BatchWindows:
 
     def __init__(self, policy: Policy, order: Order) -> None:
         self._order = order
-        self._lengths_s = {name: policy.window_s(name) for name in CLASSES}
+        self._policy = policy
         self._oldest: dict[str, list[HeapItem]] = {name: [] for name in CLASSES}
         """Heaps by the time at which a request started to wait."""
         self._deadlines: dict[str, list[HeapItem]] = {name: [] for name in CLASSES}
@@ -33,10 +33,6 @@ class BatchWindows:
         if entry.deadline != math.inf:
             push_item(self._deadlines[name], (entry.deadline, entry.number, entry), waiting)
 
-    def length_s(self, priority_class: str) -> float:
-        """Return the length of a window of the class, in seconds."""
-        return self._lengths_s[priority_class]
-
     def closes_at(self) -> float:
         """Return when the first window closes; infinite if no request waits."""
         return min(map(self._class_closes_at, self._order.classes))
@@ -44,7 +40,7 @@ class BatchWindows:
     def entry_closes_at(self, entry: QueueEntry) -> float:
         """Return when the window of one request closes."""
         members = self._order.classes[entry.priority_class]
-        end = entry.waiting_since + self._lengths_s[entry.priority_class]
+        end = entry.waiting_since + self._policy.window_s(entry.priority_class)
         return min(end, _latest_start(entry, members))
 
     def _class_closes_at(self, name: str) -> float:
@@ -54,7 +50,7 @@ class BatchWindows:
         if not oldest:
             return math.inf
         # The oldest request closes the window, unless a deadline needs it earlier.
-        end = oldest[0][0] + self._lengths_s[name]
+        end = oldest[0][0] + self._policy.window_s(name)
         if not deadlines:
             return end
         return min(end, _latest_start(deadlines[0][2], self._order.classes[name]))

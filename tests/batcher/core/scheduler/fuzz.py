@@ -180,8 +180,10 @@ class QueueFuzz:
         known = self.tasks.pop(request_id, None)
         if known is None:
             return
-        self.queue.cancel(request_id)
-        if known.worker is not None:
+        if known.worker is None:
+            self.queue.cancel(known.task)
+        else:
+            self.queue.finish(known.task, known.produced, self.now, whole=False)
             self.lands(known.worker, request_id)
 
     def lands(self, worker: WorkerConnection, request_id: str) -> None:
@@ -198,7 +200,7 @@ class QueueFuzz:
             self.at(worker.stalled_until - self.now, lambda: self.finish(worker, life, request_id))
             return
         known = self.tasks.pop(request_id)
-        self.queue.finish(request_id, known.answer, self.now, whole=self.chance.random() < 0.9)
+        self.queue.finish(known.task, known.answer, self.now, whole=self.chance.random() < 0.9)
         self.lands(worker, request_id)
 
     def answer(self, worker: WorkerConnection, life: int, number: int) -> None:
@@ -291,8 +293,7 @@ class QueueFuzz:
 
     def expire(self) -> None:
         for name in [k for k, t in self.tasks.items() if t.waits and t.task.deadline <= self.now]:
-            del self.tasks[name]
-            self.queue.cancel(name)
+            self.queue.cancel(self.tasks.pop(name).task)
 
     def check_batch(self, batch: Batch[QueueEntry], capacity: Capacity) -> None:
         policy, rows = self.policy, batch.entries

@@ -2,7 +2,7 @@
 
 import math
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.entry import Batch, BatchLimit, QueueEntry
@@ -49,18 +49,19 @@ def fill(
     priority_class: str = "interactive",
     now: float = 0.0,
     **values: object,
-) -> list[str]:
-    """Add tasks with prompts of so many tokens; return their names."""
-    names = [f"t{next(NUMBERS)}" for _ in prompts]
-    for name, prompt in zip(names, prompts, strict=True):
-        known = {"prompt_tokens": prompt, "max_tokens": 10, **values}
-        queue.add(QueueEntry(name, priority_class, **known), now)  # type: ignore[arg-type]
-    return names
+) -> list[QueueEntry]:
+    """Add requests with prompts of so many tokens."""
+    entries = []
+    for prompt in prompts:
+        known: dict[str, Any] = {"prompt_tokens": prompt, "max_tokens": 10, **values}
+        entries.append(QueueEntry(f"t{next(NUMBERS)}", priority_class, **known))
+        queue.add(entries[-1], now)
+    return entries
 
 
 def come_back(queue: Queue, row: QueueEntry, produced: int, now: float) -> QueueEntry:
     """A row that was handed out was lost, and its gateway sends it again."""
-    queue.finish(row.request_id, produced, now, whole=False)
+    queue.finish(row, produced, now, whole=False)
     again = QueueEntry(
         row.request_id,
         row.priority_class,
@@ -100,7 +101,7 @@ def learn(queue: Queue, priority_class: str, service_s: float) -> None:
     """Let an answer of the class take so long."""
     fill(queue, 5, priority_class=priority_class, now=-100.0)
     (row,) = batch_of(queue, -90.0, Capacity("w", 8)).entries
-    queue.finish(row.request_id, 5, service_s - 90.0)
+    queue.finish(row, 5, service_s - 90.0)
 
 
 def limited_batch(policy: Policy, worker: Capacity) -> tuple[int, BatchLimit]:

@@ -30,9 +30,9 @@ def taken(queue: Queue, now: float, count: int) -> list[str]:
 
 def learn_service(queue: Queue, service_s: float, priority_class: str = "standard") -> None:
     """Makes answers of the class take so long."""
-    queue.add(task("learn", priority_class), 0.0)
+    queue.add(learn := task("learn", priority_class), 0.0)
     assert taken(queue, 0.0, 1) == ["learn"]
-    queue.finish("learn", 1, service_s)
+    queue.finish(learn, 1, service_s)
     assert queue.order.classes[priority_class].service_s == service_s
 
 
@@ -62,12 +62,13 @@ def test_what_came_back_is_charged_once() -> None:
     again = come_back(queue, lost, 20, 1.0)
     assert again.charged == 120
     assert taken(queue, 1.0, 1) == ["lost"]
-    queue.finish("lost", 50, 2.0)
+    queue.finish(again, 50, 2.0)
     assert queue.order.classes["standard"].tenants.flows["a"].virtual_time == 150
     other = Queue(policy())
-    other.add(task("lost", tenant="a", prompt_tokens=100, max_tokens=50, charged=120), 0.0)
+    lost = task("lost", tenant="a", prompt_tokens=100, max_tokens=50, charged=120)
+    other.add(lost, 0.0)
     assert taken(other, 0.0, 1) == ["lost"]
-    other.finish("lost", 50, 2.0)
+    other.finish(lost, 50, 2.0)
     assert other.order.classes["standard"].tenants.flows["a"].virtual_time == 30
 
 

@@ -24,7 +24,7 @@ class History:
     def __init__(self) -> None:
         self.policy = tuned(Policy, max_rows=1, urgent_lead_tokens=50)
         self.queue = Queue(self.policy, WEIGHTS)
-        self.running: list[str] = []
+        self.running: list[QueueEntry] = []
         self.sent: list[str] = []
         self.now = 0.0
         self.added = 0
@@ -41,12 +41,12 @@ class History:
                 self.queue.add(task, self.now)
             case "send":
                 batch = self.queue.next_batch(self.now, [Capacity("w", 1)]).batch
-                names = [row.request_id for row in batch.entries] if batch else []
-                self.sent += names
-                self.running += names
+                entries = batch.entries if batch else []
+                self.sent += [entry.request_id for entry in entries]
+                self.running += entries
             case "finish" if self.running:
-                request_id = self.running.pop(number % len(self.running))
-                self.queue.finish(request_id, number % 40, self.now)
+                entry = self.running.pop(number % len(self.running))
+                self.queue.finish(entry, number % 40, self.now)
 
     def change_and_back(self, policy: Policy, weights: dict[str, float]) -> None:
         self.queue.reconfigure(policy, weights)
@@ -117,7 +117,7 @@ def test_policy_change_keeps_the_adaptive_size() -> None:
     queue = Queue(Policy(name="adaptive", latency_target_s=1.0, wait_s=0.0))
     for _ in range(3):
         for row in (fill(queue, *[5] * 4), batch_of(queue, 0.0, Capacity("w", 9)))[1].entries:
-            queue.finish(row.request_id, 5, 0.1)
+            queue.finish(row, 5, 0.1)
     queue.reconfigure(Policy(name="adaptive", latency_target_s=1.0, wait_s=0.1, max_rows=3), {})
     fill(queue, *[5] * 9)
     assert len(batch_of(queue, 1.0, Capacity("w", 9)).entries) == 3

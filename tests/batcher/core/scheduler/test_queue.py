@@ -24,9 +24,9 @@ def test_only_guessed_costs_are_estimated_again_on_take() -> None:
         queue.add(QueueEntry(name, "bulk", prompt_tokens=10, max_tokens=100), 0.0)
         for number in range(answers):
             request_id = f"{name} {number}"
-            queue.add(QueueEntry(request_id, "interactive", max_tokens=100), 0.0)
+            queue.add(known := QueueEntry(request_id, "interactive", max_tokens=100), 0.0)
             assert taken(queue, capacity=1) == [request_id]
-            queue.finish(request_id, tokens, 0.0)
+            queue.finish(known, tokens, 0.0)
 
     add("guessed", 50, 20)
     add("known", 50, 70)
@@ -45,17 +45,3 @@ def test_batch_has_the_wait_of_each_request() -> None:
     batch = queue.next_batch(6.0, [Capacity("w", 2)]).batch
     assert batch is not None
     assert [(row.request_id, row.waited_s) for row in batch.entries] == [("a", 1.0), ("b", 3.0)]
-
-
-def test_cancelled_tasks_are_gone_wherever_they_were() -> None:
-    queue = Queue(Policy(max_rows=4))
-    for name in ("waits", "out", "stays"):
-        queue.add(QueueEntry(name, "bulk"), 0.0)
-    queue.next_batch(0.0, [Capacity("w", 0)])
-    assert taken(queue, capacity=1) == ["waits"]
-    queue.cancel("waits")
-    queue.cancel("out")
-    queue.cancel("unknown")
-    assert queue.order.classes["bulk"].waiting == 1
-    queue.add(QueueEntry("out", "bulk"), 1.0)
-    assert taken(queue) == ["stays", "out"]

@@ -77,8 +77,8 @@ class Mill:
         self.queue.add(task, self.now)
 
     def finish(self, key: str) -> None:
-        self.queue.finish(key, self.answers[key], self.now)
         task = self.tasks.pop(key)
+        self.queue.finish(task, self.answers[key], self.now)
         if self.now > STEADY_S:
             cost = task.prompt_tokens + self.answers[key]
             self.served[task.tenant] = self.served.get(task.tenant, 0) + cost

@@ -271,8 +271,8 @@ def test_adaptive_size_follows_the_first_tokens(streams: bool) -> None:
         sizes.append(len(rows))
         for row in rows:
             if streams:  # The answer goes on for long.
-                queue.on_first_token(row.request_id, now + took_s)
-            queue.finish(row.request_id, 5, now + took_s + 30 * streams)
+                queue.on_first_token(row, now + took_s)
+            queue.finish(row, 5, now + took_s + 30 * streams)
         now += took_s
     assert sizes == [1, 2, 3, 4, 4, 4, 3, 2]
 
@@ -281,7 +281,7 @@ def test_adaptive_size_ignores_what_was_cancelled() -> None:
     queue = Queue(policy("adaptive", latency_target_s=1.0, wait_s=0.0))
     for _ in range(4):
         fill(queue, 5)
-        queue.cancel(batch_of(queue, 0.0, busy()).entries[0].request_id)
+        queue.finish(batch_of(queue, 0.0, busy()).entries[0], 0, 0.0, whole=False)
     fill(queue, 5, 5)
     assert len(batch_of(queue, 0.0, busy()).entries) == 1
 
@@ -384,7 +384,7 @@ def padding_efficiency(name: str) -> tuple[float, float]:
         tokens, rows = tokens + sum(lengths), rows + len(lengths)
         cells += len(lengths) * max(lengths)
         for row in batch.entries:
-            queue.finish(row.request_id, 5, now)
+            queue.finish(row, 5, now)
         fill(queue, *[draw() for _ in lengths], now=now)
     return tokens / cells, rows / 150
 
@@ -407,10 +407,10 @@ def test_a_queue_goes_on_under_another_policy(name: str) -> None:
     queue.reconfigure(policy(name), {"default": 2.0})
     assert (len(queue), queue.order.classes["standard"].waiting) == (4, 4)
     come_back(queue, first, 1, 1.0)
-    queue.finish(second.request_id, 3, 1.0)
+    queue.finish(second, 3, 1.0)
     waited_s = []
     while len(queue):
         for row in batch_of(queue, 60.0, Capacity("w", 8)).entries:
             waited_s.append(row.waited_s)
-            queue.finish(row.request_id, 3, 60.0)
+            queue.finish(row, 3, 60.0)
     assert sorted(waited_s) == [59.0, 60.0, 60.0, 60.0, 60.0]

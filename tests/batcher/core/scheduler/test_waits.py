@@ -73,7 +73,7 @@ class Mill:
             self.now = self.rows.pop(request_id)
             task = self.entries.pop(request_id)
             rest_s = TOKEN_S * (task.max_tokens - 1)
-            self.queue.finish(request_id, task.max_tokens, self.now, decode_s=rest_s)
+            self.queue.finish(task, task.max_tokens, self.now, decode_s=rest_s)
             self.send()
         self.now = until
 
