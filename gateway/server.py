@@ -127,9 +127,8 @@ class Gateway:
         self.store = store = RecordStore(
             settings.records, lambda: in_force.policies.settings, replicas
         )
-        self.limiter = ClassLimiter(
-            limits.max_concurrent_requests, limits.shares, self.limits.check_running
-        )
+        calls_max, check_tenant = limits.max_concurrent_requests, self.limits.check_running
+        self.limiter = ClassLimiter(calls_max, limits.shares, in_force, check_tenant)
         self.shared = shared = SharedState(
             settings, gateway_id, self.registry, in_force, self.limits, self.limiter
         )

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.admission.policies import InForce
 from gateway.admission.turns import TenantSlots
 from sluice.errors import RETRY_AFTER_S, Overloaded, ShuttingDown
 from sluice.settings import CallShares
@@ -161,6 +162,7 @@ class ClassLimiter:
         self,
         limit: int,
         shares: CallShares,
+        in_force: InForce | None = None,
         check_tenant: Callable[[str, int, int | None], None] = lambda *_: None,
     ) -> None:
         """Let up to `limit` calls run.
@@ -168,9 +170,10 @@ class ClassLimiter:
         Args:
             limit: The most calls of all classes and tenants.
             shares: What less urgent classes, and one tenant, may have of it.
+            in_force: The policies in force: whether any tenant has limits.
             check_tenant: Refuses another call of a tenant; see `TenantLimits.check_running`.
         """
-        self._check_tenant = check_tenant
+        self._in_force, self._check_tenant = in_force, check_tenant
         self.is_draining = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -210,7 +213,9 @@ class ClassLimiter:
                 if sum(running[upto:]) >= limit:
                     kind = f"{CLASSES[upto]} and less urgent " if upto else ""
                     raise overloaded(name, f"{limit} {kind}calls{whose} are being answered")
-        self._check_tenant(tenant, sum(own), own[rank] if priority_class == BULK_CLASS else None)
+        if self._in_force is not None and self._in_force.policies.has_limits:
+            bulk = own[rank] if priority_class == BULK_CLASS else None
+            self._check_tenant(tenant, sum(own), bulk)
         self._running[rank] += 1
         self._running_by_tenant[tenant] = own
         own[rank] += 1

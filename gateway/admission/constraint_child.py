@@ -25,7 +25,10 @@ _NICE: Final = 10
 
 def main() -> None:
     """Answer until the standard input ends."""
-    _give_way()
+    os.nice(_NICE)
+    # Where the kernel groups processes by session, only the group's own value counts between sessions.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     problem_of("regex", "warm-up")  # loads the libraries before the memory is counted
     pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: SIM115
@@ -38,13 +41,6 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.stdout.write(json.dumps({"problem": problem}) + "\n")
         sys.stdout.flush()
-
-
-def _give_way() -> None:
-    os.nice(_NICE)
-    # Where the kernel groups processes by session, only the group's own value counts between sessions.
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -232,7 +232,6 @@ class OverloadControl:
         breakers: Circuit breakers of the models.
         lengths: Lengths of earlier answers.
         sent_tokens: Tasks that were sent since the last reports, by the model's name in tasks.
-        hung_s: See `HUNG_S`.
     """
 
     def __init__(self, loads: ModelLoadTable, streams: Iterable[ResultCollector]) -> None:
@@ -241,7 +240,6 @@ class OverloadControl:
         self.breakers = Breakers()
         self.lengths = AnswerLengths()
         self.sent_tokens: defaultdict[str, SentTokens] = defaultdict(SentTokens)
-        self.hung_s = HUNG_S
         self._streams = streams
         self._last_token_at: dict[str, float] = {}
         """When runs that have ended got their last token, by model."""
@@ -385,11 +383,11 @@ class OverloadControl:
             self.breakers.abandoned(model)
 
     def _is_hung(self, run: ModelRun, now: float) -> bool:
-        """Return whether nobody got a token of the model for `hung_s` while the run waited for one.
+        """Return whether nobody got a token of the model for `HUNG_S` while the run waited for one.
 
         A shorter deadline proves nothing; nor does a wait while the model works for others.
         """
-        since = now - self.hung_s
+        since = now - HUNG_S
         if not run.was_accepted or max(run.sent_at, self._last_token_at[run.model]) > since:
             return False
         live = (other for stream in self._streams for other in stream.runs)

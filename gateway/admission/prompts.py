@@ -61,7 +61,8 @@ async def prepare(
         return hear(request, request.audio, conversation.turns[0].content, model, inspect)
     if model.speech is not None:
         raise InvalidRequest.of("model", f"{model.name} takes audio, and no prompts; set audio")
-    token_ids = await encode(conversation, model, threads, request.tenant)
+    work = partial(encode_now, conversation, model)
+    token_ids = await threads.work_on(conversation.texts, request.tenant, work)
     return PreparedPrompt(model, token_ids, fit(request, model, len(token_ids)), inspect)
 
 

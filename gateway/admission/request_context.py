@@ -295,7 +295,11 @@ class RequestContext(SchedulingParams):
             self.departure()
             raise
         except SluiceError as error:
-            _log_failure(error, self.tenant)
+            # With its message only if that is none of the caller's text.
+            if error.code is grpc.StatusCode.INTERNAL:
+                logger.warning("%s of tenant %s: %s", error.reason, self.tenant, error.message)
+            else:
+                logger.debug("%s of tenant %s", error.reason, self.tenant)
             raise error.of_request(self.answer_id) from error
 
     def stop(self, error: SluiceError) -> None:
@@ -334,11 +338,3 @@ class RequestContext(SchedulingParams):
         if isinstance(error, asyncio.CancelledError):
             return self.departure()
         return internal_error()
-
-
-def _log_failure(error: SluiceError, tenant: str) -> None:
-    """Log the error of a request: with its message only if that is none of the caller's text."""
-    if error.code is grpc.StatusCode.INTERNAL:
-        logger.warning("%s of tenant %s: %s", error.reason, tenant, error.message)
-    else:
-        logger.debug("%s of tenant %s", error.reason, tenant)

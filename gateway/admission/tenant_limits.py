@@ -124,7 +124,12 @@ class TenantLimits:
         """
         limits, now = self._settings().limits_of(payer.tenant), self._clock()
         if computes:
-            self._check_costs(payer, limits, now)
+            for cost in self._costs(payer.tenant, limits, now):
+                if cost.used >= cost.limit:
+                    # What running requests may cost is often more than they do.
+                    is_final = cost.used - self.spending.may_cost(payer.tenant, now) >= cost.limit
+                    wait_s = self._period_left_s(cost.name, now) if is_final else COST_RETRY_S
+                    raise _reached(f"tenant {payer.tenant}", cost.name, cost.limit, wait_s)
             _check(self._buckets(payer, limits, _TOKENS), 1.0, now)
         rates = self._buckets(payer, limits, _REQUESTS)
         return partial(self._take_back, self._take(rates, 1.0, now)) if rates else None
@@ -149,15 +154,6 @@ class TenantLimits:
     ) -> None:
         if isinstance(error, SluiceError) and error.code.name in _RETRYABLE:
             self._settle(taken, 0.0)
-
-    def _check_costs(self, payer: Caller, limits: LimitSettings, now: float) -> None:
-        """Raise LimitReached if a limit of costs is used up."""
-        for cost in self._costs(payer.tenant, limits, now):
-            if cost.used >= cost.limit:
-                # What running requests may cost is often more than they do.
-                is_final = cost.used - self.spending.may_cost(payer.tenant, now) >= cost.limit
-                wait_s = self._period_left_s(cost.name, now) if is_final else COST_RETRY_S
-                raise _reached(f"tenant {payer.tenant}", cost.name, cost.limit, wait_s)
 
     def reserve(self, payer: Caller, model: str, tokens: float) -> Settle | None:
         """Reserve `tokens` for a request that goes to `model`, and count it for the limits of the model.

@@ -169,7 +169,11 @@ def caller_of_token(
         )
     if "nbf" in claims and unix_s < (start := _time(claims, "nbf")) - settings.leeway_s:
         raise _invalid(f"is not valid for another {start - unix_s:.0f} s by the gateway's clock")
-    return Caller(_tenant(claims, settings), _roles(claims, settings)), expires_s
+    tenant = claims.get(settings.tenant_claim)
+    if not isinstance(tenant, str) or not is_token(tenant):
+        wanted = "must be 1 to 64 letters, digits, '-' and '_'"
+        raise _invalid(f"names no tenant: its claim {settings.tenant_claim!r} {wanted}")
+    return Caller(tenant, _roles(claims, settings)), expires_s
 
 
 def _verify(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, Any]:
@@ -213,15 +217,6 @@ def _time(claims: Mapping[str, Any], name: str) -> float:
     if not is_number or not abs(value) <= _TIME_MAX:
         raise _invalid(f"has a claim {name!r} that is not a time")
     return float(value)
-
-
-def _tenant(claims: Mapping[str, Any], settings: JwtSettings) -> str:
-    tenant = claims.get(settings.tenant_claim)
-    if not isinstance(tenant, str) or not is_token(tenant):
-        raise _invalid(
-            f"names no tenant: its claim {settings.tenant_claim!r} must be 1 to 64 letters, digits, '-' and '_'"
-        )
-    return tenant
 
 
 def _roles(claims: Mapping[str, Any], settings: JwtSettings) -> frozenset[str]:

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.streaming.capacity import UsedCapacity, WaitQueue
 from gateway.streaming.load_table import ModelLoadTable
-from gateway.streaming.model_run import ModelRun, RunClass
+from gateway.streaming.model_run import RELEASED, ModelRun, RunClass
 from sluice.errors import RETRY_AFTER_S, EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import Cancel, ControlMessage, TaskProgress, TaskQuery
@@ -467,7 +467,7 @@ class Dispatch:
             self._drop_empty(run.run_class)
         self._free(run)
         run.batcher = ""
-        run.release_task()
+        run.task = RELEASED
         return True
 
     # Messages.

@@ -13,6 +13,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from typing import Final, NamedTuple
 
@@ -45,6 +46,12 @@ class RunClass(NamedTuple):
     priority_class: str
 
 
+@lru_cache(maxsize=1024)
+def run_class_of(model: str, priority_class: str) -> RunClass:
+    """Return the one object that all runs of a class of a model share."""
+    return RunClass(model, priority_class)
+
+
 @dataclass(slots=True)
 class AcceptedFrame:
     """The new part of a frame."""
@@ -58,7 +65,8 @@ class AcceptedFrame:
 
 
 _NOTHING_NEW: Final = AcceptedFrame()
-_RELEASED: Final = Task()
+RELEASED: Final = Task()
+"""The task of a run that has ended, which is not sent any more: tasks take memory."""
 
 
 @dataclass(eq=False, slots=True)
@@ -172,7 +180,7 @@ class ModelRun:
 
     def __post_init__(self) -> None:
         self.run_id = self.task.request_id
-        self.run_class = RunClass(self.task.model, self.task.priority_class)
+        self.run_class = run_class_of(self.task.model, self.task.priority_class)
         self.is_urgent = self.task.priority_class == URGENT_CLASS
         self.is_bulk = self.task.priority_class == BULK_CLASS
 
@@ -289,10 +297,6 @@ class ModelRun:
     def current_losses(self) -> int:
         """`losses`, or 0 when a token has come since it was sent last."""
         return self.losses if self.completion_tokens == self.tokens_when_sent else 0
-
-    def release_task(self) -> None:
-        """Free the memory of the task: the run is not sent any more."""
-        self.task = _RELEASED
 
     # How it ended, and what it cost.
 

@@ -147,14 +147,15 @@ class Transcript(VisibleText):
         assert not self.closed, "a closed transcript takes no tokens"
         self.token_ids.append(token_id)
         text = "" if token_id in self._stop_token_ids else self._detokenizer.push(token_id)
-        token = token_id, logprobs
         if self.output is None and self._public is None:
             self._show(token_id, None, self._matcher.push(text))
         else:
-            self._partial.append(token)
+            self._partial.append((token_id, logprobs))
             if text:
                 self._partial_text += text
-                if not _goes_on(token):
+                # Another server's token shows all of its text at its end: this one of ours may be a part of it.
+                is_part = logprobs is not None and logprobs.HasField("text") and not logprobs.text
+                if not is_part:
                     self._complete()
                 self._release(text if self.output is None else self.output.push(text))
         self._close_if_stopped()
@@ -354,9 +355,3 @@ class StopMatcher:
             if any(stop.startswith(tail) for stop in self._stops):
                 return length
         return 0
-
-
-def _goes_on(token: Token) -> bool:
-    """Whether the text of another server's token, which shows all of it at its end, goes on behind this one of ours."""
-    logprobs = token[1]
-    return logprobs is not None and logprobs.HasField("text") and not logprobs.text

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.admission.request_context import PreparedPrompt, RequestContext
-from gateway.routing.learned.arithmetic import Sum, sums
+from gateway.routing.learned.arithmetic import sums
 from gateway.routing.learned.model import LearnedHead
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import AcceptedFrame, ModelRun, finish_reason_of
@@ -74,8 +74,13 @@ def sums_add_up(answer: WholeAnswer) -> str:
     Whole numbers must agree exactly; with decimals or a division, rounding is accepted. What cannot be evaluated is
     accepted.
     """
-    is_wrong = any(map(_is_wrong, sums(answer.text)))
-    return "a sum in the answer does not add up" if is_wrong else ""
+    for equation in sums(answer.text):
+        is_wrong = equation.wrong
+        if "/" not in equation.operators and all(map(float.is_integer, equation.operands)):
+            is_wrong = equation.value is not None and equation.value != equation.stated
+        if is_wrong:
+            return "a sum in the answer does not add up"
+    return ""
 
 
 CHECKS: Final[Mapping[str, Check]] = {
@@ -275,12 +280,3 @@ class Cascade(AnswerMonitor):
         return first.model.settings.cost(
             len(first.prompt_token_ids), self.tokens
         ) + second.model.settings.cost(len(second.prompt_token_ids), second.sampling.max_tokens)
-
-
-def _is_wrong(equation: Sum) -> bool:
-    is_whole = "/" not in equation.operators and all(
-        number.is_integer() for number in equation.operands
-    )
-    if not is_whole:
-        return equation.wrong
-    return equation.value is not None and equation.value != equation.stated

@@ -42,7 +42,6 @@ from gateway.safety.output.windows import AnswerWindow
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import ModelRun
 from gateway.streaming.registry import ResultCollector
-from gateway.streaming.transcript import Transcript
 from gateway.upstream.runs import Upstream, spawn_beside
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from gateway.validation.requests import WORKLOAD_LABEL
@@ -76,21 +75,6 @@ _FAILURES: Final[Mapping[type[Exception], families.GuardFailure]] = {
     errors.ModelUnavailable: families.GuardFailure.UNAVAILABLE,
     errors.TransportUnavailable: families.GuardFailure.UNAVAILABLE,
 }
-
-
-async def run_guard(
-    upstream: Upstream, context: RequestContext, check: Check, turns: Sequence[Message]
-) -> tuple[families.Outcome, Cost]:
-    """Return the verdict of a guard, within its time budget, and what it cost.
-
-    `turns`: of caller and model as the model may see them, the caller's last.
-    """
-    with _check_span(context, check) as span:
-        runs = _CheckRuns(upstream, context, check, headers_of(span))
-        outcome, cost = await runs.within_budget(runs.verdict(turns))
-        score = None if isinstance(outcome, families.GuardFailure) else outcome.score
-        _set_outcome(span, rules_of(check.guard, outcome), score)
-        return outcome, cost
 
 
 async def find_entities(
@@ -156,7 +140,11 @@ class _CheckRuns:
         params = SamplingParams(logprobs=sampling.top_logprobs)
         prepared = [PreparedPrompt(model, prompt, sampling, None) for prompt in prompts]
         await self._compute(prepared, params)
-        verdicts = [_verdict_of(guard.family, run.transcript) for run in self.runs]
+        deltas = [run.transcript.whole(True, None)[0] for run in self.runs]
+        verdicts = [
+            guard.family.verdict(delta.text, [token.top for token in delta.logprobs])
+            for delta in deltas
+        ]
         flagged = [verdict for verdict in verdicts if verdict.flagged]
         scores = [verdict.score for verdict in verdicts if verdict.score is not None]
         categories = dict.fromkeys(name for verdict in flagged for name in verdict.categories)
@@ -291,11 +279,6 @@ def _sampling(family: Family, model: ServedModel) -> Sampling:
     )
 
 
-def _verdict_of(family: Family, transcript: Transcript) -> families.GuardVerdict:
-    delta, _ = transcript.whole(True, None)
-    return family.verdict(delta.text, [token.top for token in delta.logprobs])
-
-
 class GuardRunner:
     """Runs the checks of one request beside its answer.
 
@@ -344,7 +327,12 @@ class GuardRunner:
         self._continue(stream)
 
     async def _check(self, stream: AnswerStream, check: Check) -> None:
-        outcome, cost = await run_guard(self._upstream, self._context, check, self._turns)
+        context = self._context
+        with _check_span(context, check) as span:
+            runs = _CheckRuns(self._upstream, context, check, headers_of(span))
+            outcome, cost = await runs.within_budget(runs.verdict(self._turns))
+            score = None if isinstance(outcome, families.GuardFailure) else outcome.score
+            _set_outcome(span, rules_of(check.guard, outcome), score)
         decided = self.checks.decide(check, outcome, cost)
         if decided is None:
             return

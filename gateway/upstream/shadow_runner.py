@@ -111,51 +111,46 @@ class ShadowRunner:
 
     async def _answer(self, shadow: _Shadow) -> None:
         """Compute the shadow's answer and compare it with that of the caller."""
-        record, began_at = shadow.record, time.monotonic()
-        scheduling = SchedulingParams(CLASS, began_at + self.limit_s, rules=shadow.context.rules)
-        outlook = self._upstream.overload.outlook(record.model, scheduling, began_at)
-        if outlook.problem is not None:
-            raise outlook.problem
+        upstream, context, record = self._upstream, shadow.context, shadow.record
+        began_at = time.monotonic()
+        scheduling = SchedulingParams(CLASS, began_at + self.limit_s, rules=context.rules)
+        upstream.overload.refuse_hopeless([record.model], scheduling, began_at)
 
         def on_end(result: ResultCollector) -> None:
             now, run = time.monotonic(), result.current
             # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
-            self._upstream.overload.record_result(shadow.context, run, result.error, now)
+            upstream.overload.record_result(context, run, result.error, now)
             record.prompt_tokens = run.prompt_tokens
             record.completion_tokens = run.completion_tokens
             record.cost = run.cost
             record.duration.CopyFrom(duration((now - began_at) * 1000))
 
         attributes = {names.GEN_AI_REQUEST_MODEL: record.model, names.PRIORITY_CLASS: CLASS}
-        with shadow.context.log.child(names.SPAN_SHADOW, attributes) as span:
-            run = await self._new_run(shadow, began_at)
+        with context.log.child(names.SPAN_SHADOW, attributes) as span:
+            # The same conversation and sampling parameters, for another model.
+            model = context.policies.catalog[record.model]
+            request = replace(context.request, priority_class=CLASS)
+            inspect, threads = context.first.inspect, upstream.preparation.threads
+            prepared = await prepare(request, context.conversation, model, inspect, threads)
+            prepared.sampling.seed = context.first.sampling.seed
+            run = upstream.new_run(request, prepared, shadow.run_id, scheduling.deadline)
             run.headers = headers_of(span)
-            (result,) = await self._upstream.compute([run], on_end)
+            (result,) = await upstream.compute([run], on_end)
             if blocked(result):
                 record.dropped = BLOCKED
                 return
             record.agreement = agreement(shadow.answered.raw_text, run.raw_text)
             span.set_attribute(names.SHADOW_AGREEMENT, record.agreement)
-        outcome = shadow.outcome
-        if outcome is not None and add_shadow(outcome, run, record.agreement):
+        pair, outcome = shadow.pair, shadow.outcome
+        # Routers compare their two models, and predict nothing of others.
+        if pair is None or {shadow.answered.model, record.model} != set(pair):
+            return
+        if outcome is not None:
+            outcome.comparison.CopyFrom(Comparison(agreement=record.agreement, shadow=True))
+            if outcome.strong_answered:
+                _keep_answer(outcome, run)
             self._records.store.write_outcome(outcome)
-        self._observe_drift(shadow)
-
-    async def _new_run(self, shadow: _Shadow, now: float) -> ModelRun:
-        """Return a run of the same conversation and sampling parameters for another model."""
-        upstream, context = self._upstream, shadow.context
-        model = context.policies.catalog[shadow.record.model]
-        request = replace(context.request, priority_class=CLASS)
-        inspect, threads = context.first.inspect, upstream.preparation.threads
-        prepared = await prepare(request, context.conversation, model, inspect, threads)
-        prepared.sampling.seed = context.first.sampling.seed
-        return upstream.new_run(request, prepared, shadow.run_id, now + self.limit_s)
-
-    def _observe_drift(self, shadow: _Shadow) -> None:
-        """Report how the weak one of the router's two models did; routers predict nothing of other models."""
-        plan, pair = shadow.context.plan, shadow.pair
-        if pair is not None and {shadow.answered.model, shadow.record.model} == set(pair):
-            self._drift.compared(plan, pair[0], shadow.record.agreement, shadow.run_id)
+        self._drift.compared(context.plan, pair[0], record.agreement, shadow.run_id)
 
     def _add_record(self, shadow: _Shadow) -> None:
         """Add a shadow that answered, or was dropped, to the record of the request, which ended before."""
@@ -199,16 +194,6 @@ def outcome_of(context: RequestContext, pair: tuple[str, str], stream: AnswerStr
     else:
         _keep_answer(outcome, stream.current)
     return outcome
-
-
-def add_shadow(outcome: Outcome, shadow: ModelRun, score: float) -> bool:
-    """Add the answer of a shadow; return False where its model is not the other one of the two."""
-    if shadow.model != (outcome.weak_model if outcome.strong_answered else outcome.strong_model):
-        return False
-    outcome.comparison.CopyFrom(Comparison(agreement=score, shadow=True))
-    if outcome.strong_answered:
-        _keep_answer(outcome, shadow)
-    return True
 
 
 def _compare_draft(outcome: Outcome, stream: AnswerStream) -> None:

@@ -167,6 +167,9 @@ class Conversation:
 
         All names form one text, a line each, and so do all ids.
         """
+        if not self.tools and not any(turn.calls for turn in self.turns):
+            first = [turn.content for turn in self.turns]
+            return [*first, *filter(None, [self.query]), *self.documents, *self.answers]
         texts = list[str]()
 
         def note(text: str) -> str:

@@ -166,8 +166,8 @@ def validate(
         conversation = replace(conversation, tools=offered, variables=variables)
     sampling = sampling_of(sent, catalog.max_answer_tokens(request.model), violations)
     check_priority_and_labels(request, violations)
-    key = request.idempotency_key
-    violations.check_count("idempotency_key", len(key), MAX_KEY_CHARS, "characters")
+    if key := request.idempotency_key:
+        violations.check_count("idempotency_key", len(key), MAX_KEY_CHARS, "characters")
     coalesce_ms = None
     if request.HasField("gather"):
         coalesce_ms = round(gather_ms := ms_of(request.gather))
@@ -181,7 +181,8 @@ def validate(
         audio, model = audio_of(request, catalog, audio_max_s, violations)
     else:
         model = prompt_model(request.model, catalog, violations)
-    violations.raise_any()
+    if violations:
+        violations.raise_any()
     fingerprint, version = fingerprint_of(request), ""
     if resume:
         versions = catalog.task_names(request.resume.model or request.model)
@@ -270,12 +271,11 @@ def sampling_of(
     Constraints are compiled after admission, because that takes longer than all other checks.
     """
     sampling = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0)
-    fits = [
-        violations.check_count(f"sampling.{name}", len(getattr(params, name)), most, unit)
-        for name, (most, unit) in MOST.items()
-    ]
-    if not all(fits):  # copying a million entries costs more than refusing them
-        return sampling
+    counts = {name: len(getattr(params, name)) for name in MOST}
+    if any(counts[name] > most for name, (most, _) in MOST.items()):
+        for name, (most, unit) in MOST.items():
+            violations.check_count(f"sampling.{name}", counts[name], most, unit)
+        return sampling  # copying a million entries costs more than refusing them
     sampling.MergeFrom(params)
     # Comparisons with NaN are false, so NaN is out of every range.
     ranges = {"max_tokens": (1, max_answer_tokens), **RANGES}

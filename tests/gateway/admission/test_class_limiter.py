@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -120,7 +122,8 @@ async def test_a_share_of_less_than_all_leaves_one_place(
 async def test_tenant_settings_limit_calls_and_bulk_calls() -> None:
     settings = Settings(limits=LimitSettings(concurrent=3, concurrent_bulk=1))
     core = TenantLimits(lambda: settings, lambda: 0.0)
-    limiter = ClassLimiter(100, ALL_TO_ONE, core.check_running)
+    in_force: Any = SimpleNamespace(policies=SimpleNamespace(has_limits=True))
+    limiter = ClassLimiter(100, ALL_TO_ONE, in_force, core.check_running)
     with ExitStack() as held:
         held.enter_context(limiter.running("standard", "acme"))
         held.enter_context(limiter.running("bulk", "acme"))
