@@ -42,50 +42,58 @@ def fails(capsys: pytest.CaptureFixture[str], path: Path, *more: str) -> str:
     return line
 
 
-def test_a_port_in_use_is_one_line(
+AWAY = "nats://127.0.0.1:1"
+JWT = [{"issuer": "https://login.example.org", "audience": "sluice", "jwks": "/no/jwks.json"}]
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "variables", "more", "says"),
+    [
+        (None, "127.0.0.1:0", {}, (), "nats.url"),
+        (AWAY, "127.0.0.1:0", {}, (), "does not answer within 0.2 s"),
+        (AWAY, "0.0.0.0:0", {}, (), "set gateway.allow_remote"),
+        (AWAY, "0.0.0.0:0", {"GATEWAY__ALLOW_REMOTE": "true"}, (), "does not answer"),
+        (AWAY, "127.0.0.1:0", {}, ("--id", "a.b"), "--id"),
+        (AWAY, "127.0.0.1:0", {"SAFETY__DEFAULT": "nope"}, (), "safety.default: no policy 'nope'"),
+        (
+            "",
+            "127.0.0.1:0",
+            {"IDENTITY__JWT": json.dumps(JWT)},
+            (),
+            "gateway: identity.jwt.0.jwks: /no/jwks.json cannot be used: No such file",
+        ),
+    ],
+)
+def test_what_keeps_it_from_starting_is_one_line(
+    nats_server: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str | None,
+    address: str,
+    variables: dict[str, str],
+    more: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.setattr(NatsSettings, "connect_s", 0.2)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLUICE_{name}", value)
+    path = config(tmp_path, model_folder, nats_server if url == "" else url, address)
+    assert says in fails(capsys, path, *more)
+
+
+def test_what_is_missing_or_taken_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path
 ) -> None:
+    path = config(tmp_path, tmp_path / "nothing", AWAY, "127.0.0.1:0")
+    assert "does not exist" in fails(capsys, path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = fails(capsys, config(tmp_path, model_folder, "nats://127.0.0.1:1", address))
+        line = fails(capsys, config(tmp_path, model_folder, AWAY, address))
     assert line.startswith(f"gateway: gateway.address: {address} is in use by ")
-
-
-def test_a_policy_that_cannot_work_is_one_line_with_its_key(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path
-) -> None:
-    path = config(tmp_path, model_folder, "nats://127.0.0.1:1", "127.0.0.1:0")
-    text = path.read_text(encoding="utf-8").replace("safety: {}", "")
-    path.write_text(text + "safety:\n  default: nope\n", encoding="utf-8")
-    assert fails(capsys, path) == "gateway: safety.default: no policy 'nope'; known: default"
-
-
-def test_without_nats_it_says_so(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path = config(tmp_path, model_folder, None, "127.0.0.1:0")
-    assert "nats.url" in fails(capsys, path)
-    monkeypatch.setattr(NatsSettings, "connect_s", 0.2)
-    monkeypatch.setenv("SLUICE_NATS__URL", f"nats://127.0.0.1:{free_port()}")
-    assert "does not answer within 0.2 s" in fails(capsys, path)
-
-
-def test_an_address_for_other_machines_needs_a_word(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path = config(tmp_path, model_folder, "nats://127.0.0.1:1", "0.0.0.0:0")
-    assert "set gateway.allow_remote" in fails(capsys, path)
-    monkeypatch.setenv("SLUICE_GATEWAY__ALLOW_REMOTE", "true")
-    monkeypatch.setattr(NatsSettings, "connect_s", 0.2)
-    assert "does not answer" in fails(capsys, path)
 
 
 def test_remote_address_serves_encrypted_identified_callers(
@@ -105,35 +113,6 @@ def test_remote_address_serves_encrypted_identified_callers(
     key = authority.of("gateway") / "tls.key"
     key.write_bytes((authority.of("other") / "tls.key").read_bytes())
     assert f"{key}: is not the key of " in fails(capsys, path)
-
-
-def test_keys_that_cannot_be_read_are_one_line_with_their_file(
-    nats_server: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    jwks = tmp_path / "jwks.json"
-    jwt = [{"issuer": "https://login.example.org", "audience": "sluice", "jwks": str(jwks)}]
-    monkeypatch.setenv("SLUICE_IDENTITY__JWT", json.dumps(jwt))
-    path = config(tmp_path, model_folder, nats_server, "127.0.0.1:0")
-    line = fails(capsys, path)
-    assert line.startswith(f"gateway: identity.jwt.0.jwks: {jwks} cannot be used: No such file")
-
-
-def test_an_id_that_cannot_be_a_subject_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path
-) -> None:
-    path = config(tmp_path, model_folder, "nats://127.0.0.1:1", "127.0.0.1:0")
-    assert "--id" in fails(capsys, path, "--id", "a.b")
-
-
-def test_a_missing_model_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path
-) -> None:
-    path = config(tmp_path, tmp_path / "nothing", "nats://127.0.0.1:1", "127.0.0.1:0")
-    assert "does not exist" in fails(capsys, path)
 
 
 async def test_the_process_serves_until_sigterm(

@@ -104,12 +104,6 @@ def test_tokens_are_reserved_and_settled() -> None:
     assert world.refusal().metadata["limit"] == "tokens_per_minute"
 
 
-def test_request_above_the_burst_reserves_the_burst() -> None:
-    world = World({"tokens_per_minute": 6000, "burst_s": 10})
-    world.reserve(ACME, "small", 50_000)(3000)
-    assert world.refusal().retry_after_s == pytest.approx(20.01)
-
-
 def test_keys_and_models_have_limits_beside_the_tenants() -> None:
     world = World({"requests_per_minute": 6000, "models": {"large": {"requests_per_minute": 6}}})
     key = Caller("acme", key_id="k1", key_limits=RateLimits(requests_per_minute=12))

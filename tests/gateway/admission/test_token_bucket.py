@@ -134,16 +134,6 @@ def test_full_bucket_reports_nothing() -> None:
     assert bucket.report(1.0) is None
 
 
-def test_changed_burst_keeps_what_was_taken() -> None:
-    bucket = TokenBucket(8.0, 16.0, 0.0)
-    bucket.take(6.0, 0.0)
-    bucket.change(2.0, 20.0, 0.0)
-    assert (bucket.level(0.0), bucket.taken) == (14.0, 6.0)
-    assert (bucket.level(2.0), bucket.wait_s(20.0, 2.0)) == (18.0, 1.0)
-    bucket.change(2.0, 10.0, 2.0)
-    assert bucket.level(2.0) == 8.0
-
-
 def test_rounding_does_not_refuse_what_is_there() -> None:
     bucket = TokenBucket(1.0, 10.0, 0.0)
     bucket.take(5.0 + 9e-9, 0.0)

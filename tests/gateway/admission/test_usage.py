@@ -123,18 +123,6 @@ async def test_resumed_tokens_are_not_billed_again(wire: Wire) -> None:
     assert attempt.cost == len(task.prompt_token_ids) + 1
 
 
-@pytest.mark.wire(routing=ROUTING)
-async def test_a_model_that_hangs_is_left_alone(wire: Wire) -> None:
-    wire.gateway.generator.upstream.overload.hung_s = 0.1
-    for _ in range(2):
-        call = wire.stub.Generate(prompt(model="large"), timeout=1.0)
-        await wire.batcher.task("large")
-        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await wire.until(lambda: len(wire.gateway.registry) == 0)
-    _, error = await error_of(wire.stub.Generate(prompt(model="large")))
-    assert error.reason == "MODEL_UNAVAILABLE"
-
-
 REQUEST = SchedulingParams(
     "standard", 0.0, rules=OverloadRules(BreakerRules(failures=1, open_s=60.0))
 )

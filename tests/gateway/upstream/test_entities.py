@@ -209,17 +209,6 @@ async def test_an_answer_shows_when_it_has_been_read(opened: Any) -> None:
         assert found == {"ner.per": 1, "ner.loc": 2}
 
 
-async def test_a_stop_string_behind_a_name_ends_the_answer(opened: Any) -> None:
-    async with opened(checks=["output"]) as (wire, tagger), serving(tagger):
-        sampling = pb.SamplingParams(stop=[" who"])
-        call, task = await wire.begin(prompt(sampling=sampling))
-        await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
-        events = await events_of(call)
-        assert text_of(events) == "It was <PER_1> of <LOC_1>"
-        assert events[-1].finished.reason == pb.FINISH_REASON_STOP_SEQUENCE
-        await wire.batcher.cancelled(task)
-
-
 async def test_a_refused_entity_ends_the_answer_before_it(opened: Any) -> None:
     async with opened({"ner.per": "block"}, checks=["output"]) as (wire, tagger), serving(tagger):
         call, task = await wire.begin(prompt())
@@ -256,14 +245,3 @@ async def test_a_resumed_answer_is_read_again_and_goes_on(opened: Any) -> None:
         start = len(task.produced_token_ids)
         await wire.batcher.send(task, last(start, tokens[start:]))
         assert text_of(await events_of(call)) == "Then she went home to <LOC_2>."
-
-
-async def test_an_answer_that_waits_is_dropped_with_its_caller(opened: Any) -> None:
-    async with opened(checks=["output"]) as (wire, _):
-        call, task = await wire.begin(prompt())
-        await wire.batcher.send(task, last(0, wire.tokens("said Mia")))
-        check = await wire.batcher.task("ner")
-        await call.read()
-        call.cancel()
-        await wire.batcher.cancelled(check)
-        await wire.until(lambda: len(wire.gateway.registry) == 0)

@@ -17,7 +17,6 @@ from tests.gateway.kit.wire import (
     prompt,
     resumed,
     text_of,
-    tokens_of,
 )
 
 CASCADE = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
@@ -150,34 +149,6 @@ async def test_a_replaced_answer_streams_to_callers_that_accept_it(
         assert text_of(await wire.end(call, second, "hello")) == "hello"
 
 
-async def test_a_reconnecting_caller_gets_the_escalation_notice(cascade: Wire) -> None:
-    asked = prompt(model="", idempotency_key="k")
-    call = cascade.stub.Generate(asked)
-    first = await cascade.batcher.task("small")
-    assert (await call.read()).started.model == "small"
-    await cascade.batcher.send(first, saying(cascade, BAD, -3.0))
-    second = await cascade.batcher.task("large")
-    assert (await call.read()).notices[0].model == "large"
-
-    stale = pb.GenerateRequest()
-    stale.CopyFrom(asked)
-    stale.resume.model = "small"
-    again = cascade.stub.Generate(stale)
-    assert (await again.read()).started.model == "small"
-    assert (await again.read()).notices[0].kind == pb.NOTICE_KIND_ESCALATED
-    await cascade.batcher.send(second, frame(0, cascade.tokens("hello world")))
-    assert (await again.read()).delta.text
-
-    third = cascade.stub.Generate(resumed(asked, cascade.tokens("hello world"), "large"))
-    started = (await third.read()).started
-    assert started.model == "large"
-    count = len(cascade.tokens("hello world"))
-    await cascade.batcher.send(second, last(count, cascade.tokens("hello")))
-    events = await events_of(third)
-    assert not notices(events)
-    assert tokens_of(events) == cascade.tokens("hello")
-
-
 async def test_elsewhere_the_model_of_the_held_tokens_continues(cascade: Wire) -> None:
     call = cascade.stub.Generate(resumed(prompt(model=""), cascade.tokens("hello"), "large"))
     task = await cascade.batcher.task("large")
@@ -186,13 +157,3 @@ async def test_elsewhere_the_model_of_the_held_tokens_continues(cascade: Wire) -
     events = await events_of(call)
     assert events[0].started.model == "large"
     assert not notices(events)
-
-
-async def test_caller_that_leaves_a_held_answer_stops_its_run(
-    cascade: Wire,
-) -> None:
-    call = cascade.stub.Generate(prompt(model=""))
-    first = await cascade.batcher.task("small")
-    await call.read()
-    call.cancel()
-    await cascade.batcher.cancelled(first)

@@ -78,17 +78,6 @@ async def test_who_gets_fallbacks(
     assert (await events_of(call))[-1].finished.model == "small"
 
 
-async def test_a_model_without_worker_is_replaced_for_auto(wire: Wire) -> None:
-    await wire.batcher.report("small")
-    await wire.until(lambda: not wire.gateway.transport.loads.load("large", 0.0).ready)
-    call = wire.stub.Generate(prompt("hello", model=""))
-    await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
-    started = (await events_of(call))[0].started
-    assert (started.model, started.route.degraded) == ("small", True)
-    _, error = await error_of(wire.stub.Generate(prompt("hello", model="large")))
-    assert error.reason == "MODEL_UNAVAILABLE"
-
-
 async def test_a_shown_answer_is_not_replaced(wire: Wire) -> None:
     call, task = await wire.begin(prompt("hello", model=""), "large")
     await wire.batcher.send(task, frame(0, wire.tokens("hello")))
@@ -134,15 +123,6 @@ async def test_a_degraded_answer_is_not_kept(nats_url: str, model_folder: Path) 
             await wire.end(call, task, "hello")
 
 
-async def test_several_answers_fall_back_each(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt("hello", model="", sampling=pb.SamplingParams(n=2)))
-    for _ in range(2):
-        await fail(wire, await wire.batcher.task("large"))
-        await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
-    ends = [event.finished.model for event in await events_of(call) if event.HasField("finished")]
-    assert ends == ["small", "small"]
-
-
 async def answered(wire: Wire, body: dict[str, Any], path: str = CHAT, **headers: str) -> Reply:
     """The reply to a request whose large model fails, and whose fallback answers."""
     asking = asyncio.create_task(ask(wire.http, path, body, **headers))
@@ -170,16 +150,6 @@ async def test_http_says_that_an_answer_is_degraded(
     objects = events_in(reply.body)[:-1] if stream else [reply.json]
     assert objects
     assert all((one["degraded"], one["model"]) == (True, "small") for one in objects)
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_responses_say_that_they_are_degraded(wire: Wire, stream: bool) -> None:
-    body = {"model": "large", "input": "hello", "allow_degraded": True, "stream": stream}
-    reply = await answered(wire, body, "/v1/responses")
-    assert reply.headers["x-sluice-degraded"] == "true"
-    if not stream:
-        assert (reply.json["degraded"], reply.json["model"]) == (True, "small")
-    assert b'"degraded":true' in reply.body
 
 
 async def test_http_names_a_wrong_switch(wire: Wire) -> None:

@@ -180,42 +180,6 @@ async def test_an_objection_to_a_window_ends_the_answer(opened: Any) -> None:
         await wire.batcher.cancelled(task)
 
 
-async def test_an_answer_ends_after_the_verdict_about_all_of_it(opened: Any) -> None:
-    async with opened(checks=["output"], window_tokens=0) as wire:
-        call, task = await wire.begin(prompt(idempotency_key="k"))
-        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
-        await wire.forgotten(task)
-        check = await wire.batcher.task("large")
-        assert ANSWER in asked(wire, check)
-        await call.read()
-        assert (await call.read()).delta.text == ANSWER
-        await judge(wire, check, UNSAFE)
-        (event,) = await events_of(call)
-        assert event.finished.reason == pb.FINISH_REASON_CONTENT_FILTER
-        # The same answer is replayed, verdict included; nobody is asked again.
-        events = await events_of(wire.stub.Generate(prompt(idempotency_key="k")))
-        assert text_of(events) == ANSWER
-        assert list(events[-1].finished.rules) == ["guard.harm.S1"]
-
-
-@pytest.mark.parametrize("verdict", ["safe", UNSAFE])
-async def test_a_guard_that_holds_shows_all_or_nothing(opened: Any, verdict: str) -> None:
-    async with opened(checks=["output"], hold=True, window_tokens=4) as wire:
-        call, task = await wire.begin(prompt(idempotency_key="k"))
-        tokens = wire.tokens(ANSWER)
-        await wire.batcher.send(task, frame(0, tokens[:6]))
-        await judge(wire, await wire.batcher.task("large"), "safe")
-        await wire.batcher.send(task, last(6, tokens[6:]))
-        await judge(wire, await wire.batcher.task("large"), verdict)
-        expected = ANSWER if verdict == "safe" else ""
-        events = await events_of(call)
-        assert text_of(events) == expected
-        if not expected:
-            assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
-        again = await events_of(wire.stub.Generate(prompt(idempotency_key="k")))
-        assert text_of(again) == expected
-
-
 async def test_a_threshold_counts_and_the_score_and_the_cost_are_kept(opened: Any) -> None:
     prices = {"large": (1e6, 0.0)}
     async with opened({"prices": prices}, threshold=0.2) as wire:
@@ -265,20 +229,6 @@ async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any)
         assert (await audited(wire, first.request_id)).governed_model == "large"
 
 
-async def test_held_tokens_of_the_governed_model_are_continued(opened: Any) -> None:
-    """Elsewhere, and although the request names the first model."""
-    async with opened(action={"route": "large"}) as wire:
-        call = wire.stub.Generate(resumed(prompt(), wire.tokens("hello"), "large"))
-        # The guard's model is the governed one here: its rows come in the order in which they were sent.
-        task, check = [await wire.batcher.task("large") for _ in range(2)]
-        assert list(task.produced_token_ids) == wire.tokens("hello")
-        await judge(wire, check, UNSAFE)
-        await wire.batcher.send(task, last(1, wire.tokens(" world")))
-        events = await events_of(call)
-        assert text_of(events) == " world"
-        assert not any(event.notices for event in events)
-
-
 async def test_an_answer_of_the_governed_model_continues(opened: Any) -> None:
     async with opened(action={"route": "small"}) as wire:
         call, task = await wire.begin(prompt())
@@ -286,48 +236,6 @@ async def test_an_answer_of_the_governed_model_continues(opened: Any) -> None:
         events = await wire.end(call, task, ANSWER)
         assert text_of(events) == ANSWER
         assert not any(event.notices for event in events)
-
-
-async def test_after_an_escalation_the_second_answer_is_checked(opened: Any) -> None:
-    cascade = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
-    routing = {"default": "small", "cascade": cascade}
-    async with opened({"routing": routing}, checks=["input", "output"], window_tokens=2) as wire:
-        call, first = await wire.begin(prompt(model=""))
-        await judge(wire, await wire.batcher.task("large"), "safe")
-        tokens = wire.tokens("world world world world")
-        unsure = [
-            Logprobs(logprob=-3, top_token_ids=[one, 0], top_logprobs=[-3, -9]) for one in tokens
-        ]
-        await wire.batcher.send(first, frame(0, tokens, logprobs=unsure))
-        second = await wire.batcher.task("large")
-        assert second.request_id == f"{first.request_id}-2"  # nothing that was not shown is checked
-        await wire.batcher.send(second, frame(0, wire.tokens(ANSWER)))
-        check = await wire.batcher.task("large")
-        assert ANSWER in asked(wire, check)
-        await judge(wire, check, UNSAFE)
-        events = await events_of(call)
-        assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
-        await wire.batcher.cancelled(second)
-
-
-async def test_takeover_keeps_the_verdict_and_resume_checks_again(
-    opened: Any,
-) -> None:
-    async with opened() as wire:
-        call, task = await wire.begin(prompt(idempotency_key="k"))
-        await judge(wire, await wire.batcher.task("large"), "safe")
-        await wire.batcher.send(task, frame(0, wire.tokens("hello")))
-        assert (await call.read()).HasField("started")
-        assert (await call.read()).delta.text == "hello"
-        again = wire.stub.Generate(prompt(idempotency_key="k"))
-        await wire.batcher.send(task, last(1, wire.tokens(" world")))
-        assert text_of(await events_of(again)) == "hello world"
-
-        call, task = await wire.begin(resumed(prompt(), wire.tokens("hello")))
-        assert list(task.produced_token_ids) == wire.tokens("hello")
-        await judge(wire, await wire.batcher.task("large"), UNSAFE)
-        _, error = await error_of(call)
-        assert error.reason == "SAFETY_BLOCKED"
 
 
 async def test_a_complete_resumed_answer_is_checked_before_its_end(opened: Any) -> None:

@@ -76,19 +76,6 @@ async def test_hint_disarms_control_tokens_and_templates(nats_url: str, model_fo
     assert len(used) == 4, "bos, user, end, assistant: those of the template alone"
 
 
-async def test_hint_goes_behind_the_last_user_turn(nats_url: str, model_folder: Path) -> None:
-    roles = (pb.ROLE_SYSTEM, pb.ROLE_USER, pb.ROLE_ASSISTANT, pb.ROLE_USER)
-    texts = ("be brief", "one", "two", "three")
-    messages = [
-        pb.ChatMessage(role=role, content=text) for role, text in zip(roles, texts, strict=True)
-    ]
-    request = pb.GenerateRequest(chat=pb.ChatInput(messages=messages))
-    async with hinting(nats_url, model_folder) as wire:
-        seen, _, _ = await escalate(wire, request=request)
-    assert seen.count("Draft") == 1
-    assert f"three\n\nDraft {BAD} end<|end|>" in seen
-
-
 async def test_hint_shows_what_output_rules_leave(nats_url: str, model_folder: Path) -> None:
     safety = {"policies": {"default": {"output": {"actions": {"pii.email": "redact"}}}}}
     async with hinting(nats_url, model_folder, safety=safety) as wire:
