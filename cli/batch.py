@@ -1,9 +1,11 @@
 """`sluice batch`: offline jobs over many prompts."""
 
+import json
 import os
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -13,7 +15,7 @@ from typer import Argument, BadParameter, Option
 from cli import batch_view, options, output
 from cli.commands import Commands, wants_json
 from cli.failure import CommandFailed
-from cli.files import OutFile, check_input, opened, pieces
+from cli.files import NewFile, check_input, pieces
 from sluice.client import Client
 from sluice.client.openai_lines import output_line
 from sluice.client.request import generate_request
@@ -214,23 +216,20 @@ def submit(
     if local is not None:
         check_input(local)
     waits = out is not None or wait
-    with opened(out) as file:
-        if local is not None and waits:
-            _tell(f"uploading {local.name}")
+    with _opened(out) as file:
         if local is not None:
+            if waits:
+                output.progress(f"uploading {local.name}")
             spec.input.upload_id = client.jobs.upload(local.name, lambda: pieces(local))
         job = client.jobs.create(spec, key or uuid.uuid4().hex)
         if file is None and not wait and not watch:
             _show(job)
             return
         if not watch:
-            _tell(f"created job {job.id}, waiting for its end (--watch shows how far it is)")
+            output.progress(
+                f"created job {job.id}, waiting for its end (--watch shows how far it is)"
+            )
         _finish(client, job, file, watch, max_dead)
-
-
-def _tell(step: str) -> None:
-    if not wants_json():
-        output.progress(step)
 
 
 @batch.command()
@@ -248,7 +247,7 @@ def watch(
     client: options.TenantClient,
 ) -> None:
     """Show the progress of a job until it is over or paused; as `submit --watch` does."""
-    with opened(out) as file:
+    with _opened(out) as file:
         _finish(client, client.jobs.get(job), file, True, max_dead)
 
 
@@ -263,7 +262,8 @@ def list_jobs(
     """List the jobs, newest first, and how many there are in each state."""
     states = [_state_of(word) for word in state or ()]
     jobs = list(client.jobs.list(states))
-    totals = batch_view.totals_of(client.jobs.totals())
+    counts = sorted(client.jobs.totals().items())
+    totals = {word_of(pb.JobState, state): count for state, count in counts}
     described = {"jobs": [batch_view.job_object(job) for job in jobs], "totals": totals}
 
     def show() -> None:
@@ -292,16 +292,15 @@ def results(
 
     With --out and --json prints how many lines were written.
     """
-    with opened(out) as file:
+    with _opened(out) as file:
         number = None if stage is None else stage - 1
         results = client.jobs.results(job, from_index=from_index, follow=follow, stage=number)
         if file is None:
             for result in results:
                 output.write_json(output_line(job, result))
             return
-        _fill(file, job, results)
-    described = {"id": job, "out": str(out), "lines": file.lines}
-    output.show(described, f"wrote {file.lines} lines to {out}")
+        lines = _fill(file, job, results)
+    output.show({"id": job, "out": str(out), "lines": lines}, f"wrote {lines} lines to {out}")
 
 
 @batch.command("dead-letters")
@@ -383,52 +382,62 @@ def _state_of(word: str) -> pb.JobState.ValueType:
         ) from error
 
 
-def _finish(client: Client, job: pb.Job, file: OutFile | None, shown: bool, max_dead: int) -> None:
+def _finish(client: Client, job: pb.Job, file: NewFile | None, shown: bool, max_dead: int) -> None:
     """Wait until `job` is over, write its results and print it."""
     if file is not None:
         file.hint = f"the results are kept: sluice batch results {job.id} --out FILE"
     try:
         job = _wait(client, job, shown)
     except KeyboardInterrupt:
-        print(
-            f"the job continues; follow it with: sluice batch watch {job.id}",
-            file=sys.stderr,
-            flush=True,
-        )
+        hint = f"the job continues; follow it with: sluice batch watch {job.id}"
+        print(hint, file=sys.stderr, flush=True)
         raise
     described, state = batch_view.job_object(job), batch_view.state_of(job)
     if job.state == pb.JOB_STATE_PAUSED:
         message = f"{job.id} is paused: {job.reason}; then: sluice batch resume {job.id}"
         raise CommandFailed(job.reason_code or "PAUSED", message, described)
     if file is not None:
-        _fill(file, job.id, client.jobs.results(job.id))
-        described |= {"out": str(file.path), "lines": file.lines}
-        if not wants_json():
-            print(f"wrote {file.lines} lines to {file.path}")
+        lines = _fill(file, job.id, client.jobs.results(job.id))
+        described |= {"out": str(file.path), "lines": lines}
     if job.state != pb.JOB_STATE_COMPLETED:
         message = f"{job.id} is {state}: {job.reason}"
         raise CommandFailed(job.reason_code or state.upper(), message, described)
     if job.progress.dead > max_dead:
         message = f"{job.progress.dead} of {job.progress.total} items failed: sluice batch dead-letters {job.id}"
         raise CommandFailed("DEAD_LETTERS", message, described)
-    output.show(described, lambda: batch_view.show(job))
+    output.show(described, "\n".join(output.tree(described)))
 
 
 def _wait(client: Client, job: pb.Job, shown: bool) -> pb.Job:
     with batch_view.display(shown) as show:
         for changed in client.jobs.watch(job.id, until_paused=True):
             if not shown and changed.reason and changed.reason != job.reason:
-                _tell(f"job {job.id}: {changed.reason}")
+                output.progress(f"job {job.id}: {changed.reason}")
             job = changed
             show(job)
     return job
 
 
-def _fill(file: OutFile, job_id: str, found: Iterable[pb.JobResult]) -> None:
+@contextmanager
+def _opened(path: Path | None) -> Iterator[NewFile | None]:
+    """Open the file at `path` for writing, if there is one."""
+    if path is None:
+        yield None
+        return
+    with NewFile(path) as file:
+        yield file
+
+
+def _fill(file: NewFile, job_id: str, found: Iterable[pb.JobResult]) -> int:
+    """Write results, complete the file, and return how many there were."""
+    lines = 0
     for result in found:
-        file.write(output_line(job_id, result))
+        file.write(json.dumps(output_line(job_id, result), ensure_ascii=False) + "\n")
+        lines += 1
     file.complete()
+    return lines
 
 
 def _show(job: pb.Job) -> None:
-    output.show(batch_view.job_object(job), lambda: batch_view.show(job))
+    described = batch_view.job_object(job)
+    output.show(described, "\n".join(output.tree(described)))

@@ -1,7 +1,7 @@
 """Jobs as people and programs see them: objects for --json, tables, and their progress."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from shutil import get_terminal_size
@@ -12,20 +12,8 @@ from sluice.v1 import jobs_pb2 as pb
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
-OVER: Final = (
-    pb.JOB_STATE_COMPLETED,
-    pb.JOB_STATE_FAILED,
-    pb.JOB_STATE_CANCELLED,
-    pb.JOB_STATE_EXPIRED,
-)
-
-_HEADERS: Final = ("job", "name", "state", "done", "failed", "items/s", "tokens/s", "left", "cost")
+_TIMES: Final = ("create_time", "start_time", "end_time")
 _LISTED: Final = ("job", "name", "state", "created", "finished", "done", "failed", "left", "cost")
-
-
-def totals_of(totals: Mapping["pb.JobState.ValueType", int]) -> dict[str, int]:
-    """Return the number of jobs in each state, by the name of the state."""
-    return {word_of(pb.JobState, state): count for state, count in sorted(totals.items())}
 
 
 def state_of(job: pb.Job) -> str:
@@ -51,9 +39,6 @@ def job_object(job: pb.Job) -> dict[str, Any]:
     }
 
 
-_TIMES: Final = ("create_time", "start_time", "end_time")
-
-
 def letter_object(result: pb.JobResult) -> dict[str, Any]:
     """Return a dead letter as JSON."""
     return {
@@ -67,52 +52,13 @@ def letter_object(result: pb.JobResult) -> dict[str, Any]:
     }
 
 
-def show(job: pb.Job) -> None:
-    """Return a job as text."""
-    write_table([job])
-    for number, stage in enumerate(job.progress.stages):
-        at_work = " *" * (number == job.progress.stage and job.state not in OVER)
-        done = stage.succeeded + stage.dead
-        output.write_line(
-            f"stage {stage.name}: {done} of {stage.total}, {stage.dead} failed{at_work}"
-        )
-    progress = job.progress
-    if progress.saved_tokens:
-        output.write_line(
-            f"{progress.deduplicated} items were identical to others: {progress.saved_tokens} tokens saved"
-        )
-    if progress.cached_prompt_tokens:
-        share = progress.cached_prompt_tokens / progress.prompt_tokens
-        output.write_line(f"{share:.0%} of the tokens of prompts were found in the prefix cache")
-    if job.HasField("report"):
-        for line in _shares(job.report):
-            output.write_line(line)
-    if job.nats_last_sequence:
-        output.write_line(f"the last message read has the sequence {job.nats_last_sequence}")
-    if job.reason:
-        output.write_line(f"{job.reason_code}: {job.reason}")
-
-
-def _shares(report: pb.JobReport) -> Iterator[str]:
-    """Yield what a job that is over took of workers, as far as it is known."""
-    if report.HasField("workers_busy_share"):
-        yield f"its workers had items of it at work {report.workers_busy_share:.0%} of the time"
-    if report.HasField("padding_share"):
-        yield f"{report.padding_share:.0%} padding in the batches of its items"
-
-
-def write_table(jobs: list[pb.Job]) -> None:
-    """Write a table with one job a row."""
-    output.write_table(_HEADERS, [_row(job) for job in jobs])
-
-
 def write_list(jobs: list[pb.Job]) -> None:
     """Print jobs, one a row, with the times of their beginning and end."""
     rows = []
     for job in jobs:
-        name, title, state, done, failed, _, _, left, cost = _row(job)
-        times = _time(job, "create_time"), _time(job, "end_time")
-        rows.append((name, title, state, *times, done, failed, left, cost))
+        times = (_time(job, name) for name in ("create_time", "end_time"))
+        start = (job.id, job.spec.name or None, state_of(job), *times)
+        rows.append((*start, _done(job), job.progress.dead, _left(job), _cost(job)))
     output.write_table(_LISTED, rows)
 
 
@@ -126,19 +72,12 @@ def _time(job: pb.Job, field: str) -> str | None:
 
 def sentence(job: pb.Job) -> str:
     """Say how far a job is, in one line."""
-    _, _, state, done, failed, items, tokens, _, cost = _row(job)
-    least = "" if job.progress.total_final else "at least "
-    left = f" · {least}{_span(job)} left" if job.progress.HasField("remaining") else ""
-    return f"{state} · {done} done · {failed} failed · {items} items/s · {tokens} tokens/s{left} · cost {cost}"
-
-
-def fitting(text: str, width: int) -> str:
-    """Leave out rates, then what is at the end, until a sentence fits a terminal."""
-    parts = text.split(" · ")
-    while len(parts) > 1 and len(" · ".join(parts)) > width:
-        rate = next((part for part in parts if part.endswith("/s")), parts[-1])
-        parts.remove(rate)
-    return " · ".join(parts)[:width]
+    parts = [state_of(job), f"{_done(job)} done", f"{job.progress.dead} failed"]
+    if left := _left(job):
+        parts.append(f"{left} left")
+    speed = job.report if job.HasField("report") else job.progress
+    parts += [f"{speed.items_per_second:.1f} items/s", f"{speed.tokens_per_second:.0f} tokens/s"]
+    return " · ".join((*parts, f"cost {_cost(job)}"))
 
 
 @contextmanager
@@ -154,7 +93,7 @@ def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
             last = now
             text = f"{job.id}: {sentence(job)}"
             if live:
-                text = f"\r\x1b[K{fitting(text, get_terminal_size().columns - 1)}"
+                text = f"\r\x1b[K{text[: get_terminal_size().columns - 1]}"
             print(text, end="" if live else "\n", file=sys.stderr, flush=True)
 
     try:
@@ -164,32 +103,23 @@ def display(shown: bool) -> Iterator[Callable[[pb.Job], None]]:
             print(file=sys.stderr)
 
 
-def _row(job: pb.Job) -> tuple[object, ...]:
-    progress, speed, more = job.progress, _speed(job), "" if job.progress.total_final else "+"
-    return (
-        job.id,
-        job.spec.name or None,
-        state_of(job),
-        f"{progress.succeeded + progress.dead}/{progress.total}{more}",
-        progress.dead,
-        f"{speed.items_per_second:.1f}",
-        f"{speed.tokens_per_second:.0f}",
-        f"{_span(job)}{more}" if progress.HasField("remaining") and job.state not in OVER else None,
-        _cost(progress),
-    )
+def _done(job: pb.Job) -> str:
+    """Return the items that are done, of those that are known so far."""
+    progress = job.progress
+    more = "" if progress.total_final else "+"
+    return f"{progress.succeeded + progress.dead}/{progress.total}{more}"
 
 
-def _speed(job: pb.Job) -> pb.JobProgress | pb.JobReport:
-    """Return the speed over the last minute, or over the whole run of a job that has ended."""
-    return job.report if job.HasField("report") else job.progress
-
-
-def _cost(progress: pb.JobProgress) -> str:
-    """Return a cost as text: a dash where models have no prices."""
-    return "-" if not progress.cost and progress.completion_tokens else f"{progress.cost:.4g}"
-
-
-def _span(job: pb.Job) -> str:
+def _left(job: pb.Job) -> str | None:
+    """Return the time that a job still takes; a minimum while its input is read, None once it is over."""
+    if not job.progress.HasField("remaining") or job.HasField("report"):
+        return None
     minutes, seconds = divmod(round(ms_of(job.progress.remaining) / 1e3), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}{'' if job.progress.total_final else '+'}"
+
+
+def _cost(job: pb.Job) -> str:
+    """Return a cost as text: a dash where models have no prices."""
+    progress = job.progress
+    return "-" if not progress.cost and progress.completion_tokens else f"{progress.cost:.4g}"

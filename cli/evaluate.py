@@ -2,8 +2,8 @@
 
 import asyncio
 import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -18,9 +18,7 @@ from cli.golden import evaluate_golden
 from cli.questions import (
     Question,
     Result,
-    Score,
     Split,
-    Trade,
     ask_all,
     of_file,
     support_questions,
@@ -183,8 +181,7 @@ def write_outcomes(
         if not w.error and not s.error
     ]
     if rows:
-        with new.writing() as file:
-            csv.writer(file).writerows([_OUTCOME_COLUMNS, *rows])
+        csv.writer(new).writerows([_OUTCOME_COLUMNS, *rows])
         new.complete()
     return len(rows)
 
@@ -212,56 +209,15 @@ def _show(results: Sequence[Result], about: dict[str, Any], strong: str) -> None
     compared = trades(table, strong)
 
     def write() -> None:
-        output.write_records([_cells(score) for score in table], keys=3)
-        for trade in compared:
-            print(_sentence(trade))
+        output.write_records(table, keys=3)
+        if compared:
+            print()
+            output.write_records(compared)
         if about.get("rows"):
             print(f"{about['outcomes']}: {about['rows']} rows")
 
-    described = {
-        **about,
-        "scores": [asdict(score) for score in table],
-        "trades": [asdict(trade) for trade in compared],
-    }
     failed = None
     if errors := [result.error for result in results if result.error]:
         message = f"{len(errors)} of {len(results)} questions got no answer: {errors[0]}"
         failed = ("UNANSWERED", message)
-    output.show(described, write, failed)
-
-
-def _cells(score: Score) -> dict[str, object]:
-    return {
-        "model": score.model,
-        "kind": score.kind,
-        "level": score.level,
-        "n": score.n,
-        "right": f"{score.right_share:.1%}",
-        "answers": _counts(score.answers),
-        "escalated": f"{score.escalated_share:.0%}",
-        "tokens": _counts(score.tokens),
-        "ttft p50 ms": _rounded(score.ttft_ms["p50"]),
-        "latency p50 ms": _rounded(score.latency_ms["p50"]),
-        "p95 ms": _rounded(score.latency_ms["p95"]),
-    }
-
-
-def _rounded(ms: float | None) -> int | None:
-    return None if ms is None else round(ms)
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return " ".join(f"{name}:{count}" for name, count in sorted(counts.items()))
-
-
-def _sentence(trade: Trade) -> str:
-    if trade.token_share == 0:
-        return f"{trade.model} alone: {_percent(trade.right_share)} as many right answers; {trade.strong} not used"
-    return (
-        f"{trade.model}: {_percent(trade.right_share)} as many right answers as {trade.strong}, with"
-        f" {_percent(trade.token_share)} of its tokens ({_percent(trade.answer_token_share)} of its answer tokens)"
-    )
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+    output.show({**about, "scores": table, "trades": compared}, write, failed)

@@ -262,21 +262,11 @@ def _answers_of(path: Path, golden: Sequence[Question]) -> list[str]:
 
 
 def _write(described: Mapping[str, Any], systems: Sequence[str]) -> None:
-    rows = [
-        (system, described["items"], *(_cell(described["scores"][system][m]) for m in METRICS))
-        for system in systems
-    ]
-    output.write_table(("model", "n", *METRICS), rows)
+    rows = [{"model": system, **described["scores"][system]} for system in systems]
+    if differences := described.get("differences"):
+        rows.append({"model": f"{systems[1]} - {systems[0]}", **differences})
+    output.write_records(rows, keys=1)
     if described["items"] < FEW_ITEMS:
         print(f"only {described['items']} items: the intervals say little; use {FEW_ITEMS} or more")
     for system, job in described["jobs"].items():
         print(f"the answers of {system} are kept: sluice batch results {job} --out FILE")
-    for metric, difference in described.get("differences", {}).items():
-        print(
-            f"{metric}: {systems[1]} - {systems[0]}: {difference['value']:+.3f}"
-            f" [{difference['low']:+.3f}, {difference['high']:+.3f}], p = {difference['p']:.3f}"
-        )
-
-
-def _cell(found: Mapping[str, float]) -> str:
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"

@@ -1,24 +1,26 @@
 """Read traces from Jaeger's query API, the JSON that its user interface reads (`/api/traces`).
 
-Every request is bounded: the time to connect, the time to read, the bytes of an answer.
+Every request is bounded: the time of each wait, the bytes of an answer.
 """
 
-import http.client
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
+from urllib.request import Request, urlopen
 
 from cli.failure import CommandFailed
 from cli.trace_rules import TraceSpan
 
-CONNECT_S: Final = 1.0
-READ_S: Final = 30.0
+WAIT_S: Final = 10.0
+"""How long Jaeger may take to accept a connection, and to send more of its answer, in seconds."""
 BYTES_MAX: Final = 256 * 1024 * 1024
 """The largest answer that is read, bytes: a trace of a job may have many thousand spans."""
 _HEX: Final = re.compile(r"[0-9a-f]{1,32}")
@@ -33,27 +35,19 @@ class JaegerTrace:
 
 
 class Jaeger:
-    """The query API at one address."""
+    """The query API at one address, such as "http://127.0.0.1:16686", with the base path if there is one.
 
-    def __init__(self, url: str, connect_s: float = CONNECT_S) -> None:
-        """`url`: such as "http://127.0.0.1:16686", with the base path if there is one.
+    Raises:
+        CommandFailed: it is no HTTP address.
+    """
 
-        Raises:
-            CommandFailed: it is no HTTP address.
-        """
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+    def __init__(self, url: str, wait_s: float = WAIT_S) -> None:
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._wait_s = wait_s
+        parts = urlsplit(self._url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             message = f"--jaeger: {url!r} is no address; write http://HOST:16686"
             raise CommandFailed("USAGE", message)
-        self._url = url
-        self._host, self._port = parts.hostname, port
-        self._is_encrypted = parts.scheme == "https"
-        self._path = parts.path.rstrip("/")
-        self._connect_s = connect_s
 
     def find(
         self, service: str, limit: int, lookback_s: float, before_s: float
@@ -83,50 +77,44 @@ class Jaeger:
 
     def _get(self, path: str) -> dict[str, Any] | None:
         """Return the JSON object at `path`; None: not found."""
-        connection = self._connection()
         try:
-            connection.connect()
-            opened: socket.socket = connection.sock
-            opened.settimeout(READ_S)
-            connection.request("GET", self._path + path, headers={"Accept": "application/json"})
-            response = connection.getresponse()
-            body = response.read(BYTES_MAX + 1)
-        except (OSError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
+            status, body = self._fetch(path)
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             message = (
                 f"{self._url} does not answer: {reason}; start Jaeger, or name it with --jaeger"
             )
             raise CommandFailed("UNREACHABLE", message) from error
-        finally:
-            connection.close()
         if len(body) > BYTES_MAX:
             message = (
                 f"the answer has more than {BYTES_MAX} bytes; ask for fewer traces with --limit"
             )
             raise CommandFailed("TOO_LARGE", message)
-        return self._parsed(response.status, body)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=self._connect_s)
-
-    def _parsed(self, status: int, body: bytes) -> dict[str, Any] | None:
-        try:
+        answer = None
+        with suppress(ValueError):
             answer = json.loads(body)
-        except ValueError:
-            answer = None
         if not isinstance(answer, dict) or "data" not in answer:
             raise CommandFailed(
                 "NOT_JAEGER",
                 f"{self._url} answers HTTP {status} without Jaeger's JSON: name the query service with --jaeger"
                 " (port 16686), and its base path if it has one",
             )
-        if status == http.client.NOT_FOUND:
+        if status == HTTPStatus.OK:
+            return answer
+        if status == HTTPStatus.NOT_FOUND:
             return None
-        if status != http.client.OK:
-            errors = "; ".join(str(error.get("msg")) for error in answer.get("errors") or ())
-            raise CommandFailed("JAEGER", f"{self._url} refuses: HTTP {status} {errors}".rstrip())
-        return answer
+        errors = "; ".join(str(error.get("msg")) for error in answer.get("errors") or ())
+        raise CommandFailed("JAEGER", f"{self._url} refuses: HTTP {status} {errors}".rstrip())
+
+    def _fetch(self, path: str) -> tuple[int, bytes]:
+        """Return status and body of an answer, of an error too."""
+        request = Request(self._url + path, headers={"Accept": "application/json"})
+        try:
+            with urlopen(request, timeout=self._wait_s) as response:
+                return response.status, response.read(BYTES_MAX + 1)
+        except HTTPError as error:
+            with error:
+                return error.code, error.read(BYTES_MAX + 1)
 
     def _traces(self, answer: Mapping[str, Any]) -> list[JaegerTrace]:
         try:

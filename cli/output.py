@@ -129,7 +129,9 @@ def note(text: str) -> None:
 
 
 def progress(text: str) -> None:
-    """Write a step of what a command does: on stderr, into a file or a pipe too."""
+    """Write a step of what a command does, unless it prints JSON: on stderr, into a file or a pipe too."""
+    if wants_json():
+        return
     print(styled(printable(text), DIM, sys.stderr), file=sys.stderr, flush=True)
 
 
@@ -170,6 +172,19 @@ def folded(line: str, indent: int) -> str:
         break_on_hyphens=False,
     )
     return "\n".join(parts)
+
+
+def tree(described: Mapping[str, Any], indent: int = 0) -> Iterator[str]:
+    """Yield an object as text: a line for each value that is set, with those of an object below its name."""
+    for name, value in described.items():
+        for one in value if isinstance(value, list) else [value]:
+            if not one:
+                continue
+            if isinstance(one, Mapping):
+                yield f"{' ' * indent}{name}"
+                yield from tree(one, indent + 2)
+            else:
+                yield folded(f"{' ' * indent}{name} {_cell(one)}", indent + 4)
 
 
 def span(seconds: float) -> str:
@@ -225,27 +240,26 @@ def _parts(
     yield part
 
 
-def aligned(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], units: Sequence[str] = ()
-) -> list[str]:
-    """Return the lines of a table, None as a dash; columns of numbers are aligned to the right.
-
-    `units` is a second line below the headers; it is left out if all are empty.
-    """
-    heads = [headers, units] if any(units) else [headers]
+def aligned(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table, None as a dash; columns of numbers are aligned to the right."""
     cells = [["-" if cell is None else _cell(cell) for cell in row] for row in rows]
     right = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
-    widths = [max(map(len, column)) for column in zip(*heads, *cells, strict=True)]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
     return [
         "  ".join(
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(line, widths, right, strict=True)
         ).rstrip()
-        for line in (*heads, *cells)
+        for line in (headers, *cells)
     ]
 
 
 def _cell(value: object) -> str:
+    """Return a value as text of one line; of numbers four digits, of a mapping its pairs."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}:{_cell(one)}" for name, one in value.items())
     return printable(str(value).replace("\n", "\\n"))
 
 

@@ -9,15 +9,13 @@ from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from cli.failure import CommandFailed
 from cli.files import open_table
 from sluice.client import AnswerBuilder, AsyncClient, Delta, GenerateOptions, Message, ModelUsage
 from sluice.client.batch import all_aio
 from sluice.errors import SluiceError
-
-_T = TypeVar("_T")
 
 ALL: Final = "all"
 
@@ -46,111 +44,67 @@ class Result:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The results of one cell, or of a whole model where kind and level are "all", as they are printed with --json.
+def score_of(model: str, kind: str, level: str, results: Sequence[Result]) -> dict[str, Any]:
+    """Return the sums of the results of one cell, or of a whole model where kind and level are "all", as JSON.
 
-    Attributes:
-        model: that was asked.
-        n: questions.
-        right_share: right answers of all questions; without an answer it is not right.
-        tokens: of prompts and answers, by the model that computed them.
-        answer_tokens: of answers alone; also those that no caller saw.
-        answers: how many are of each model.
-        escalated_share: of the questions whose answer was escalated to another model.
-        ttft_ms, latency_ms: percentiles of the questions that have an answer.
+    A question without an answer is not right. `tokens` are those of prompts and answers, `answer_tokens` also those of
+    answers that no caller saw, both by the model that computed them. Times are percentiles of what was answered.
     """
-
-    model: str
-    kind: str
-    level: str
-    n: int
-    right_share: float
-    tokens: Mapping[str, int]
-    answer_tokens: Mapping[str, int]
-    answers: Mapping[str, int]
-    escalated_share: float
-    ttft_ms: Mapping[str, float | None]
-    latency_ms: Mapping[str, float | None]
-    errors: int
-
-
-def score_of(model: str, kind: str, level: str, results: Sequence[Result]) -> Score:
-    """Return the sums of `results`."""
     tokens, answer_tokens = Counter[str](), Counter[str]()
     for leg in (leg for one in results for leg in one.legs):
         answer_tokens[leg.model] += leg.usage.completion_tokens
         tokens[leg.model] += leg.usage.completion_tokens + leg.usage.prompt_tokens
     answered = [one for one in results if not one.error]
-    return Score(
-        model=model,
-        kind=kind,
-        level=level,
-        n=len(results),
-        right_share=fmean(result.right for result in results),
-        tokens=dict(tokens),
-        answer_tokens=dict(answer_tokens),
-        answers=dict(Counter(result.model for result in answered)),
-        escalated_share=fmean(len(result.legs) > 1 for result in results),
-        ttft_ms=_times_ms(result.ttft_s for result in answered),
-        latency_ms=_times_ms(result.latency_s for result in answered),
-        errors=len(results) - len(answered),
-    )
+    return {
+        "model": model,
+        "kind": kind,
+        "level": level,
+        "n": len(results),
+        "right_share": fmean(result.right for result in results),
+        "answers": dict(Counter(result.model for result in answered)),
+        "escalated_share": fmean(len(result.legs) > 1 for result in results),
+        "tokens": dict(tokens),
+        "answer_tokens": dict(answer_tokens),
+        "ttft_ms": _times_ms(result.ttft_s for result in answered),
+        "latency_ms": _times_ms(result.latency_s for result in answered),
+        "errors": len(results) - len(answered),
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Trade:
-    """A model, or routing, compared with the strong model alone on the same questions; None where that had nothing.
+def trades(table: Sequence[Mapping[str, Any]], strong: str) -> list[dict[str, Any]]:
+    """Compare every model, or routing, with `strong` alone on the same questions; empty if that was not asked.
 
-    Attributes:
-        right_share: its right answers, of the strong model's.
-        token_share: tokens of prompts and answers that the strong model computes for it, of those that it computes
-            alone.
-        answer_token_share: the same, of answers alone.
+    Shares are those of right answers and of the tokens that `strong` computes; None where it has nothing.
     """
-
-    model: str
-    strong: str
-    right_share: float | None
-    token_share: float | None
-    answer_token_share: float | None
-
-
-def trade(score: Score, alone: Score) -> Trade:
-    """Compare `score` with `alone`, the strong model on the same questions."""
-    strong = alone.model
-    return Trade(
-        score.model,
-        strong,
-        _share(score.right_share, alone.right_share),
-        _share(score.tokens.get(strong, 0), alone.tokens.get(strong, 0)),
-        _share(score.answer_tokens.get(strong, 0), alone.answer_tokens.get(strong, 0)),
-    )
-
-
-def trades(table: Sequence[Score], strong: str) -> list[Trade]:
-    """Compare every model with `strong`; return an empty list if that was not asked."""
-    whole = [score for score in table if score.kind == ALL]
-    alone = next((score for score in whole if score.model == strong), None)
+    whole = {score["model"]: score for score in table if score["kind"] == ALL}
+    alone = whole.pop(strong, None)
     if alone is None:
         return []
-    return [trade(score, alone) for score in whole if score is not alone]
+    return [
+        {
+            "model": model,
+            "strong": strong,
+            "right_share": _share(score["right_share"], alone["right_share"]),
+            "token_share": _share(score["tokens"].get(strong, 0), alone["tokens"].get(strong, 0)),
+            "answer_token_share": _share(
+                score["answer_tokens"].get(strong, 0), alone["answer_tokens"].get(strong, 0)
+            ),
+        }
+        for model, score in whole.items()
+    ]
 
 
-def tabulate(results: Sequence[Result]) -> list[Score]:
+def tabulate(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the scores: model by model in the order of the results, cell by cell, then the whole model."""
+    cells: dict[str, dict[tuple[str, str], list[Result]]] = {}
+    for result in results:
+        of_model = cells.setdefault(result.asked, {})
+        of_model.setdefault((result.kind, result.level), []).append(result)
     table = []
-    for asked in _in_order(result.asked for result in results):
-        mine = [result for result in results if result.asked == asked]
-        for kind, level in _in_order((result.kind, result.level) for result in mine):
-            cell = [result for result in mine if (result.kind, result.level) == (kind, level)]
-            table.append(score_of(asked, kind, level, cell))
-        table.append(score_of(asked, ALL, ALL, mine))
+    for model, of_model in cells.items():
+        table += [score_of(model, *cell, mine) for cell, mine in of_model.items()]
+        table.append(score_of(model, ALL, ALL, [one for mine in of_model.values() for one in mine]))
     return table
-
-
-def _in_order(items: Iterable[_T]) -> list[_T]:
-    return list(dict.fromkeys(items))
 
 
 def _times_ms(seconds: Iterable[float]) -> dict[str, float | None]:

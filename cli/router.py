@@ -88,10 +88,9 @@ def _keep(path: Path, rows: "Sequence[StreamOutcomesResponse]") -> None:
     from learning import outcomes
 
     with NewFile(path) as new:
-        with new.writing() as file:
-            writer = csv.DictWriter(file, outcomes.COLUMNS)
-            writer.writeheader()
-            writer.writerows(outcomes.cells_of(row) for row in rows if outcomes.is_complete(row))
+        writer = csv.DictWriter(new, outcomes.COLUMNS)
+        writer.writeheader()
+        writer.writerows(outcomes.cells_of(row) for row in rows if outcomes.is_complete(row))
         new.complete()
 
 
@@ -193,14 +192,10 @@ def score(
     if head is None:
         raise CommandFailed("NO_CASCADE_HEAD", f"{learned_by} was trained without weak_response")
     with NewFile(out) as new:
-        with new.writing() as file:
-            writer, rows = csv.writer(file), 0
-            writer.writerow(("prompt_id", "score"))
-            for row in _scored(head, prompts, cascade):
-                writer.writerow(row)
-                rows += 1
+        scored = list(_scored(head, prompts, cascade))
+        csv.writer(new).writerows([("prompt_id", "score"), *scored])
         new.complete()
-    described = {"scores": str(out), "rows": rows, "version": learned.version}
+    described = {"scores": str(out), "rows": len(scored), "version": learned.version}
     output.show(described, " ".join(f"{key} {value}" for key, value in described.items()))
 
 

@@ -4,7 +4,6 @@ It asks one gateway, which asks all processes over NATS: no metrics page need be
 enough. The tables are made of two samples of the metrics of all processes.
 """
 
-import shutil
 import sys
 import time
 from collections import Counter, deque
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
+from shutil import get_terminal_size
 from typing import Final, Literal
 
 from typer import Option
@@ -19,7 +19,6 @@ from typer import Option
 from cli import options, output
 from cli.commands import wants_json
 from cli.escaping import printable
-from cli.keyboard import keys
 from sluice.client.blocking import Client
 from sluice.errors import SluiceError
 from sluice.telemetry import catalog, names
@@ -35,9 +34,7 @@ _QUANTILE_S: Final = 60.0
 """Time that percentiles cover, in seconds."""
 _ONCE_S: Final = 1.0
 _NAME_CHARS: Final = 21
-_NAME_CHARS_MIN: Final = 8
-_UNITS: Final = {"oldest_s": "s", "ttft50": "ms", "ttft95": "ms", "itl50": "ms", "step": "ms"}
-"""Units of the columns whose names do not contain them."""
+"""Longest name that is shown on a terminal."""
 _COUNTS: Final = frozenset({"run", "queue", "rows", "slots", "wait", "tokens"})
 """Columns that show whole numbers."""
 
@@ -97,8 +94,8 @@ def top(
 ) -> None:
     """Watch models, workers and tenants: load, speed, times.
 
-    The key q leaves. TTFT is the time to the first token, ITL that between two tokens, STEP that of an engine step;
-    50 and 95 are percentiles of the last minute. With --json, or into a file, it prints once.
+    Ctrl-C leaves. TTFT is the time to the first token, ITL that between two tokens, STEP that of an engine step, all
+    in ms; 50 and 95 are percentiles of the last minute. OLDEST is in s. With --json, or into a file, it prints once.
     """
     with options.connect(address=address) as client, suppress(KeyboardInterrupt):
         if once or wants_json() or not output.can_move(sys.stdout):
@@ -109,20 +106,17 @@ def top(
             output.show({"summary": view.summary(), **view.tables}, "\n".join(shown))
             return
         samples = deque["Sample"]()
-        with keys() as pressed:
-            while True:
-                size = shutil.get_terminal_size()
-                try:
-                    samples.append(_sample(client))
-                    view = _view_of(samples)
-                    shown = lines(client.address, view, size.columns, size.lines, sort, text)
-                except SluiceError as error:
-                    shown = [f"sluice top  {client.address}", f"no answer: {error.message}"]
-                # Each line is erased behind its text, so nothing flickers.
-                print("\x1b[H" + "\x1b[K\n".join(map(printable, shown)), end="\x1b[J", flush=True)
-                if "q" in pressed(interval):
-                    print()
-                    return
+        while True:
+            size = get_terminal_size()
+            try:
+                samples.append(_sample(client))
+                view = _view_of(samples)
+                shown = lines(client.address, view, size.columns, size.lines, sort, text)
+            except SluiceError as error:
+                shown = [f"sluice top  {client.address}", f"no answer: {error.message}"]
+            # Each line is erased behind its text, so nothing flickers.
+            print("\x1b[H" + "\x1b[K\n".join(map(printable, shown)), end="\x1b[J", flush=True)
+            time.sleep(interval)
 
 
 def _sample(client: Client) -> "Sample":
@@ -320,10 +314,12 @@ def lines(
     address: str, view: View, width: int | None, height: int, sort: Sort = "name", text: str = ""
 ) -> list[str]:
     """Return a screen of `height` lines at most, with the rows that have `text` in a name; no width, no cut."""
-    leave = "" if width is None else "(q leaves)  "
+    numbers = (
+        f"{name.replace('_per_s', '/s')} {_number(value)}" for name, value in view.summary().items()
+    )
     shown = [
-        f"sluice top  {leave}{address}  {view.processes()}",
-        *output.folded(_numbers(view.summary()), 2).split("\n"),
+        f"sluice top  {address}  {view.processes()}",
+        *output.folded("  ".join(numbers), 2).split("\n"),
     ]
     for rows in view.tables.values():
         if kept := [row for row in rows if any(text in name for name in _names(row))]:
@@ -336,19 +332,15 @@ def lines(
 
 
 def _table(rows: Sequence[Row], width: int | None) -> list[str]:
-    """Return the lines of a table; names are shortened, then whole columns left out, until it fits."""
+    """Return the lines of a table; where it does not fit, names are shortened and its last columns left out."""
     columns, chars = list(rows[0]), sys.maxsize if width is None else _NAME_CHARS
     while True:
         headers = [name.removesuffix("_s").upper() for name in columns]
-        units = [_UNITS.get(name, "") for name in columns]
         cells = [[_cell(name, row[name], chars) for name in columns] for row in rows]
-        shown = output.aligned(headers, cells, units)
+        shown = output.aligned(headers, cells)
         if width is None or max(map(len, shown)) <= width or len(columns) == 1:
             return shown
-        if chars > _NAME_CHARS_MIN:
-            chars -= 1
-        else:
-            columns.pop()
+        columns.pop()
 
 
 def _names(row: Row) -> list[str]:
@@ -357,17 +349,6 @@ def _names(row: Row) -> list[str]:
 
 def _size(row: Row, sort: Sort) -> float:
     return sum(float(row.get(column) or 0.0) for column in _SORTS[sort])
-
-
-def _numbers(found: Mapping[str, float | None]) -> str:
-    text = (
-        f"running {_number(found['running'], 0)}  waiting {_number(found['waiting'], 0)}"
-        f"  req/s {_number(found['requests_per_s'])}  err/s {_number(found['errors_per_s'])}"
-        f"  tok/s in {_number(found['input_tokens_per_s'])} out {_number(found['output_tokens_per_s'])}"
-    )
-    if found["jobs"]:
-        text += f"  jobs {_number(found['jobs'], 0)}: {_number(found['items_per_s'])} items/s"
-    return text
 
 
 def _cell(column: str, cell: Cell, chars: int) -> str:

@@ -1,7 +1,7 @@
 """`sluice traces`: whether the traces that a Jaeger has of the mesh are whole."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,14 +10,12 @@ from typer import Argument, BadParameter, Option
 from cli import output
 from cli.commands import Commands
 from cli.jaeger import Jaeger, JaegerTrace, full_id
-from cli.trace_rules import TraceSpan, faults, is_model, is_root, lost_processes
+from cli.trace_rules import faults, is_model, is_root, lost_processes
 from sluice.telemetry import names
 
 LIMIT_MAX: Final = 1500
 LINKED_MAX: Final = 200
 """Traces that are read because a span of a checked one links to them."""
-SHOWN: Final = 8
-"""Faults of a trace that are shown."""
 HOPS: Final = (names.SERVICE_GATEWAY, names.SERVICE_BATCHER, names.SERVICE_WORKER)
 
 traces = Commands("Check the traces of the mesh.")
@@ -48,6 +46,14 @@ class Verdict:
             return "faulty"
         return "incomplete" if self.lost_with else "whole"
 
+    def lines(self) -> Iterator[str]:
+        """Yield what is wrong; nothing of a whole trace."""
+        if self.word != "whole":
+            yield f"{self.trace_id}  {self.word}"
+        if self.lost_with:
+            yield f"  spans may be missing: lost with a {', '.join(self.lost_with)}"
+        yield from (f"  {fault}" for fault in self.faults)
+
 
 @traces.command()
 def check(
@@ -72,14 +78,16 @@ def check(
     Exit code 0 only if all are whole. A trace is incomplete if spans are missing and its answer was recovered from a
     process that was killed; it is faulty if anything else is wrong.
     """
-    source = Jaeger(jaeger)
+    source, missing = Jaeger(jaeger), list[str]()
     if trace_ids:
-        checked, verdicts = _named(source, [_id_of(one) for one in trace_ids])
+        named = {one: source.get(one) for one in dict.fromkeys(map(_id_of, trace_ids))}
+        checked = [trace for trace in named.values() if trace is not None]
+        missing = [trace_id for trace_id, trace in named.items() if trace is None]
     else:
-        checked, verdicts = source.find(names.SERVICE_GATEWAY, limit, lookback, settle), []
-    known = _known(source, checked)
-    verdicts += [_verdict(trace, known, triton=triton) for trace in checked]
-    _show(verdicts)
+        checked = source.find(names.SERVICE_GATEWAY, limit, lookback, settle)
+    known, hops = _known(source, checked), HOPS + (names.SERVICE_TRITON,) * triton
+    verdicts = [Verdict(one, 0, ["Jaeger has no trace of this id"], ()) for one in missing]
+    _show([*verdicts, *(_verdict(trace, known, hops) for trace in checked)])
 
 
 def _id_of(text: str) -> str:
@@ -91,64 +99,38 @@ def _id_of(text: str) -> str:
         ) from None
 
 
-def _named(source: Jaeger, ids: Sequence[str]) -> tuple[list[JaegerTrace], list[Verdict]]:
-    """Return the traces with these ids, and verdicts on those that Jaeger does not have."""
-    traces_read, missing = list[JaegerTrace](), list[Verdict]()
-    for trace_id in dict.fromkeys(ids):
-        trace = source.get(trace_id)
-        if trace is None:
-            missing.append(Verdict(trace_id, 0, ["Jaeger has no trace of this id"], ()))
-        else:
-            traces_read.append(trace)
-    return traces_read, missing
-
-
 def _known(source: Jaeger, found: Sequence[JaegerTrace]) -> set[tuple[str, str]]:
-    """Return all spans of `found`, and those of the traces that they link to, as far as these are read."""
-    have = {trace.trace_id for trace in found}
-    linked = dict.fromkeys(
-        link[0] for trace in found for span in trace.spans for link in span.links
-    )
-    others = [trace_id for trace_id in linked if trace_id not in have]
-    read = [source.get(trace_id) for trace_id in others[:LINKED_MAX]]
-    known = {
-        (trace.trace_id, span.span_id)
-        for trace in (*found, *read)
-        if trace is not None
-        for span in trace.spans
-    }
-    unread = set(others[LINKED_MAX:])
-    # A link to a trace that was not read counts as resolved.
-    known |= {
-        link for trace in found for span in trace.spans for link in span.links if link[0] in unread
-    }
-    return known
+    """Return all spans of `found` and all links of them that resolve.
+
+    These are links to a span of `found` or of one of `LINKED_MAX` more traces, and those to traces that are not read.
+    """
+    links = {link for trace in found for span in trace.spans for link in span.links}
+    others = sorted({trace_id for trace_id, _ in links} - {trace.trace_id for trace in found})
+    read = [*found, *filter(None, map(source.get, others[:LINKED_MAX]))]
+    spans = {(trace.trace_id, span.span_id) for trace in read for span in trace.spans}
+    return spans | {link for link in links if link[0] in others[LINKED_MAX:]}
 
 
-def _verdict(trace: JaegerTrace, known: Collection[tuple[str, str]], *, triton: bool) -> Verdict:
+def _verdict(
+    trace: JaegerTrace, known: Collection[tuple[str, str]], hops: Sequence[str]
+) -> Verdict:
+    """Return the verdict on a trace; one in which a row was answered has spans of all `hops`."""
     wrong = faults(trace.spans, known)
     if not any(map(is_root, trace.spans)):
         wrong.append("it has no root: no span of a call or a job")
-    wrong += _missing_hops(trace.spans, HOPS + (names.SERVICE_TRITON,) * triton)
+    services = {span.service for span in trace.spans}
+    ends = [span.attributes.get(names.END) for span in trace.spans if is_model(span)]
+    if "answered" in ends:
+        wrong += [f"no span of {hop}" for hop in hops if hop not in services]
     lost_with = sorted(lost_processes(trace.spans)) if wrong else []
     if lost_with:
         wrong = faults(trace.spans, known, incomplete=True)
     return Verdict(trace.trace_id, len(trace.spans), wrong, lost_with)
 
 
-def _missing_hops(spans: Iterable[TraceSpan], hops: Iterable[str]) -> list[str]:
-    """Return what is missing of a trace in which a row was answered."""
-    spans = list(spans)
-    answered = any(
-        is_model(span) and span.attributes.get(names.END) == "answered" for span in spans
-    )
-    services = {span.service for span in spans}
-    return [f"no span of {hop}" for hop in hops if answered and hop not in services]
-
-
 def _show(verdicts: Sequence[Verdict]) -> None:
     counts = Counter(verdict.word for verdict in verdicts)
-    whole = counts["whole"]
+    sums = {word: counts[word] for word in ("whole", "incomplete", "faulty")}
     described: dict[str, Any] = {
         "traces": [
             {
@@ -160,9 +142,7 @@ def _show(verdicts: Sequence[Verdict]) -> None:
             }
             for verdict in verdicts
         ],
-        "whole": whole,
-        "incomplete": counts["incomplete"],
-        "faulty": counts["faulty"],
+        **sums,
     }
     failed = None
     if not verdicts:
@@ -171,25 +151,8 @@ def _show(verdicts: Sequence[Verdict]) -> None:
             "Jaeger has no traces of sluice-gateway; raise --lookback, or set "
             "OTEL_EXPORTER_OTLP_ENDPOINT where the mesh starts",
         )
-    elif whole < len(verdicts):
-        failed = ("NOT_WHOLE", f"{len(verdicts) - whole} of {len(verdicts)} not whole")
-    output.show(described, lambda: _print(verdicts, counts), failed)
-
-
-def _print(verdicts: Sequence[Verdict], counts: Counter[str]) -> None:
-    for verdict in verdicts:
-        if verdict.word == "whole":
-            continue
-        output.write_line(f"{verdict.trace_id}  {verdict.word}")
-        if verdict.lost_with:
-            lost_with = ", ".join(verdict.lost_with)
-            output.write_line(f"  spans may be missing: lost with a {lost_with}")
-        for fault in verdict.faults[:SHOWN]:
-            output.write_line(f"  {fault}")
-        if len(verdict.faults) > SHOWN:
-            output.write_line(f"  and {len(verdict.faults) - SHOWN} more; --json has all")
-    words = ("whole", "incomplete", "faulty")
-    noun = "trace" if len(verdicts) == 1 else "traces"
-    output.write_line(
-        f"{len(verdicts)} {noun}: " + ", ".join(f"{counts[word]} {word}" for word in words)
-    )
+    elif sums["whole"] < len(verdicts):
+        failed = ("NOT_WHOLE", f"{len(verdicts) - sums['whole']} of {len(verdicts)} not whole")
+    lines = [line for verdict in verdicts for line in verdict.lines()]
+    lines.append(", ".join(f"{count} {word}" for word, count in sums.items()))
+    output.show(described, "\n".join(lines), failed)

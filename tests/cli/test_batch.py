@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.batch_view import display, fitting, sentence
+from cli.batch_view import display, sentence
 from sluice.v1 import jobs_pb2 as pb
 from tests.cli.commands import Cli
 from tests.support.scripted_jobs import ScriptedJobs, answered, failed
@@ -93,7 +93,7 @@ async def test_watch_shows_the_progress_and_out_gets_the_results(
         )
     assert ran.code == 0, ran.err
     assert (
-        "job-1: running · 2/2 done · 0 failed · 2.5 items/s · 70 tokens/s · 0:01:01 left" in ran.err
+        "job-1: running · 2/2 done · 0 failed · 0:01:01 left · 2.5 items/s · 70 tokens/s" in ran.err
     )
     assert "completed" in ran.out
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -181,7 +181,7 @@ async def test_unwritable_output_fails_before_the_job_is_created(
     assert not jobs.created
 
 
-@pytest.mark.parametrize(("known", "said"), [(False, "at least 0:01:30 left"), (True, "· 0:01:30")])
+@pytest.mark.parametrize(("known", "said"), [(False, "· 0:01:30+ left"), (True, "· 0:01:30 left")])
 def test_eta_is_a_minimum_while_the_input_is_read(known: bool, said: str) -> None:
     job = pb.Job(state=pb.JOB_STATE_RUNNING)
     job.progress.total, job.progress.total_final = 1536, known
@@ -248,13 +248,12 @@ async def test_the_other_commands(cli: Cli) -> None:
     assert "unknown state 'lost'; use one of queued, running" in ran.err
 
 
-async def test_status_shows_what_a_job_took_of_workers(cli: Cli) -> None:
+async def test_status_shows_the_report(cli: Cli) -> None:
     report = pb.JobReport(workers_busy_share=0.751, padding_share=0.2)
     async with ScriptedJobs(report=report).serve() as jobs:
         shown = await cli("batch", "status", "job-1", "--address", jobs.address)
         listed = await cli("batch", "status", "job-1", "--address", jobs.address, "--json")
-    assert "its workers had items of it at work 75% of the time\n" in shown.out
-    assert "20% padding in the batches of its items\n" in shown.out
+    assert "  padding_share 0.2\n" in shown.out
     assert json.loads(listed.out)["report"]["padding_share"] == 0.2
 
 
@@ -264,17 +263,6 @@ async def test_list_ends_with_totals_by_state(cli: Cli) -> None:
         listed = await cli("batch", "list", "--address", jobs.address, "--json")
     assert shown.out.splitlines()[-1] == "2 completed"
     assert json.loads(listed.out)["totals"] == {"completed": 2}
-
-
-def test_a_progress_line_leaves_out_rates_before_what_matters() -> None:
-    text = "running · 2/9 done · 0 failed · 2.5 items/s · 70 tokens/s · 0:01:01 left · cost 0.2"
-    assert fitting(text, 200) == text
-    assert (
-        fitting(text, 70) == "running · 2/9 done · 0 failed · 70 tokens/s · 0:01:01 left · cost 0.2"
-    )
-    assert fitting(text, 60) == "running · 2/9 done · 0 failed · 0:01:01 left · cost 0.2"
-    assert fitting(text, 20) == "running · 2/9 done"
-    assert fitting(text, 4) == "runn"
 
 
 async def test_list_shows_when_jobs_began_and_ended(cli: Cli, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_jobs_of_others_are_escaped(attack: str, capsys: pytest.CaptureFixture[s
     job = pb.Job(id="job-1", state=pb.JOB_STATE_FAILED, reason=attack, reason_code=attack)
     job.spec.name = attack
     job.progress.stages.add(name=attack)
-    batch_view.show(job)
+    output.show({}, "\n".join(output.tree(batch_view.job_object(job))))
     batch_view.write_list([job])
     output.write_json(batch_view.job_object(job))
     written = capsys.readouterr().out

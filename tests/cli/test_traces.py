@@ -102,7 +102,7 @@ async def test_whole_traces_give_exit_code_0(cli: Cli) -> None:
     with jaeger.serve() as url:
         ran = await cli("traces", "check", "--jaeger", url, "--limit", "7", "--lookback", "60")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == "2 traces: 2 whole, 0 incomplete, 0 faulty\n"
+    assert ran.out == "2 whole, 0 incomplete, 0 faulty\n"
     (asked,) = jaeger.asked
     assert (asked["service"], asked["limit"]) == (["sluice-gateway"], ["7"])
     assert int(asked["end"][0]) - int(asked["start"][0]) == pytest.approx(60e6, abs=2)
@@ -218,7 +218,7 @@ def test_an_address_that_drops_packets_is_given_up() -> None:
             one.connect_ex(busy.getsockname())
         host, port = busy.getsockname()
         with pytest.raises(CommandFailed, match="timed out"):
-            Jaeger(f"http://{host}:{port}", connect_s=0.05).get(TRACE)
+            Jaeger(f"http://{host}:{port}", wait_s=0.05).get(TRACE)
 
 
 @pytest.mark.parametrize("body", [b"<html>nginx</html>", b"{}", b"[1]", b'{"data": [{"x": 1}]}'])
@@ -238,7 +238,7 @@ async def test_what_is_no_jaeger_is_named(cli: Cli, body: bytes) -> None:
     assert "NOT_JAEGER" in ran.err
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port"])
+@pytest.mark.parametrize("url", ["ftp://x", "http://"])
 async def test_an_address_that_is_none_is_refused(cli: Cli, url: str) -> None:
     ran = await cli("traces", "check", "--jaeger", url)
     assert ran.code == 1
