@@ -18,7 +18,7 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -149,23 +149,26 @@ class Child:
             self.exited.set_result(code)
 
 
+def has_ended(pid: int, bound_s: float) -> bool:
+    """Wait until a process has ended, be it reaped or not; it need not be our child. Return whether it was in time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], bound_s)[0])
+    finally:
+        os.close(descriptor)
+
+
 def _end_all(pids: Collection[int], bound_s: float) -> None:
     """End processes that are not our children, and return when they have ended or the time is over."""
     until = time.monotonic() + bound_s
-    with ExitStack() as opened:
-        waiting = select.poll()
-        left = set[int]()
-        for pid in pids:
-            with suppress(ProcessLookupError):  # it has ended
-                descriptor = os.pidfd_open(pid)
-                opened.callback(os.close, descriptor)
-                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-                waiting.register(descriptor, select.POLLIN)
-                left.add(descriptor)
-        while left and (left_s := until - time.monotonic()) > 0:
-            for descriptor, _ in waiting.poll(left_s * 1000):
-                waiting.unregister(descriptor)
-                left.discard(descriptor)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    for pid in pids:
+        has_ended(pid, max(0.0, until - time.monotonic()))
 
 
 def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:

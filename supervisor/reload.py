@@ -26,7 +26,6 @@ from sluice.wire.permissions import OPERATOR
 from sluice.wire.reload import ask_to_reload
 from supervisor.control_socket import listen
 from supervisor.health import denies, wait_until_reachable
-from supervisor.lifecycle import Phase
 from supervisor.model_processes import kill_when_stopped, triton_watcher
 from supervisor.plan import (
     BATCHER,
@@ -286,7 +285,7 @@ class Reload:
         by_kind: dict[str, ProcessState] = {}
         for process in self._supervisor.states:
             kind = GATEWAY if is_gateway(process.name) else process.name
-            if process.phase == Phase.RUNNING and process.alive:
+            if process.alive:
                 by_kind.setdefault(kind, process)
         reloading = [process for kind, process in by_kind.items() if kind in TAKEN_WHILE_RUNNING]
         if not reloading:

@@ -45,7 +45,6 @@ class ProcessState:
     """One process of the mesh, as its supervisor saw it last.
 
     Attributes:
-        phase: a `lifecycle.Phase`.
         pid: None while it waits for its restart.
         started_unix_ms: of the present run.
         restarts: how often it was started again.
@@ -55,7 +54,6 @@ class ProcessState:
     """
 
     name: str
-    phase: str
     pid: int | None
     started_unix_ms: int | None
     restarts: int
@@ -134,6 +132,8 @@ class MeshState:
         return json.dumps(groups, indent=2) if groups else ""
 
 
+NOTHING: Final = MeshState(0, 0, False, 0.0, "", None, "", ())
+"""The state where no supervisor has written one."""
 _JSON: Final = TypeAdapter(MeshState)
 
 

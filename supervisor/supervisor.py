@@ -7,12 +7,11 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sluice.core_dumps import forbid_core_dumps
 from sluice.errors import SetupError
 from supervisor.child import Child, ChildSpec, describe_exit, keep_log_small, log_tail
-from supervisor.lifecycle import Lifecycle
 from supervisor.orphans import OrphanReaper
 from supervisor.state import ProcessState
 
@@ -20,8 +19,26 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+BACKOFF_MIN_S: Final = 0.2
+BACKOFF_MAX_S: Final = 5.0
+"""Bounds of the wait before a process is started again, in seconds."""
+STEADY_S: Final = 5.0
+"""A process that ran for this long is started again at once, in seconds."""
 Watcher = Callable[[Child], Awaitable[None]]
 """Runs with each run of a process and is cancelled when the process ends. When it fails, the process is restarted."""
+
+
+class Backoff:
+    """The waits before restarts: none after a run of `STEADY_S` and the first time, then ever longer."""
+
+    def __init__(self) -> None:
+        self._wait_s = 0.0
+
+    def after(self, ran_s: float) -> float:
+        """Return the wait after a run, in seconds."""
+        wait_s = 0.0 if ran_s >= STEADY_S else self._wait_s
+        self._wait_s = min(max(2 * wait_s, BACKOFF_MIN_S), BACKOFF_MAX_S)
+        return wait_s
 
 
 class SupervisedProcess:
@@ -29,7 +46,7 @@ class SupervisedProcess:
 
     Attributes:
         spec: what runs.
-        life: its phase and restarts.
+        restarts: how often it was started again.
         child: the present run; None between two runs.
         failed_start: done with the exit code once the first run has ended; where a signal ended it, once the second
             one has: on a busy machine a Triton crashes at times while it starts, and the next one does not.
@@ -39,41 +56,28 @@ class SupervisedProcess:
     def __init__(
         self, spec: ChildSpec, on_change: Callable[[], None], watcher: Watcher | None = None
     ) -> None:
-        self.spec = spec
-        self.life = Lifecycle()
-        self.child: Child | None = None
-        self.failed_start: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.first_log_start = 0
-        self._on_change = on_change
-        self._watcher = watcher
-        self._stop_asked = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
         """Start the process, and restart it from now on. Raises OSError if the first start fails."""
-        self.first_log_start = self._spawn().log_start
-        self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.spec.name}")
+        self.spec, self.restarts = spec, 0
+        self.failed_start: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._on_change, self._watcher = on_change, watcher
+        self._stop_asked = asyncio.Event()
+        self.child: Child | None = Child(spec)
+        self.first_log_start = self.child.log_start
+        self._task = asyncio.create_task(self._supervise(), name=f"supervise {spec.name}")
 
     async def stop(self) -> None:
         """End the process within its bound, for good."""
-        self.life.stop()
         self._stop_asked.set()
-        self._on_change()
         if self.child is not None:
             code = await self.child.end(self.spec.stop_s)
-            how = (
-                "killed once its models had ended"
-                if self.child.ended_by_parts
-                else describe_exit(code)
-            )
+            by_parts = "killed once its models had ended"
+            how = by_parts if self.child.ended_by_parts else describe_exit(code)
             logger.info("stopped %s (%s)", self.spec.name, how)
-        if self._task is not None:
-            await self._task
+        await self._task
 
     def kill_now(self) -> None:
         """End the process without waiting for anything."""
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
         if self.child is not None:
             self.child.kill_now()
 
@@ -82,70 +86,53 @@ class SupervisedProcess:
         """For the state file."""
         return ProcessState(
             name=self.spec.name,
-            phase=self.life.phase.value,
             pid=self.child.pid if self.child else None,
             started_unix_ms=self.child.started_unix_ms if self.child else None,
-            restarts=self.life.restarts,
+            restarts=self.restarts,
             port=self.spec.port,
             log=str(self.spec.log) if self.spec.log else None,
             page=self.spec.page,
         )
 
-    def _spawn(self) -> Child:
-        self.child = Child(self.spec)
-        self.life.started(time.monotonic())
-        self._on_change()
-        return self.child
-
-    def _spawn_again(self) -> None:
-        try:
-            self._spawn()
-        except OSError as error:
-            # No memory or no process numbers left: treated as an exit; the others keep running.
-            logger.error("start of %s failed: %s", self.spec.name, error)
-
     async def _supervise(self) -> None:
-        again = True
-        while again:
+        backoff, began = Backoff(), time.monotonic()
+        while True:
             why = "it could not be started"
             if self.child is not None:
                 why = describe_exit(await self._run(self.child))
                 self.child = None
-            again = await self._wait_for_restart(why)
-            if again:
-                self._spawn_again()
-        self._on_change()
-
-    async def _wait_for_restart(self, why: str) -> bool:
-        """Wait for the time of the next start; return False if there is none."""
-        if self.life.ending:
-            self.life.stopped()
-            return False
-        wait_s = self.life.exited(time.monotonic())
-        logger.warning("%s ended (%s); next start in %.1f s", self.spec.name, why, wait_s)
-        self._on_change()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop_asked.wait(), wait_s)
-        return not self._stop_asked.is_set()
+            if not self._stop_asked.is_set():
+                wait_s = backoff.after(time.monotonic() - began)
+                logger.warning("%s ended (%s); next start in %.1f s", self.spec.name, why, wait_s)
+                self._on_change()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop_asked.wait(), wait_s)
+            if self._stop_asked.is_set():
+                self._on_change()
+                return
+            began = time.monotonic()
+            try:
+                self.child = Child(self.spec)
+                self.restarts += 1
+                self._on_change()
+            except OSError as error:
+                # No memory or no process numbers left: treated as an exit; the others keep running.
+                logger.error("start of %s failed: %s", self.spec.name, error)
 
     async def _run(self, child: Child) -> int:
         """Wait for the end of `child`, with the watcher running."""
-        watching = self._start_watchers(child)
+        watching = []
+        if self._watcher is not None:
+            watching.append(asyncio.create_task(self._watch(self._watcher, child)))
+        if self.spec.log is not None:
+            watching.append(asyncio.create_task(keep_log_small(self.spec.log)))
         code = await child.exited
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
-        if not self.failed_start.done() and (code >= 0 or self.life.restarts):
+        if not self.failed_start.done() and (code >= 0 or self.restarts):
             self.failed_start.set_result(code)
         return code
-
-    def _start_watchers(self, child: Child) -> list[asyncio.Task[None]]:
-        tasks = []
-        if self._watcher is not None:
-            tasks.append(asyncio.create_task(self._watch(self._watcher, child)))
-        if self.spec.log is not None:
-            tasks.append(asyncio.create_task(keep_log_small(self.spec.log)))
-        return tasks
 
     async def _watch(self, watcher: Watcher, child: Child) -> None:
         try:
@@ -178,9 +165,8 @@ class Supervisor:
             SetupError: the process cannot be started.
         """
         assert spec.name not in self._processes, f"{spec.name} is started already"
-        process = SupervisedProcess(spec, self._note_change, watcher)
         try:
-            process.start()
+            process = SupervisedProcess(spec, self._note_change, watcher)
         except OSError as error:
             raise SetupError(f"{spec.name} cannot be started: {error}") from error
         self._processes[spec.name] = process

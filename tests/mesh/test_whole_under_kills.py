@@ -94,11 +94,11 @@ async def struck(mesh: Mesh, name: str, callers: Callers) -> int:
     """
     await callers.all_new()
     await asyncio.sleep(BETWEEN_S)
-    life = mesh.supervisor.process(name).life
-    restarts = life.restarts
+    process = mesh.supervisor.process(name)
+    restarts = process.restarts
     killed_ns = time.time_ns()
     kill(mesh, name)
-    await mesh.supervisor.wait_for(lambda: life.restarts > restarts, BOUND_S)
+    await mesh.supervisor.wait_for(lambda: process.restarts > restarts, BOUND_S)
     for address in mesh.address.split(","):
         await wait_until_serving(address, ["small", "large"], BOUND_S)
     return killed_ns

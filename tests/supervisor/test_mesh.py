@@ -97,9 +97,9 @@ async def test_a_lost_process_comes_back_on_its_port(mesh: Mesh, name: str) -> N
     before = await ask(mesh)
     ports = {one.name: one.port for one in mesh.state.processes}
     process = mesh.supervisor.process(name)
-    restarts = process.life.restarts
+    restarts = process.restarts
     pid = kill(mesh, name)
-    await mesh.supervisor.wait_for(lambda: process.life.restarts == restarts + 1, BOUND_S)
+    await mesh.supervisor.wait_for(lambda: process.restarts == restarts + 1, BOUND_S)
     await serving(mesh)
     assert await ask(mesh) == before
     assert mesh.supervisor.pids[name] != pid
@@ -108,20 +108,20 @@ async def test_a_lost_process_comes_back_on_its_port(mesh: Mesh, name: str) -> N
 
 async def test_a_stopped_process_is_replaced(mesh: Mesh) -> None:
     before, process = await ask(mesh), mesh.supervisor.process("batcher")
-    restarts, child = process.life.restarts, process.child
+    restarts, child = process.restarts, process.child
     assert child is not None
     child.send(signal.SIGSTOP)
-    await mesh.supervisor.wait_for(lambda: process.life.restarts == restarts + 1, BOUND_S)
+    await mesh.supervisor.wait_for(lambda: process.restarts == restarts + 1, BOUND_S)
     assert await ask(mesh) == before
     assert mesh.supervisor.pids["batcher"] != child.pid
 
 
 async def test_a_lost_stub_takes_its_own_server_along_and_no_other(mesh: Mesh) -> None:
     before, stubs, pids = await ask(mesh), stubs_of(mesh), mesh.supervisor.pids
-    life = mesh.supervisor.process("triton-echo").life
-    restarts = life.restarts
+    process = mesh.supervisor.process("triton-echo")
+    restarts = process.restarts
     os.kill(stubs["echo"], signal.SIGKILL)
-    await mesh.supervisor.wait_for(lambda: life.restarts == restarts + 1, BOUND_S)
+    await mesh.supervisor.wait_for(lambda: process.restarts == restarts + 1, BOUND_S)
     assert await ask(mesh) == before
     await serving(mesh)
     assert mesh.supervisor.pids["triton-echo"] != pids["triton-echo"]

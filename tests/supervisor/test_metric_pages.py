@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sluice.settings import Settings
-from supervisor.control import _carried
+from supervisor.control import carried
 from supervisor.serve import FREE_PAGE, settings_of
 from supervisor.state import Origin
 
@@ -39,4 +39,4 @@ def test_metrics_adds_the_pages_that_the_file_leaves_out(tmp_path: Path) -> None
 def test_reload_keeps_pages_that_are_in_no_file(file: dict[str, object], page: str) -> None:
     running = settings_with({"prometheus": {"gateway": "127.0.0.1:15000"}})
     again = settings_with(file)
-    assert _carried(again, running).telemetry.prometheus.get("gateway") == page
+    assert carried(again, running).telemetry.prometheus.get("gateway") == page

@@ -58,9 +58,7 @@ def test_a_stop_names_what_it_waits_for(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE) as supervisor, state.lock():
 
         def running(*names: str) -> MeshState:
-            processes = [
-                ProcessState(name, "running", supervisor.pid, None, 0, None, None) for name in names
-            ]
+            processes = [ProcessState(name, supervisor.pid, None, 0, None, None) for name in names]
             return MeshState(supervisor.pid, 0, True, 1.0, "", None, "", tuple(processes))
 
         def on_wait(names: object, left_s: float) -> None:
@@ -72,9 +70,5 @@ def test_a_stop_names_what_it_waits_for(tmp_path: Path) -> None:
                 supervisor.kill()
 
         state.write(running("nats", "jobs"))
-        descriptor = os.pidfd_open(supervisor.pid)
-        try:
-            assert control.await_end(descriptor, BOUND_S, state, on_wait, silent_s=0.01)
-        finally:
-            os.close(descriptor)
+        assert control.await_end(supervisor.pid, BOUND_S, state, on_wait, silent_s=0.01)
     assert told == [("nats", "jobs"), ("nats",)]

@@ -16,7 +16,6 @@ from supervisor.status import report_of
 def mesh_state(pid: int = 1) -> MeshState:
     process = ProcessState(
         name="nats",
-        phase="running",
         pid=pid,
         started_unix_ms=5,
         restarts=2,

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluice.errors import SetupError
 from supervisor.child import Child, ChildSpec, keep_log_small, log_tail
 from supervisor.orphans import OrphanReaper
-from supervisor.supervisor import Supervisor
+from supervisor.supervisor import BACKOFF_MAX_S, BACKOFF_MIN_S, STEADY_S, Backoff, Supervisor
 
 BOUND_S = 60.0
 SLEEPER = "import time; time.sleep(600)"
@@ -47,7 +49,7 @@ child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}, sys.argv[1]])
 SUPERVISOR = """
 import asyncio, sys
 from supervisor.child import ChildSpec
-from supervisor.supervisor import Supervisor
+from supervisor.supervisor import BACKOFF_MAX_S, BACKOFF_MIN_S, STEADY_S, Backoff, Supervisor
 
 async def main():
     supervisor = Supervisor()
@@ -109,7 +111,7 @@ async def test_a_killed_process_is_started_again(
     process = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"))
     before = supervisor.pids["sleeper"]
     os.kill(before, signal.SIGKILL)
-    await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
+    await supervisor.wait_for(lambda: process.restarts == 1, BOUND_S)
     assert supervisor.pids["sleeper"] != before
     assert "sleeper ended (signal SIGKILL); next start in 0.0 s" in caplog.text
 
@@ -119,10 +121,22 @@ async def test_a_process_that_keeps_failing_waits_longer_each_time(
 ) -> None:
     caplog.set_level(logging.INFO)
     process = supervisor.start(python("failing", "raise SystemExit(3)", tmp_path / "log"))
-    await supervisor.wait_for(lambda: process.life.restarts == 2, BOUND_S)
+    await supervisor.wait_for(lambda: process.restarts == 2, BOUND_S)
     waits = [r.args[2] for r in caplog.records if isinstance(r.args, tuple) and len(r.args) == 3]
     assert waits[:2] == [0.0, 0.2]
     assert "exit code 3" in caplog.text
+
+
+@given(st.lists(st.floats(min_value=0, max_value=30), max_size=60))
+def test_only_what_ends_young_waits_and_ever_longer(runs: list[float]) -> None:
+    backoff, before = Backoff(), None
+    for ran_s in runs:
+        wait_s = backoff.after(ran_s)
+        if before is None or ran_s >= STEADY_S:
+            assert wait_s == 0.0
+        else:
+            assert wait_s == min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * before))
+        before = wait_s
 
 
 async def test_stop_is_orderly_stage_by_stage(
@@ -195,16 +209,16 @@ async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, pipe: Pa
     assert await told(pipe) == "up"
     pid = supervisor.pids["stubborn"]
     await supervisor.stop()
-    assert process.life.phase.value == "stopped"
+    assert process.child is None
     assert not psutil.pid_exists(pid)
 
 
 async def test_stop_between_two_runs_does_not_wait_for_the_next(tmp_path: Path) -> None:
     supervisor = Supervisor()
     process = supervisor.start(python("failing", "raise SystemExit(3)", tmp_path / "log"))
-    await supervisor.wait_for(lambda: process.life.phase.value == "backing_off", BOUND_S)
-    await supervisor.stop()
-    assert process.life.phase.value == "stopped"
+    await supervisor.wait_for(lambda: process.child is None, BOUND_S)
+    await asyncio.wait_for(supervisor.stop(), BOUND_S)
+    assert process.restarts <= 1
 
 
 async def test_grandchildren_end_with_their_parent(
@@ -241,7 +255,7 @@ async def test_a_crash_during_the_start_gets_a_second_try(
         "time.sleep(600)"
     )
     process = supervisor.start(python("triton", program, tmp_path / "log"))
-    await supervisor.during_start(supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S))
+    await supervisor.during_start(supervisor.wait_for(lambda: process.restarts == 1, BOUND_S))
 
 
 async def test_a_second_crash_during_the_start_is_an_error(
@@ -251,7 +265,7 @@ async def test_a_second_crash_during_the_start_is_an_error(
     process = supervisor.start(python("triton", program, tmp_path / "log"))
     with pytest.raises(SetupError, match=r"triton ended while starting \(signal SIGABRT\)"):
         await supervisor.during_start(asyncio.Event().wait())
-    assert process.life.restarts >= 1
+    assert process.restarts >= 1
 
 
 async def test_a_missing_program_says_so(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -283,7 +297,7 @@ async def test_the_watcher_lives_as_long_as_a_run(supervisor: Supervisor, tmp_pa
     first = supervisor.pids["sleeper"]
     await asyncio.sleep(0)
     os.kill(first, signal.SIGKILL)
-    await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
+    await supervisor.wait_for(lambda: process.restarts == 1, BOUND_S)
     await asyncio.sleep(0)
     assert seen == [("with", first), ("without", first), ("with", supervisor.pids["sleeper"])]
 
@@ -298,7 +312,7 @@ async def test_a_watcher_that_fails_costs_its_process_a_restart(
             raise failure
 
     process = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"), watcher)
-    await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
+    await supervisor.wait_for(lambda: process.restarts == 1, BOUND_S)
     assert "the watcher of sleeper failed" in caplog.text
 
 

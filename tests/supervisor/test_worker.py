@@ -71,7 +71,7 @@ async def test_a_dead_stub_takes_its_server_along(tmp_path: Path) -> None:
         assert set(before) == {"one_0_0", "two_0_0"}
         (other,) = await heartbeats(config.address, "two", 1)
         os.kill(before["one_0_0"], signal.SIGKILL)
-        await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
+        await supervisor.wait_for(lambda: process.restarts == 1, BOUND_S)
         await wait_for_triton(config.address, BOUND_S)
         for pid in before.values():
             async with asyncio.timeout(BOUND_S):
