@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from cli import options, output
-from cli.commands import Group, wants_json
+from cli.commands import Group
 from sluice.client.channel import ADDRESS_VARIABLE, CA_VARIABLE
 from sluice.local_mesh import STATE_DIR_VARIABLE, state_root
-from sluice.v1.admin_pb2 import (
-    DRIFT_STATE_DRIFTED,
-    DRIFT_STATE_STABLE,
-    AccuracyDrift,
-    InputDrift,
-    RouterHead,
-    RouterHealth,
-)
+from sluice.v1.admin_pb2 import RouterHealth
 from sluice.v1.inference_pb2 import Model
-from sluice.wire.enums import word_of
 
 if TYPE_CHECKING:
     from supervisor.mesh import Mesh
@@ -36,8 +28,11 @@ def drift(client: options.OperatorClient) -> None:
     It compares inputs and accuracy with those of the training, as one gateway has seen them.
     """
     routers = client.router_health()
-    text = "\n".join(map(line_of, routers)) or "no learned router is in use"
-    output.show({"routers": [*map(health_object, routers)]}, text)
+    described = {"routers": [*map(health_object, routers)]}
+    if routers:
+        output.show(described, lambda: _write_routers(routers))
+    else:
+        output.show(described, "no learned router is in use")
 
 
 def health_object(router: RouterHealth) -> dict[str, Any]:
@@ -48,31 +43,17 @@ def health_object(router: RouterHealth) -> dict[str, Any]:
     return described
 
 
-def line_of(router: RouterHealth) -> str:
-    """Return a router as one line of text."""
-    return (
-        f"router {router.policy} ({word_of(RouterHead, router.head)}, {router.version}):"
-        f" {_inputs(router.inputs)}; {_accuracy(router.accuracy)}"
-    )
-
-
-def _inputs(inputs: InputDrift) -> str:
-    if not inputs.HasField("stability_index"):
-        return f"inputs unknown, {inputs.rows} requests are too few"
-    word = "shifted" if inputs.state == DRIFT_STATE_DRIFTED else "stable"
-    sign = ">" if inputs.stability_index > inputs.limit else "<="
-    index = f"PSI {inputs.stability_index:.2f} {sign} {inputs.limit:.2f}"
-    return f"inputs {word} ({index}, {inputs.rows} requests)"
-
-
-def _accuracy(accuracy: AccuracyDrift) -> str:
-    if not accuracy.HasField("bias"):
-        return "accuracy unknown, no outcomes"
-    words = {DRIFT_STATE_DRIFTED: " drifted,", DRIFT_STATE_STABLE: " holds,"}
-    word = words.get(accuracy.state, "")
-    few = "" if word else ", too few"
-    bias = f"bias {accuracy.bias:+.2f} +- {accuracy.half_width:.2f}"
-    return f"accuracy{word} {bias} on {accuracy.rows} outcomes{few}"
+def _write_routers(routers: Sequence[RouterHealth]) -> None:
+    """Print what fits and what has drifted, with the figures that say so."""
+    rows = []
+    for router in map(output.message_object, routers):
+        inputs, accuracy = router["inputs"], router["accuracy"]
+        fits = (inputs["state"], inputs["stability_index"], inputs["limit"], inputs["rows"])
+        right = (accuracy["state"], accuracy["bias"], accuracy["half_width"], accuracy["rows"])
+        rows.append((router["policy"], router["head"], router["version"], *fits, *right))
+    headers = ("router", "head", "version", "inputs", "PSI", "limit", "requests")
+    more = ("accuracy", "bias", "+-", "outcomes")
+    output.write_table((*headers, *more), rows, keys=2)
 
 
 def _state_of(state_dir: options.StateDir = None) -> "StateDir":
@@ -117,7 +98,7 @@ def up(
     if detach:
         from supervisor.detach import start_detached
 
-        ready_s = start_detached(state, origin, _tell_progress)
+        ready_s = start_detached(state, origin, output.progress)
         mesh = state.read()
         assert mesh is not None, "the detached supervisor has written it"
         _write_started(mesh, ready_s, state.root, "stop it with: sluice down")
@@ -133,12 +114,7 @@ def up(
     def on_ready(mesh: "Mesh") -> None:
         _write_started(mesh.state, mesh.ready_s, state.root, "Ctrl-C stops it")
 
-    asyncio.run(serve(settings, state.root, on_ready, _tell_progress, origin))
-
-
-def _tell_progress(step: str) -> None:
-    if not wants_json():
-        output.progress(step)
+    asyncio.run(serve(settings, state.root, on_ready, output.progress, origin))
 
 
 def _report_missing_chat() -> None:
@@ -156,7 +132,7 @@ def down(state: OfMesh) -> None:
     from supervisor.control import stop_mesh
 
     def on_wait(names: Sequence[str], left_s: float) -> None:
-        _tell_progress(f"waiting for {', '.join(names)} to end (at most {left_s:.0f} s)")
+        output.progress(f"waiting for {', '.join(names)} to end (at most {left_s:.0f} s)")
 
     stopped = stop_mesh(state, on_wait)
     how = "killed" if stopped.killed or stopped.leftovers else "stopped"
@@ -228,65 +204,53 @@ def _write_started(state: "MeshState", ready_s: float, root: Path, stop: str) ->
         if state.ca is not None:
             print(f"callers need: export {CA_VARIABLE}={state.ca}")
         print(f"ready in {ready_s:.1f} s at {state.address}{_http(state)}", flush=True)
-        is_default = root == state_root()
-        if not is_default:
-            output.note(
-                f"commands find it with: export {STATE_DIR_VARIABLE}={shlex.quote(str(root))}"
-            )
-        who = "commands find it by themselves; other programs" if is_default else "other programs"
-        output.note(f"{who}: export {ADDRESS_VARIABLE}={state.address}")
-        output.note(
-            stop
-            if is_default
-            else stop.replace("sluice down", f"sluice down --state-dir {shlex.quote(str(root))}")
-        )
+        how, ends = "commands find it by themselves", stop
+        if root != state_root():
+            named = shlex.quote(str(root))
+            how = f"commands find it with: export {STATE_DIR_VARIABLE}={named}"
+            ends = stop.replace("sluice down", f"sluice down --state-dir {named}")
+        output.note(f"{how}; other programs: export {ADDRESS_VARIABLE}={state.address}")
+        output.note(ends)
 
     output.show({"ready_s": round(ready_s, 3), **asdict(state)}, write)
 
 
 def _write_report(report: "MeshReport") -> None:
     if report.processes:
-        # Without the pages of metrics a row fits 60 columns; docs/operate/telemetry.md says how to get them.
-        columns = None if any(one.page for one in report.processes) else -1
-        header = ("process", "pid", "alive", "ready", "uptime", "restarts", "port", "metrics")
-        rows = [_process_row(process)[:columns] for process in report.processes]
-        output.write_table(header[:columns], rows, keys=1)
+        rows = [_process_row(process) for process in report.processes]
+        if not any(row["metrics"] for row in rows):
+            # Without the pages of metrics a row fits 60 columns; docs/operate/telemetry.md says how to get them.
+            rows = [{name: row[name] for name in row if name != "metrics"} for row in rows]
+        output.write_records(rows, keys=1)
     if report.models:
         print()
         _write_models(report.models)
-    for router in report.routers:
-        print(line_of(router))
+    if report.routers:
+        print()
+        _write_routers(report.routers)
     if report.ready:
         print(f"ready at {report.address}{_http(report)}, supervisor {report.pid}")
 
 
-def _process_row(process: "ProcessReport") -> tuple[object, ...]:
-    return (
-        process.name,
-        process.pid or None,
-        _yes_no(process.alive),
-        _yes_no(process.ready),
-        None if process.uptime_s is None else output.span(process.uptime_s),
-        process.restarts,
-        process.port or None,
-        process.page or None,
-    )
+def _process_row(process: "ProcessReport") -> dict[str, object]:
+    return {
+        "process": process.name,
+        "pid": process.pid or None,
+        "alive": process.alive,
+        "ready": process.ready,
+        "uptime": None if process.uptime_s is None else output.span(process.uptime_s),
+        "restarts": process.restarts,
+        "port": process.port or None,
+        "metrics": process.page or None,
+    }
 
 
 def _write_models(listed: Iterable[Model]) -> None:
-    output.write_table(
-        ("model", "tier", "ready", "context", "slots", "running", "queued"),
-        (
-            (m.name, m.tier, _yes_no(m.ready), m.context_tokens, m.slots, m.running, m.queued)
-            for m in listed
-        ),
-    )
+    headers = ("name", "tier", "ready", "context_tokens", "slots", "running", "queued")
+    rows = ([getattr(model, name) for name in headers] for model in listed)
+    output.write_table(headers, rows)
 
 
 def _http(mesh: "MeshState | MeshReport") -> str:
     scheme = "http" if mesh.ca is None else "https"
     return "".join(f", {scheme}://{one}/v1" for one in (mesh.http or "").split(",") if one)
-
-
-def _yes_no(value: bool) -> str:
-    return "yes" if value else "no"

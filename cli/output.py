@@ -219,8 +219,9 @@ def write_table(
 
 
 def write_records(records: Sequence[Mapping[str, object]], keys: int | None = None) -> None:
-    """Print a table whose headers are the keys of `records`, of which there is at least one."""
-    write_table(list(records[0]), [list(record.values()) for record in records], keys)
+    """Print a table whose headers are the keys of `records`; nothing without any."""
+    if records:
+        write_table(list(records[0]), [list(record.values()) for record in records], keys)
 
 
 def _parts(
@@ -255,7 +256,9 @@ def aligned(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[st
 
 
 def _cell(value: object) -> str:
-    """Return a value as text of one line; of numbers four digits, of a mapping its pairs."""
+    """Return a value as text of one line; yes or no, four digits of a number, the pairs of a mapping."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):

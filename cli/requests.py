@@ -31,8 +31,7 @@ def requests(
     total, shown = sum(count.requests for count in listed.counts), len(listed.requests)
 
     def write() -> None:
-        if listed.requests:
-            output.write_records([_row(request) for request in listed.requests])
+        output.write_records([_row(request) for request in listed.requests])
         some = f", the oldest {shown} are shown" if shown < total else ""
         output.write_line(f"{total} requests run{some}")
         _tell_silent(listed.silent_gateways, "their requests are missing here")

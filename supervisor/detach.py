@@ -6,11 +6,9 @@ STATE/logs/supervisor.log. This module imports little: the supervisor checks and
 
 import json
 import os
-import select
 import subprocess
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict
+from threading import Timer
 from typing import Any, Final
 
 from sluice.errors import SetupError
@@ -43,71 +41,44 @@ def start_detached(
     settings = load(origin.file)
     convert_models(settings.models)  # here, where its progress is seen
     state.create()
-    options = ["--state-dir", str(state.root)]
-    given = {"--address": origin.address, "--http": origin.http}
-    for name, value in given.items():
-        options += [name, value] if value is not None else []
-    options += ["--secure"] if origin.secure else []
-    options += ["--metrics"] if origin.metrics else []
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as report:
-        command = (*module_command("supervisor.serve", origin.file), *options)
-        process, log_start = _spawn_detached(command, state.log(_LOG), writing)
+    with os.fdopen(reading) as report, state.log(_LOG).open("ab") as log:
+        log_start, arguments = (
+            log.tell(),
+            (str(state.root), str(writing), json.dumps(asdict(origin))),
+        )
+        process = subprocess.Popen(
+            (*module_command("supervisor.serve", None), *arguments),
+            env=child_environment(keep_settings=True),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(writing,),
+        )
         os.close(writing)
+        too_late = Timer(settings.triton.start_s + START_S, process.terminate)
+        too_late.start()
+        message: dict[str, Any] = {"progress": ""}
         try:
-            bound_s = settings.triton.start_s + START_S
-            message = _read_report(report.fileno(), time.monotonic() + bound_s, on_progress)
+            for line in report:
+                message = json.loads(line)
+                if "progress" not in message:
+                    break
+                on_progress(message["progress"])
         except BaseException:
             process.terminate()
             process.wait()
             raise
-    return _outcome(message, process, state.log(_LOG), log_start)
-
-
-def _spawn_detached(
-    command: Sequence[str], log: Path, descriptor: int
-) -> tuple[subprocess.Popen[bytes], int]:
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            (*command, "--report-fd", str(descriptor)),
-            env=child_environment(keep_settings=True),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            pass_fds=(descriptor,),
-        )
-        return process, output.tell()
-
-
-def _read_report(descriptor: int, until: float, on_progress: Progress) -> dict[str, Any] | None:
-    """Return the supervisor's last message; None when it ended without one."""
-    unread = b""
-    while True:
-        while b"\n" in unread:
-            line, _, unread = unread.partition(b"\n")
-            message: dict[str, Any] = json.loads(line)
-            if "progress" not in message:
-                return message
-            on_progress(message["progress"])
-        left_s = until - time.monotonic()
-        if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
-            raise SetupError("the supervisor did not become ready in time")
-        part = os.read(descriptor, 65_536)
-        if not part:
-            return None
-        unread += part
-
-
-def _outcome(
-    message: dict[str, Any] | None, process: subprocess.Popen[bytes], log: Path, log_start: int
-) -> float:
-    if message is not None and "ready_s" in message:
+        finally:
+            too_late.cancel()
+    if "ready_s" in message:
         # It keeps running as an orphan; Popen must not warn that it was not waited for.
         process.returncode = 0
         return float(message["ready_s"])
     code = process.wait()
-    if message is not None:
+    if "error" in message:
         raise SetupError(message["error"])
-    last_lines = log_tail(log, log_start)
-    raise SetupError(f"the supervisor ended ({describe_exit(code)}); log {log}: {last_lines}")
+    last_lines = log_tail(state.log(_LOG), log_start)
+    ended = f"the supervisor ended ({describe_exit(code)}); log {state.log(_LOG)}: {last_lines}"
+    raise SetupError(ended)

@@ -37,10 +37,8 @@ from supervisor.ports import Ports
 from supervisor.progress import Progress, tell_while_waiting
 from supervisor.reload import Reload, start_workers
 from supervisor.specs import (
-    batcher_spec,
-    gateway_spec,
-    jobs_spec,
     nats_spec,
+    server_spec,
     triton_spec,
 )
 from supervisor.state import DEFAULTS, MeshState, Origin, StateDir, write_atomically
@@ -152,11 +150,8 @@ class Mesh:
             await self._during_start(connected, {}, spec.name)
         self._on_progress(f"loading {', '.join(models)}")
         start_workers(self.supervisor, self._plan)
-        self.supervisor.start(batcher_spec(self._plan), kill_when_stopped)
-        for gateway in self._plan.gateways:
-            self.supervisor.start(gateway_spec(self._plan, gateway), kill_when_stopped)
-        for job in self._plan.jobs:
-            self.supervisor.start(jobs_spec(self._plan, job), kill_when_stopped)
+        for server in (self._plan.batcher, *self._plan.gateways, *self._plan.jobs):
+            self.supervisor.start(server_spec(self._plan, server), kill_when_stopped)
         for remote in self._plan.remotes:
             worker_at, tls = f"{LOOPBACK}:{remote.port}", self.settings.tls.mesh
             answering = wait_until_reachable(remote.name, worker_at, bound_s, tls)

@@ -5,12 +5,13 @@ Each problem is one line that names the setting and says what to do (`SetupError
 
 import hashlib
 import os
+import re
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from model_workers.model_folder import check_model
 from model_workers.remote.key import check_key
@@ -58,14 +59,16 @@ class ServerConfig:
     """One process of our own: a gateway, the batcher, or one that runs jobs.
 
     Attributes:
+        kind: its package.
         name: of its process: "gateway", then "gateway.1".
         address: host and port of gRPC; empty: it has none.
         page: host and port of its page of metrics, if it has one.
         http: host and port of OpenAI's API, if it has one.
     """
 
+    kind: str
     name: str
-    address: str
+    address: str = ""
     page: str | None = None
     http: str | None = None
 
@@ -106,6 +109,7 @@ class MeshPlan:
         remotes: the workers of models that somebody else's servers compute.
         gateways: `gateway.replicas` of them; the settings have the addresses of the first.
         jobs: `jobs.replicas` of them; the settings have all their addresses.
+        batcher: the only one.
         authority: gives each process its certificate; None: the mesh is not encrypted, or its settings name files.
     """
 
@@ -117,22 +121,17 @@ class MeshPlan:
     remotes: tuple[RemoteConfig, ...]
     gateways: tuple[ServerConfig, ...]
     jobs: tuple[ServerConfig, ...]
+    batcher: ServerConfig
     authority: "Authority | None" = None
 
     @property
     def processes(self) -> dict[str, tuple[str, str]]:
-        """Names of the processes that connect to NATS, with their kinds and ids."""
-        gateways = {
-            id_of(gateway.name): (permissions.GATEWAY, id_of(gateway.name))
-            for gateway in self.gateways
+        """Ids of the processes that connect to NATS, with their kinds and ids."""
+        servers = {
+            id_of(one.name): (one.kind, id_of(one.name))
+            for one in (*self.gateways, self.batcher, *self.jobs)
         }
-        jobs = {id_of(job.name): (permissions.JOBS, id_of(job.name)) for job in self.jobs}
-        return {
-            **gateways,
-            BATCHER: (permissions.BATCHER, BATCHER),
-            **jobs,
-            OPERATOR: (permissions.OPERATOR, OPERATOR),
-        }
+        return {**servers, OPERATOR: (permissions.OPERATOR, OPERATOR)}
 
 
 def id_of(process: str) -> str:
@@ -154,22 +153,15 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     nats_config = _plan_nats(settings, state, ports)
     tritons = _plan_tritons(settings, state, ports)
     remotes = _plan_remotes(settings, state, ports)
-    (page,) = ports.pages("batcher", settings.telemetry.prometheus.get("batcher"))
-    addresses = worker_addresses(tritons, remotes)
-    resolved = _resolve(settings, gateways, jobs, page, nats_config, addresses)
-    asked = settings.models
-    plan = MeshPlan(asked, resolved, state, nats_config, tritons, remotes, gateways, jobs)
+    (page,) = ports.pages(BATCHER, settings.telemetry.prometheus.get(BATCHER))
+    batcher = ServerConfig(BATCHER, BATCHER, page=page)
+    plan = MeshPlan(
+        settings.models, settings, state, nats_config, tritons, remotes, gateways, jobs, batcher
+    )
+    plan = _resolved(plan)
     if settings.tls.embedded:
         return _secured(plan)
     return plan if nats_config is None else _with_passwords(plan, nats_config)
-
-
-def worker_addresses(
-    tritons: Sequence[TritonConfig], remotes: Sequence[RemoteConfig]
-) -> list[tuple[str, str]]:
-    """Return the address of one worker of each model, by the name of the model."""
-    addresses = [(one, config.address) for config in tritons for one in config.models]
-    return addresses + [(config.model, f"{LOOPBACK}:{config.port}") for config in remotes]
 
 
 def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> MeshPlan:
@@ -194,8 +186,7 @@ def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> Me
         replace(remote, config=folder / "config.yaml")
         for remote in _plan_remotes(alone, plan.state, ports)
     )
-    served = _served_by(model, worker_addresses(tritons, remotes))
-    settings = settings.model_copy(update={"models": (served,)})
+    settings = settings.model_copy(update={"models": (_served_by(model, tritons, remotes),)})
     return replace(plan, settings=settings, tritons=tritons, remotes=remotes)
 
 
@@ -302,19 +293,14 @@ def shm_prefix(root: Path) -> str:
     return f"sluice_{hashlib.sha256(bytes(root)).hexdigest()[:12]}_"
 
 
-def is_gateway(process: str) -> bool:
-    """Return whether a process of this name is a gateway."""
-    return process.partition(".")[0] == GATEWAY
-
-
-def is_jobs(process: str) -> bool:
-    """Return whether a process of this name runs jobs."""
-    return process.partition(".")[0] == JOBS
+def kind_of(process: str) -> str:
+    """Return the kind of a process of this name: of "gateway.1" "gateway", of "triton-small" "triton"."""
+    return re.split(r"[.-]", process)[0]
 
 
 def is_worker(process: str) -> bool:
     """Return whether a process of this name is a worker, with Triton or without."""
-    return process.startswith((TRITON, REMOTE))
+    return kind_of(process) in (TRITON, REMOTE)
 
 
 def embedded_models(settings: Settings) -> tuple[ModelSettings, ...]:
@@ -337,25 +323,32 @@ def _plan_jobs(settings: Settings, ports: Ports) -> tuple[ServerConfig, ...]:
     if not count:
         return ()
     addresses = ports.own("jobs.address", settings.jobs.address, count)
-    pages = ports.pages("jobs", settings.telemetry.prometheus.get("jobs"), count)
-    return tuple(map(ServerConfig, _numbered(JOBS, count), addresses, pages))
+    return _numbered(JOBS, addresses, settings, ports)
 
 
 def _plan_gateways(settings: Settings, ports: Ports) -> tuple[ServerConfig, ...]:
     count, http = settings.gateway.replicas, settings.http.address
     check_reach(settings, "gateway.address", settings.gateway.address)
-    if http is not None:
-        check_reach(settings, "http.address", http)
     addresses = ports.addresses("gateway.address", settings.gateway.address, count)
-    https: list[str | None] = [None] * count
-    if http is not None:
-        https = [*ports.addresses("http.address", http, count)]
-    pages = ports.pages("gateway", settings.telemetry.prometheus.get("gateway"), count)
-    return tuple(map(ServerConfig, _numbered(GATEWAY, count), addresses, pages, https))
+    gateways = _numbered(GATEWAY, addresses, settings, ports)
+    if http is None:
+        return gateways
+    check_reach(settings, "http.address", http)
+    https = ports.addresses("http.address", http, count)
+    return tuple(replace(one, http=at) for one, at in zip(gateways, https, strict=True))
 
 
-def _numbered(name: str, count: int) -> list[str]:
-    return [name, *(f"{name}.{number}" for number in range(1, count))]
+def _numbered(
+    kind: Literal["gateway", "jobs"],
+    addresses: Sequence[str],
+    settings: Settings,
+    ports: Ports,
+) -> tuple[ServerConfig, ...]:
+    pages = ports.pages(kind, settings.telemetry.prometheus.get(kind), len(addresses))
+    names = (kind, *(f"{kind}.{number}" for number in range(1, len(addresses))))
+    return tuple(
+        ServerConfig(kind, *server) for server in zip(names, addresses, pages, strict=True)
+    )
 
 
 def _plan_nats(settings: Settings, state: StateDir, ports: Ports) -> NatsConfig | None:
@@ -433,33 +426,30 @@ def _check_external(key: str, *urls: str) -> None:
         raise SetupError(f"{key}: nothing answers at {where}; start it, or remove {key}")
 
 
-def _resolve(
-    settings: Settings,
-    gateways: tuple[ServerConfig, ...],
-    jobs: tuple[ServerConfig, ...],
-    batcher_page: str | None,
-    nats_config: NatsConfig | None,
-    workers: Sequence[tuple[str, str]],
-) -> Settings:
-    """`workers`: each model's name with the address of one of its workers."""
-    first, jobs_page = gateways[0], jobs[0].page if jobs else None
-    models = tuple(_served_by(model, workers) for model in settings.models)
+def _resolved(plan: MeshPlan) -> MeshPlan:
+    """Return `plan` with all addresses in its settings: those of the first gateway, and of every worker and job."""
+    settings, first = plan.settings, plan.gateways[0]
+    models = tuple(_served_by(model, plan.tritons, plan.remotes) for model in settings.models)
     settings = settings.model_copy(update={"models": models})
-    settings = with_pages(settings, gateway=first.page, batcher=batcher_page, jobs=jobs_page)
+    jobs_page = plan.jobs[0].page if plan.jobs else None
+    settings = with_pages(settings, gateway=first.page, batcher=plan.batcher.page, jobs=jobs_page)
     settings = changed(settings, gateway={"address": first.address}, http={"address": first.http})
-    if jobs:
-        addresses = {"address": ",".join(job.address for job in jobs)}
-        addresses["gateways"] = ",".join(gateway.address for gateway in gateways)
+    if plan.jobs:
+        addresses = {"address": ",".join(job.address for job in plan.jobs)}
+        addresses["gateways"] = ",".join(gateway.address for gateway in plan.gateways)
         settings = changed(settings, jobs=addresses)
-    if nats_config is not None:
-        settings = changed(settings, nats={"url": nats_config.url, "port": nats_config.port})
-    return settings
+    if plan.nats is not None:
+        settings = changed(settings, nats={"url": plan.nats.url, "port": plan.nats.port})
+    return replace(plan, settings=settings)
 
 
-def _served_by(model: ModelSettings, workers: Sequence[tuple[str, str]]) -> ModelSettings:
+def _served_by(
+    model: ModelSettings, tritons: Iterable[TritonConfig], remotes: Iterable[RemoteConfig]
+) -> ModelSettings:
     """Return `model` with the addresses of its workers if the mesh serves it."""
-    addresses = tuple(address for name, address in workers if name == model.name)
-    return at_addresses(model, addresses) if addresses else model
+    addresses = [config.address for config in tritons if model.name in config.models]
+    addresses += [f"{LOOPBACK}:{one.port}" for one in remotes if one.model == model.name]
+    return at_addresses(model, tuple(addresses)) if addresses else model
 
 
 def at_addresses(model: ModelSettings, addresses: tuple[str, ...]) -> ModelSettings:

@@ -29,10 +29,9 @@ from supervisor.health import denies, wait_until_reachable
 from supervisor.model_processes import kill_when_stopped, triton_watcher
 from supervisor.plan import (
     BATCHER,
-    GATEWAY,
     MeshPlan,
     check_models,
-    is_gateway,
+    kind_of,
     plan_version,
     version_folder,
 )
@@ -284,9 +283,8 @@ class Reload:
         """
         by_kind: dict[str, ProcessState] = {}
         for process in self._supervisor.states:
-            kind = GATEWAY if is_gateway(process.name) else process.name
             if process.alive:
-                by_kind.setdefault(kind, process)
+                by_kind.setdefault(kind_of(process.name), process)
         reloading = [process for kind, process in by_kind.items() if kind in TAKEN_WHILE_RUNNING]
         if not reloading:
             raise SetupError(

@@ -1,16 +1,14 @@
 """Runs a mesh until a signal comes: in the foreground, or in a detached supervisor that outlives the command.
 
-`python -m supervisor.serve --state-dir DIR --report-fd N ...` is the detached one, see `supervisor.detach`.
+`python -m supervisor.serve STATE_DIR DESCRIPTOR ORIGIN` is the detached one, see `supervisor.detach`.
 """
 
-import argparse
 import asyncio
 import json
-import logging
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -109,64 +107,35 @@ def settings_of(origin: Origin, http: str | None = DEFAULT_HTTP_ADDRESS) -> Sett
     return settings
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the detached supervisor and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m supervisor.serve")
-    parser.add_argument("--config")
-    parser.add_argument("--address")
-    parser.add_argument("--http")
-    parser.add_argument("--secure", action="store_true")
-    parser.add_argument("--metrics", action="store_true")
-    parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--report-fd", type=int, required=True)
-    options = parser.parse_args(arguments)
+def main(root: str, descriptor: str, origin_json: str) -> int:
+    """Run the detached supervisor and return its exit code.
+
+    It tells the command that started it, a JSON object a line, how far it is until the mesh is ready or has failed.
+    """
+    report = open(int(descriptor), "w")  # noqa: SIM115  open as long as the process
+
+    def tell(**message: str | float) -> None:
+        with suppress(OSError):  # that command has gone
+            print(json.dumps(message), file=report, flush=True)
+
+    def on_progress(step: str) -> None:
+        tell(progress=step)
+
+    def on_ready(mesh: Mesh) -> None:
+        tell(ready_s=mesh.ready_s)
+
     try:
-        origin = Origin(
-            options.config, options.address, options.http, options.secure, options.metrics
-        )
+        origin = Origin(**json.loads(origin_json))
         settings = settings_of(origin)
         log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
-        reporter = _Reporter(options.report_fd)
-        asyncio.run(serve(settings, options.state_dir, reporter.ready, reporter.progress, origin))
+        asyncio.run(serve(settings, Path(root), on_ready, on_progress, origin))
     except (SetupError, SettingsError) as error:
-        _Reporter(options.report_fd).end({"error": str(error)})
+        tell(error=str(error))
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-class _Reporter:
-    """Tells the command that started this supervisor, a JSON object a line, until the mesh is ready or has failed."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._is_open = True
-
-    def progress(self, step: str) -> None:
-        """Report a step of the start."""
-        self._write({"progress": step})
-
-    def ready(self, mesh: Mesh) -> None:
-        """Report that the mesh is ready."""
-        self.end({"ready_s": mesh.ready_s})
-
-    def end(self, message: dict[str, str | float]) -> None:
-        """Send the last message."""
-        self._write(message)
-        if self._is_open:
-            os.close(self._descriptor)
-        self._is_open = False
-
-    def _write(self, message: dict[str, str | float]) -> None:
-        if not self._is_open:
-            return
-        try:
-            os.write(self._descriptor, json.dumps(message).encode() + b"\n")
-        except OSError:
-            self._is_open = False
-            logging.getLogger(__name__).info("the command that started this supervisor has gone")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -1,7 +1,6 @@
 """How each process of a planned mesh is started."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -105,63 +104,40 @@ def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
     )
 
 
-def batcher_spec(plan: MeshPlan) -> ChildSpec:
-    """Describe the batcher."""
-    config = ServerConfig(BATCHER, "", plan.settings.telemetry.prometheus.get("batcher"))
-    return _spec(plan, BATCHER, config, plan.settings.batcher.drain_s)
+def server_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
+    """Describe a gateway, the batcher or a process of jobs, which all read one file.
 
-
-def gateway_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
-    """One of the gateways; makes the key of resume tokens, unless the settings have one.
-
-    They share a file; where their addresses differ the environment says so.
+    Where several share what the file says, the environment says otherwise. A process has the id that NATS knows it by
+    where it has a certificate. So has one of jobs, which goes on with its jobs at once; else it is a new one at each
+    start.
     """
-    own = {
-        RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key(),
-        MESH_KEY: plan.state.mesh_key(plan.settings.identity.mesh_key),
-    }
-    if config is not plan.gateways[0]:
-        own["SLUICE_GATEWAY__ADDRESS"] = config.address
-        if config.http is not None:
-            own["SLUICE_HTTP__ADDRESS"] = config.http
-        if config.page is not None:
-            own["SLUICE_TELEMETRY__PROMETHEUS__GATEWAY"] = config.page
-    return _spec(plan, GATEWAY, config, plan.settings.gateway.drain_s, own)
-
-
-def jobs_spec(plan: MeshPlan, config: ServerConfig) -> ChildSpec:
-    """One of the processes that run jobs. It keeps its name, so that it goes on with its jobs at once."""
-    key = plan.state.mesh_key(plan.settings.identity.mesh_key)
-    own = {"SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
+    kind, settings = config.kind, plan.settings
+    own = {f"SLUICE_{kind.upper()}__ADDRESS": config.address} if config.address else {}
+    if config.http is not None:
+        own["SLUICE_HTTP__ADDRESS"] = config.http
     if config.page is not None:
-        own["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
-    return _spec(plan, JOBS, config, plan.settings.jobs.drain_s, own, nice=JOBS_NICE)
-
-
-def _spec(
-    plan: MeshPlan,
-    module: str,
-    config: ServerConfig,
-    drain_s: float,
-    own: Mapping[str, str] | None = None,
-    nice: int = 0,
-) -> ChildSpec:
-    """Describe a process that connects to NATS; `own`: its environment beside that of all.
-
-    With certificates it has the id that NATS knows it by, and so has one of jobs; else a new one at each start.
-    """
-    named = module == JOBS or plan.authority is not None
+        own[f"SLUICE_TELEMETRY__PROMETHEUS__{kind.upper()}"] = config.page
+    if kind != BATCHER:
+        own[MESH_KEY] = plan.state.mesh_key(settings.identity.mesh_key)
+    if kind == GATEWAY:
+        own[RESUME_KEY] = settings.gateway.resume_key or plan.state.resume_key()
+    drain_s = {
+        GATEWAY: settings.gateway.drain_s,
+        BATCHER: settings.batcher.drain_s,
+        JOBS: settings.jobs.drain_s,
+    }
+    named = kind == JOBS or plan.authority is not None
     identity = ("--id", id_of(config.name)) if named else ()
     return ChildSpec(
         name=config.name,
-        argv=(*module_command(module, plan.state.config), *identity),
-        env={**child_environment(), **_credentials(plan, config.name), **(own or {})},
+        argv=(*module_command(kind, plan.state.config), *identity),
+        env={**child_environment(), **_credentials(plan, config.name), **own},
         log=plan.state.log(config.name),
         port=config.port,
         page=config.page,
-        stop_s=drain_s + _MARGIN_S,
-        stage=_STAGES[module],
-        nice=nice,
+        stop_s=drain_s[kind] + _MARGIN_S,
+        stage=_STAGES[kind],
+        nice=JOBS_NICE if kind == JOBS else 0,
     )
 
 

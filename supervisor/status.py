@@ -16,7 +16,7 @@ from sluice.v1.admin_pb2 import RouterHealth
 from sluice.v1.inference_pb2 import Model
 from sluice.wire.connection import NatsUnreachable, shown
 from supervisor.nats import wait_for_nats
-from supervisor.plan import BATCHER, NATS, is_gateway, is_jobs, is_worker
+from supervisor.plan import BATCHER, GATEWAY, JOBS, NATS, is_worker, kind_of
 from supervisor.state import MeshState, ProcessState, StateDir
 from supervisor.triton import wait_for_triton
 
@@ -70,13 +70,12 @@ async def report_of(directory: StateDir) -> MeshReport:
     if state is None:
         starting, absent = "a supervisor is starting", "no mesh is running; start one: sluice up"
         return MeshReport(False, starting if locked else absent, str(directory.root))
-    gateway, answering = _Gateway(), frozenset[str]()
-    if locked:
-        credentials = operator_certificate(directory), directory.mesh_key()
-        gateway, answering = await _ask(state, *credentials)
-    processes = tuple(
-        _process_report(process, process.name in answering) for process in state.processes
-    )
+    answers = await _ask(state, directory) if locked else {}
+    gateways = (answer for answer in answers.values() if isinstance(answer, _Gateway))
+    gateway = next(gateways, _Gateway())
+    if any(model.ready for model in gateway.models):
+        answers[BATCHER] = True
+    processes = tuple(_process_report(one, bool(answers.get(one.name))) for one in state.processes)
     problem = _problem(state, locked, processes, gateway.models)
     return MeshReport(
         ready=problem is None,
@@ -95,9 +94,8 @@ async def report_of(directory: StateDir) -> MeshReport:
 
 @dataclass(frozen=True)
 class _Gateway:
-    """What the gateway answers; by default nothing."""
+    """What a gateway answers."""
 
-    answers: bool = False
     models: tuple[Model, ...] = ()
     routers: tuple[RouterHealth, ...] = ()
 
@@ -110,53 +108,39 @@ def operator_certificate(directory: StateDir) -> Path | None:
         return None
 
 
-async def _ask(state: MeshState, tls: Path | None, key: str) -> tuple[_Gateway, frozenset[str]]:
-    """Return the answers of one gateway and the names of the processes that answer."""
-    others = {
-        process.name: asking
-        for process in state.processes
-        if (asking := _asking(process, state.nats_url, tls)) is not None
-    }
-    gateways, answers = await asyncio.gather(
-        asyncio.gather(*(_ask_gateway(one, state.ca, key) for one in state.address.split(","))),
-        asyncio.gather(*others.values()),
-    )
-    gateway = next((one for one in gateways if one.answers), _Gateway())
-    names = [process.name for process in state.processes if is_gateway(process.name)]
-    answering = {name for name, one in zip(names, gateways, strict=False) if one.answers}
-    answering |= {name for name, answered in zip(others, answers, strict=True) if answered}
-    batchers = {BATCHER} if any(model.ready for model in gateway.models) else set()
-    return gateway, frozenset(answering | batchers)
-
-
-def _asking(process: ProcessState, nats_url: str, tls: Path | None) -> Awaitable[bool] | None:
-    """Whether a process answers; None for those of which a gateway says it."""
-    if process.name == NATS:
-        return _in_time(wait_for_nats(nats_url, BOUND_S, tls))
-    if is_worker(process.name):
-        return _in_time(wait_for_triton(f"{LOOPBACK}:{process.port}", BOUND_S, tls))
-    if is_jobs(process.name):
-        return asyncio.to_thread(port_answers, LOOPBACK, process.port or 0, BOUND_S)
-    return None
+async def _ask(state: MeshState, directory: StateDir) -> dict[str, object]:
+    """Return the answers of the processes by name; None of one that does not answer, nothing of the batcher."""
+    tls, key = operator_certificate(directory), directory.mesh_key()
+    addresses, asked = iter(state.address.split(",")), dict[str, Awaitable[object]]()
+    for process in state.processes:
+        if process.name == NATS:
+            asked[process.name] = wait_for_nats(state.nats_url, BOUND_S, tls)
+        elif is_worker(process.name):
+            asked[process.name] = wait_for_triton(f"{LOOPBACK}:{process.port}", BOUND_S, tls)
+        elif kind_of(process.name) == JOBS:
+            answering = asyncio.to_thread(port_answers, LOOPBACK, process.port or 0, BOUND_S)
+            asked[process.name] = answering
+        elif kind_of(process.name) == GATEWAY:
+            asked[process.name] = _ask_gateway(next(addresses), state.ca, key)
+    answers = await asyncio.gather(*map(_in_time, asked.values()))
+    return dict(zip(asked, answers, strict=True))
 
 
 async def _ask_gateway(address: str, ca: str | None, key: str) -> _Gateway:
-    try:
-        async with AsyncClient(address, RetryPolicy(start_tries=1), api_key=key, ca=ca) as client:
-            models, routers = await asyncio.gather(
-                client.list_models(timeout_s=BOUND_S), client.router_health(timeout_s=BOUND_S)
-            )
-    except SluiceError:
-        return _Gateway()
-    return _Gateway(True, tuple(models), tuple(routers))
+    async with AsyncClient(address, RetryPolicy(start_tries=1), api_key=key, ca=ca) as client:
+        models, routers = await asyncio.gather(
+            client.list_models(timeout_s=BOUND_S), client.router_health(timeout_s=BOUND_S)
+        )
+    return _Gateway(tuple(models), tuple(routers))
 
 
-async def _in_time(answer: Awaitable[None]) -> bool:
+async def _in_time(answer: Awaitable[object]) -> object:
+    """Return what is answered, True where that is nothing; None without an answer."""
     try:
-        await answer
-    except (TimeoutError, NatsUnreachable, SettingsError):
-        return False
-    return True
+        answered = await answer
+    except (TimeoutError, NatsUnreachable, SluiceError, SettingsError):
+        return None
+    return True if answered is None else answered
 
 
 def _process_report(process: ProcessState, answers: bool) -> ProcessReport:

@@ -13,9 +13,9 @@ async def test_table(cli: Cli) -> None:
         ran = await cli("models", "--address", service.address)
     assert ran.code == 0
     assert ran.out.splitlines() == [
-        "model  tier   ready  context  slots  running  queued",
-        "small  small  yes        512     32        0       0",
-        "large  large  no         512     16        0       0",
+        "name   tier   ready  context_tokens  slots  running  queued",
+        "small  small  yes               512     32        0       0",
+        "large  large  no                512     16        0       0",
     ]
 
 

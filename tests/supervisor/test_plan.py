@@ -13,11 +13,9 @@ from sluice.startup import ENGINE_NICE, free_port
 from supervisor import nats
 from supervisor.plan import ENGINES_NICE, MeshPlan, make_plan
 from supervisor.specs import (
-    batcher_spec,
-    gateway_spec,
-    jobs_spec,
     nats_spec,
     remote_spec,
+    server_spec,
     triton_spec,
 )
 from supervisor.state import StateDir
@@ -194,7 +192,7 @@ def test_gateways_have_consecutive_ports_and_own_environments(tmp_path: Path) ->
     assert (first.address, second.address) == (address, f"127.0.0.1:{port + 1}")
     assert made.settings.gateway.address == address
     assert made.settings.http.address == first.http != second.http
-    one, two = gateway_spec(made, first), gateway_spec(made, second)
+    one, two = server_spec(made, first), server_spec(made, second)
     assert made.nats is not None
     assert two.env.items() - one.env.items() == {
         ("SLUICE_NATS__URL", made.nats.url_of("gateway-1")),
@@ -211,9 +209,9 @@ def test_each_process_has_a_password_of_its_own_for_nats(tmp_path: Path) -> None
     made = plan(tmp_path, gateway={"address": "127.0.0.1:0", "replicas": 2})
     assert made.nats is not None
     specs = {
-        "batcher": batcher_spec(made),
-        "jobs": jobs_spec(made, made.jobs[0]),
-        **{one.name.replace(".", "-"): gateway_spec(made, one) for one in made.gateways},
+        "batcher": server_spec(made, made.batcher),
+        "jobs": server_spec(made, made.jobs[0]),
+        **{one.name.replace(".", "-"): server_spec(made, one) for one in made.gateways},
     }
     urls = {name: spec.env["SLUICE_NATS__URL"] for name, spec in specs.items()}
     assert urls == {name: made.nats.url_of(name) for name in specs}
@@ -228,18 +226,21 @@ def test_each_process_has_a_password_of_its_own_for_nats(tmp_path: Path) -> None
 
 def test_only_jobs_keep_their_names_over_a_restart(tmp_path: Path) -> None:
     made = plan(tmp_path)
-    assert jobs_spec(made, made.jobs[0]).argv[-2:] == ("--id", "jobs")
-    assert "--id" not in (*gateway_spec(made, made.gateways[0]).argv, *batcher_spec(made).argv)
+    assert server_spec(made, made.jobs[0]).argv[-2:] == ("--id", "jobs")
+    assert "--id" not in (
+        *server_spec(made, made.gateways[0]).argv,
+        *server_spec(made, made.batcher).argv,
+    )
 
 
 def test_jobs_give_way_to_engines_and_to_what_answers(tmp_path: Path) -> None:
     made = plan(tmp_path)
     assert made.nats is not None
-    first = [nats_spec(made.nats, made.state), batcher_spec(made)]
-    first += [gateway_spec(made, one) for one in made.gateways]
+    first = [nats_spec(made.nats, made.state), server_spec(made, made.batcher)]
+    first += [server_spec(made, one) for one in made.gateways]
     first += [triton_spec(one, None) for one in made.tritons]
     assert {spec.nice for spec in first} == {0}
-    assert jobs_spec(made, made.jobs[0]).nice > ENGINES_NICE
+    assert server_spec(made, made.jobs[0]).nice > ENGINES_NICE
 
 
 def test_engines_give_way_where_they_could_take_every_core(
@@ -258,7 +259,7 @@ def test_a_nats_of_its_own_gets_no_passwords(tmp_path: Path) -> None:
         url = f"nats://127.0.0.1:{server.getsockname()[1]}"
         made = plan(tmp_path, nats={"url": url})
     assert (made.nats, made.settings.nats.url) == (None, url)
-    assert "SLUICE_NATS__URL" not in batcher_spec(made).env
+    assert "SLUICE_NATS__URL" not in server_spec(made, made.batcher).env
 
 
 def remote(name: str, **server: object) -> dict[str, object]:

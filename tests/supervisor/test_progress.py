@@ -1,35 +1,15 @@
 """What a start and a stop of a mesh tell the command that waits for them."""
 
 import asyncio
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from supervisor import control, detach
+from supervisor import control
 from supervisor.progress import tell_while_waiting
 from supervisor.state import MeshState, ProcessState, StateDir
 
 BOUND_S = 60.0
-
-
-def read(*lines: bytes) -> tuple[object, list[str]]:
-    reading, writing = os.pipe()
-    for line in lines:
-        os.write(writing, line)
-    os.close(writing)
-    steps: list[str] = []
-    try:
-        return detach._read_report(reading, time.monotonic() + BOUND_S, steps.append), steps
-    finally:
-        os.close(reading)
-
-
-def test_a_detached_start_reports_its_steps() -> None:
-    message, steps = read(b'{"progress": "one"}\n{"prog', b'ress": "two"}\n{"ready_s": 1.5}\n')
-    assert (message, steps) == ({"ready_s": 1.5}, ["one", "two"])
-    assert read(b'{"progress": "one"}\n') == (None, ["one"])
 
 
 async def test_a_start_tells_what_it_waits_for() -> None:
