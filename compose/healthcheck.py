@@ -17,7 +17,6 @@ import grpc
 import nats
 import nats.errors
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from nats.aio.subscription import Subscription
 
 from sluice.internal.v1.control_pb2 import BatcherReport
 from sluice.tls import ClientContext, channel_credentials, open_channel
@@ -28,76 +27,45 @@ TIMEOUT_S: Final = 3.5
 """A batcher reports every second, so three of its reports may be lost."""
 
 
-class NotWellError(Exception):
-    """The process is not well; the message says why."""
-
-
-def certificate() -> Path | None:
-    """Folder of the certificate of this process."""
-    folder = os.environ.get("SLUICE_TLS__MESH")
-    return Path(folder) if folder else None
-
-
-async def check_grpc(address: str) -> None:
-    """Wait until the server at `address` says SERVING.
-
-    Raises:
-        NotWellError: it says something else, or nothing.
-    """
-    async with open_channel(address, channel_credentials(certificate()), ()) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise NotWellError(f"{address}: {error.code().name}: {error.details()}") from error
+async def check_grpc(address: str, tls: Path | None) -> None:
+    """Raise an error unless the server at `address` says SERVING."""
+    async with open_channel(address, channel_credentials(tls), ()) as channel:
+        request = health_pb2.HealthCheckRequest()
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        raise NotWellError(f"{address}: {name}")
+        raise ConnectionError(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
-async def check_batcher(nats_url: str, batcher: str, timeout_s: float = TIMEOUT_S) -> None:
-    """Wait for a report of `batcher`.
-
-    Raises:
-        NotWellError: none came in time, or it says that the batcher is leaving.
-    """
+async def check_batcher(nats_url: str, batcher: str, tls: Path | None) -> None:
+    """Raise an error unless a report of `batcher` comes that does not say that it is leaving."""
+    options = {} if tls is None else {"tls": ClientContext(tls).context}
+    servers = nats_url.split(",")
+    client = await nats.connect(servers, allow_reconnect=False, connect_timeout=1, **options)
     try:
-        async with asyncio.timeout(timeout_s):
-            servers = nats_url.split(",")
-            folder = certificate()
-            tls = {} if folder is None else {"tls": ClientContext(folder).context}
-            client = await nats.connect(servers, allow_reconnect=False, connect_timeout=1, **tls)
-            try:
-                await _await_report(await client.subscribe(subjects.report(batcher)), batcher)
-            finally:
-                await client.close()
-    except (OSError, TimeoutError, nats.errors.Error, MalformedMessage) as error:
-        raise NotWellError(f"no report of batcher {batcher} over {nats_url}: {error!r}") from error
+        subscription = await client.subscribe(subjects.report(batcher))
+        report = unpack(BatcherReport, (await subscription.next_msg(TIMEOUT_S)).data)
+    finally:
+        await client.close()
+    if report.leaving:
+        raise ConnectionError(f"batcher {batcher} is leaving")
 
 
-async def _await_report(subscription: Subscription, batcher: str) -> None:
-    async for message in subscription.messages:
-        report = unpack(BatcherReport, message.data)
-        if report.batcher == batcher and report.leaving:
-            raise NotWellError(f"batcher {batcher} is leaving")
-        if report.batcher == batcher:
-            return
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], timeout_s: float = TIMEOUT_S) -> int:
     """Run one check."""
+    folder = os.environ.get("SLUICE_TLS__MESH")
+    tls = Path(folder) if folder else None
     match arguments:
         case ["grpc", address]:
-            check = check_grpc(address)
+            check = check_grpc(address, tls)
         case ["batcher", nats_url, batcher]:
-            check = check_batcher(nats_url, batcher)
+            check = check_batcher(nats_url, batcher, tls)
         case _:
             print(__doc__)
             return 2
     try:
-        asyncio.run(check)
-    except NotWellError as problem:
-        print(problem)
+        asyncio.run(asyncio.wait_for(check, timeout_s))
+    except (OSError, TimeoutError, nats.errors.Error, MalformedMessage, grpc.RpcError) as problem:
+        print(f"{' '.join(arguments)}: {problem!r}")
         return 1
     return 0
 

@@ -72,9 +72,9 @@ async def test_text_has_a_row_for_each_router(cli: Cli) -> None:
         ran = await cli("drift", "--address", address)
     assert ran.code == 0
     inputs, accuracy = (part.splitlines()[1:] for part in ran.out.split("\n\n"))
-    assert inputs[0].split()[3:8] == ["drifted", "0.41", "0.25", "1000", "drifted"]
-    assert inputs[2].split()[3:8] == ["gathering", "-", "0.25", "12", "gathering"]
-    assert accuracy[1].split()[-3:] == ["0.01", "0.08", "240"]
+    assert inputs[0].split()[3:9] == ["drifted", "0.41", "0.25", "1000", "drifted", "-0.12"]
+    assert inputs[2].split()[3:9] == ["gathering", "-", "0.25", "12", "gathering", "-"]
+    assert accuracy[1].split()[-2:] == ["0.08", "240"]
 
 
 async def test_without_a_learned_router_it_says_so(cli: Cli) -> None:
