@@ -178,7 +178,7 @@ class FuzzedGateway:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self.gateway.transport.close()
-        self.gateway._admission.close()
+        await self.gateway.generator.admission.close()
 
     # Calls.
 

@@ -121,7 +121,7 @@ class Compiled:
 
     async def close(self) -> None:
         """Ends the processes."""
-        self._checks.close()
+        await self._checks.close()
 
 
 # Tables and archives.
@@ -290,8 +290,7 @@ def _heard(draw: Mutator, request: GenerateRequest) -> None:
     catalog: Any = _Catalog()
     found = FieldViolations()
     valid, _ = audio_of(request, catalog, 30.0, found)
-    if found:
-        raise found.error()
+    found.raise_any()
     chunks = list(chunks_of(valid.pcm, _TOKENS.chunk_s))
     assert b"".join(chunks[:1])[:100] == valid.pcm[: len(chunks[0])][:100]
     _TOKENS.begin(valid.language, translate=valid.translate, before=[9] * draw.number(0, 50))
