@@ -79,17 +79,13 @@ class Batcher:
         instruments: Instruments,
     ) -> None:
         self._settings = settings
-        self._spans = RequestSpans(tracer)
-        self._gateways = GatewayTransport(nats_client, batcher)
-        self._reporter = Reporter(nats_client, self._report)
         self._drains = control_pb2.DrainsChanged()
         self._replies = BackgroundTasks()
         self._process = BatcherProcess(
             batcher,
-            self._gateways,
-            self._spans,
-            self._reporter.on_readiness,
-            self._reporter.on_capacity,
+            GatewayTransport(nats_client, batcher),
+            Reporter(nats_client, self._report),
+            RequestSpans(tracer),
             BatcherMetrics(instruments),
             channel_credentials(settings.tls.mesh),
         )
@@ -128,7 +124,7 @@ class Batcher:
             self.loops[name] = self._new_loop(served[name])
             self._start(served[name])
         await asyncio.gather(*map(self._stop_model, self.loops.keys() - served.keys()))
-        self._reporter.on_readiness()
+        self._process.reporter.on_readiness()
 
     def _start(self, model: ModelSettings) -> None:
         self.loops[model.task_name].log_notes()
@@ -155,7 +151,7 @@ class Batcher:
         except MalformedMessage as error:
             logger.error("dropped malformed task: %s", error)
             return
-        self._gateways.on_message(task.gateway, time.monotonic())
+        self._process.gateways.on_message(task.gateway, time.monotonic())
         loop = self.loops.get(task.model)
         if loop is not None:
             loop.on_task(task, headers or {}, len(payload))
@@ -167,62 +163,58 @@ class Batcher:
 
         A cancel names no model: it bundles requests of several, and a loop ignores the others'.
         """
-        self._gateways.on_message(message.gateway, time.monotonic())
+        self._process.gateways.on_message(message.gateway, time.monotonic())
         match message.WhichOneof("message"):
             case "announce":
                 # The gateway has just started: requests under its name are of its former process.
-                self._drop_gateway(message.gateway)
-                self._reporter.on_readiness()
+                self.drop_gateway(message.gateway)
+                self._process.reporter.on_readiness()
             case "drains_changed":
                 self._on_drains(message.drains_changed)
             case "cancel":
                 for loop in self.loops.values():
                     loop.on_cancel(message.cancel.tasks)
             case "query":
-                unknown = [row for row in message.query.tasks if not self._answer_query(row)]
+                unknown = [
+                    frame_pb2.TaskRef(request_id=query.request_id, attempt=query.attempt)
+                    for query in message.query.tasks
+                    if not any(loop.on_query(query) for loop in self.loops.values())
+                ]
                 # The other batchers know what a broadcast query asks for.
                 if unknown and not is_broadcast:
-                    self._reply_unknown(message.gateway, unknown)
+                    bundle = frame_pb2.FrameBundle(batcher=self._process.batcher, unknown=unknown)
+                    self._replies.spawn(self._process.gateways.send(message.gateway, bundle))
 
-    def _answer_query(self, row: control_pb2.TaskProgress) -> bool:
-        return any(loop.on_query(row) for loop in self.loops.values())
-
-    def _reply_unknown(self, gateway: str, rows: list[control_pb2.TaskProgress]) -> None:
-        refs = [frame_pb2.TaskRef(request_id=row.request_id, attempt=row.attempt) for row in rows]
-        bundle = frame_pb2.FrameBundle(batcher=self._process.batcher, unknown=refs)
-        self._replies.spawn(self._gateways.send(gateway, bundle))
-
-    def on_absent(self, gateway: str, is_gone: bool) -> None:
+    def drop_gateway(self, gateway: str, is_gone: bool = True) -> None:
         """Drop requests of an absent gateway: those that no worker has, and all once it is gone."""
-        self._drop_gateway(gateway, waiting_only=not is_gone)
-
-    def _drop_gateway(self, gateway: str, *, waiting_only: bool = False) -> None:
         for loop in self.loops.values():
-            loop.drop_gateway(gateway, waiting_only=waiting_only)
+            loop.drop_gateway(gateway, waiting_only=not is_gone)
 
     def on_loss(self) -> None:
         """Recover after a reconnect of NATS, or after dropped messages."""
-        self._gateways.on_reconnect(time.monotonic())
-        self._reporter.on_readiness()  # gateways may have given this batcher up
+        self._process.gateways.on_reconnect(time.monotonic())
+        self._process.reporter.on_readiness()  # gateways may have given this batcher up
 
     async def listen(self) -> None:
         """Start to receive messages of gateways."""
         on_broadcast = partial(self.on_control, is_broadcast=True)
-        await self._gateways.listen(self.on_task, self.on_control, on_broadcast, self.on_absent)
+        await self._process.gateways.listen(
+            self.on_task, self.on_control, on_broadcast, self.drop_gateway
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then drain."""
         await self.listen()
         async with self._group as group:
-            reporting = group.create_task(self._reporter.run())
+            reporting = group.create_task(self._process.reporter.run())
             scheduling = group.create_task(self._follow_schedules())
             for model in self._settings.served:
                 self._start(model)
             await stop.wait()
             await _cancel(reporting, scheduling)
-            await self._reporter.leave()
+            await self._process.reporter.leave()
             await asyncio.gather(*map(self._stop_model, list(self.loops)))
-        self._spans.close()
+        self._process.spans.close()
 
     async def _follow_schedules(self) -> None:
         """Activate scheduled policies at their minutes."""
@@ -242,11 +234,11 @@ class Batcher:
                 logger.exception("model %s failed, restarting it without its requests", name)
             failed, self.loops[name] = self.loops[name], self._new_loop(model)
             await failed.close()
-            self._reporter.on_readiness()
+            self._process.reporter.on_readiness()
             await asyncio.sleep(RESTART_S)
 
     def _report(self) -> control_pb2.BatcherReport:
-        gateways = self._gateways.count(time.monotonic())
+        gateways = self._process.gateways.count(time.monotonic())
         return control_pb2.BatcherReport(
             batcher=self._process.batcher,
             models=[loop.report(gateways) for loop in self.loops.values()],

@@ -13,8 +13,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -26,7 +26,7 @@ from batcher.core.frames import final_frame
 from batcher.core.queued_request import QueuedRequest, batch_message
 from batcher.core.requests import Actions, RequestTable
 from batcher.core.workers import WorkerTable
-from batcher.gateways import GatewayTransport
+from batcher.gateways import GatewayTransport, Reporter
 from batcher.metrics import BatcherMetrics
 from batcher.spans import RequestSpans
 from batcher.workers.connection import WorkerConnection
@@ -50,16 +50,13 @@ class BatcherProcess:
 
     Attributes:
         batcher: the id of the process.
-        on_readiness: called when the readiness of a model changes.
-        on_capacity: called when all granted capacity of a model is used, or no longer.
         worker_credentials: for calls to Triton; None: unencrypted.
     """
 
     batcher: str
     gateways: GatewayTransport
+    reporter: Reporter
     spans: RequestSpans
-    on_readiness: Callable[[], None]
-    on_capacity: Callable[[], None]
     metrics: BatcherMetrics
     worker_credentials: grpc.ChannelCredentials | None = None
 
@@ -83,7 +80,6 @@ class ModelLoop:
                 process.batcher,
                 batcher,
                 on_report=self.on_report,
-                on_live=self.on_live,
                 on_lost=self.on_lost,
                 credentials=process.worker_credentials,
             )
@@ -104,8 +100,6 @@ class ModelLoop:
         process.metrics.on_model(self._model, list(self.workers), self.table)
         self._waiting_max, self._bytes_max = batcher.room_rows, batcher.room_bytes
         self._woken = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = math.inf
         self._idle = asyncio.Event()
         self._background = BackgroundTasks(self._on_fault)
         self._fault: Exception | None = None
@@ -164,7 +158,7 @@ class ModelLoop:
     def drain_workers(self, names: frozenset[str]) -> None:
         """Send no new requests to these workers; all others get some again."""
         self.table.workers.drained = names
-        self._process.on_readiness()
+        self._process.reporter.on_readiness()
         self.wake()
 
     def report(self, gateways: int) -> control_pb2.ModelReport:
@@ -265,27 +259,27 @@ class ModelLoop:
         served = state.serves
         self.table.on_report(worker, report, time.monotonic())
         if state.serves != served:
-            self._process.on_readiness()
+            self._process.reporter.on_readiness()
         if self.table.pending:
             self.wake()
         return bool(self.table.workers.state_of(worker).requests)
-
-    def on_live(self, worker: str) -> None:
-        """Handle a worker whose engine serves its channel."""
-        self._process.on_readiness()
 
     def on_lost(self, worker: str) -> None:
         """Handle the loss of a worker: return its requests to their gateways."""
         self.table.on_lost(worker, time.monotonic())
         # Before its requests return: their gateways look for another worker at once.
-        self._process.on_readiness()
+        self._process.reporter.on_readiness()
         self.wake()
 
     # The loop.
 
     async def _loop(self) -> None:
         while True:
-            await self._sleep(await self.advance())
+            wake_at = await self.advance()
+            timeout_s = None if math.isinf(wake_at) else wake_at - time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._woken.wait()
 
     async def advance(self) -> float:
         """Advance the table once and carry out its actions; raise the fault of an event.
@@ -299,24 +293,11 @@ class ModelLoop:
         wake_at = self.table.advance(time.monotonic())
         if self._was_full != (is_full := self.table.queue.waits.is_full):
             self._was_full = is_full
-            self._process.on_capacity()
+            self._process.reporter.on_capacity()
         await self._carry_out(self.table.take())
         if not self.table.active and not self._woken.is_set():
             self._idle.set()
         return wake_at
-
-    async def _sleep(self, wake_at: float) -> None:
-        # An alarm that is due earlier is left in place: most iterations need no new one.
-        if wake_at < self._alarm_at and not self._woken.is_set():
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_at, left_s = wake_at, wake_at - time.monotonic()
-            self._alarm = asyncio.get_running_loop().call_later(left_s, self._on_alarm)
-        await self._woken.wait()
-
-    def _on_alarm(self) -> None:
-        self._alarm_at = math.inf
-        self.wake()
 
     async def _until_idle(self) -> None:
         self._idle.clear()

@@ -14,7 +14,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, T
 
 from batcher.core.queued_request import QueuedRequest
 from batcher.core.scheduler.entry import Batch
-from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.internal.v1 import frame_pb2
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, context_of, is_unsampled, traceparent_of
 from sluice.wire import subjects
@@ -22,6 +22,9 @@ from sluice.wire import subjects
 _END_WORDS: Final = {
     end: name.removeprefix("TASK_END_").lower() for name, end in frame_pb2.TaskEnd.items()
 }
+
+
+_ANSWERED: Final = {"stop": "answered", "length": "answered"}
 
 
 @dataclass(slots=True)
@@ -43,28 +46,55 @@ class RequestSpans:
         """Start the spans of a request: its task span is a child of the context in its headers."""
         if is_unsampled(request.headers):
             return
-        task = self._tracer.start_span(
-            names.SPAN_TASK, context_of(request.headers), SpanKind.CONSUMER
+        task = request.task
+        attributes: dict[str, str | int] = {
+            names.REQUEST_ID: task.request_id,
+            names.PRIORITY_CLASS: task.priority_class,
+            names.TENANT: task.tenant,
+            names.ATTEMPT: task.attempt,
+            names.GEN_AI_REQUEST_MODEL: task.model,
+            names.GEN_AI_MAX_TOKENS: task.sampling.max_tokens,
+            names.INPUT_TOKENS: len(task.prompt_token_ids),
+            names.MESSAGING_SYSTEM: "nats",
+            names.MESSAGING_TEMPLATE: subjects.ALL_TASKS,
+            names.MESSAGING_OPERATION: "process",
+        }
+        span = self._tracer.start_span(
+            names.SPAN_TASK, context_of(request.headers), SpanKind.CONSUMER, attributes
         )
-        if not task.is_recording():
-            return
-        attributes = _task_attributes(request.task)
-        task.set_attributes(attributes)
-        context = trace.set_span_in_context(task, Context())
-        of_queue = {name: attributes[name] for name in (names.PRIORITY_CLASS, names.ATTEMPT)}
-        queue = self._tracer.start_span(names.SPAN_QUEUE, context, attributes=of_queue)
-        self._open[request] = _Spans(task, context, queue)
+        if span.is_recording():
+            context = trace.set_span_in_context(span, Context())
+            of_queue = {name: attributes[name] for name in (names.PRIORITY_CLASS, names.ATTEMPT)}
+            queue = self._tracer.start_span(names.SPAN_QUEUE, context, attributes=of_queue)
+            self._open[request] = _Spans(span, context, queue)
 
     def on_ended(self, request: QueuedRequest) -> None:
         """End the spans of a request that has ended here, or was returned."""
         spans = self._open.pop(request, None)
         if spans is None:
             return
-        if request.batch is None:
-            spans.inner.end()
+        end, final = end_word(request), request.final
+        if request.batch is not None:
+            # The worker was lost, or returned the request.
+            is_lost = final is not None and final.return_cause != frame_pb2.RETURN_CAUSE_UNSPECIFIED
+            if is_lost:
+                spans.inner.set_attribute(names.OUTPUT_TOKENS, len(request.produced))
+                spans.inner.set_status(
+                    StatusCode.ERROR, "the worker was lost or returned the request"
+                )
+            spans.inner.set_attribute(names.END, "lost" if is_lost else _ANSWERED.get(end, end))
+        spans.inner.end()
+        spans.task.set_attribute(names.OUTPUT_TOKENS, len(request.produced))
+        if final is None:
+            spans.task.set_attribute(names.END, end)
+            superseded = "superseded by another attempt, or its gateway is gone"
+            spans.task.set_status(StatusCode.ERROR, superseded)
         else:
-            _end_batch(spans.inner, request)
-        _end_task(spans.task, request)
+            spans.task.set_attribute(names.GEN_AI_FINISH_REASONS, (end,))
+            if final.HasField("error"):
+                spans.task.set_attribute(names.ERROR_REASON, final.error.reason)
+                spans.task.set_status(StatusCode.ERROR, final.error.message)
+        spans.task.end()
 
     def on_batch(self, batch: Batch[QueuedRequest]) -> list[str]:
         """Start the batch spans.
@@ -76,29 +106,24 @@ class RequestSpans:
         Returns:
             The traceparent for Triton, then one for the engine spans of each request.
         """
-        members = {
-            request: self._open[request] for request in batch.entries if request in self._open
-        }
         received = [request.headers.get(TRACEPARENT, "") for request in batch.entries]
-        if not members:
-            return ["", *received]
-        links = _links_to(spans.task for spans in members.values())
-        own = ""
-        for request, spans in members.items():
-            spans.inner.end()
-            spans.inner = self._tracer.start_span(
-                names.SPAN_BATCH,
-                spans.context,
-                attributes=_batch_attributes(batch, request),
-                links=links,
-            )
-            if not own and spans.inner.is_recording():
-                own = request.headers.get(TRACEPARENT, "") or traceparent_of(spans.inner)
-                links = _links_to([spans.task])
-        traces = [
-            traceparent_of(members[request].inner) if request in members else traceparent
-            for request, traceparent in zip(batch.entries, received, strict=True)
-        ]
+        members = [self._open[request] for request in batch.entries if request in self._open]
+        own, links = "", _links_to(members)
+        traces = []
+        for request, traceparent in zip(batch.entries, received, strict=True):
+            spans = self._open.get(request)
+            if spans is not None:
+                spans.inner.end()
+                attributes = _batch_attributes(batch, request)
+                spans.inner = self._tracer.start_span(
+                    names.SPAN_BATCH, spans.context, attributes=attributes, links=links
+                )
+                own_trace = traceparent_of(spans.inner)
+                if not own and spans.inner.is_recording():
+                    own = traceparent or own_trace
+                    links = _links_to([spans])
+                traceparent = own_trace
+            traces.append(traceparent)
         return [own, *traces]
 
     def of_request(self, request: QueuedRequest) -> SpanContext | None:
@@ -114,25 +139,10 @@ class RequestSpans:
         self._open.clear()
 
 
-def _links_to(tasks: Iterable[Span]) -> list[Link]:
+def _links_to(members: Iterable[_Spans]) -> list[Link]:
     """Return a link to each span that sent one of the tasks."""
-    senders = [task.parent for task in tasks if isinstance(task, ReadableSpan)]
+    senders = [spans.task.parent for spans in members if isinstance(spans.task, ReadableSpan)]
     return [Link(sender) for sender in {span.span_id: span for span in senders if span}.values()]
-
-
-def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
-    return {
-        names.REQUEST_ID: task.request_id,
-        names.PRIORITY_CLASS: task.priority_class,
-        names.TENANT: task.tenant,
-        names.ATTEMPT: task.attempt,
-        names.GEN_AI_REQUEST_MODEL: task.model,
-        names.GEN_AI_MAX_TOKENS: task.sampling.max_tokens,
-        names.INPUT_TOKENS: len(task.prompt_token_ids),
-        names.MESSAGING_SYSTEM: "nats",
-        names.MESSAGING_TEMPLATE: subjects.ALL_TASKS,
-        names.MESSAGING_OPERATION: "process",
-    }
 
 
 def _batch_attributes(
@@ -151,43 +161,8 @@ def _batch_attributes(
     }
 
 
-def _is_lost(request: QueuedRequest) -> bool:
-    """Return whether the worker was lost or returned the request."""
-    return (
-        request.final is not None
-        and request.final.return_cause != frame_pb2.RETURN_CAUSE_UNSPECIFIED
-    )
-
-
-def _end_batch(span: Span, request: QueuedRequest) -> None:
-    if _is_lost(request):
-        span.set_attribute(names.END, "lost")
-        span.set_attribute(names.OUTPUT_TOKENS, len(request.produced))
-        span.set_status(StatusCode.ERROR, "the worker was lost or returned the request")
-    else:
-        end = end_word(request)
-        span.set_attribute(names.END, "answered" if end in _ANSWERED else end)
-    span.end()
-
-
-_ANSWERED: Final = frozenset({"stop", "length"})
-
-
 def end_word(request: QueuedRequest) -> str:
     """Return how a request ended; "superseded" if its gateway is gone or has sent it again."""
-    return (
-        "superseded" if request.final is None else _END_WORDS.get(request.final.end, "unspecified")
-    )
-
-
-def _end_task(span: Span, request: QueuedRequest) -> None:
-    span.set_attribute(names.OUTPUT_TOKENS, len(request.produced))
-    if request.final is not None:
-        span.set_attribute(names.GEN_AI_FINISH_REASONS, (end_word(request),))
-        if request.final.HasField("error"):
-            span.set_attribute(names.ERROR_REASON, request.final.error.reason)
-            span.set_status(StatusCode.ERROR, request.final.error.message)
-    else:
-        span.set_attribute(names.END, end_word(request))
-        span.set_status(StatusCode.ERROR, "superseded by another attempt, or its gateway is gone")
-    span.end()
+    if request.final is None:
+        return "superseded"
+    return _END_WORDS.get(request.final.end, "unspecified")

@@ -1,7 +1,9 @@
 """Frames: merge what workers send, answer gateways that miss tokens, and pack messages."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 
 from batcher.core.queued_request import QueuedRequest, RequestState
 from batcher.core.workers import ChannelBroken
@@ -100,9 +102,10 @@ def _without_head(frame: frame_pb2.Frame, known: int) -> frame_pb2.Frame:
     )
 
 
-class _ForGateway(NamedTuple):
-    frames: list[frame_pb2.Frame]
-    unacknowledged: list[QueuedRequest]
+@dataclass
+class _ForGateway:
+    frames: list[frame_pb2.Frame] = field(default_factory=list)
+    unacknowledged: list[QueuedRequest] = field(default_factory=list)
 
 
 class Outbox:
@@ -110,7 +113,7 @@ class Outbox:
 
     def __init__(self, batcher: str) -> None:
         self._batcher = batcher
-        self._gateways: dict[str, _ForGateway] = {}
+        self._gateways = defaultdict[str, _ForGateway](_ForGateway)
         self._resends: dict[str, tuple[QueuedRequest, int]] = {}
 
     def __bool__(self) -> bool:
@@ -119,11 +122,11 @@ class Outbox:
 
     def acknowledge(self, request: QueuedRequest) -> None:
         """Tell the gateway that this batcher has the request, unless it ends first."""
-        self._of(request).unacknowledged.append(request)
+        self._gateways[request.task.gateway].unacknowledged.append(request)
 
     def publish(self, request: QueuedRequest, frame: frame_pb2.Frame) -> None:
         """Send a frame to the request's gateway."""
-        (self._gateways.get(request.task.gateway) or self._of(request)).frames.append(frame)
+        self._gateways[request.task.gateway].frames.append(frame)
 
     def forget(self, request: QueuedRequest) -> None:
         """Send no more missing frames of a request."""
@@ -142,16 +145,10 @@ class Outbox:
             for frame in resend(request, from_index):
                 self.publish(request, frame)
         self._resends.clear()
-        gateways, self._gateways = self._gateways, {}
-        return [
-            (gateway, bundle)
-            for gateway, (frames, unacknowledged) in gateways.items()
-            for bundle in pack_bundles(
-                self._batcher,
-                frames,
-                [request.ref for request in unacknowledged if request.state < RequestState.ENDED],
-            )
-        ]
-
-    def _of(self, request: QueuedRequest) -> _ForGateway:
-        return self._gateways.setdefault(request.task.gateway, _ForGateway([], []))
+        bundles = []
+        for gateway, messages in self._gateways.items():
+            pending = [r.ref for r in messages.unacknowledged if r.state < RequestState.ENDED]
+            packed = pack_bundles(self._batcher, messages.frames, pending)
+            bundles += [(gateway, bundle) for bundle in packed]
+        self._gateways.clear()
+        return bundles

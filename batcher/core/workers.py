@@ -1,6 +1,7 @@
 """Workers of a model: their reports, the requests sent to them, what they grant, and which may get more."""
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
@@ -192,15 +193,14 @@ class WorkerTable:
         """Create an empty table; `ranked` lists all workers, preferred ones first (see `without_standby`)."""
         self._ranked, self._standby = ranked, standby
         self._states: dict[str, WorkerState] = {}
-        self._breakers: dict[str, WorkerBreaker] = {}
+        self._breakers = defaultdict[str, WorkerBreaker](WorkerBreaker)
         self.drained: frozenset[str] = frozenset()
 
     def state_of(self, worker: str) -> WorkerState:
         """Return the state of a worker since its channel was opened."""
-        state = self._states.get(worker)
-        if state is None:
-            state = self._states[worker] = WorkerState()
-        return state
+        if worker not in self._states:
+            self._states[worker] = WorkerState()
+        return self._states[worker]
 
     def connected(self) -> dict[str, WorkerState]:
         """Return all workers with a channel."""
@@ -219,20 +219,14 @@ class WorkerTable:
 
     def record_outcome(self, worker: str, now: float, *, succeeded: bool, failed: bool) -> None:
         """Tell the worker's breaker that requests got tokens, or were lost or returned."""
-        breaker = self._breakers.get(worker)
-        if breaker is None:
-            if not failed:
-                return
-            breaker = self._breakers[worker] = WorkerBreaker()
         if succeeded:
-            breaker.succeeded()
+            self._breakers[worker].succeeded()
         if failed:
-            breaker.failed(now)
+            self._breakers[worker].failed(now)
 
     def is_failing(self, worker: str) -> bool:
         """Return whether the breaker of a worker is open, or probes it."""
-        breaker = self._breakers.get(worker)
-        return breaker is not None and breaker.open_until > 0
+        return self._breakers[worker].open_until > 0
 
     # Which of them get requests.
 
@@ -255,12 +249,9 @@ class WorkerTable:
     def capacities(self, active: Mapping[str, WorkerState], now: float) -> list[Capacity]:
         """Return what may be sent to each of the active workers."""
         return [
-            state.capacity(name, self._requests_max(name, now)) for name, state in active.items()
+            state.capacity(name, self._breakers[name].requests_max(now))
+            for name, state in active.items()
         ]
-
-    def _requests_max(self, name: str, now: float) -> float:
-        breaker = self._breakers.get(name)
-        return breaker.requests_max(now) if breaker else math.inf
 
     def probe_at(self, now: float) -> float:
         """Return when the next failing worker is probed."""
@@ -280,7 +271,7 @@ class WorkerTable:
                 state.announced_demand = waiting
             wants = any(waiting) and name in active
             # A worker behind an open breaker gets no more requests for now, so nothing waits for it.
-            may_send = self._requests_max(name, now) > len(state.requests)
+            may_send = self._breakers[name].requests_max(now) > len(state.requests)
             demand = waiting if wants and may_send else _NOTHING
             if state.live and list(map(bool, demand)) != list(map(bool, state.announced_demand)):
                 state.announced_demand = demand

@@ -64,7 +64,6 @@ class WorkerConnection:
         settings: BatcherSettings,
         *,
         on_report: Callable[[str, worker_pb2.StepReport], bool],
-        on_live: Callable[[str], None],
         on_lost: Callable[[str], None],
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
@@ -77,7 +76,6 @@ class WorkerConnection:
             settings: heartbeat and stall times.
             on_report: handles a report; returns whether the worker still has requests, and raises
                 `ChannelBroken` if earlier reports are missing.
-            on_live: called when the engine serves the channel.
             on_lost: called when the worker is lost, with all its requests.
             credentials: of the connection; None: unencrypted.
         """
@@ -85,7 +83,7 @@ class WorkerConnection:
         self._client = WorkerClient(url, triton_model, credentials)
         self._batcher = batcher
         self._settings = settings
-        self._on_report, self._on_live, self._on_lost = on_report, on_live, on_lost
+        self._on_report, self._on_lost = on_report, on_lost
         self._call: Call | None = None
         self._limit: asyncio.Timeout | None = None
         self._watchdog: asyncio.TimerHandle
@@ -191,7 +189,6 @@ class WorkerConnection:
             if report.ready and self._call is None:
                 self._call, self._was_live, self._is_absence_logged = call, True, False
                 logger.info("worker %s at %s is live", report.worker, self.name)
-                self._on_live(self.name)
 
     def _watch(self, within_s: float) -> None:
         """Lose the worker unless it reports within this time."""

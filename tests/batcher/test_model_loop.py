@@ -21,7 +21,7 @@ async def test_tasks_get_the_placement_key_of_the_model(
     tables: list[RequestTable] = []
     metrics: Any = SimpleNamespace(on_model=lambda model, workers, table: tables.append(table))
     model = ModelSettings(name="m", path="m", prefix_cache=prefix_cache)
-    process = BatcherProcess("b", nothing, nothing, nothing, nothing, metrics)
+    process = BatcherProcess("b", nothing, nothing, nothing, metrics)
     loop = ModelLoop(process, model, ["127.0.0.1:1"], Settings())
     for tenant in ("acme", "other"):
         task = task_pb2.Task(

@@ -35,8 +35,6 @@ HALVINGS: Final = 14
 OCCUPANCY_S: Final = 20.0
 """Time constant of the mean occupancy of slots by class, in seconds; a burst of a few seconds is no
 steady load."""
-PEAK_S: Final = 10.0
-"""How long the largest number of requests in workers is remembered, in seconds."""
 
 
 class _Line:
@@ -163,27 +161,6 @@ class Speeds:
 
     def _full_until(self, now: float) -> float:
         return self._full_s + (max(0.0, now - self._watched_at) if self.is_full else 0.0)
-
-
-class Peak:
-    """Largest number seen in the last `PEAK_S` to twice that."""
-
-    def __init__(self) -> None:
-        self._since = -math.inf
-        self._before = self._now = 0
-
-    def see(self, number: int, now: float) -> None:
-        """Record a number."""
-        if now >= self._since + PEAK_S:
-            is_gap = now >= self._since + 2 * PEAK_S
-            self._before, self._now, self._since = (0 if is_gap else self._now), 0, now
-        self._now = max(self._now, number)
-
-    def maximum(self, now: float) -> int:
-        """Return the largest number."""
-        if now >= self._since + 2 * PEAK_S:
-            return 0
-        return self._now if now >= self._since + PEAK_S else max(self._before, self._now)
 
 
 class Occupancy:

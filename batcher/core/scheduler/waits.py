@@ -15,7 +15,7 @@ from typing import Final
 from batcher.core.scheduler.capacity import Capacity, capacity_of
 from batcher.core.scheduler.entry import Batch, Decision, QueueEntry
 from batcher.core.scheduler.order import Order
-from batcher.core.scheduler.speed import ClassSpeed, Occupancy, Peak, Slots, Speeds
+from batcher.core.scheduler.speed import ClassSpeed, Occupancy, Slots, Speeds
 from sluice.internal.v1 import control_pb2
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS, URGENT_CLASS
@@ -37,7 +37,6 @@ class ExpectedWaits:
         """Create it; `window_s` returns how long the policy lets a new request of a class wait for others."""
         self._order, self._policy, self._window_s = order, policy, window_s
         self._speeds = Speeds()
-        self._peak = Peak()
         self._occupancy = Occupancy()
         self._sent: dict[QueueEntry, None] = {}
         """Requests in workers, in order of their batches."""
@@ -64,7 +63,6 @@ class ExpectedWaits:
             self._speeds.begin(entry, now)
             self._sent[entry] = None
             self._occupancy.add(entry.priority_class, 1)
-            self._peak.see(len(self._sent), now)
 
     def watch(self, now: float, *, has_capacity: bool) -> None:
         """Record whether workers grant more, once nothing more can be sent."""
@@ -180,9 +178,7 @@ class ExpectedWaits:
             if own_s and is_limited:
                 own_s = [max(own_s)] * len(own_s)
             left_s += own_s
-        # Slots that were taken a moment ago come back: a worker frees them together, or just now.
-        more = 0 if preempts else self._peak.maximum(now) - len(left_s)
-        return Slots([*left_s, *[min(left_s, default=0.0)] * more])
+        return Slots(left_s)
 
     def _left_s(self, entry: QueueEntry, priority_class: str, now: float) -> float:
         """Return how long a request in a worker keeps its slot, in seconds.

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from batcher.core.scheduler.entry import QueueEntry
 from batcher.core.scheduler.speed import (
     MEMORY_S,
-    PEAK_S,
     REQUESTS_MIN,
     SLOTS_MAX,
-    Peak,
     Slots,
     Speeds,
 )
@@ -136,15 +134,3 @@ def test_many_slots_are_represented_by_some() -> None:
 
 def test_without_slots_no_wait_is_known() -> None:
     assert Slots([]).wait_s(5, 1.0) == 0.0
-
-
-def test_a_peak_is_forgotten() -> None:
-    peak = Peak()
-    peak.see(8, 0.0)
-    peak.see(3, 1.0)
-    assert peak.maximum(2.0) == 8
-    peak.see(4, PEAK_S)
-    assert peak.maximum(PEAK_S + 1) == 8
-    peak.see(2, 2 * PEAK_S)
-    assert peak.maximum(2 * PEAK_S) == 4
-    assert peak.maximum(10 * PEAK_S) == 0
