@@ -13,7 +13,7 @@ from model_workers.engine.forward import load_model
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
 from sluice.settings.models import check_modality
-from tests.support.tiny_models import CONFIGS, config, save_model
+from tests.support.tiny_models import config, save_model
 
 SAID = {
     "gemma3": {"architectures": ["Gemma3ForConditionalGeneration"]},
@@ -67,6 +67,8 @@ def test_every_kind_that_transformers_knows_is_refused() -> None:
     assert served in ([], ["mistral4"])  # a text model
 
 
-@pytest.mark.parametrize("family", [*CONFIGS, "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2"]
+)
 def test_text_models_are_not(family: str) -> None:
     check_modality(family, config(family).to_dict())

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from backports import zstd
 
@@ -337,33 +337,12 @@ _ANSWER: Final = (
 )
 
 
-class _Socket:
-    """Of a server that has answered already."""
-
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
-
-    def sendall(self, _: bytes) -> None:
-        pass
-
-    def makefile(self, *_: Any, **__: Any) -> io.BytesIO:
-        return io.BytesIO(self._answer)
-
-    def setsockopt(self, *_: Any) -> None:
-        pass
-
-    def shutdown(self, _: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @contextmanager
 def _answering(answer: bytes, reached: list[str]) -> Any:
-    def connect(to: tuple[str, int], *_: Any) -> _Socket:
+    def connect(to: tuple[str, int], *_: Any) -> Any:
+        """A socket of a server that has answered already."""
         reached.append(to[0])
-        return _Socket(answer)
+        return Mock(makefile=lambda *_, **__: io.BytesIO(answer))
 
     context = SimpleNamespace(
         verify_mode=ssl.CERT_REQUIRED, check_hostname=True, wrap_socket=lambda one, **_: one

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ class MemoryJetStream:
 
     def __init__(self) -> None:
         self._messages: dict[int, tuple[str, bytes]] = {}
-        self._sequence = 0
+        self._numbers = count(1)
 
     def jetstream(self, **_: Any) -> "MemoryJetStream":
         """Return itself."""
@@ -58,19 +59,21 @@ class MemoryJetStream:
         expected = (headers or {}).get(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value)
         if expected is not None and int(expected) != max(self._of(subject), default=0):
             raise APIError(code=400, err_code=_WRONG_SEQUENCE, description="wrong last sequence")
-        self._sequence += 1
-        self._messages[self._sequence] = (subject, payload)
-        return SimpleNamespace(seq=self._sequence)
+        sequence = next(self._numbers)
+        self._messages[sequence] = (subject, payload)
+        return SimpleNamespace(seq=sequence)
 
-    async def get_msg(self, _: str, seq: int | None, subject: str, **__: Any) -> Any:
+    async def get_msg(self, stream: str, seq: int | None, subject: str, **_: Any) -> Any:
         """Return the first message of `subject` from `seq` on; the last one if that is None."""
-        if seq is None:
-            return await self.get_last_msg(_, subject)
-        return self._stored(min((at for at in self._of(subject) if at >= seq), default=0))
+        found = [at for at in self._of(subject) if at >= (seq or 0)]
+        if not found:
+            raise NotFoundError
+        sequence = found[-1 if seq is None else 0]
+        return SimpleNamespace(seq=sequence, data=self._messages[sequence][1])
 
-    async def get_last_msg(self, _: str, subject: str) -> Any:
+    async def get_last_msg(self, stream: str, subject: str) -> Any:
         """Return the last message of `subject`."""
-        return self._stored(max(self._of(subject), default=0))
+        return await self.get_msg(stream, None, subject)
 
     async def delete_msg(self, _: str, seq: int) -> None:
         """Remove a message."""
@@ -84,8 +87,7 @@ class MemoryJetStream:
 
     async def pull_subscribe(self, subject: str, **_: Any) -> "MemoryReader":
         """Read the last message of each subject."""
-        last = {self._messages[at][0]: self._messages[at][1] for at in self._of(subject)}
-        return MemoryReader(list(last.items()))
+        return MemoryReader(list(dict(self._messages[at] for at in self._of(subject)).items()))
 
     def _of(self, subject: str) -> list[int]:
         prefix = subject.removesuffix(">")
@@ -94,11 +96,6 @@ class MemoryJetStream:
             for sequence, (name, _) in self._messages.items()
             if name == subject or (prefix != subject and name.startswith(prefix))
         ]
-
-    def _stored(self, sequence: int) -> Any:
-        if not sequence:
-            raise NotFoundError
-        return SimpleNamespace(seq=sequence, data=self._messages[sequence][1])
 
 
 class MemoryReader:
@@ -114,11 +111,8 @@ class MemoryReader:
     async def fetch(self, batch: int, **_: Any) -> list[Any]:
         """Return the next messages."""
         taken, self._messages = self._messages[:batch], self._messages[batch:]
-        metadata = SimpleNamespace(num_pending=len(self._messages))
-        return [
-            SimpleNamespace(subject=subject, data=data, metadata=metadata)
-            for subject, data in taken
-        ]
+        left = await self.consumer_info()
+        return [SimpleNamespace(subject=name, data=data, metadata=left) for name, data in taken]
 
     async def unsubscribe(self) -> None:
         """End the subscription."""

@@ -36,9 +36,6 @@ class MemoryNats:
         self.handlers[subject] = cb
         return self
 
-    async def unsubscribe(self) -> None:
-        """Nobody else calls the handler."""
-
     async def feed(
         self,
         pattern: str,
@@ -50,9 +47,6 @@ class MemoryNats:
         """Gives a message to the handler of ``pattern``, as if it had come on ``subject``."""
         message: Any = Msg(self, subject or pattern, reply, payload, dict(headers or {}))  # type: ignore[arg-type]
         await self.handlers[pattern](message)
-
-    async def add_consumer(self, stream: str, config: Any) -> None:
-        """Nobody pulls."""
 
     async def publish(
         self,
@@ -78,27 +72,18 @@ class MemoryNats:
         """Nobody is there."""
         raise NoRespondersError
 
-    async def flush(self, *_: Any) -> None:
-        """All has been published."""
-
-    async def drain(self) -> None:
-        """Nothing is on its way."""
-
-    close = drain
-
     def jetstream(self, **_: Any) -> "MemoryNats":
         """It is one object."""
         return self
 
-    async def add_stream(self, _: Any) -> None:
-        """Every stream exists."""
+    async def _nothing(self, *_: Any, **__: Any) -> bool:
+        """All has been published, every stream exists, and nobody pulls."""
+        return True
+
+    flush = drain = close = unsubscribe = add_stream = add_consumer = purge_stream = _nothing
 
     async def get_last_msg(self, *_: Any, **__: Any) -> Any:
         """Nothing is stored."""
         raise NotFoundError
-
-    async def purge_stream(self, *_: Any, **__: Any) -> bool:
-        """There is nothing."""
-        return True
 
     consumer_info = stream_info = pull_subscribe = delete_msg = get_last_msg

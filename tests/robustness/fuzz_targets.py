@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import Mock
 
 from opentelemetry.trace import NoOpTracer
 
@@ -137,19 +138,6 @@ def _streamed(payload: bytes) -> Any:
     return SimpleNamespace(error_message="", infer_response=infer)
 
 
-class _Port:
-    """Takes what a worker sends; it is not looked at."""
-
-    def send(self, report: worker_pb2.StepReport) -> None:
-        report.SerializeToString()
-
-    def close(self) -> None:
-        pass
-
-    def is_cancelled(self) -> bool:
-        return False
-
-
 class FuzzedWorker:
     """A worker with its threads and the echo engine."""
 
@@ -173,7 +161,7 @@ class FuzzedWorker:
             request.open_channel.batcher = BATCHER
         payload = draw.packed(request)
         try:
-            self._worker.handle(unpack(worker_pb2.WorkerRequest, payload), _Port())
+            self._worker.handle(unpack(worker_pb2.WorkerRequest, payload), _port())
         except (MalformedMessage, InboxFull) as error:
             return type(error).__name__
         finally:
@@ -184,6 +172,13 @@ class FuzzedWorker:
     async def close(self) -> None:
         """Ends its threads."""
         await asyncio.to_thread(self._worker.stop)
+
+
+def _port() -> Any:
+    """Takes what a worker sends; it is not looked at."""
+    port = Mock(is_cancelled=lambda: False)
+    port.send = lambda report: report.SerializeToString()
+    return port
 
 
 def _pause() -> None:
@@ -315,13 +310,16 @@ async def _opened(make: Callable[[], Any], method: str) -> AsyncIterator[Fuzzed]
             await target.close()
 
 
-@asynccontextmanager
-async def _function(fuzzed: Fuzzed) -> AsyncIterator[Fuzzed]:
-    yield fuzzed
-
-
-Opened = Callable[[], AbstractAsyncContextManager[Fuzzed]]
-TARGETS: Final[Mapping[str, Opened]] = {
+_FUNCTIONS: Final = SimpleNamespace(
+    stored=stored,
+    upload=upload,
+    constraints=fuzz_inputs.constraints,
+    tables=fuzz_inputs.tables,
+    parquet=fuzz_inputs.parquet,
+    audio=fuzz_inputs.audio,
+    urls=fuzz_inputs.urls,
+)
+TARGETS: Final[Mapping[str, Callable[[], AbstractAsyncContextManager[Fuzzed]]]] = {
     **{
         kind: partial(_opened, fuzz_gateway.FuzzedGateway, kind)
         for kind in ("grpc", "http", "frames", "wire")
@@ -329,14 +327,8 @@ TARGETS: Final[Mapping[str, Opened]] = {
     "batcher": partial(_opened, FuzzedBatcher, "message"),
     "worker": partial(_opened, FuzzedWorker, "request"),
     "credentials": partial(_opened, Credentials, "credential"),
-    "stored": partial(_function, stored),
-    "upload": partial(_function, upload),
     "jobs": partial(_opened, FuzzedJobs, "call"),
-    "constraints": partial(_function, fuzz_inputs.constraints),
     "compiled": partial(_opened, fuzz_inputs.Compiled, "constraint"),
-    "tables": partial(_function, fuzz_inputs.tables),
-    "parquet": partial(_function, fuzz_inputs.parquet),
-    "audio": partial(_function, fuzz_inputs.audio),
-    "urls": partial(_function, fuzz_inputs.urls),
+    **{name: partial(_opened, lambda: _FUNCTIONS, name) for name in vars(_FUNCTIONS)},
 }
 """What is fuzzed, each opened anew from time to time."""

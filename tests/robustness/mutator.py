@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 M = TypeVar("M", bound=Message)
@@ -26,16 +26,9 @@ _TEXTS: Final = (
 
 
 _REPLIES: Final = (
-    *(
-        "",
-        "_INBOX.fuzz.1",
-        "_INBOX.gateway.gw1.1",
-        "sluice.control",
-        "sluice.frames.gw1",
-        "a..b",
-        ".",
-    ),
-    *("$JS.API.STREAM.DELETE.SLUICE_JOBS", "$KV.SLUICE_API_KEYS.x", "$SYS.REQ.SERVER.PING", "a.>"),
+    *("", "_INBOX.fuzz.1", "_INBOX.gateway.gw1.1", "sluice.control", "sluice.frames.gw1", "a..b"),
+    *(".", "$JS.API.STREAM.DELETE.SLUICE_JOBS", "$KV.SLUICE_API_KEYS.x", "$SYS.REQ.SERVER.PING"),
+    "a.>",
 )
 _HEADERS: Final = (
     *("traceparent", "tracestate", "Status", "Description", "Nats-Msg-Id", "Nats-Rollup"),
@@ -163,31 +156,27 @@ class Mutator:
         for field in message.DESCRIPTOR.fields:
             if not self.chance(density):
                 continue
-            if _is_map(field):
-                self._fill_map(message, field, density, depth)
-            elif field.message_type is None:
+            if field.message_type is None:
                 self._set(message, field)
-            elif depth < DEPTH_MAX and _is_repeated(field):
-                for _ in range(self._size(3)):
-                    self._fill(getattr(message, field.name).add(), density, depth + 1)
+            elif field.message_type.GetOptions().map_entry:
+                self._fill_map(getattr(message, field.name), field.message_type, density, depth)
             elif depth < DEPTH_MAX:
-                part = getattr(message, field.name)
-                part.SetInParent()
-                self._fill(part, density, depth + 1)
+                into = getattr(message, field.name)
+                parts = [into.add() for _ in range(self._size(3))] if field.is_repeated else [into]
+                for part in parts:
+                    part.SetInParent()
+                    self._fill(part, density, depth + 1)
 
-    def _fill_map(
-        self, message: Message, field: FieldDescriptor, density: float, depth: int
-    ) -> None:
-        entry, mapped = field.message_type, getattr(message, field.name)
-        key, value = entry.fields_by_name["key"], entry.fields_by_name["value"]
+    def _fill_map(self, into: Any, entry: Descriptor, density: float, depth: int) -> None:
+        key, value = entry.fields
         for _ in range(self._size(3)):
             if value.message_type is None:
-                mapped[self._value(key)] = self._value(value)
+                into[self._value(key)] = self._value(value)
             elif depth < DEPTH_MAX:
-                self._fill(mapped[self._value(key)], density, depth + 1)
+                self._fill(into[self._value(key)], density, depth + 1)
 
     def _set(self, message: Message, field: FieldDescriptor) -> None:
-        if _is_repeated(field):
+        if field.is_repeated:
             count = self._size(3) if self.chance(0.95) else 300
             getattr(message, field.name).extend(self._value(field) for _ in range(count))
         else:
@@ -212,12 +201,3 @@ _RANGES: Final = {
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
 """Of numbers; those of enums are at most a little above the known ones."""
-
-
-def _is_repeated(field: FieldDescriptor) -> bool:
-    return bool(field.is_repeated)
-
-
-def _is_map(field: FieldDescriptor) -> bool:
-    entry = field.message_type
-    return entry is not None and bool(entry.GetOptions().map_entry)

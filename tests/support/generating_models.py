@@ -5,24 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import (
-    BartConfig,
-    BartForCausalLM,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    MambaConfig,
-    MambaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    RwkvConfig,
-    RwkvForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tests.support.tiny_models import CONTEXT, VOCABULARY
 from tests.support.tiny_seq2seq import save_seq2seq
@@ -36,73 +19,37 @@ _LLAMA: Final[dict[str, Any]] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, **_TOKENS,
 }  # fmt: skip
-
-
-def _llava() -> Any:
-    vision = {
-        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "image_size": 16, "patch_size": 8, "model_type": "clip_vision_model",
-    }  # fmt: skip
-    return LlavaForConditionalGeneration(
-        LlavaConfig(
-            vision_config=vision, text_config=LlamaConfig(**_LLAMA), image_token_index=PICTURE
-        )
-    )
-
-
-def _bart() -> Any:
-    sizes = {
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 4,
-        "decoder_ffn_dim": 64,
-    }
-    return BartForCausalLM(
-        BartConfig(
-            d_model=32,
-            is_encoder_decoder=False,
-            max_position_embeddings=CONTEXT,
-            **sizes,
-            **_TOKENS,
-        )
-    )
-
-
-def _opt() -> Any:
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
-    return OPTForCausalLM(
-        OPTConfig(
-            hidden_size=32,
-            word_embed_proj_dim=32,
-            max_position_embeddings=CONTEXT,
-            **sizes,
-            **_TOKENS,
-        )
-    )
-
-
-FAMILIES: Final[dict[str, Any]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_LLAMA)),
-    "diffllama": lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**_LLAMA)),
-    "bart": _bart,
-    "opt": _opt,
-    "mamba": lambda: MambaForCausalLM(
-        MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=8, **_TOKENS)
-    ),
-    "rwkv": lambda: RwkvForCausalLM(
-        RwkvConfig(hidden_size=32, attention_hidden_size=32, num_hidden_layers=2, **_TOKENS)
-    ),
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(num_local_experts=4, **_LLAMA)),
-    "llava": _llava,
-}
-"""Decoders by family; those of tiny_seq2seq.py read a text first."""
+_VISION: Final[dict[str, Any]] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 16, "patch_size": 8, "model_type": "clip_vision_model",
+}  # fmt: skip
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "llama": _LLAMA,
+    "diffllama": _LLAMA,
+    "bart": {
+        "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 64, "max_position_embeddings": CONTEXT, "is_encoder_decoder": False, **_TOKENS,
+    },
+    "opt": {
+        "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "ffn_dim": 64, "max_position_embeddings": CONTEXT, **_TOKENS,
+    },
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, **_TOKENS},
+    "rwkv": {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2, **_TOKENS},
+    "mixtral": {"num_local_experts": 4, **_LLAMA},
+    "llava": {
+        "vision_config": _VISION, "text_config": {"model_type": "llama", **_LLAMA}, "image_token_index": PICTURE,
+    },
+}  # fmt: skip
+"""Configurations of decoders by family; those of tiny_seq2seq.py read a text first."""
 
 
 def tiny(family: str) -> Any:
     """Return a random model whose greedy answers vary."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = FAMILIES[family]()
+    kind: Any = AutoModelForImageTextToText if family == "llava" else AutoModelForCausalLM
+    model = kind.from_config(AutoConfig.for_model(family, **FAMILIES[family]))
     for parameter in model.parameters():
         parameter.data.mul_(3)
     return model.eval()

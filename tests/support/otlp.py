@@ -6,18 +6,16 @@ and any loop, because the mesh of the whole suite lives on a loop of its own.
 
 import asyncio
 import base64
-import gzip
 import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 import grpc
+from aiohttp import web
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1 import (
@@ -33,7 +31,6 @@ TRACES_PATH: Final = "/v1/traces"
 METRICS_PATH: Final = "/v1/metrics"
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
-_READ_TIMEOUT_S: Final = 60.0
 _Request = trace_service_pb2.ExportTraceServiceRequest
 
 
@@ -106,27 +103,24 @@ class OtlpReceiver:
 @asynccontextmanager
 async def otlp_receiver() -> AsyncIterator[OtlpReceiver]:
     """A running receiver."""
-    spans = SpanStore()
+    spans, metrics = SpanStore(), list[Metric]()
     server = grpc.aio.server()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_TraceService(spans), server)
-    metrics: list[Metric] = []
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_MetricsService(metrics), server)
     grpc_port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    http = _HttpServer(spans, metrics)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
+    runner = web.AppRunner(_http_app(spans, metrics))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         yield OtlpReceiver(
             grpc_endpoint=f"http://127.0.0.1:{grpc_port}",
-            http_endpoint=f"http://127.0.0.1:{http.server_address[1]}{TRACES_PATH}",
+            http_endpoint=f"http://127.0.0.1:{runner.addresses[0][1]}{TRACES_PATH}",
             spans=spans,
             metrics=metrics,
         )
     finally:
-        await asyncio.to_thread(http.shutdown)
-        await asyncio.to_thread(thread.join)
-        http.server_close()
+        await runner.cleanup()
         await server.stop(grace=None)
 
 
@@ -163,57 +157,31 @@ def _metrics_of(request: metrics_service_pb2.ExportMetricsServiceRequest) -> lis
     ]
 
 
-class _HttpServer(ThreadingHTTPServer):
+def _http_app(spans: SpanStore, metrics: list[Metric]) -> web.Application:
     """OTLP over HTTP; Triton sends JSON."""
 
-    daemon_threads = True
+    async def take_metrics(request: web.Request) -> web.Response:
+        body = await request.read()
+        metrics.extend(
+            _metrics_of(metrics_service_pb2.ExportMetricsServiceRequest.FromString(body))
+        )
+        return web.Response(content_type=PROTOBUF)
 
-    def __init__(self, spans: SpanStore, metrics: list[Metric]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.spans = spans
-        self.metrics = metrics
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = _READ_TIMEOUT_S
-    server: _HttpServer
-
-    def do_POST(self) -> None:
-        """Takes one export."""
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        kind = self.headers.get_content_type()
-        if self.path == METRICS_PATH and kind == PROTOBUF:
-            request = metrics_service_pb2.ExportMetricsServiceRequest.FromString(body)
-            self.server.metrics.extend(_metrics_of(request))
-            self._answer(HTTPStatus.OK)
-        elif self.path != TRACES_PATH:
-            self._answer(HTTPStatus.NOT_FOUND)
-        elif kind not in (PROTOBUF, JSON):
-            self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        else:
-            self._export(body, kind)
-
-    def _export(self, body: bytes, kind: str) -> None:
+    async def take_traces(request: web.Request) -> web.Response:
+        kind, body = request.content_type, await request.read()
+        if kind not in (PROTOBUF, JSON):
+            raise web.HTTPUnsupportedMediaType
         try:
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            request = _from_json(body) if kind == JSON else _Request.FromString(body)
-        except (DecodeError, json_format.ParseError, ValueError, OSError, EOFError):
-            self._answer(HTTPStatus.BAD_REQUEST)
-            return
-        self.server.spans.add(read_spans(request))
-        self._answer(HTTPStatus.OK, b"{}" if kind == JSON else b"", kind)
+            export = _from_json(body) if kind == JSON else _Request.FromString(body)
+        except (DecodeError, json_format.ParseError, ValueError) as error:
+            raise web.HTTPBadRequest from error
+        spans.add(read_spans(export))
+        return web.Response(body=b"{}" if kind == JSON else b"", content_type=kind)
 
-    def _answer(self, status: HTTPStatus, body: bytes = b"", kind: str = PROTOBUF) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: a test's output is for its failures."""
+    app = web.Application(client_max_size=1 << 28)
+    app.router.add_post(TRACES_PATH, take_traces)
+    app.router.add_post(METRICS_PATH, take_metrics)
+    return app
 
 
 def _from_json(body: bytes) -> _Request:

@@ -15,7 +15,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Self
 
-from sluice.startup import LOOPBACK
+from sluice.startup import LOOPBACK, free_port
 
 _PIECE_BYTES: Final = 65_536
 _RST: Final = struct.pack("ii", 1, 0)
@@ -34,10 +34,13 @@ class Proxy:
 
     Attributes:
         port: where to connect instead of to ``target``.
+        accepted: how many connections came.
     """
 
-    def __init__(self, target: int, port: int) -> None:
-        self.port = port
+    def __init__(self, target: int | str, port: int | None = None) -> None:
+        """``target``: a port, or an address on this machine."""
+        self.port = port or free_port()
+        self.accepted = 0
         self._target = target
         self._mode = Mode.PASS
         self._delay_s = 0.0
@@ -45,6 +48,10 @@ class Proxy:
         self._open.set()
         self._server: asyncio.Server | None = None
         self._links: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
 
     @property
     def connections(self) -> int:
@@ -65,6 +72,11 @@ class Proxy:
         """Bytes go through again, those that waited first."""
         self._mode = Mode.PASS
         self._open.set()
+
+    def turn(self, target: int | str) -> None:
+        """New connections go to another ``target``; those that are open end."""
+        self._target = target
+        self.reset()
 
     def reset(self) -> None:
         """Ends every connection with RST."""
@@ -94,6 +106,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._links[task] = [writer]
+        self.accepted += 1
         try:
             await self._connect(reader, writer, self._links[task])
         except (OSError, asyncio.CancelledError):
@@ -109,7 +122,7 @@ class Proxy:
         writers: list[asyncio.StreamWriter],
     ) -> None:
         await self._open.wait()
-        there, to = await asyncio.open_connection(LOOPBACK, self._target)
+        there, to = await asyncio.open_connection(LOOPBACK, port_of(self._target))
         writers.append(to)
         for each in (writer, to):
             each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -128,6 +141,10 @@ class Proxy:
             writer.write_eof()
         except (OSError, RuntimeError):  # uvloop says of a closed transport that it is closed
             _abort(writer)
+
+
+def port_of(target: int | str) -> int:
+    return int(str(target).rpartition(":")[2])
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:

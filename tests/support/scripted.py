@@ -1,4 +1,4 @@
-"""A real gRPC server with scripted answers, and a relay that can cut its connections: for tests of clients.
+"""A real gRPC server with scripted answers, for tests of clients.
 
     async with ScriptedService.serve([[started(), delta(0, "a"), Fail(Overloaded("full")), ...]]) as service:
         service.address, service.requests
@@ -194,78 +194,6 @@ class ScriptedService(
     async def _fail_lookup(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self.lookup_failures:
             await _abort(context, self.lookup_failures.pop(0))
-
-
-class Relay:
-    """Passes TCP connections on to `target`, and can cut them as a dying host does.
-
-    Attributes:
-        address: where clients connect.
-        connections: how many came.
-    """
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._closed = False
-        self.address = ""
-        self.connections = 0
-
-    @classmethod
-    @asynccontextmanager
-    async def to(cls, target: str) -> "AsyncIterator[Relay]":
-        """Relays on a free port until the block ends."""
-        relay = cls(target)
-        server = await asyncio.start_server(relay._serve, "127.0.0.1", 0)
-        relay.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield relay
-        finally:
-            # Not `async with server`: from Python 3.12 on that waits for connections, and a client whose connection was
-            # cut may have come back.
-            server.close()
-            relay._closed = True
-            relay.cut()
-
-    def turn(self, target: str) -> None:
-        """Passes new connections on to `target`, and cuts the others."""
-        self._target = target
-        self.cut()
-
-    def cut(self) -> None:
-        """Aborts every connection."""
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        host, port = self._target.split(":")
-        try:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        except ConnectionError:
-            writer.transport.abort()
-            return
-        pair = {writer, far_writer}
-        self._writers |= pair
-        if self._closed:
-            self.cut()
-        try:
-            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
-        finally:
-            self._writers -= pair
-            for end in pair:
-                end.transport.abort()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        pass
-    finally:
-        writer.transport.abort()
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], step: Fail) -> None:

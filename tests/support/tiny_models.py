@@ -5,32 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GemmaConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PhiConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCABULARY = 97
 CONTEXT = 256
 WINDOW = 20
 FAMILIES = ("llama", "qwen2", "gpt2")
 
-CONFIGS: dict[str, Any] = {
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "mistral": MistralConfig,
-    "gemma": GemmaConfig,
-    "gemma2": Gemma2Config,
-    "phi": PhiConfig,
-}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "mistral": {"sliding_window": WINDOW},
@@ -44,7 +25,7 @@ def config(family: str, **changes: Any) -> Any:
     tokens: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
     if family == "gpt2":
         sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
-        return GPT2Config(vocab_size=VOCABULARY, **sizes, **tokens, **changes)
+        return AutoConfig.for_model(family, vocab_size=VOCABULARY, **sizes, **tokens, **changes)
     values: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -54,7 +35,7 @@ def config(family: str, **changes: Any) -> Any:
         "num_key_value_heads": 2,
         "max_position_embeddings": CONTEXT,
     }
-    return CONFIGS[family](**(values | tokens | OWN_SIZES.get(family, {}) | changes))
+    return AutoConfig.for_model(family, **(values | tokens | OWN_SIZES.get(family, {}) | changes))
 
 
 def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:

@@ -5,20 +5,7 @@ from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    MT5Config,
-    MT5ForConditionalGeneration,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-    UMT5Config,
-    UMT5ForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 VOCABULARY: Final = 97
 POSITIONS: Final = 64
@@ -32,15 +19,15 @@ _ABSOLUTE: Final[dict[str, Any]] = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
     "max_position_embeddings": POSITIONS, "init_std": 0.6,
 }  # fmt: skip
-FAMILIES: Final[dict[str, tuple[Any, Any, dict[str, Any]]]] = {
-    "t5": (T5ForConditionalGeneration, T5Config, _RELATIVE | {"n_positions": POSITIONS}),
-    "mt5": (MT5ForConditionalGeneration, MT5Config, _RELATIVE),
-    "umt5": (UMT5ForConditionalGeneration, UMT5Config, _RELATIVE),
-    "bart": (BartForConditionalGeneration, BartConfig, _ABSOLUTE),
-    "marian": (MarianMTModel, MarianConfig, _ABSOLUTE),
-    "pegasus": (PegasusForConditionalGeneration, PegasusConfig, _ABSOLUTE),
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "t5": _RELATIVE | {"n_positions": POSITIONS},
+    "mt5": _RELATIVE,
+    "umt5": _RELATIVE,
+    "bart": _ABSOLUTE,
+    "marian": _ABSOLUTE,
+    "pegasus": _ABSOLUTE,
 }
-"""Model class, configuration class and its arguments, by family."""
+"""Configurations by family."""
 GENERATION: Final[dict[str, dict[str, Any]]] = {
     "bart": {"forced_bos_token_id": 5},
     "marian": {"bad_words_ids": [[0], [83]]},
@@ -51,9 +38,9 @@ GENERATION: Final[dict[str, dict[str, Any]]] = {
 def tiny_seq2seq(family: str, seed: int = 0, **changes: Any) -> Any:
     """The model; the same seed gives the same weights. ``changes``: of its configuration."""
     torch.manual_seed(seed)
-    make, configure, sizes = FAMILIES[family]
-    values = {"vocab_size": VOCABULARY, "d_model": 32, **_TOKENS, **sizes, **changes}
-    model = make(configure(**values)).eval()
+    values = {"vocab_size": VOCABULARY, "d_model": 32, **_TOKENS, **FAMILIES[family], **changes}
+    make: Any = AutoModelForSeq2SeqLM.from_config
+    model = make(AutoConfig.for_model(family, **values)).eval()
     model.generation_config.update(**GENERATION.get(family, {}))
     return model
 

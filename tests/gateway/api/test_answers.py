@@ -25,7 +25,7 @@ from tests.gateway.kit.wire import (
     text_of,
     tokens_of,
 )
-from tests.support.scripted import Relay
+from tests.support.proxy import Proxy
 
 KEY = "AKIAQ3ZK7WPX2MNB5TRD"
 IBAN = "DE89370400440532013000"
@@ -156,7 +156,7 @@ async def test_hidden_tokens_are_computed_again_elsewhere(opened: Opened, guarde
     """The client's first gateway is lost behind a redaction; the second one computes what the client cannot know."""
     async with (
         opened(gateway_id="gw2", safety=SAFETY) as other,
-        Relay.to(guarded.gateway.address) as relay,
+        Proxy(guarded.gateway.address) as relay,
         AsyncClient(relay.address) as client,
     ):
         tokens = guarded.tokens(SAID + " Is that all?")
@@ -176,7 +176,7 @@ async def test_hidden_tokens_are_computed_again_elsewhere(opened: Opened, guarde
     assert [notice.kind for notice in answer.notices] == [NoticeKind.RECONNECTED]
 
 
-async def asked(client: AsyncClient, relay: Relay, other: str) -> AnswerBuilder:
+async def asked(client: AsyncClient, relay: Proxy, other: str) -> AnswerBuilder:
     """One answer; after the first piece that hides tokens the connection goes to another gateway."""
     builder, turned = AnswerBuilder(), False
     async with client.generate("hello", model="small") as stream:

@@ -30,7 +30,7 @@ from tests.gateway.kit.wire import (
     text_of,
 )
 from tests.support.nats import START_S, nats_process, running_nats
-from tests.support.scripted import Relay
+from tests.support.proxy import Proxy
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -207,7 +207,7 @@ async def test_raw_prompts_have_no_template(wire: Wire, model: str) -> None:
 async def test_a_client_connects_again_and_its_stream_goes_on(opened: Opened) -> None:
     async with (
         opened(connection_age_s=1.0) as wire,
-        Relay.to(wire.gateway.address) as relay,
+        Proxy(wire.gateway.address) as relay,
         grpc.aio.insecure_channel(relay.address) as channel,
     ):
         stub: Any = InferenceServiceStub(channel)
@@ -215,7 +215,7 @@ async def test_a_client_connects_again_and_its_stream_goes_on(opened: Opened) ->
         task = await wire.batcher.task()
         await wire.batcher.send(task, frame(0, wire.tokens("hello")))
         async with asyncio.timeout(BOUND_S):
-            while relay.connections < 2:
+            while relay.accepted < 2:
                 await stub.ListModels(pb.ListModelsRequest())
         await wire.batcher.send(task, last(len(wire.tokens("hello"))))
         assert text_of(await events_of(call)) == "hello"

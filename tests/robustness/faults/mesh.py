@@ -26,7 +26,7 @@ from supervisor.model_processes import stub_pids
 from supervisor.supervisor import Supervisor
 from supervisor.triton import wait_for_triton
 from tests.robustness.faults.callers import Question, questions
-from tests.robustness.faults.proxy import Proxy
+from tests.support.proxy import Proxy
 
 CLIENT_GATEWAY: Final = "client-gateway"
 GATEWAY_NATS: Final = "gateway-nats"

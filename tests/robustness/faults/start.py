@@ -31,7 +31,7 @@ from tests.robustness.faults.mesh import (
     ProxiedLink,
     Topology,
 )
-from tests.robustness.faults.proxy import Proxy
+from tests.support.proxy import Proxy
 
 _STOP_MARGIN_S: Final = 3.0
 _FAKETIME: Final = (

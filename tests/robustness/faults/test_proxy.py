@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sluice.startup import LOOPBACK, free_port
-from tests.robustness.faults.proxy import Proxy
+from tests.support.proxy import Proxy
 
 BOUND_S = 60.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

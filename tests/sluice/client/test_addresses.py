@@ -8,7 +8,8 @@ from sluice.client import AsyncClient, Client, Delta
 from sluice.client.channel import target_of
 from sluice.errors import InvalidRequest
 from sluice.startup import free_port
-from tests.support.scripted import Hold, Relay, ScriptedService, delta, finished, started
+from tests.support.proxy import Proxy
+from tests.support.scripted import Hold, ScriptedService, delta, finished, started
 
 BOUND_S = 60.0
 WHOLE = [started(), delta(0, "abc"), finished()]
@@ -59,8 +60,8 @@ async def test_another_gateway_goes_on_where_one_was_lost() -> None:
     async with (
         ScriptedService.serve([begins, rest]) as one,
         ScriptedService.serve([begins, rest]) as two,
-        Relay.to(one.address) as to_one,
-        Relay.to(two.address) as to_two,
+        Proxy(one.address) as to_one,
+        Proxy(two.address) as to_two,
         AsyncClient(f"{to_one.address},{to_two.address}") as client,
         client.generate("x", timeout_s=BOUND_S) as stream,
     ):

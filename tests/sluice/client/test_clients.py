@@ -36,10 +36,10 @@ from sluice.v1.safety_pb2 import (
     SAFETY_SEVERITY_HIGH,
     SafetyFinding,
 )
+from tests.support.proxy import Proxy
 from tests.support.scripted import (
     Fail,
     Hold,
-    Relay,
     ScriptedService,
     Step,
     delta,
@@ -232,11 +232,11 @@ async def test_cut_connection_is_resumed_where_it_was(kind: Kind) -> None:
         [started(seed=3), delta(0, "ab"), hold],
         [started(request_id="r2"), delta(2, "c"), finished()],
     ]
-    async with ScriptedService.serve(scripts) as service, Relay.to(service.address) as relay:
+    async with ScriptedService.serve(scripts) as service, Proxy(service.address) as relay:
         heard = asyncio.Event()
         listening = asyncio.create_task(listen(kind, relay.address, heard))
         await asyncio.wait_for(heard.wait(), BOUND_S)
-        relay.cut()
+        relay.reset()
         events = await listening
         await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
     deltas = [event for event in events if isinstance(event, Delta)]

@@ -16,8 +16,8 @@ from sluice.wire import subjects
 from sluice.wire.connection import NatsUnreachable, connect, disconnect, settle
 from sluice.wire.permissions import OPERATOR
 from supervisor.nats import find_nats_server
-from tests.robustness.faults.proxy import Proxy
 from tests.support.nats import nats_process_of, running_nats
+from tests.support.proxy import Proxy
 from tests.support.settings import tuned
 
 BOUND_S = 60.0
