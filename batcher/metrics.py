@@ -18,11 +18,10 @@ from batcher.core.scheduler.entry import Batch
 from batcher.core.workers import WorkerState
 from batcher.spans import end_word
 from sluice.internal.v1 import control_pb2, worker_pb2
-from sluice.telemetry import catalog
-from sluice.telemetry.catalog import Metric
+from sluice.telemetry.catalog import METRICS
 from sluice.telemetry.instruments import Instruments, Labels, Point, Reported
 
-_BUCKETS: Final = len(catalog.STEP_SECONDS) + 1
+_BUCKETS: Final = len(METRICS["sluice.worker.step.duration"].bounds) + 1
 
 
 @dataclass
@@ -53,15 +52,15 @@ class BatcherMetrics:
 
     def __init__(self, instruments: Instruments) -> None:
         self._models: dict[str, _Model] = {}
-        self._wait = instruments.histogram(catalog.QUEUE_WAIT)
-        self._batches = instruments.counter(catalog.BATCHES)
-        self._batch_requests = instruments.counter(catalog.BATCH_ROWS)
-        self._batch_tokens = instruments.counter(catalog.BATCH_TOKENS)
-        self._padding = instruments.counter(catalog.PADDING_TOKENS)
-        self._ended = instruments.counter(catalog.ROWS)
+        self._wait = instruments.histogram("sluice.queue.wait")
+        self._batches = instruments.counter("sluice.batches")
+        self._batch_requests = instruments.counter("sluice.batch.rows")
+        self._batch_tokens = instruments.counter("sluice.batch.tokens")
+        self._padding = instruments.counter("sluice.batch.padding")
+        self._ended = instruments.counter("sluice.rows")
         for metric, points in _READERS:
             instruments.observe(metric, partial(self._read, points))
-        instruments.report(catalog.STEP_TIME, self._steps)
+        instruments.report("sluice.worker.step.duration", self._steps)
 
     # Events.
 
@@ -157,29 +156,44 @@ def _cache_share(worker: WorkerState | None) -> float:
     return 1 - worker.load.free_blocks / worker.load.cache_blocks
 
 
-_READERS: Final[Sequence[tuple[Metric, _Points]]] = (
-    (catalog.QUEUED, _by_class(lambda entry: entry.queued)),
-    (catalog.QUEUED_TOKENS, _by_class(lambda entry: entry.queued_tokens)),
-    (catalog.EXPECTED_WAIT, _by_class(_longest_wait_s)),
-    (catalog.OLDEST, _ages),
+_READERS: Final[Sequence[tuple[str, _Points]]] = (
+    ("sluice.queue.tasks", _by_class(lambda entry: entry.queued)),
+    ("sluice.queue.tokens", _by_class(lambda entry: entry.queued_tokens)),
+    ("sluice.queue.expected_wait", _by_class(_longest_wait_s)),
+    ("sluice.queue.oldest_age", _ages),
     (
-        catalog.IN_FLIGHT,
+        "sluice.rows.in_flight",
         lambda view: [((), sum(len(worker.requests) for worker in view.workers.values()))],
     ),
     (
-        catalog.WORKER_DRAINED,
+        "sluice.worker.drained",
         lambda view: [((name,), int(name in view.table.workers.drained)) for name in view.names],
     ),
-    (catalog.WORKER_LIVE, _by_worker(lambda worker: int(worker is not None and worker.serves))),
-    (catalog.WORKER_SLOTS, _by_worker(lambda worker: worker.load.slots if worker else 0)),
-    (catalog.WORKER_RUNNING, _by_worker(lambda worker: worker.load.running if worker else 0)),
-    (catalog.WORKER_WAITING, _by_worker(lambda worker: worker.load.waiting if worker else 0)),
-    (catalog.WORKER_CACHE, _by_worker(_cache_share)),
-    (catalog.STEP_ROWS, _by_counts(lambda _, counts: counts.step_tasks)),
-    (catalog.WORKER_TOKENS, _by_counts(lambda _, counts: counts.tokens, ("output",))),
-    (catalog.WORKER_TOKENS, _by_counts(lambda _, counts: counts.prompt_tokens, ("input",))),
-    (catalog.PREFIX_HITS, _by_counts(lambda _, counts: counts.cached_tokens)),
-    (catalog.PREEMPTIONS, _by_counts(lambda load, _: load.preemptions)),
-    (catalog.DRAFTS, _by_counts(lambda load, _: load.drafted_tokens)),
-    (catalog.DRAFTS_ACCEPTED, _by_counts(lambda load, _: load.accepted_tokens)),
+    (
+        "sluice.worker.live",
+        _by_worker(lambda worker: int(worker is not None and worker.serves)),
+    ),
+    ("sluice.worker.slots", _by_worker(lambda worker: worker.load.slots if worker else 0)),
+    (
+        "sluice.worker.running",
+        _by_worker(lambda worker: worker.load.running if worker else 0),
+    ),
+    (
+        "sluice.worker.waiting",
+        _by_worker(lambda worker: worker.load.waiting if worker else 0),
+    ),
+    ("sluice.worker.kv_cache.usage", _by_worker(_cache_share)),
+    ("sluice.worker.step.rows", _by_counts(lambda _, counts: counts.step_tasks)),
+    ("sluice.worker.tokens", _by_counts(lambda _, counts: counts.tokens, ("output",))),
+    (
+        "sluice.worker.tokens",
+        _by_counts(lambda _, counts: counts.prompt_tokens, ("input",)),
+    ),
+    (
+        "sluice.worker.prefix_cache.hits",
+        _by_counts(lambda _, counts: counts.cached_tokens),
+    ),
+    ("sluice.worker.preemptions", _by_counts(lambda load, _: load.preemptions)),
+    ("sluice.worker.drafts", _by_counts(lambda load, _: load.drafted_tokens)),
+    ("sluice.worker.drafts.accepted", _by_counts(lambda load, _: load.accepted_tokens)),
 )

@@ -46,7 +46,6 @@ from simulator.results import percentiles
 from simulator.trace import Arrival
 from sluice import settings as config
 from sluice.settings.batching import PRESETS, Policy
-from sluice.telemetry.catalog import BATCH_TOKENS, PADDING_TOKENS
 from sluice.v1 import inference_pb2_grpc
 from supervisor.control import reload_mesh
 from supervisor.mesh import Mesh, running_mesh
@@ -150,7 +149,7 @@ class PolicyBench:
             found = (line for line in lines if line.startswith(metric.replace(".", "_")))
             return sum(float(line.rpartition(" ")[2]) for line in found)
 
-        return count(PADDING_TOKENS.name), count(BATCH_TOKENS.name)
+        return count("sluice.batch.padding"), count("sluice.batch.tokens")
 
 
 def result_of(answered: list[Arrival], sent: int, padding: float, tokens: float) -> Result:

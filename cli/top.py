@@ -21,8 +21,8 @@ from cli.commands import wants_json
 from cli.escaping import printable
 from sluice.client.blocking import Client
 from sluice.errors import SluiceError
-from sluice.telemetry import catalog, names
-from sluice.telemetry.catalog import Metric
+from sluice.telemetry import names
+from sluice.telemetry.catalog import METRICS
 from sluice.v1.admin_pb2 import ListRequestsResponse, ReadMetricsResponse, RunningCount
 from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import ms_of
@@ -38,25 +38,27 @@ _NAME_CHARS: Final = 21
 _COUNTS: Final = frozenset({"run", "queue", "rows", "slots", "wait", "tokens"})
 """Columns that show whole numbers."""
 
+_FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"
+_TOKEN_TIME: Final = "gen_ai.server.time_per_output_token"
 WANTED: Final = (
-    catalog.REQUESTS,
-    catalog.TOKENS,
-    catalog.FIRST_TOKEN,
-    catalog.TOKEN_TIME,
-    catalog.QUEUED,
-    catalog.ROOM_WAITING,
-    catalog.OLDEST,
-    catalog.WORKER_LIVE,
-    catalog.WORKER_DRAINED,
-    catalog.WORKER_SLOTS,
-    catalog.WORKER_RUNNING,
-    catalog.WORKER_WAITING,
-    catalog.WORKER_CACHE,
-    catalog.WORKER_TOKENS,
-    catalog.PREFIX_HITS,
-    catalog.STEP_TIME,
-    catalog.JOBS_RUNNING,
-    catalog.JOB_ITEMS,
+    "sluice.requests",
+    "sluice.tokens",
+    _FIRST_TOKEN,
+    _TOKEN_TIME,
+    "sluice.queue.tasks",
+    "sluice.room.waiting",
+    "sluice.queue.oldest_age",
+    "sluice.worker.live",
+    "sluice.worker.drained",
+    "sluice.worker.slots",
+    "sluice.worker.running",
+    "sluice.worker.waiting",
+    "sluice.worker.kv_cache.usage",
+    "sluice.worker.tokens",
+    "sluice.worker.prefix_cache.hits",
+    "sluice.worker.step.duration",
+    "sluice.jobs.running",
+    "sluice.jobs.items",
 )
 """Metrics that `sluice top` reads from the gateway."""
 Sort = Literal["name", "running", "queue", "speed"]
@@ -75,7 +77,7 @@ Cell = str | float | None
 """A text, a number, or None for what is not known."""
 Row = dict[str, Cell]
 """Cells by column."""
-_SHARED: Final = {catalog.OLDEST.name}
+_SHARED: Final = {"sluice.queue.oldest_age"}
 """The highest counts; so it is with workers."""
 
 
@@ -120,7 +122,7 @@ def top(
 
 
 def _sample(client: Client) -> "Sample":
-    read = client.metrics(*(metric.name for metric in WANTED))
+    read = client.metrics(*WANTED)
     return Sample.of(time.monotonic(), read, client.requests(limit=0))
 
 
@@ -157,20 +159,20 @@ class Sample:
         processes = [(process.service, process.instance) for process in read.processes]
         return cls(at, values, processes, running)
 
-    def now(self, metric: Metric) -> dict[Labels, float]:
+    def now(self, metric: str) -> dict[Labels, float]:
         """Return a gauge over all processes."""
-        points = self.values.get(metric.name, {})
+        points = self.values.get(metric, {})
         merged = _merged(metric, ((labels, value) for (_, labels), value in points.items()))
         return {labels: value[0] for labels, value in merged.items()}
 
-    def since(self, before: "Sample | None", metric: Metric) -> dict[Labels, Value]:
+    def since(self, before: "Sample | None", metric: str) -> dict[Labels, Value]:
         """How much a counter or histogram has grown; a process that is not in `before` is left out.
 
         Without `before`: since the processes started.
         """
-        earlier = {} if before is None else before.values.get(metric.name, {})
+        earlier = {} if before is None else before.values.get(metric, {})
         grown = []
-        for key, value in self.values.get(metric.name, {}).items():
+        for key, value in self.values.get(metric, {}).items():
             if before is None or key in earlier:
                 old = earlier.get(key, (0.0,) * len(value))
                 changes = tuple(new - was for new, was in zip(value, old, strict=True))
@@ -179,9 +181,9 @@ class Sample:
         return _merged(metric, grown)
 
 
-def _merged(metric: Metric, found: Iterable[tuple[Labels, Value]]) -> dict[Labels, Value]:
+def _merged(metric: str, found: Iterable[tuple[Labels, Value]]) -> dict[Labels, Value]:
     """Return the values of all processes by labels."""
-    highest = metric.name in _SHARED or names.WORKER_ADDRESS in metric.labels
+    highest = metric in _SHARED or names.WORKER_ADDRESS in METRICS[metric].labels
     together: dict[Labels, Value] = {}
     for labels, value in found:
         total = together.get(labels, value if highest else (0.0,) * len(value))
@@ -205,17 +207,18 @@ class View:
 
     def summary(self) -> dict[str, float | None]:
         """Return the mesh in a few numbers."""
-        tokens, jobs = self._rates(catalog.WORKER_TOKENS), self._sample.now(catalog.JOBS_RUNNING)
+        tokens = self._rates("sluice.worker.tokens")
+        jobs = self._sample.now("sluice.jobs.running")
         counts = self._sample.running.counts
         return {
             "running": sum(count.requests for count in counts),
             "waiting": sum(one.waiting for one in counts),
-            "requests_per_s": _total(self._rates(catalog.REQUESTS)),
-            "errors_per_s": _total(self._rates(catalog.REQUESTS), (), _is_error),
+            "requests_per_s": _total(self._rates("sluice.requests")),
+            "errors_per_s": _total(self._rates("sluice.requests"), (), _is_error),
             "input_tokens_per_s": _total(tokens, (), lambda one: one[-1] == "input"),
             "output_tokens_per_s": _total(tokens, (), lambda one: one[-1] == "output"),
             "jobs": sum(jobs.values()) if jobs else 0.0,
-            "items_per_s": _total(self._rates(catalog.JOB_ITEMS)),
+            "items_per_s": _total(self._rates("sluice.jobs.items")),
         }
 
     def processes(self) -> str:
@@ -223,7 +226,7 @@ class View:
         kinds = [service.removeprefix("sluice-") for service, _ in self._sample.processes]
         return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
 
-    def _rates(self, metric: Metric) -> dict[Labels, float] | None:
+    def _rates(self, metric: str) -> dict[Labels, float] | None:
         """By second; None while there is one sample."""
         if self._before is None:
             return None
@@ -232,9 +235,10 @@ class View:
         return {labels: value[0] / seconds for labels, value in grown.items()}
 
     def _models(self) -> list[Row]:
-        now, requests = self._sample.now, self._rates(catalog.REQUESTS)
-        queued, waiting, oldest = map(now, (catalog.QUEUED, catalog.ROOM_WAITING, catalog.OLDEST))
-        first, token = self._times(catalog.FIRST_TOKEN), self._times(catalog.TOKEN_TIME)
+        now, requests = self._sample.now, self._rates("sluice.requests")
+        queued, waiting = now("sluice.queue.tasks"), now("sluice.room.waiting")
+        oldest = now("sluice.queue.oldest_age")
+        first, token = self._times(_FIRST_TOKEN), self._times(_TOKEN_TIME)
         running: Counter[Labels] = Counter()
         for count in self._sample.running.counts:
             running[count.model, word_of(Priority, count.priority)] += count.requests
@@ -247,9 +251,9 @@ class View:
                 "oldest_s": oldest.get(labels),
                 "req/s": _total(requests, labels),
                 "err/s": _total(requests, labels, _is_error),
-                "ttft50": _ms(catalog.FIRST_TOKEN, first.get(labels), 0.5),
-                "ttft95": _ms(catalog.FIRST_TOKEN, first.get(labels), 0.95),
-                "itl50": _ms(catalog.TOKEN_TIME, token.get(labels), 0.5),
+                "ttft50": _ms(_FIRST_TOKEN, first.get(labels), 0.5),
+                "ttft95": _ms(_FIRST_TOKEN, first.get(labels), 0.95),
+                "itl50": _ms(_TOKEN_TIME, token.get(labels), 0.5),
             }
             for labels in sorted({*queued, *waiting, *first, *running})
             if labels[1] == "interactive"
@@ -257,22 +261,22 @@ class View:
             or any(counts.get(labels) for counts in (running, queued, waiting))
         ]
 
-    def _times(self, metric: Metric) -> dict[Labels, Value]:
+    def _times(self, metric: str) -> dict[Labels, Value]:
         """Return a histogram by model and class, over operations."""
-        place = metric.labels.index(names.GEN_AI_RESPONSE_MODEL)
+        place = METRICS[metric].labels.index(names.GEN_AI_RESPONSE_MODEL)
         grown = self._sample.since(self._earlier, metric)
         return _merged(
             metric, ((labels[place : place + 2], value) for labels, value in grown.items())
         )
 
     def _workers(self) -> list[Row]:
-        now, tokens = self._sample.now, self._rates(catalog.WORKER_TOKENS)
-        live, drained = now(catalog.WORKER_LIVE), now(catalog.WORKER_DRAINED)
-        running, slots = now(catalog.WORKER_RUNNING), now(catalog.WORKER_SLOTS)
-        waiting, cache = now(catalog.WORKER_WAITING), now(catalog.WORKER_CACHE)
-        steps = self._sample.since(self._before, catalog.STEP_TIME)
-        hits = self._sample.since(self._earlier, catalog.PREFIX_HITS)
-        read = self._sample.since(self._earlier, catalog.WORKER_TOKENS)
+        now, tokens = self._sample.now, self._rates("sluice.worker.tokens")
+        live, drained = now("sluice.worker.live"), now("sluice.worker.drained")
+        running, slots = now("sluice.worker.running"), now("sluice.worker.slots")
+        waiting, cache = now("sluice.worker.waiting"), now("sluice.worker.kv_cache.usage")
+        steps = self._sample.since(self._before, "sluice.worker.step.duration")
+        hits = self._sample.since(self._earlier, "sluice.worker.prefix_cache.hits")
+        read = self._sample.since(self._earlier, "sluice.worker.tokens")
         rows: list[Row] = []
         for labels in sorted(live):
             total_s, *counts = steps.get(labels, (0.0,))
@@ -365,22 +369,22 @@ def _number(value: float | None, digits: int = 1) -> str:
     return f"{value:.{digits if value < 99.95 else 0}f}"
 
 
-def quantile(metric: Metric, value: Value, share: float) -> float | None:
+def quantile(metric: str, value: Value, share: float) -> float | None:
     """Return the time that `share` of the measurements did not exceed, by its bucket; None without measurements."""
-    counts = value[1:]
+    counts, bounds = value[1:], METRICS[metric].bounds
     wanted = share * sum(counts)
     if not wanted:
         return None
     totals = list(accumulate(counts))
     place = next(place for place, total in enumerate(totals) if total >= wanted)
-    if place == len(metric.bounds):
-        return metric.bounds[-1]
-    below = metric.bounds[place - 1] if place else 0.0
+    if place == len(bounds):
+        return bounds[-1]
+    below = bounds[place - 1] if place else 0.0
     part = 1 - (totals[place] - wanted) / counts[place]
-    return below + part * (metric.bounds[place] - below)
+    return below + part * (bounds[place] - below)
 
 
-def _ms(metric: Metric, value: Value | None, share: float) -> float | None:
+def _ms(metric: str, value: Value | None, share: float) -> float | None:
     seconds = None if value is None else quantile(metric, value, share)
     return None if seconds is None else 1e3 * seconds
 

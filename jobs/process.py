@@ -11,7 +11,6 @@ from jobs.store import JobStore
 from jobs.uploads import ExternalAccess
 from sluice.errors import InvalidRequest
 from sluice.settings import JobsSettings
-from sluice.telemetry import catalog
 from sluice.telemetry.instruments import Instruments, Labels
 from sluice.v1 import jobs_pb2 as pb
 
@@ -65,4 +64,4 @@ class JobProcess:
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.settings)
         self.outside = ExternalAccess(self.settings)
-        self.items = self.instruments.counter(catalog.JOB_ITEMS)
+        self.items = self.instruments.counter("sluice.jobs.items")

@@ -29,8 +29,6 @@ from jobs.store import read_record
 from jobs.webhooks import Notifier
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord, UploadRecord
-from sluice.telemetry import catalog
-from sluice.telemetry.catalog import Metric
 from sluice.telemetry.instruments import Instruments, Point
 from sluice.v1 import jobs_pb2 as pb
 from sluice.wire import subjects
@@ -297,7 +295,7 @@ class JobScheduler:
     def _register_gauges(self, instruments: Instruments) -> None:
         """Register gauges, which are read on other threads."""
 
-        def show(name: Metric, read: Callable[[list[JobRunner]], float]) -> None:
+        def show(name: str, read: Callable[[list[JobRunner]], float]) -> None:
             instruments.observe(name, lambda: [((), read(list(self._runners.values())))])
 
         def oldest_s(runners: list[JobRunner]) -> float:
@@ -307,11 +305,11 @@ class JobScheduler:
             totals = self._quotas.totals()
             return [((word_of(pb.JobState, state),), totals[state]) for state in _STATES]
 
-        instruments.observe(catalog.JOBS, by_state)
-        show(catalog.JOBS_RUNNING, len)
-        show(catalog.JOB_WINDOW, lambda runners: sum(runner.concurrency for runner in runners))
-        show(catalog.JOB_IN_FLIGHT, lambda runners: sum(runner.in_flight for runner in runners))
-        show(catalog.OLDEST_LEASE, oldest_s)
+        instruments.observe("sluice.jobs", by_state)
+        show("sluice.jobs.running", len)
+        show("sluice.jobs.window", lambda runners: sum(run.concurrency for run in runners))
+        show("sluice.jobs.in_flight", lambda runners: sum(run.in_flight for run in runners))
+        show("sluice.jobs.oldest_lease", oldest_s)
 
     def _share_window(self) -> None:
         tenants = {job: runner.tenant for job, runner in self._runners.items()}

@@ -14,9 +14,10 @@ from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceSte
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
-from sluice.telemetry.catalog import STEP_SECONDS
+from sluice.telemetry.catalog import METRICS
 from sluice.telemetry.tracing import TRACEPARENT, context_of, is_unsampled_parent
 
+_STEP_SECONDS: Final = METRICS["sluice.worker.step.duration"].bounds
 REPLACED: Final = "replaced"
 """End of a sequence that a higher attempt has replaced."""
 
@@ -54,14 +55,14 @@ class StepCounts:
         self.tokens = self.prompt_tokens = self.cached_tokens = self.step_tasks = 0
         self._step_s = self._longest_s = 0.0
         self._shortest_s = math.inf
-        self._buckets = [0] * (len(STEP_SECONDS) + 1)
+        self._buckets = [0] * (len(_STEP_SECONDS) + 1)
 
     def add_step(self, lasted_s: float) -> None:
         """Count a step."""
         self._step_s += lasted_s
         self._shortest_s = min(self._shortest_s, lasted_s)
         self._longest_s = max(self._longest_s, lasted_s)
-        self._buckets[bisect_left(STEP_SECONDS, lasted_s)] += 1
+        self._buckets[bisect_left(_STEP_SECONDS, lasted_s)] += 1
 
     def message(self) -> worker_pb2.WorkerCounts:
         """Return the counters for batchers, which export them as metrics."""

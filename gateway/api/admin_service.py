@@ -29,7 +29,7 @@ from sluice.internal.v1.gateway_pb2 import (
 )
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.settings import Settings
-from sluice.telemetry import catalog
+from sluice.telemetry.catalog import METRICS
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
@@ -196,7 +196,7 @@ class AdminService:
             live.update(_live_workers(processes))
             return request.undo or worker in live
 
-        await self.metrics.read_all((catalog.WORKER_LIVE.name,), is_known)
+        await self.metrics.read_all(("sluice.worker.live",), is_known)
         # A worker that left the configuration can still be taken off the list of drained ones.
         if not request.undo and worker not in live:
             known = ", ".join(" ".join(name) for name in sorted(live)) or "none"
@@ -216,9 +216,9 @@ class AdminService:
         self, request: pb.ReadMetricsRequest, context: GrpcCall
     ) -> pb.ReadMetricsResponse:
         """See the proto."""
-        if len(request.names) > len(catalog.METRICS):
-            raise InvalidRequest.of("names", f"there are {len(catalog.METRICS)} metrics")
-        unknown = sorted(set(request.names) - {metric.name for metric in catalog.METRICS})
+        if len(request.names) > len(METRICS):
+            raise InvalidRequest.of("names", f"there are {len(METRICS)} metrics")
+        unknown = sorted(set(request.names) - METRICS.keys())
         if unknown:
             raise InvalidRequest.of("names", f"no metrics of the mesh: {', '.join(unknown)}")
         return pb.ReadMetricsResponse(processes=await self.metrics.read_all(request.names))

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from gateway.routing.learned.model import HeadKey
 from gateway.routing.router import Plan
 from sluice.settings.routing import DriftRules
-from sluice.telemetry import catalog
-from sluice.telemetry.catalog import Metric
 from sluice.telemetry.instruments import Instruments, Point
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_CASCADE
@@ -167,7 +165,12 @@ class HeadMonitor:
 HeldOut = Mapping[HeadKey, NDArray[np.float32]]
 """See `gateway.routing.router.Router.held_out`."""
 
-_GAUGES: Final = (catalog.INPUT_DRIFT, catalog.ACCURACY_BIAS, catalog.BRIER, catalog.DRIFTED)
+_GAUGES: Final = (
+    "sluice.router.input_drift",
+    "sluice.router.accuracy_bias",
+    "sluice.router.brier",
+    "sluice.router.drifted",
+)
 
 
 class DriftMonitor:
@@ -244,20 +247,20 @@ class DriftMonitor:
         name = self._gateway_id
         return pb.GetRouterHealthResponse(routers=routers, gateway=name, gateways=[name])
 
-    def _values(self, gauge: Metric) -> Iterator[Point]:
+    def _values(self, gauge: str) -> Iterator[Point]:
         # The mapping is replaced as a whole, never changed: other threads may iterate over it.
         for monitor in self._monitors.values():
             health = monitor.health
             inputs, accuracy = health.inputs, health.accuracy
             labels = health.policy, health.version, word_of(pb.RouterHead, health.head)
-            if gauge is catalog.DRIFTED:
+            if gauge == "sluice.router.drifted":
                 yield (*labels, "inputs"), float(inputs.state == pb.DRIFT_STATE_DRIFTED)
                 yield (*labels, "accuracy"), float(accuracy.state == pb.DRIFT_STATE_DRIFTED)
-            elif gauge is catalog.INPUT_DRIFT:
+            elif gauge == "sluice.router.input_drift":
                 if inputs.HasField("stability_index"):
                     yield labels, inputs.stability_index
             elif accuracy.rows:
-                is_bias = gauge is catalog.ACCURACY_BIAS
+                is_bias = gauge == "sluice.router.accuracy_bias"
                 yield labels, accuracy.bias if is_bias else accuracy.brier
 
 

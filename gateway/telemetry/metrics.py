@@ -10,7 +10,6 @@ from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.model_run import ModelRun, finish_reason_of
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import SluiceError
-from sluice.telemetry import catalog
 from sluice.telemetry.instruments import Instruments
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason
@@ -41,32 +40,32 @@ class RequestMetrics:
     def __init__(self, instruments: Instruments) -> None:
         """Count in `instruments`."""
         self._instruments = instruments
-        self._requests = instruments.counter(catalog.REQUESTS)
-        self._refused = instruments.counter(catalog.REFUSED)
-        self._tokens = instruments.counter(catalog.TOKENS)
-        self._cost = instruments.counter(catalog.COST)
-        self._cached = instruments.counter(catalog.CACHED)
-        self._first_token = instruments.histogram(catalog.FIRST_TOKEN)
-        self._token_time = instruments.histogram(catalog.TOKEN_TIME)
-        self._duration = instruments.histogram(catalog.DURATION)
-        self._prediction_error = instruments.histogram(catalog.PREDICTION_ERROR)
-        self._routes = instruments.counter(catalog.ROUTES)
-        self._escalations = instruments.counter(catalog.ESCALATIONS)
-        self._recoveries = instruments.counter(catalog.RECOVERIES)
-        self._safety = instruments.counter(catalog.SAFETY_ACTIONS)
+        self._requests = instruments.counter("sluice.requests")
+        self._refused = instruments.counter("sluice.requests.refused")
+        self._tokens = instruments.counter("sluice.tokens")
+        self._cost = instruments.counter("sluice.cost")
+        self._cached = instruments.counter("sluice.cached_answers")
+        self._first_token = instruments.histogram("gen_ai.server.time_to_first_token")
+        self._token_time = instruments.histogram("gen_ai.server.time_per_output_token")
+        self._duration = instruments.histogram("gen_ai.server.request.duration")
+        self._prediction_error = instruments.histogram("sluice.prediction.error")
+        self._routes = instruments.counter("sluice.routes")
+        self._escalations = instruments.counter("sluice.escalations")
+        self._recoveries = instruments.counter("sluice.recoveries")
+        self._safety = instruments.counter("sluice.safety.actions")
 
     def show(self, dispatch: Dispatch, calls: RunningCalls) -> None:
         """Show `calls`, and the runs of `dispatch`: waiting for room, sent again, given up."""
         observe = self._instruments.observe
-        observe(catalog.RUNNING, lambda: [((), calls.active)])
+        observe("sluice.requests.running", lambda: [((), calls.active)])
         observe(
-            catalog.PREPARING,
+            "sluice.requests.preparing",
             lambda: [((name,), count) for name, count in calls.pending.items()],
         )
-        observe(catalog.ROOM_WAITING, lambda: list(dispatch.queued.items()))
-        observe(catalog.ROOM_OLDEST, lambda: dispatch.queued_s(time.monotonic()).items())
-        observe(catalog.RESENDS, lambda: list(dispatch.resent.items()))
-        observe(catalog.DEAD_LETTERS, lambda: list(dispatch.given_up.items()))
+        observe("sluice.room.waiting", lambda: list(dispatch.queued.items()))
+        observe("sluice.room.oldest_age", lambda: dispatch.queued_s(time.monotonic()).items())
+        observe("sluice.rows.resent", lambda: list(dispatch.resent.items()))
+        observe("sluice.dead_letters", lambda: list(dispatch.given_up.items()))
 
     def refused(self, error: SluiceError) -> None:
         """Count the error of a call without a valid request; an error of a valid request has its id."""

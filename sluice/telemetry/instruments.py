@@ -28,7 +28,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, set_span_in_context
 
 from sluice import __version__
-from sluice.telemetry.catalog import Kind, Metric
+from sluice.telemetry.catalog import METRICS, Kind, Metric
 
 Labels = tuple[str, ...]
 """Values of a metric's labels, in the order of `Metric.labels`; an empty one is left out."""
@@ -89,8 +89,9 @@ class Instruments:
         self._recorders: dict[Metric, Recorder] = {}
         self._started_ns = time.time_ns()
 
-    def observe(self, metric: Metric, read: Read) -> None:
+    def observe(self, name: str, read: Read) -> None:
         """Read the values of a counter or gauge with `read`, on other threads, whenever somebody collects."""
+        metric = METRICS[name]
         if metric in self._reads:
             self._reads[metric].append(read)
             return
@@ -106,14 +107,15 @@ class Instruments:
             create = self._meter.create_observable_counter  # type: ignore[assignment]
         create(metric.name, [observations], metric.unit, metric.what)
 
-    def counter(self, metric: Metric) -> defaultdict[Labels, float]:
+    def counter(self, name: str) -> defaultdict[Labels, float]:
         """Make the numbers of a counter by labels; the caller adds to them."""
         counts: defaultdict[Labels, float] = defaultdict(int)
-        self.observe(metric, lambda: list(counts.items()))
+        self.observe(name, lambda: list(counts.items()))
         return counts
 
-    def histogram(self, metric: Metric) -> Recorder:
+    def histogram(self, name: str) -> Recorder:
         """Make a histogram with the bounds of its metric."""
+        metric = METRICS[name]
         made = self._meter.create_histogram(
             metric.name,
             metric.unit,
@@ -123,9 +125,9 @@ class Instruments:
         recorder = self._recorders[metric] = Recorder(metric, made.record)
         return recorder
 
-    def report(self, metric: Metric, read: ReadReported) -> None:
+    def report(self, name: str, read: ReadReported) -> None:
         """Read whole histograms of other processes with `read` whenever somebody collects."""
-        self._reported[metric] = read
+        self._reported[METRICS[name]] = read
 
     @property
     def metrics(self) -> list[Metric]:
@@ -134,10 +136,9 @@ class Instruments:
 
     def collect(self, names: Collection[str] = ()) -> Iterator[tuple[Metric, Points]]:
         """Yield the values of the metrics of these `names` that have some; without any, of all."""
-        known = {metric.name: metric for metric in self.metrics}
         for found in self.read(self._reader):
-            metric = known[found.name]
-            if not names or metric.name in names:
+            if not names or found.name in names:
+                metric = METRICS[found.name]
                 yield metric, points_of(metric, found)
 
     def read(self, reader: InMemoryMetricReader) -> list[SdkMetric]:

@@ -26,8 +26,6 @@ from sluice.startup import listening_at
 from sluice.telemetry.catalog import METRICS, Kind, Metric
 from sluice.telemetry.instruments import Labels, Points, points_of
 
-_BY_NAME: Final = {metric.name: metric for metric in METRICS}
-
 
 @contextmanager
 def serving(
@@ -60,7 +58,7 @@ class _Metrics(Collector):
     def collect(self) -> Iterable[Family]:
         """Collect anew, at each scrape."""
         for found in self._read():
-            metric = _BY_NAME[found.name]
+            metric = METRICS[found.name]
             points = points_of(metric, found)
             if metric.kind is Kind.HISTOGRAM:
                 yield self._histogram(metric, points)
@@ -98,9 +96,10 @@ def _buckets(
     metric: Metric, point: HistogramDataPoint, exemplars: Mapping[int, Exemplar]
 ) -> Sequence[_Bucket]:
     """Sum the buckets up, each with its exemplar."""
+    bounds = (*map(str, metric.bounds), "+Inf")
     buckets: list[_Bucket] = []
     for place, count in enumerate(accumulate(point.bucket_counts)):
-        bound = metric.page_bounds[place]
+        bound = bounds[place]
         found = exemplars.get(place)
         buckets.append((bound, count) if found is None else (bound, count, found))
     return buckets

@@ -28,7 +28,6 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sluice import __version__
-from sluice.telemetry import catalog
 from sluice.telemetry.exporters import (
     Outage,
     collector_answers,
@@ -116,7 +115,7 @@ def start_tracing(
     for processor in processors:
         provider.add_span_processor(processor)
         if instruments is not None:
-            instruments.observe(catalog.SPANS, processor.counts)
+            instruments.observe("otel.sdk.exporter.span.exported", processor.counts)
     return Tracing(provider.get_tracer(service, __version__), provider)
 
 
@@ -227,7 +226,7 @@ class CallSpans(SpanProcessor):
         self._batches.shutdown()  # type: ignore[no-untyped-call]
 
     def counts(self) -> Iterator["Point"]:
-        """Yield the spans sent and lost, for `catalog.SPANS`."""
+        """Yield the spans sent and lost, for `"otel.sdk.exporter.span.exported"`."""
         yield ("",), self._exporter.sent
         yield ("export_failed",), self._exporter.lost
         yield ("queue_full",), self._dropped

@@ -8,14 +8,13 @@ from typing_extensions import override
 from batcher.core.requests import Actions
 from batcher.metrics import BatcherMetrics
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
-from sluice.telemetry import catalog
-from sluice.telemetry.catalog import Metric
+from sluice.telemetry.catalog import METRICS
 from sluice.telemetry.instruments import Instruments, Labels
 from tests.batcher.core.desk import WORKER, Desk
 
 OF_CLASS = "echo", "standard"
 OF_WORKER = "echo", WORKER
-BUCKETS = len(catalog.STEP_SECONDS) + 1
+BUCKETS = len(METRICS["sluice.worker.step.duration"].bounds) + 1
 LOAD = worker_pb2.WorkerLoad(slots=4, running=1, cache_blocks=8, free_blocks=6, preemptions=1)
 
 
@@ -52,11 +51,11 @@ class Scene(Desk):
         self.metrics.on_report(control_pb2.ModelReport(model="echo", classes=classes))
         return actions
 
-    def read(self, metric: Metric) -> dict[Labels, float | HistogramDataPoint]:
+    def read(self, name: str) -> dict[Labels, float | HistogramDataPoint]:
         return {
             labels: value
             for found, points in self.instruments.collect()
-            if found is metric
+            if found.name == name
             for labels, value in points
         }
 
@@ -70,11 +69,11 @@ def test_batches_are_counted_with_cause_and_waits(scene: Scene) -> None:
     scene.add("one")
     scene.add("two")
     scene.advance(room=8, after_s=0.5)
-    assert scene.read(catalog.BATCHES) == {("echo", "slot_free", "all_waiting"): 1}
-    assert scene.read(catalog.BATCH_ROWS) == {OF_CLASS: 2}
-    assert scene.read(catalog.BATCH_TOKENS) == {("echo",): 6}
-    assert scene.read(catalog.IN_FLIGHT) == {("echo",): 2}
-    series = scene.read(catalog.QUEUE_WAIT)[OF_CLASS]
+    assert scene.read("sluice.batches") == {("echo", "slot_free", "all_waiting"): 1}
+    assert scene.read("sluice.batch.rows") == {OF_CLASS: 2}
+    assert scene.read("sluice.batch.tokens") == {("echo",): 6}
+    assert scene.read("sluice.rows.in_flight") == {("echo",): 2}
+    series = scene.read("sluice.queue.wait")[OF_CLASS]
     assert isinstance(series, HistogramDataPoint)
     assert (series.count, series.sum) == (2, 1.0)
 
@@ -83,8 +82,8 @@ def test_what_waits_is_shown_with_its_age(scene: Scene) -> None:
     scene.now = 0.0  # of the monotonic clock
     scene.add("waits")
     scene.advance()
-    assert scene.read(catalog.QUEUED)[OF_CLASS] == 1
-    ages = scene.read(catalog.OLDEST)
+    assert scene.read("sluice.queue.tasks")[OF_CLASS] == 1
+    ages = scene.read("sluice.queue.oldest_age")
     age = ages[OF_CLASS]
     assert isinstance(age, float)
     assert (ages["echo", "interactive"], age > 0) == (0, True)
@@ -102,20 +101,20 @@ def test_rows_that_end_or_are_returned_are_counted_once(scene: Scene) -> None:
     scene.advance()
     scene.advance(after_s=10.0)
     ends = ("returned", "stop", "cancelled")
-    assert scene.read(catalog.ROWS) == {(*OF_CLASS, end): 1 for end in ends}
+    assert scene.read("sluice.rows") == {(*OF_CLASS, end): 1 for end in ends}
 
 
 def test_a_worker_is_shown_and_its_counts_begin_again_with_it(scene: Scene) -> None:
     scene.report(load=LOAD, counts=counts(100))
-    assert scene.read(catalog.WORKER_LIVE) == {OF_WORKER: 1, ("echo", "away"): 0}
-    assert scene.read(catalog.WORKER_CACHE)[OF_WORKER] == 0.25
-    assert scene.read(catalog.PREEMPTIONS)[OF_WORKER] == 1
-    assert scene.read(catalog.WORKER_TOKENS)[*OF_WORKER, "output"] == 100
+    assert scene.read("sluice.worker.live") == {OF_WORKER: 1, ("echo", "away"): 0}
+    assert scene.read("sluice.worker.kv_cache.usage")[OF_WORKER] == 0.25
+    assert scene.read("sluice.worker.preemptions")[OF_WORKER] == 1
+    assert scene.read("sluice.worker.tokens")[*OF_WORKER, "output"] == 100
     scene.table.on_lost(WORKER, scene.now)
     scene.advance()
-    assert scene.read(catalog.WORKER_LIVE)[OF_WORKER] == 0
+    assert scene.read("sluice.worker.live")[OF_WORKER] == 0
     scene.report(load=LOAD, counts=counts(7))
-    assert scene.read(catalog.WORKER_TOKENS)[*OF_WORKER, "output"] == 7
-    series = scene.read(catalog.STEP_TIME)[OF_WORKER]
+    assert scene.read("sluice.worker.tokens")[*OF_WORKER, "output"] == 7
+    series = scene.read("sluice.worker.step.duration")[OF_WORKER]
     assert isinstance(series, HistogramDataPoint)
     assert (series.count, series.sum, series.min, series.max) == (2 * BUCKETS, 3.0, 0.25, 0.5)

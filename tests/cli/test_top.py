@@ -10,8 +10,8 @@ import pytest
 from cli import top as top_command
 from cli.top import Sample, View, lines, quantile
 from sluice.errors import TransportUnavailable
-from sluice.telemetry import catalog, names
-from sluice.telemetry.catalog import Metric
+from sluice.telemetry import names
+from sluice.telemetry.catalog import METRICS
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2 import PRIORITY_INTERACTIVE
@@ -23,40 +23,41 @@ OTHER = "127.0.0.1:8002/small"
 GEN_AI = ("chat", "sluice", "small", "interactive")
 
 
-def series(metric: Metric, *points: tuple[tuple[str, ...], float]) -> pb.MetricSeries:
+def series(name: str, *points: tuple[tuple[str, ...], float]) -> pb.MetricSeries:
     found = [pb.MetricPoint(labels=labels, value=value) for labels, value in points]
-    return pb.MetricSeries(name=metric.name, labels=metric.labels, points=found)
+    return pb.MetricSeries(name=name, labels=METRICS[name].labels, points=found)
 
 
 def histogram(
-    metric: Metric, labels: tuple[str, ...], place: int, count: int, total: float
+    name: str, labels: tuple[str, ...], place: int, count: int, total: float
 ) -> pb.MetricSeries:
-    buckets = [0] * (len(metric.bounds) + 1)
+    bounds = METRICS[name].bounds
+    buckets = [0] * (len(bounds) + 1)
     buckets[place] = count
     point = pb.MetricPoint(labels=labels, value=total, buckets=buckets)
-    return pb.MetricSeries(name=metric.name, bounds=metric.bounds, points=[point])
+    return pb.MetricSeries(name=name, bounds=bounds, points=[point])
 
 
 def metrics(moment: int) -> pb.ReadMetricsResponse:
     """Of a gateway and two batchers that see the same worker; ``moment`` s after they started."""
     gateway = [
         series(
-            catalog.REQUESTS,
+            "sluice.requests",
             (("small", "interactive", "stop"), 3 * moment),
             (("small", "interactive", "OVERLOADED"), moment),
         ),
-        histogram(catalog.FIRST_TOKEN, GEN_AI, 4, 10 * moment, 0.3),
-        series(catalog.ROOM_WAITING, (("small", "interactive"), 5)),
+        histogram("gen_ai.server.time_to_first_token", GEN_AI, 4, 10 * moment, 0.3),
+        series("sluice.room.waiting", (("small", "interactive"), 5)),
     ]
     batcher = [
-        series(catalog.QUEUED, (("small", "interactive"), 2)),
-        series(catalog.WORKER_LIVE, (("small", WORKER), 1), (("small", OTHER), 0)),
-        series(catalog.WORKER_DRAINED, (("small", WORKER), 0), (("small", OTHER), 1)),
-        series(catalog.WORKER_SLOTS, (("small", WORKER), 32)),
-        series(catalog.WORKER_RUNNING, (("small", WORKER), 7)),
-        series(catalog.WORKER_CACHE, (("small", WORKER), 0.25)),
-        series(catalog.WORKER_TOKENS, (("small", WORKER, "output"), 500 * moment)),
-        histogram(catalog.STEP_TIME, ("small", WORKER), 1, 10 * moment, 0.02 * moment),
+        series("sluice.queue.tasks", (("small", "interactive"), 2)),
+        series("sluice.worker.live", (("small", WORKER), 1), (("small", OTHER), 0)),
+        series("sluice.worker.drained", (("small", WORKER), 0), (("small", OTHER), 1)),
+        series("sluice.worker.slots", (("small", WORKER), 32)),
+        series("sluice.worker.running", (("small", WORKER), 7)),
+        series("sluice.worker.kv_cache.usage", (("small", WORKER), 0.25)),
+        series("sluice.worker.tokens", (("small", WORKER, "output"), 500 * moment)),
+        histogram("sluice.worker.step.duration", ("small", WORKER), 1, 10 * moment, 0.02 * moment),
     ]
     service, batchers = names.SERVICE_GATEWAY, names.SERVICE_BATCHER
     return pb.ReadMetricsResponse(
@@ -164,13 +165,14 @@ def test_rows_are_filtered_and_sorted() -> None:
 
 
 def test_a_quantile_lies_in_its_bucket() -> None:
-    metric = catalog.FIRST_TOKEN
-    counts = [0.0] * (len(metric.bounds) + 1)
+    metric = "gen_ai.server.time_to_first_token"
+    bounds = METRICS[metric].bounds
+    counts = [0.0] * (len(bounds) + 1)
     assert quantile(metric, (0.0, *counts), 0.5) is None
     counts[2] = 4
     assert quantile(metric, (0.0, *counts), 0.5) == pytest.approx(0.0075)
     counts[-1] = 40
-    assert quantile(metric, (0.0, *counts), 0.95) == metric.bounds[-1]
+    assert quantile(metric, (0.0, *counts), 0.95) == bounds[-1]
 
 
 async def test_once_for_people_and_programs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

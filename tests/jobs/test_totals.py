@@ -8,7 +8,7 @@ from jobs.process import JobProcess
 from jobs.scheduler import JobScheduler
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.settings import JobsSettings
-from sluice.telemetry import catalog, names
+from sluice.telemetry import names
 from sluice.telemetry.instruments import Instruments
 from sluice.v1 import jobs_pb2 as pb
 from tests.gateway.kit.metrics import values
@@ -60,7 +60,7 @@ def test_metric_has_jobs_by_state() -> None:
     process.quotas.job("j2", None)
     counted = {
         dict(labels)[names.JOB_STATE]: count
-        for labels, count in values(instruments, catalog.JOBS).items()
+        for labels, count in values(instruments, "sluice.jobs").items()
     }
     assert counted["running"] == 2
     assert counted["paused"] == counted["completed"] == 0

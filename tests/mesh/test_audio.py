@@ -19,7 +19,6 @@ from openai import AsyncOpenAI
 from gateway.models.speech import JoinedTexts, chunks_of
 from sluice import settings as config
 from sluice.client import AsyncClient, Audio, Notice
-from sluice.telemetry import catalog
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import kill, quick_settings, stubs_of, until_counted
 from tests.support.sounds import sound, wav
@@ -84,9 +83,9 @@ async def test_a_long_text_survives_the_loss_of_worker_and_batcher(mesh: Mesh) -
     async with AsyncClient(mesh.address) as client:
         calm, _ = await heard(client, LONG)
         asking = [asyncio.ensure_future(heard(client, LONG)) for _ in range(4)]
-        await until_counted(client, catalog.IN_FLIGHT, "ears")
+        await until_counted(client, "sluice.rows.in_flight", "ears")
         os.kill(stubs_of(mesh)["ears"], signal.SIGKILL)
-        await until_counted(client, catalog.RESENDS, "ears")
+        await until_counted(client, "sluice.rows.resent", "ears")
         assert not all(one.done() for one in asking)
         kill(mesh, "batcher")
         disturbed = await asyncio.gather(*asking)

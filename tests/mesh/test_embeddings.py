@@ -15,7 +15,6 @@ from transformers import AutoModel
 
 from sluice import settings as config
 from sluice.client import AsyncClient
-from sluice.telemetry import catalog
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import kill, quick_settings, stubs_of, until_counted
 from tests.support.tiny_encoders import config_of, ids_of, save_reranker, save_transformer, texts
@@ -53,9 +52,9 @@ async def test_a_list_survives_the_loss_of_worker_and_batcher(
     async with AsyncClient(mesh.address) as client:
         calm = np.array((await client.embed(said, priority="standard")).vectors)
         asking = asyncio.ensure_future(client.embed(said, priority="standard"))
-        await until_counted(client, catalog.IN_FLIGHT, "embed")
+        await until_counted(client, "sluice.rows.in_flight", "embed")
         os.kill(stubs_of(mesh)["embed"], signal.SIGKILL)
-        await until_counted(client, catalog.RESENDS, "embed")
+        await until_counted(client, "sluice.rows.resent", "embed")
         assert not asking.done()
         kill(mesh, "batcher")
         disturbed = np.array((await asking).vectors)

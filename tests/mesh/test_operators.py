@@ -8,7 +8,6 @@ from cli.requests import ROWS_OF_WORKER, rows_in
 from cli.top import WANTED, Sample, View, lines
 from sluice.client import AsyncClient, Finished
 from sluice.errors import Cancelled
-from sluice.telemetry import catalog
 from tests.support.mesh import RunningMesh
 
 pytestmark = pytest.mark.mesh
@@ -39,7 +38,7 @@ async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) ->
         drained = await client.drain_worker("small", worker)
         try:
             assert f"small {worker}" in drained.drained
-            while not (await sample(client)).now(catalog.WORKER_DRAINED).get(("small", worker)):
+            while not (await sample(client)).now("sluice.worker.drained").get(("small", worker)):
                 pass
             *_, finished = [event async for event in stream]
             assert isinstance(finished, Finished)
@@ -60,7 +59,7 @@ async def sample(client: AsyncClient) -> Sample:
 
 
 def workers_of(found: Sample, model: str) -> list[str]:
-    return [worker for name, worker in found.now(catalog.WORKER_LIVE) if name == model]
+    return [worker for name, worker in found.now("sluice.worker.live") if name == model]
 
 
 async def ready(client: AsyncClient) -> bool:

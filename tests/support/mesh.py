@@ -27,7 +27,6 @@ from sluice.settings import (
     TritonSettings,
 )
 from sluice.settings.routing import CascadeRoute, RoutingPolicy, Selection
-from sluice.telemetry import catalog
 from supervisor.mesh import Mesh, running_mesh
 from supervisor.model_processes import stub_pids
 from supervisor.plan import TRITON, is_worker
@@ -72,15 +71,15 @@ def stubs_of(mesh: Mesh) -> dict[str, int]:
     }
 
 
-async def until_counted(client: AsyncClient, metric: catalog.Metric, model: str) -> None:
+async def until_counted(client: AsyncClient, metric: str, model: str) -> None:
     """Returns when ``metric`` is above 0 for ``model`` in some process of the mesh."""
     async with asyncio.timeout(START_S):
         while not await counted(client, metric, model):
             pass
 
 
-async def counted(client: AsyncClient, metric: catalog.Metric, model: str) -> bool:
-    found = await client.metrics(metric.name)
+async def counted(client: AsyncClient, metric: str, model: str) -> bool:
+    found = await client.metrics(metric)
     series = [each for process in found.processes for each in process.metrics]
     points = [point for each in series for point in each.points]
     return any(point.value and model in point.labels for point in points)

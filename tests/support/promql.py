@@ -55,7 +55,9 @@ def endings(metric: Metric) -> set[str]:
 
 def pages() -> dict[str, set[str]]:
     """The names on the pages of a mesh, each with its labels."""
-    return {name: set(metric.page_labels) for metric in METRICS for name in endings(metric)}
+    return {
+        name: set(metric.page_labels) for metric in METRICS.values() for name in endings(metric)
+    }
 
 
 def problems(expression: str, recorded: dict[str, set[str]]) -> list[str]:

@@ -27,7 +27,7 @@ from sluice.internal.v1.items_pb2 import FindTokenEndsRequest, RunRequest, RunRe
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.settings import CallShares, IdentitySettings, JobsSettings
 from sluice.startup import free_port
-from sluice.telemetry import catalog, names
+from sluice.telemetry import names
 from sluice.v1 import jobs_pb2
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP, PRIORITY_BULK, EmbedRequest, GenerateRequest
 from sluice.v1.jobs_pb2_grpc import (
@@ -133,8 +133,8 @@ async def test_items_in_no_worker_are_counted_by_class(wire: Wire) -> None:
     limiter = wire.gateway.limiter
 
     def pending() -> tuple[float, float]:
-        prepared = values(wire.metrics, catalog.PREPARING)
-        waiting = values(wire.metrics, catalog.ROOM_WAITING)
+        prepared = values(wire.metrics, "sluice.requests.preparing")
+        waiting = values(wire.metrics, "sluice.room.waiting")
         bulk = (names.PRIORITY_CLASS, "bulk")
         counted = [
             sum(count for labels, count in metric.items() if bulk in labels)

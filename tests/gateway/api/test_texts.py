@@ -15,7 +15,7 @@ from sluice.internal.v1.items_pb2 import RunRequest
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import CacheSettings, ModelSettings
-from sluice.telemetry import catalog, names
+from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import ClearAnswersRequest
 from tests.gateway.kit.batcher import frame
@@ -93,9 +93,9 @@ async def test_records_metrics_and_spans_speak_of_the_call(wire: Wire) -> None:
     (attempt,) = record.attempts
     assert (attempt.model, attempt.rows, attempt.prompt_tokens) == ("embed", 1, 4)
     assert attempt.cost == pytest.approx(8e-6)
-    (labels,) = values(wire.metrics, catalog.REQUESTS)
+    (labels,) = values(wire.metrics, "sluice.requests")
     assert {value for _, value in labels} == {"embed", "standard", "stop"}
-    assert list(values(wire.metrics, catalog.TOKENS).values()) == [4]
+    assert list(values(wire.metrics, "sluice.tokens").values()) == [4]
     await wire.until(lambda: wire.span(names.SPAN_EMBED) is not None)
     about = wire.span(names.SPAN_EMBED).attributes
     assert about[names.GEN_AI_OPERATION] == "embeddings"
@@ -367,7 +367,7 @@ async def test_embeddings_are_kept_item_by_item(keeping: Wire) -> None:
     assert whole.usage.prompt_tokens == 3 * whole.embeddings[0].token_count
     assert wire.gateway.limits.spending.spent("default", 0.0) == spent
     assert (await explained(wire, whole.request_id)).cached
-    assert sum(values(wire.metrics, catalog.CACHED).values()) == 1
+    assert sum(values(wire.metrics, "sluice.cached_answers").values()) == 1
 
 
 async def test_embeddings_asked_for_otherwise_are_others(keeping: Wire) -> None:

@@ -2,19 +2,18 @@
 
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
 
-from sluice.telemetry.catalog import Metric
 from sluice.telemetry.instruments import Instruments
 
 Labels = frozenset[tuple[str, object]]
 
 
-def values(registry: Instruments, metric: Metric) -> dict[Labels, float]:
+def values(registry: Instruments, name: str) -> dict[Labels, float]:
     """The values of a metric now, by their labels; of a histogram its counts."""
     return {
-        frozenset(pair for pair in zip(metric.labels, labels, strict=True) if pair[1]): (
+        frozenset(pair for pair in zip(found.labels, labels, strict=True) if pair[1]): (
             value.count if isinstance(value, HistogramDataPoint) else value
         )
         for found, points in registry.collect()
-        if found is metric
+        if found.name == name
         for labels, value in points
     }

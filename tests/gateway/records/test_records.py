@@ -10,7 +10,7 @@ import pytest
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP, BatchInfo
 from sluice.settings import RecordsSettings
-from sluice.telemetry import catalog, names
+from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import (
     GetRequestRecordRequest,
@@ -195,7 +195,7 @@ async def test_what_ends_during_its_admission_is_recorded_and_counted(
             assert (record.error_reason, record.tenant) == (reason, "acme")
         outcome = (names.OUTCOME, reason)
         await wire.until(
-            lambda: any(outcome in labels for labels in values(wire.metrics, catalog.REQUESTS))
+            lambda: any(outcome in labels for labels in values(wire.metrics, "sluice.requests"))
         )
         await asyncio.wait([reading])
     assert [record.error_reason for record in await recorded(nats_url)] == [reason]

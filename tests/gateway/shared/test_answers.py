@@ -8,7 +8,7 @@ import pytest
 
 from sluice.errors import InvalidRequest
 from sluice.settings import CacheSettings
-from sluice.telemetry import catalog, names
+from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import ClearAnswersRequest, GetRequestRecordRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
@@ -113,7 +113,7 @@ async def test_the_record_and_the_counts_say_it(wire: Wire) -> None:
     assert wire.gateway.limits.spending.spent("default", 0.0) == pytest.approx(
         records[0].attempts[0].cost
     )
-    assert sum(values(wire.metrics, catalog.CACHED).values()) == 1
+    assert sum(values(wire.metrics, "sluice.cached_answers").values()) == 1
     root = [span for span in wire.spans.get_finished_spans() if span.name == names.SPAN_GENERATE][
         -1
     ]

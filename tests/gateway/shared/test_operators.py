@@ -12,7 +12,6 @@ import pytest
 from gateway.shared.drains import READ_S
 from sluice.errors import Cancelled, InvalidRequest, RequestUnknown, WorkerUnknown
 from sluice.internal.v1.control_pb2 import ControlMessage, DrainRecord
-from sluice.telemetry import catalog
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.instruments import Instruments
 from sluice.telemetry.names import SERVICE_BATCHER
@@ -102,7 +101,7 @@ async def test_what_cannot_be_cancelled_is_said(wire: Wire) -> None:
 async def show_workers(wire: Wire, *workers: str) -> None:
     """As a batcher does: ``workers`` of the model "small" live."""
     registry = Instruments()
-    registry.observe(catalog.WORKER_LIVE, lambda: [(("small", name), 1) for name in workers])
+    registry.observe("sluice.worker.live", lambda: [(("small", name), 1) for name in workers])
     await MetricsExchange(SERVICE_BATCHER, "b-1", registry).start(wire.batcher.client)
     await wire.batcher.client.flush()
 
@@ -173,7 +172,7 @@ async def test_a_worker_that_nobody_knows_is_not_drained(wire: Wire) -> None:
 
 async def test_metrics_of_all_processes_are_read(pair: tuple[Wire, Wire]) -> None:
     await show_workers(pair[0], "a:1/small")
-    names = [catalog.WORKER_LIVE.name, catalog.RUNNING.name]
+    names = ["sluice.worker.live", "sluice.requests.running"]
     async with asyncio.timeout(30):
         found: list[tuple[str, str]] = []
         while len(found) < 3:

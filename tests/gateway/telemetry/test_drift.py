@@ -15,7 +15,7 @@ from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.settings.routing import DriftRules
-from sluice.telemetry import catalog, names
+from sluice.telemetry import names
 from sluice.telemetry.instruments import Instruments
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
@@ -76,17 +76,17 @@ def outcome_rows(drift: DriftMonitor) -> dict[str, int]:
 
 def drifted(instruments: Instruments) -> dict[str, float]:
     """By signal."""
-    found = values(instruments, catalog.DRIFTED)
+    found = values(instruments, "sluice.router.drifted")
     return {dict(labels)[names.DRIFT_SIGNAL]: value for labels, value in found.items()}
 
 
 def test_a_shift_is_a_metric_until_it_is_over_or_its_router_goes() -> None:
     heard = Heard()
     heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
-    assert values(heard.instruments, catalog.INPUT_DRIFT) == {}, "gathering"
+    assert values(heard.instruments, "sluice.router.input_drift") == {}, "gathering"
     heard.score(PROMPT_HEAD, 0.9, count=40)
-    assert len(values(heard.instruments, catalog.INPUT_DRIFT)) == 1
-    assert values(heard.instruments, catalog.ACCURACY_BIAS) == {}, "no outcomes, no bias"
+    assert len(values(heard.instruments, "sluice.router.input_drift")) == 1
+    assert values(heard.instruments, "sluice.router.accuracy_bias") == {}, "no outcomes, no bias"
     assert drifted(heard.instruments) == {"inputs": 1, "accuracy": 0}
     for gain in held_out(PROMPT_HEAD)[PROMPT_HEAD][:WINDOW].tolist():
         heard.score(PROMPT_HEAD, gain)
@@ -251,7 +251,7 @@ async def test_prompts_of_another_kind_are_told_to_operators(
         (router,) = (await health(wire)).routers
         assert router.inputs.state == admin_pb2.DRIFT_STATE_DRIFTED
         assert router.inputs.stability_index > router.inputs.limit
-        (seen,) = values(wire.metrics, catalog.INPUT_DRIFT).values()
+        (seen,) = values(wire.metrics, "sluice.router.input_drift").values()
         assert seen == router.inputs.stability_index
         await answered(wire, USUAL, "large")
         (router,) = (await health(wire)).routers
@@ -266,8 +266,8 @@ async def test_grades_that_disagree_are_told_to_operators(
         for request_id in request_ids:
             await grade(wire, request_id, 0.0)
         (router,) = (await health(wire)).routers
-        (bias,) = values(wire.metrics, catalog.ACCURACY_BIAS).values()
-        (brier,) = values(wire.metrics, catalog.BRIER).values()
+        (bias,) = values(wire.metrics, "sluice.router.accuracy_bias").values()
+        (brier,) = values(wire.metrics, "sluice.router.brier").values()
         assert (bias, brier) == (router.accuracy.bias, router.accuracy.brier)
         for request_id in request_ids:  # changed their minds
             await grade(wire, request_id, 1.0)

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
 from sluice.internal.v1.frame_pb2 import TaskTimings
-from sluice.telemetry import catalog, names
+from sluice.telemetry import names
 from sluice.telemetry.tracing import CallSpans, is_unsampled
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import frame, last
@@ -51,7 +51,7 @@ async def test_an_answer_that_was_recovered_says_so(wire: Wire) -> None:
     assert root[names.RECOVERED_GAP_S] >= 0
     attempt = wire.span(names.model_span("chat", "small")).attributes
     assert (attempt[names.END], attempt[names.GEN_AI_REQUEST_MODEL]) == ("answered", "small")
-    assert list(values(wire.metrics, catalog.RECOVERIES).values()) == [1]
+    assert list(values(wire.metrics, "sluice.recoveries").values()) == [1]
     assert root[names.MODELS_TRIED] == ("small",)
 
 
@@ -100,7 +100,7 @@ async def test_deadline_of_a_client_is_no_cancellation(wire: Wire) -> None:
     work = wire.span("chat small")
     assert (root[names.ERROR_REASON], root[names.RPC_STATUS]) == (word, word)
     assert work.attributes[names.ERROR_REASON] == word
-    outcomes = {dict(labels)[names.OUTCOME] for labels in values(wire.metrics, catalog.REQUESTS)}
+    outcomes = {dict(labels)[names.OUTCOME] for labels in values(wire.metrics, "sluice.requests")}
     assert outcomes == {word}
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.telemetry import catalog, names
+from sluice.telemetry import names
+from sluice.telemetry.catalog import METRICS
 from sluice.telemetry.environment import clean
 from sluice.telemetry.exporters import (
     collector_answers,
@@ -131,7 +132,7 @@ async def test_both_signals_leave_with_each_protocol(protocol: str, variables: S
         assert [span.name for span in receiver.spans.snapshot()] == ["call"]
         assert {metric.name for metric in receiver.metrics} == {
             "sluice.requests",
-            catalog.SPANS.name,
+            "otel.sdk.exporter.span.exported",
         }
 
 
@@ -148,11 +149,11 @@ async def test_disabled_sdk_counts_and_sends_nothing(variables: SET) -> None:
 def send_one_of_each() -> None:
     with measuring(names.SERVICE_JOBS, "one") as metrics:
         tracing = start_tracing(names.SERVICE_JOBS, metrics.instruments)
-        metrics.instruments.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
+        metrics.instruments.counter("sluice.requests")["", "bulk", "stop"] += 1
         tracing.tracer.start_span("call").end()
         tracing.shutdown()
-        counted = [metric for metric, _ in metrics.instruments.collect()]
-    assert catalog.REQUESTS in counted
+        counted = [metric.name for metric, _ in metrics.instruments.collect()]
+    assert "sluice.requests" in counted
 
 
 async def test_histograms_leave_with_true_bounds(variables: SET) -> None:
@@ -160,19 +161,22 @@ async def test_histograms_leave_with_true_bounds(variables: SET) -> None:
         variables(EXPORTER_OTLP_ENDPOINT=receiver.grpc_endpoint)
         await asyncio.to_thread(record_two)
         points = {one.name: one.histogram.data_points[0] for one in receiver.metrics}
-    own, reported = points[catalog.QUEUE_WAIT.name], points[catalog.STEP_TIME.name]
+    own, reported = (
+        points["sluice.queue.wait"],
+        points["sluice.worker.step.duration"],
+    )
     assert (own.count, own.min, own.max) == (2, 0.2, 0.6)
     assert (reported.count, reported.min, reported.max) == (2, 0.1, 0.3)
 
 
 def record_two() -> None:
     with measuring(names.SERVICE_BATCHER, "one") as metrics:
-        wait = metrics.instruments.histogram(catalog.QUEUE_WAIT)
+        wait = metrics.instruments.histogram("sluice.queue.wait")
         wait.record(("small", "bulk"), 0.2)
         wait.record(("small", "bulk"), 0.6)
-        buckets = [2] + [0] * len(catalog.STEP_TIME.bounds)
+        buckets = [2] + [0] * len(METRICS["sluice.worker.step.duration"].bounds)
         step = Reported(buckets, 0.4, 0.1, 0.3)
-        metrics.instruments.report(catalog.STEP_TIME, lambda: [(("small", "w"), step)])
+        metrics.instruments.report("sluice.worker.step.duration", lambda: [(("small", "w"), step)])
 
 
 @pytest.mark.parametrize(

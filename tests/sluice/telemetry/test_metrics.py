@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sluice.errors import SetupError
-from sluice.telemetry import catalog
+from sluice.telemetry.catalog import METRICS, Kind
 from sluice.telemetry.metrics import measuring
 from tests.support.otlp import otlp_receiver
 
@@ -35,8 +35,10 @@ def read(page: str, accept: str = "text/plain") -> str:
 
 def test_the_page_shows_metrics_by_the_names_of_prometheus() -> None:
     with measuring("sluice-test", "one", "127.0.0.1:0", KEY) as metrics:
-        metrics.instruments.counter(catalog.REQUESTS)["", "bulk", "OVERLOADED"] += 2
-        metrics.instruments.observe(catalog.WORKER_CACHE, lambda: [(("small", "a:1/small"), 0.25)])
+        metrics.instruments.counter("sluice.requests")["", "bulk", "OVERLOADED"] += 2
+        metrics.instruments.observe(
+            "sluice.worker.kv_cache.usage", lambda: [(("small", "a:1/small"), 0.25)]
+        )
         assert metrics.page is not None
         assert not metrics.page.endswith(":0")
         lines = read(metrics.page).splitlines()
@@ -52,7 +54,7 @@ def test_the_page_shows_metrics_by_the_names_of_prometheus() -> None:
 
 def test_a_bucket_leads_to_a_trace_where_exemplars_are_asked_for() -> None:
     with measuring("sluice-test", "one", "127.0.0.1:0", KEY) as metrics:
-        first_token = metrics.instruments.histogram(catalog.FIRST_TOKEN)
+        first_token = metrics.instruments.histogram("gen_ai.server.time_to_first_token")
         first_token.record(CHAT, 0.03, SPAN)
         first_token.record(CHAT, 0.2)
         assert metrics.page is not None
@@ -71,14 +73,14 @@ def test_a_bucket_leads_to_a_trace_where_exemplars_are_asked_for() -> None:
 
 def test_promtool_finds_nothing_wrong_with_a_page_of_all_metrics() -> None:
     with measuring("sluice-test", "one", "127.0.0.1:0", KEY) as metrics:
-        for one in catalog.METRICS:
+        for one in METRICS.values():
             labels = tuple("x" for _ in one.labels)
-            if one.kind is catalog.Kind.COUNTER:
-                metrics.instruments.counter(one)[labels] += 1
-            elif one.kind is catalog.Kind.HISTOGRAM:
-                metrics.instruments.histogram(one).record(labels, 0.1)
+            if one.kind is Kind.COUNTER:
+                metrics.instruments.counter(one.name)[labels] += 1
+            elif one.kind is Kind.HISTOGRAM:
+                metrics.instruments.histogram(one.name).record(labels, 0.1)
             else:
-                metrics.instruments.observe(one, lambda labels=labels: [(labels, 1.0)])
+                metrics.instruments.observe(one.name, lambda labels=labels: [(labels, 1.0)])
         assert metrics.page is not None
         page, open_metrics = read(metrics.page), read(metrics.page, "application/openmetrics-text")
     named = set(re.findall(r"^# HELP (\S+) .", page, re.MULTILINE))
@@ -95,7 +97,7 @@ def test_promtool_finds_nothing_wrong_with_a_page_of_all_metrics() -> None:
 
 def test_page_is_served_at_an_ipv6_address() -> None:
     with measuring("sluice-test", "one", "[::1]:0", KEY) as metrics:
-        metrics.instruments.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
+        metrics.instruments.counter("sluice.requests")["", "bulk", "stop"] += 1
         assert metrics.page is not None
         assert metrics.page.startswith("[::1]:")
         assert "sluice_requests_total{" in read(metrics.page)
@@ -145,5 +147,5 @@ async def test_they_leave_over_otlp_unless_that_is_switched_off(
 def count_one() -> None:
     with measuring("sluice-test", "one") as metrics:
         assert metrics.page is None
-        metrics.instruments.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
-        metrics.instruments.histogram(catalog.FIRST_TOKEN).record(CHAT, 0.03, SPAN)
+        metrics.instruments.counter("sluice.requests")["", "bulk", "stop"] += 1
+        metrics.instruments.histogram("gen_ai.server.time_to_first_token").record(CHAT, 0.03, SPAN)
