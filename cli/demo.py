@@ -5,6 +5,7 @@ a client: `answer_tasks`, `survive_crash` and `draw_trace`.
 """
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ def demo() -> None:
     from sluice.settings.models import convert_models
 
     settings = _demo_settings(load())
+    logging.getLogger("supervisor").setLevel(logging.ERROR)  # it warns of the worker that is killed
     convert_models(settings.models)
     output.show(asyncio.run(_demo(settings)))
 

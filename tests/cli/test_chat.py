@@ -23,43 +23,26 @@ def turns(service: ScriptedService, call: int) -> list[tuple[str, str]]:
     ]
 
 
-async def test_each_line_is_a_turn(cli: Cli) -> None:
-    async with ScriptedService.serve([WHOLE]) as service:
-        ran = await cli("chat", "--address", service.address, stdin=b"one\n\ntwo\n")
-    assert (ran.code, ran.out, ran.err) == (0, "abc\nabc\n", "")
-    assert turns(service, 0) == [("user", "one")]
-    assert turns(service, 1) == [("user", "one"), ("assistant", "abc"), ("user", "two")]
-
-
-async def test_system_message_and_options(cli: Cli) -> None:
-    async with ScriptedService.serve([WHOLE]) as service:
-        arguments = ["--system", "be brief", "--max-tokens", "5", "-m", "large"]
-        await cli("chat", *arguments, "--address", service.address, stdin=b"one")
-    assert turns(service, 0) == [("system", "be brief"), ("user", "one")]
-    assert service.requests[0].sampling.max_tokens == 5
-    assert service.requests[0].model == "large"
+async def test_each_piped_line_is_a_turn(cli: Cli) -> None:
+    no = Fail(errors.UnknownModel("no such model"))
+    async with ScriptedService.serve([WHOLE, WHOLE, [no]]) as service:
+        arguments = ["--system", "be brief", "--max-tokens", "5", "--address", service.address]
+        ran = await cli("chat", *arguments, stdin=b"/help\n\ntwo\nthree\nfour\n")
+    assert (ran.code, ran.out) == (1, "abc\nabc\n")
+    assert ran.err == "sluice: MODEL_UNKNOWN: no such model\n"
+    assert turns(service, 1) == [
+        *(("system", "be brief"), ("user", "/help"), ("assistant", "abc"), ("user", "two"))
+    ]
+    assert [one.sampling.max_tokens for one in service.requests] == [5, 5, 5]
 
 
 async def test_json_is_one_object_a_turn(cli: Cli) -> None:
     async with ScriptedService.serve([WHOLE]) as service:
-        ran = await cli("chat", "--json", "--address", service.address, stdin=b"one\ntwo\n")
-    assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["abc", "abc"]
-
-
-async def test_error_ends_a_piped_conversation(cli: Cli) -> None:
-    no = Fail(errors.UnknownModel("no such model"))
-    async with ScriptedService.serve([WHOLE, [no]]) as service:
-        ran = await cli("chat", "--address", service.address, stdin=b"one\ntwo\nthree\n")
-    assert (ran.code, ran.out) == (1, "abc\n")
-    assert ran.err == "sluice: MODEL_UNKNOWN: no such model\n"
-    assert len(service.requests) == 2
-
-
-async def test_line_that_is_not_utf8(cli: Cli) -> None:
-    async with ScriptedService.serve([WHOLE]) as service:
-        ran = await cli("chat", "--address", service.address, stdin=b"one\ncaf\xe9\n")
-    assert ran.code == 1
-    assert "line 2 is not valid UTF-8" in ran.err
+        words = ("chat", "--json", "--address", service.address)
+        ran = await cli(*words, stdin=b"one\ncaf\xe9\n")
+    answer, error = map(json.loads, ran.out.splitlines())
+    assert answer["text"] == "abc"
+    assert "line 2 is not valid UTF-8" in error["error"]["message"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
@@ -128,9 +111,3 @@ async def test_ctrl_c_twice_at_the_prompt_leaves() -> None:
             await terminal.expect("> ")
             await terminal.interrupt()
         assert await terminal.end() == 130
-
-
-async def test_a_piped_line_is_no_command(cli: Cli) -> None:
-    async with ScriptedService.serve([WHOLE, WHOLE]) as service:
-        await cli("chat", "--address", service.address, stdin=b"/help\nexit\n")
-    assert turns(service, 0) == [("user", "/help")]

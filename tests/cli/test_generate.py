@@ -14,11 +14,30 @@ from tests.support.scripted import Fail, ScriptedService, Step, delta, finished,
 WHOLE: Sequence[Step] = [started(), delta(0, "ab"), delta(2, "c"), finished()]
 
 
-async def test_text_is_all_there_is_on_stdout(cli: Cli) -> None:
-    async with ScriptedService.serve([WHOLE]) as service:
-        ran = await cli("generate", "hello", "--address", service.address)
-    assert (ran.code, ran.out, ran.err) == (0, "abc\n", "")
-    assert service.requests[0].prompt == "hello"
+LOST = Fail(errors.EngineFailed("row lost"))
+UNKNOWN = Fail(errors.UnknownModel("no model 'x';\nknown: small", metadata={"models": "small"}))
+
+
+@pytest.mark.parametrize(
+    ("script", "prompt", "code", "out", "err"),
+    [
+        (WHOLE, b"p", 0, "abc\n", ""),
+        ([UNKNOWN], b"p", 1, "", "MODEL_UNKNOWN: no model 'x'; known: small"),
+        ([started(), delta(0, "ab"), LOST], b"p", 1, "ab\n", "ENGINE_FAILED: row lost"),
+        (
+            *(WHOLE, b"caf\xe9", 1, ""),
+            "REQUEST_INVALID: prompt: is not valid UTF-8: byte 0xe9 at offset 3",
+        ),
+    ],
+    ids=["answer", "error", "broken off", "not UTF-8"],
+)
+async def test_text_on_stdout_and_one_line_of_error(
+    cli: Cli, script: Sequence[Step], prompt: bytes, code: int, out: str, err: str
+) -> None:
+    async with ScriptedService.serve([script]) as service:
+        ran = await cli("generate", "-", "--address", service.address, stdin=prompt)
+    assert (ran.code, ran.out, ran.err) == (code, out, f"sluice: {err}\n" if err else "")
+    assert all(request.prompt == "p" for request in service.requests)
 
 
 async def test_json_is_one_object(cli: Cli) -> None:
@@ -117,20 +136,6 @@ async def test_schema_as_text_or_in_a_file(cli: Cli, tmp_path: Path) -> None:
     assert [request.sampling.json_schema for request in service.requests] == [text, text]
 
 
-async def test_schema_file_that_is_not_there(cli: Cli) -> None:
-    ran = await cli("generate", "p", "--json-schema", "nowhere.json")
-    assert ran.code == 2
-    assert "nowhere.json: No such file" in ran.err
-
-
-async def test_options_that_are_not_given_stay_unset(cli: Cli) -> None:
-    async with ScriptedService.serve([WHOLE]) as service:
-        await cli("generate", "p", "--address", service.address)
-    (request,) = service.requests
-    assert not request.sampling.ListFields()
-    assert (request.model, service.timeouts) == ("auto", [None])
-
-
 @pytest.mark.parametrize(
     ("arguments", "prompt"), [(["-"], "a\nb"), (["-", "--raw"], "a\nb\n")], ids=["chat", "raw"]
 )
@@ -138,28 +143,6 @@ async def test_prompt_from_stdin(cli: Cli, arguments: list[str], prompt: str) ->
     async with ScriptedService.serve([WHOLE]) as service:
         await cli("generate", *arguments, "--address", service.address, stdin=b"a\nb\n")
     assert service.requests[0].prompt == prompt
-
-
-async def test_stdin_that_is_not_utf8(cli: Cli) -> None:
-    ran = await cli("generate", "-", stdin=b"caf\xe9")
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err == (
-        "sluice: REQUEST_INVALID: prompt: is not valid UTF-8: byte 0xe9 at offset 3\n"
-    )
-
-
-async def test_argument_that_is_not_utf8(cli: Cli) -> None:
-    ran = await cli("generate", "caf\udce9", "--json")
-    assert ran.code == 1
-    assert json.loads(ran.out)["error"]["violations"][0]["field"] == "prompt"
-
-
-async def test_error_is_one_line(cli: Cli) -> None:
-    no = Fail(errors.UnknownModel("no model 'x';\nknown: small", metadata={"models": "small"}))
-    async with ScriptedService.serve([[no]]) as service:
-        ran = await cli("generate", "p", "--address", service.address)
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err == "sluice: MODEL_UNKNOWN: no model 'x'; known: small\n"
 
 
 async def test_error_is_an_object_with_json(cli: Cli) -> None:
@@ -177,31 +160,6 @@ async def test_error_is_an_object_with_json(cli: Cli) -> None:
         }
     }
     assert ran.err == "sluice: OVERLOADED: full\n"
-
-
-async def test_answer_that_breaks_off_ends_its_line(cli: Cli) -> None:
-    full = Fail(errors.EngineFailed("row lost"))
-    async with ScriptedService.serve([[started(), delta(0, "ab"), full]]) as service:
-        ran = await cli("generate", "p", "--address", service.address)
-    assert (ran.code, ran.out) == (1, "ab\n")
-    assert ran.err == "sluice: ENGINE_FAILED: row lost\n"
-
-
-async def test_nobody_there_says_what_to_do(cli: Cli) -> None:
-    async with ScriptedService.serve() as service:
-        pass
-    ran = await cli("generate", "p", "--address", service.address)
-    assert ran.code == 1
-    assert ran.err.startswith("sluice: TRANSPORT_UNAVAILABLE: ")
-    assert "sluice up" in ran.err
-    assert ran.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1"])
-async def test_a_deadline_that_cannot_be_is_named(cli: Cli, seconds: str) -> None:
-    ran = await cli("generate", "p", "--timeout", seconds)
-    assert ran.code == 2
-    assert f"Invalid value for --timeout: {seconds} must be greater than 0" in ran.err
 
 
 async def test_several_answers(cli: Cli) -> None:
@@ -256,6 +214,8 @@ async def test_tools_and_their_calls(cli: Cli, tmp_path: Path) -> None:
         (["generate", "p", "--tool", '{"nonsense": 1}'], "is no tool"),
         (["generate", "p", "--tool", "/none.json"], "No such file"),
         (["generate", "p", "--n", "17"], "less than or equal to 16"),
+        (["generate", "p", "--json-schema", "nowhere.json"], "nowhere.json: No such file"),
+        (["generate", "p", "--timeout", "0"], "--timeout: 0 must be greater than 0"),
         (["generate"], "PROMPT"),
         (["generate", "p", "--label", "nothing"], "'nothing' is not KEY=VALUE"),
         (["generate", "p", "--priority", "urgent"], "urgent"),

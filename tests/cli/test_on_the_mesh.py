@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -18,13 +17,12 @@ pytestmark = pytest.mark.mesh
 QUESTION = "Sort ascending: 12, 3, 7"
 
 
-@pytest.mark.parametrize("model", ["small", "large"])
-async def test_generate(cli: Cli, mesh: RunningMesh, model: str) -> None:
-    arguments = ("generate", QUESTION, "-m", model, "--address", mesh.address)
+async def test_generate(cli: Cli, mesh: RunningMesh) -> None:
+    arguments = ("generate", QUESTION, "-m", "small", "--address", mesh.address)
     whole = await cli(*arguments, "--json")
     assert whole.code == 0, whole.err
     answer = json.loads(whole.out)
-    assert (answer["model"], answer["tier"]) == (model, model)
+    assert (answer["model"], answer["tier"]) == ("small", "small")
     assert answer["text"].strip()
     assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"]
     assert 0 < answer["timings"]["time_to_first_token_ms"] <= answer["timings"]["total_ms"]
@@ -69,29 +67,6 @@ async def test_a_dead_end_fails_its_request_alone(cli: Cli, mesh: RunningMesh) -
     assert (await cli("generate", QUESTION, *common)).code == 0, "the breaker is closed"
 
 
-async def test_an_answer_cannot_end_before_min_tokens(cli: Cli, mesh: RunningMesh) -> None:
-    ran = await cli(
-        *("generate", QUESTION, "-m", "small", "--json", "--address", mesh.address),
-        *("--min-tokens", "60", "--presence-penalty", "1", "--frequency-penalty", "0.5"),
-    )
-    assert json.loads(ran.out)["usage"]["completion_tokens"] >= 60
-
-
-async def test_chat(cli: Cli, mesh: RunningMesh) -> None:
-    arguments = ("chat", "-m", "small", "--json", "--address", mesh.address)
-    ran = await cli(*arguments, stdin=f"{QUESTION}\nAnd 4, 1?\n".encode())
-    assert ran.code == 0, ran.err
-    first, second = (json.loads(line) for line in ran.out.splitlines())
-    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"]
-
-
-async def test_models(cli: Cli, mesh: RunningMesh) -> None:
-    ran = await cli("models", "--json", "--address", mesh.address)
-    listed: list[dict[str, Any]] = json.loads(ran.out)["models"]
-    assert [model["name"] for model in listed] == [m.name for m in mesh.settings.models]
-    assert all(model["ready"] for model in listed)
-
-
 async def test_eval(cli: Cli, mesh: RunningMesh) -> None:
     ran = await cli(
         *("eval", "--n", "2", "-m", "small", "-m", "auto", "--json", "--address", mesh.address)
@@ -115,43 +90,6 @@ async def test_outcomes_are_learned_from(cli: Cli, mesh: RunningMesh, tmp_path: 
     heads = json.loads(ran.out)["heads"]
     assert heads["prompts"]["rows"] == heads["cascade"]["rows"] == rows
     assert heads["prompts"]["held_out"]["strong"] > heads["prompts"]["held_out"]["weak"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["-m", "nobody"], "MODEL_UNKNOWN"),
-        (["--max-tokens", "0"], "REQUEST_INVALID"),
-        (["--max-tokens", "4000000000"], "REQUEST_INVALID"),
-        (["--temperature", "9"], "REQUEST_INVALID"),
-        (["--regex", "("], "REQUEST_INVALID"),
-        (["--label", f"{'k' * 65}=v"], "REQUEST_INVALID"),
-    ],
-)
-async def test_refusal_is_typed(
-    cli: Cli, mesh: RunningMesh, arguments: list[str], reason: str
-) -> None:
-    ran = await cli("generate", QUESTION, *arguments, "--json", "--address", mesh.address)
-    assert ran.code == 1
-    assert json.loads(ran.out)["error"]["reason"] == reason
-    assert ran.err.startswith(f"sluice: {reason}: ")
-
-
-@pytest.mark.parametrize(
-    ("prompt", "reason"),
-    [
-        (b"", "REQUEST_INVALID"),
-        (b"seven " * 5000, "PROMPT_TOO_LONG"),
-        (b"seven " * 200_000, "MESSAGE_TOO_LARGE"),
-    ],
-    ids=["empty", "long", "large"],
-)
-async def test_prompt_that_cannot_be_taken(
-    cli: Cli, mesh: RunningMesh, prompt: bytes, reason: str
-) -> None:
-    ran = await cli("generate", "-", "--json", "--address", mesh.address, stdin=prompt)
-    assert ran.code == 1
-    assert json.loads(ran.out)["error"]["reason"] == reason
 
 
 async def test_record_and_simulate(cli: Cli, mesh: RunningMesh, tmp_path: Path) -> None:

@@ -111,15 +111,6 @@ async def test_prompts_are_checked(cli: Cli, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["outcomes.csv", "p.csv", "r"]
 
 
-async def test_sources_are_merged(cli: Cli, tmp_path: Path) -> None:
-    rows = outcomes(80)
-    first, second = write(tmp_path / "a.csv", rows[:40]), write(tmp_path / "b.csv", rows[40:])
-    words = ("router", "train", str(first), str(second), "--out", str(tmp_path / "r"))
-    merged = await cli(*words, "--json")
-    assert merged.code == 0, merged.err
-    assert json.loads(merged.out)["heads"]["prompts"]["rows"] == 80
-
-
 async def test_files_that_cannot_be_read(cli: Cli, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path / "r"))
     missing = await cli("router", "train", str(tmp_path / "none.csv"), *out)

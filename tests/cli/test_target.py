@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.errors import UnknownModel
 from supervisor.state import MeshState, StateDir
 from tests.cli.commands import Cli
-from tests.support.scripted import Fail, ScriptedService, delta, finished, started
+from tests.support.scripted import ScriptedService, delta, finished, started
 
 WHOLE = [started(), delta(0, "abc"), finished()]
 
@@ -92,9 +91,3 @@ async def test_the_gateway_of_the_running_mesh_is_away(cli: Cli, state_dir: Stat
         state_dir.write(mesh_at("127.0.0.1:1"))
         ran = await cli("models")
     assert f"the mesh in {state_dir.root} (pid {os.getpid()}) runs, see `sluice status`" in ran.err
-
-
-async def test_other_errors_of_a_gateway_have_no_such_hint(cli: Cli, state_dir: StateDir) -> None:
-    async with ScriptedService.serve([[Fail(UnknownModel("no such model"))]]) as service:
-        ran = await cli("generate", "hi", "--address", service.address)
-    assert "sluice up" not in ran.err

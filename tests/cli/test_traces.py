@@ -122,11 +122,8 @@ async def test_named_traces_are_read_with_those_they_link_to(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("missing", "fault"),
     [
-        ((names.SPAN_GENERATE,), "spans without a parent"),
-        ((names.model_span("chat", "small"),), "spans without a parent"),
         ((names.SPAN_TASK,), "spans without a parent"),
         ((names.SPAN_PREFILL, names.SPAN_DECODE), "no span of sluice-worker"),
-        ((names.SPAN_DECODE,), "the answer has no decode"),
         (
             (*(names.SPAN_TASK, names.SPAN_QUEUE, names.SPAN_BATCH), *("prefill", "decode")),
             "no span of sluice-batcher",

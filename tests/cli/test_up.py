@@ -115,28 +115,29 @@ def test_a_port_in_use_is_one_line(shell: Shell) -> None:
     assert shell.state.read() is None
 
 
-def test_a_missing_configuration_is_one_line(shell: Shell) -> None:
-    done = shell.here("up", "--config", "/no/such/file.yaml")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "/no/such/file.yaml: cannot be read" in done.stderr
+RULE = "rules: [{model: echo, reason: r, contains: ['a', '(?<=b)c']}]"
 
 
-def test_a_policy_that_cannot_work_is_one_line(shell: Shell) -> None:
-    shell.config.write_text(CONFIG + "safety: {default: nope}\n")
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (None, "sluice.yaml: cannot be read"),
+        (CONFIG + "safety: {default: nope}\n", "safety.default: no policy 'nope'"),
+        (
+            CONFIG.replace("{default: echo}", f"{{default: echo, {RULE}}}"),
+            "routing.rules.0.contains.1: invalid perl operator",
+        ),
+    ],
+    ids=["missing", "policy", "pattern"],
+)
+def test_a_configuration_that_cannot_work_is_one_line(
+    shell: Shell, config: str | None, problem: str
+) -> None:
+    shell.config.unlink() if config is None else shell.config.write_text(config)
     done = shell.here("up", "--config", str(shell.config))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "safety.default: no policy 'nope'" in done.stderr
-
-
-def test_a_pattern_that_cannot_work_is_one_line(shell: Shell) -> None:
-    rule = "rules: [{model: echo, reason: r, contains: ['a', '(?<=b)c']}]"
-    shell.config.write_text(CONFIG.replace("{default: echo}", f"{{default: echo, {rule}}}"))
-    done = shell.here("up", "--config", str(shell.config))
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "routing.rules.0.contains.1: invalid perl operator" in done.stderr
+    assert problem in done.stderr
 
 
 def test_a_model_file_that_cannot_work_is_one_line(shell: Shell) -> None:
@@ -149,14 +150,6 @@ def test_a_model_file_that_cannot_work_is_one_line(shell: Shell) -> None:
         assert done.stderr.count("\n") == 1
         assert f"models: echo: {file}: is not a GGUF file" in done.stderr
     assert not shell.state.root.exists()
-
-
-def test_up_says_how_to_get_the_general_model(shell: Shell) -> None:
-    with patch.dict(os.environ, SLUICE_GATEWAY__ADDRESS="nowhere"):
-        done = shell.here("up")
-    assert done.returncode == 1
-    assert "the general model is not served: its weights are not in" in done.stderr
-    assert "run scripts/chat_model" in done.stderr
 
 
 def test_what_a_detached_supervisor_finds_is_said_by_the_command(shell: Shell) -> None:

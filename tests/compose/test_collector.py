@@ -5,48 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema.validators import validator_for
 
 from tests.support.compose import FOLDER, services
 
 TEXT = (FOLDER / "collector.yaml").read_text(encoding="utf-8")
 SAMPLING = "compose.sampling.yaml"
-DURATION = {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"}
-COUNT = {"type": "integer", "minimum": 1}
-
-
-def exactly(**properties: object) -> dict[str, object]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [name for name in properties if name != "decision_cache"],
-        "additionalProperties": False,
-    }
-
-
-def policy(kind: str, **properties: object) -> dict[str, object]:
-    return exactly(name={"type": "string"}, type={"const": kind}, **{kind: exactly(**properties)})
-
-
-STATUS = {"type": "array", "minItems": 1, "items": {"enum": ["ERROR", "OK", "UNSET"]}}
-PERCENT = {"type": "number", "minimum": 0, "maximum": 100}
-TAIL_SAMPLING = exactly(
-    decision_wait=DURATION,
-    decision_wait_after_root_received=DURATION,
-    num_traces=COUNT,
-    decision_cache=exactly(sampled_cache_size=COUNT, non_sampled_cache_size=COUNT),
-    policies={
-        "type": "array",
-        "items": {
-            "oneOf": [
-                policy("status_code", status_codes=STATUS),
-                policy("latency", threshold_ms=COUNT),
-                policy("probabilistic", sampling_percentage=PERCENT),
-            ]
-        },
-    },
-)
-"""What tailsamplingprocessor of opentelemetry-collector-contrib 0.144 and later takes, as far as it is used here."""
 
 
 def environment() -> dict[str, str]:
@@ -60,20 +23,6 @@ def collector(values: dict[str, str]) -> dict[str, Any]:
     found = yaml.safe_load(re.sub(r"\$\{env:([A-Z_]+)\}", lambda one: values[one[1]], quoted))
     assert isinstance(found, dict)
     return found
-
-
-def problems(sampling: object) -> list[str]:
-    validator = validator_for(TAIL_SAMPLING)
-    validator.check_schema(TAIL_SAMPLING)
-    return [error.message for error in validator(TAIL_SAMPLING).iter_errors(sampling)]
-
-
-def test_the_processor_takes_it() -> None:
-    sampling = collector(environment())["processors"]["tail_sampling"]
-    assert problems(sampling) == []
-    assert problems({**sampling, "policys": []})
-    wrong = {"name": "slow", "type": "latency", "latency": {"threshold": 1}}
-    assert problems({**sampling, "policies": [wrong]})
 
 
 def test_what_the_service_names_is_configured() -> None:

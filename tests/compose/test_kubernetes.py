@@ -20,7 +20,7 @@ from sluice.settings import JobsSettings, NatsSettings, Settings, load
 from sluice.startup import free_port
 from sluice.wire import subjects
 from sluice.wire.connection import connect, disconnect
-from sluice.wire.permissions import BATCHER, GATEWAY, KINDS, OPERATOR, identity
+from sluice.wire.permissions import BATCHER, GATEWAY, KINDS, OPERATOR
 from supervisor.certificates import Authority
 from supervisor.nats import find_nats_server, render_accounts, render_tls, wait_for_nats
 from tests.support.compose import (
@@ -83,18 +83,6 @@ def test_manifests_are_valid_by_the_schemas_of_kubernetes(overlay: str) -> None:
     for manifest in manifests(overlay):
         if manifest["kind"] not in FOREIGN:  # see below
             validate(manifest)
-
-
-@pytest.mark.parametrize("name", services())
-def test_images_and_commands_are_those_of_compose(name: str) -> None:
-    container, service = pod_containers()[name], services()[name]
-
-    assert container["image"].partition(":")[0] == service["image"].partition(":")[0]
-    if name in PROCESSES:
-        # Compose fills in $$HOSTNAME as $HOSTNAME.
-        assert container["command"] == service["command"]
-    elif name == "nats":
-        assert container["args"][: len(service["command"])] == service["command"]
 
 
 def test_addresses_are_those_of_compose() -> None:
@@ -170,22 +158,6 @@ def ports_of_probes(container: dict[str, Any]) -> Iterator[str | int]:
             yield from map(int, re.findall(r"127\.0\.0\.1:(\d+)", word))
 
 
-def test_the_pod_of_the_operator_is_valid_and_names_what_exists() -> None:
-    pod = yaml.safe_load((FOLDER / "kubernetes/secure/operator.yaml").read_text())
-    validate(pod)
-    (container,) = pod["spec"]["containers"]
-    addresses = named("secure", "ConfigMap")["sluice-addresses"]["data"]
-    assert {one["name"]: one["value"] for one in container["env"]}.items() <= addresses.items()
-    made = {
-        item["spec"]["secretName"]
-        for item in manifests("secure")
-        if "secretName" in item.get("spec", {})
-    }
-    (secret,) = (one["secret"]["secretName"] for one in pod["spec"]["volumes"] if "secret" in one)
-    assert secret in made
-    assert container["image"] == pod_containers("secure")["gateway"]["image"]
-
-
 @overlays
 def test_configurations_secrets_and_claims_exist(overlay: str) -> None:
     configs = {
@@ -225,19 +197,6 @@ def test_keda_asks_for_metrics_that_processes_emit(overlay: str, triggers: list[
         assert problems(trigger["metadata"]["query"], known) == []
 
 
-@overlays
-@pytest.mark.parametrize("name", services())
-def test_every_container_has_probes_and_a_memory_limit(overlay: str, name: str) -> None:
-    container, pod = pod_containers(overlay)[name], pod_specs(overlay)[name]["spec"]
-
-    assert {"livenessProbe", "readinessProbe"} <= set(container)
-    assert "memory" in container["resources"]["limits"]
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    if name != "jaeger":
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
-
-
 def test_a_rolling_update_lets_streams_end() -> None:
     addresses = named("base", "ConfigMap")["sluice-addresses"]["data"]
     for name in ("gateway", "batcher", "jobs"):
@@ -252,20 +211,6 @@ def test_a_rolling_update_lets_streams_end() -> None:
     # Those that are called leave the DNS before they refuse calls.
     for name in ("gateway", "jobs"):
         assert pod_containers()[name]["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5
-
-
-def test_each_process_has_the_certificate_that_nats_knows_it_by() -> None:
-    made = {
-        item["spec"]["secretName"]: item["spec"]
-        for item in manifests("secure")
-        if item["kind"] == "Certificate"
-    }
-    for name in ("nats", *PROCESSES):
-        volumes = pod_specs("secure")[name]["spec"]["volumes"]
-        (secret,) = (one["secret"]["secretName"] for one in volumes if "secret" in one)
-        assert made[secret]["uris"] == [identity(name)]
-        mounts = {m["name"]: m["mountPath"] for m in pod_containers("secure")[name]["volumeMounts"]}
-        assert mounts["tls"] == "/etc/sluice-tls"
 
 
 def test_certificates_are_valid_for_the_names_that_are_called(tmp_path: Path) -> None:

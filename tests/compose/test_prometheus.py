@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.main import COMMANDS
 from sluice.telemetry.catalog import METRICS
 from tests.support.compose import FOLDER, ROOT
 from tests.support.promql import endings, names_in, problems, recorded
@@ -45,15 +44,6 @@ def test_each_alert_has_its_section_in_the_runbook() -> None:
         section = RUNBOOK.partition(f"## {name}\n")[2].partition("\n## ")[0]
         assert "- Look: " in section, name
         assert "- Do: " in section, name
-
-
-def test_the_commands_of_the_runbook_exist() -> None:
-    named = set(re.findall(r"(?:`|^    )sluice (\w+)", RUNBOOK, re.MULTILINE))
-    assert {"top", "requests", "cancel", "drain", "logs", "trace"} <= named
-    assert named <= set(COMMANDS)
-    assert all(
-        (DOCS / "operate" / page).is_file() for page in re.findall(r"\]\(([\w./-]+\.md)", RUNBOOK)
-    )
 
 
 def test_every_alert_has_a_unit_test() -> None:

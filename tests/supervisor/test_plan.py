@@ -158,12 +158,6 @@ def test_a_broken_model_folder(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_model_folder(tmp_path: Path) -> None:
-    model = {"name": "mine", "path": str(tmp_path / "none")}
-    with pytest.raises(SettingsError, match=r"^models: mine: [^:]*does not exist"):
-        plan(tmp_path, models=[model], routing={"default": "mine"})
-
-
 def test_a_missing_libpython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.base_prefix", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_config_var", lambda name: str(tmp_path))

@@ -113,15 +113,6 @@ def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
         StateDir(tmp_path / "file" / "below").lock()
 
 
-def test_the_default_directory_comes_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path))
-    assert StateDir.of(None).root == tmp_path
-    monkeypatch.delenv("SLUICE_STATE_DIR")
-    assert StateDir.of(None).root == Path("~/.local/state/sluice").expanduser().resolve()
-
-
 def test_a_later_process_with_the_same_number_is_another_one() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         now_ms = time.time_ns() // 1_000_000

@@ -274,15 +274,6 @@ async def test_a_missing_program_says_so(supervisor: Supervisor, tmp_path: Path)
         await supervisor.during_start(asyncio.Event().wait())
 
 
-async def test_a_readiness_problem_comes_through(supervisor: Supervisor, tmp_path: Path) -> None:
-    async def too_late() -> None:
-        raise SetupError("not ready in time")
-
-    supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"))
-    with pytest.raises(SetupError, match="not ready in time"):
-        await supervisor.during_start(too_late())
-
-
 async def test_the_watcher_lives_as_long_as_a_run(supervisor: Supervisor, tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
@@ -340,27 +331,6 @@ async def test_a_killed_reaper_is_replaced(pipe: Path, tmp_path: Path) -> None:
     reaper.close()
     assert await child.exited == -signal.SIGKILL
     await gone(grandchild)
-
-
-async def test_a_killed_supervisor_leaves_no_child(pipe: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        SUPERVISOR,
-        STUBBORN,
-        str(pipe),
-        "a",
-        "b",
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    pids = [int(pid) for pid in (await process.stdout.readline()).split()]
-    assert len(pids) == 2
-    assert "up" in await told(pipe)
-    process.kill()
-    await process.wait()
-    for pid in pids:
-        await gone(pid)
 
 
 async def test_cancelled_stop_still_ends_everything(tmp_path: Path, pipe: Path) -> None:
