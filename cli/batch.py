@@ -32,26 +32,15 @@ class InputOptions:
     """How the input is written, and where the messages of a subject begin and end."""
 
     format: Literal["auto", "openai", "jsonl", "csv", "parquet"] = Option(
-        "auto", help="Format of the input."
+        "auto", help="Input format."
     )
-    template: str = Option(
-        "", help='Makes prompts out of columns: "Summarize: {text}".', metavar="TEXT"
-    )
-    id_field: str = Option(
-        "", help='The column that names an item.  [default: "id"]', metavar="NAME"
-    )
-    messages: int = Option(
-        0, help="For nats:// inputs: stop after this many messages.  [default: no end]", min=0
-    )
+    template: str = Option("", help='Prompt from columns: "Summarize: {text}".', metavar="TEXT")
+    id_field: str = Option("", help='Column of item names.  [default: "id"]', metavar="NAME")
+    messages: int = Option(0, help="nats:// inputs: stop after this many messages.", min=0)
     idle: float = Option(
-        0.0,
-        help="For nats:// inputs: stop when no message came for this long.  [default: no end]",
-        min=0,
-        metavar="SECONDS",
+        0.0, help="nats:// inputs: stop when none came for this long.", min=0, metavar="SECONDS"
     )
-    from_sequence: int = Option(
-        0, help="For nats:// inputs: sequence of the first message.  [default: the first]", min=0
-    )
+    from_sequence: int = Option(0, help="nats:// inputs: sequence of the first message.", min=0)
 
     def fill(self, where: pb.JobInput, source: str) -> Path | None:
         """Describe the input in `where`; return the path of the file to upload, if it is one."""
@@ -77,23 +66,13 @@ class InputOptions:
 class StageOptions:
     """How long documents are split, and the answers to their parts put together."""
 
-    split: int = Option(
-        0,
-        help="Split long documents into parts of at most this many tokens.  [default: what fits]",
-        min=0,
-        metavar="TOKENS",
-    )
+    split: int = Option(0, help="Tokens of a part of a long document.", min=0, metavar="TOKENS")
     overlap: int = Option(
-        0,
-        help="Tokens of a part's end that begin the next part; needs --split.",
-        min=0,
-        metavar="TOKENS",
+        0, help="Tokens that parts share; needs --split.", min=0, metavar="TOKENS"
     )
     map: str = Option("", help='The prompt of a part: "Summarize: {text}".', metavar="TEXT")
     reduce: str = Option(
-        "",
-        help='Split documents; the prompt of the answers to the parts: "Put together: {text}".',
-        metavar="TEXT",
+        "", help='Split documents; prompt of the merge: "Join: {text}".', metavar="TEXT"
     )
 
     def stages(self) -> list[pb.JobStage]:
@@ -116,9 +95,7 @@ class StageOptions:
 class LimitOptions:
     """When a job ends, is paused or gives an item up, and how fast it runs."""
 
-    deadline: float | None = Option(
-        None, help="Deadline of the job: it expires after this time.", metavar="SECONDS"
-    )
+    deadline: float | None = Option(None, help="Deadline of the job, from now.", metavar="SECONDS")
     max_cost: float = Option(0.0, help="Pause the job at this cost.", min=0)
     requests_per_minute: int = Option(0, help="Maximum number of requests per minute.", min=0)
     tokens_per_minute: int = Option(0, help="Maximum number of tokens per minute.", min=0)
@@ -175,14 +152,10 @@ def submit(
     chosen: options.BulkSampling,
     out: Out = None,
     wait: bool = Option(False, "--wait", help="Wait until the job is over."),
-    watch: bool = Option(
-        False, "--watch", help="Wait until the job is over, and show its progress."
-    ),
+    watch: bool = Option(False, "--watch", help="Show the progress until the job is over."),
     given: InputOptions,
     stages: StageOptions,
-    reuse: list[str] | None = Option(
-        None, help="Reuse this job's answers to identical prompts; may be repeated.", metavar="JOB"
-    ),
+    reuse: list[str] | None = Option(None, help="Reuse this job's answers.", metavar="JOB"),
     name: str = Option("", help="Name of the job, shown in lists."),
     key: str = Option("", help="Idempotency key: the same key and specification are the same job."),
     bounds: LimitOptions,
@@ -254,9 +227,7 @@ def watch(
 @batch.command("list")
 def list_jobs(
     *,
-    state: list[str] | None = Option(
-        None, help="Only jobs in this state; may be repeated.", metavar="STATE"
-    ),
+    state: list[str] | None = Option(None, help="Only this state; repeatable.", metavar="STATE"),
     client: options.TenantClient,
 ) -> None:
     """List the jobs, newest first, and how many there are in each state."""
@@ -280,11 +251,7 @@ def results(
     job: JobId,
     out: Out = None,
     from_index: int = Option(0, help="Index of the first item, from 0.", min=0),
-    stage: int | None = Option(
-        None,
-        help="Stage of a job with stages.  [default: the last, or the one that it reached]",
-        min=1,
-    ),
+    stage: int | None = Option(None, help="Stage, from 1.  [default: the last]", min=1),
     follow: bool = Option(False, "--follow", help="Wait for results that are still to come."),
     client: options.TenantClient,
 ) -> None:
@@ -322,9 +289,7 @@ def dead_letters(job: JobId, client: options.TenantClient) -> None:
 def retry(
     *,
     job: JobId,
-    reason: list[str] | None = Option(
-        None, help="Only dead letters with this reason; may be repeated.", metavar="REASON"
-    ),
+    reason: list[str] | None = Option(None, help="Only this reason; repeatable.", metavar="REASON"),
     client: options.TenantClient,
 ) -> None:
     """Run the dead letters of a job that is over again."""

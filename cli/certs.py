@@ -16,9 +16,7 @@ certs = Commands("Make, list and renew certificates.")
 
 
 def _authority(
-    folder: Path | None = Option(
-        None, help="Directory of the certificates; default: tls in the state directory."
-    ),
+    folder: Path | None = Option(None, help="Directory.  [default: tls in the state directory]"),
     state_dir: options.StateDir = None,
 ) -> "Authority":
     from supervisor.certificates import Authority
@@ -40,9 +38,7 @@ Processes = Annotated[
 def create(
     *,
     processes: Processes = None,
-    host: list[str] | None = Option(
-        None, help="Further host name or address for the certificates, besides localhost."
-    ),
+    host: list[str] | None = Option(None, help="Further host name or address, besides localhost."),
     authority: OfMesh,
 ) -> None:
     """Make an authority unless there is one, and a certificate for each process that has none.

@@ -31,19 +31,11 @@ _NPY_HEADER: Final = 118
 
 
 def _settings(
-    model: str = Option(
-        "", "--model", "-m", help="Embedding model; needed if there are several.", metavar="NAME"
-    ),
-    prompt_name: str = Option(
-        "", help='Of the model\'s prompt before each text, such as "query".', metavar="NAME"
-    ),
+    model: str = Option("", "--model", "-m", help="Embedding model.", metavar="NAME"),
+    prompt_name: str = Option("", help='Name of a prompt, such as "query".', metavar="NAME"),
     dimensions: int = Option(0, help="Number of dimensions of each embedding; 0: all.", min=0),
-    normalize: bool | None = Option(
-        None, help="Scale embeddings to length 1.  [default: as the model says]"
-    ),
-    truncate: bool = Option(
-        False, "--truncate", help="Cut texts that are too long, instead of failing."
-    ),
+    normalize: bool | None = Option(None, help="Scale to length 1.  [default: as the model says]"),
+    truncate: bool = Option(False, "--truncate", help="Cut long texts instead of failing."),
     priority: options.Priority = "standard",
 ) -> dict[str, Any]:
     """Return the settings as arguments of `Client.embed`."""
@@ -53,18 +45,12 @@ def _settings(
 def embed(
     *,
     file: str = Argument(
-        ..., help='Texts, one a line, or JSON objects, one a line; "-" reads stdin.', metavar="FILE"
+        ..., help='Texts or JSON objects, one a line; "-": stdin.', metavar="FILE"
     ),
     out: Path | None = Option(
-        None,
-        "--output",
-        "-o",
-        help="Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
-        metavar="OUT",
+        None, "--output", "-o", help=".npy for numpy, else JSON.", metavar="OUT"
     ),
-    field: str = Option(
-        "text", help="The field of JSON objects that holds the text.", metavar="NAME"
-    ),
+    field: str = Option("text", help="Field of JSON objects with the text.", metavar="NAME"),
     settings: Annotated[dict[str, Any], Group(_settings)],
     client: options.TenantClient,
 ) -> None:

@@ -67,9 +67,7 @@ class OutcomeOptions:
         metavar="FILE.csv",
     )
     weak: str = Option("small", help="Small model of the outcomes.", metavar="NAME")
-    strong: str = Option(
-        "large", help="Large model, with which others are compared.", metavar="NAME"
-    )
+    strong: str = Option("large", help="Large model, the yardstick.", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +94,7 @@ class GoldenOptions:
 def _greedy(
     label: options.Label = None,
     accept_replace: bool = Option(
-        False,
-        "--accept-replace",
-        help="Allow a cascade to replace text that it has already streamed.",
+        False, "--accept-replace", help="Allow cascades to replace streamed text."
     ),
     timeout: float = Option(120.0, help="Timeout of each request, in seconds.", metavar="SECONDS"),
 ) -> GenerateOptions:
@@ -116,11 +112,7 @@ def evaluate(
     *,
     asked: QuestionOptions,
     model: list[str] | None = Option(
-        None,
-        "--model",
-        "-m",
-        help='May be repeated.  [default: every model, and "auto"]',
-        metavar="NAME",
+        None, "--model", "-m", help='[default: every model, and "auto"]', metavar="NAME"
     ),
     pair: OutcomeOptions,
     references: GoldenOptions,

@@ -46,9 +46,7 @@ class Hop:
 def explain(
     *,
     request_id: RequestId,
-    audit: bool = Option(
-        False, "--audit", help="Show the audit entry instead, which is kept longer."
-    ),
+    audit: bool = Option(False, "--audit", help="Show the audit entry, which is kept longer."),
     client: options.OperatorClient,
 ) -> None:
     """Show the decisions about a request: route, batch, cost.

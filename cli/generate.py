@@ -11,18 +11,12 @@ from sluice.client.request import AudioTaskName
 
 def generate(
     *,
-    prompt: str = Argument(
-        ...,
-        help='The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
-        metavar="PROMPT",
-    ),
+    prompt: str = Argument(..., help='The prompt; "-" reads stdin.', metavar="PROMPT"),
     chosen: options.Sampling,
-    logprobs: int | None = Option(
-        None, help="Number of alternatives for each token, with log-probabilities; needs --json."
-    ),
+    logprobs: int | None = Option(None, help="Alternatives for each token; needs --json."),
     raw: bool = Option(False, "--raw", help="Do not apply the chat template."),
     n: int = Option(
-        1, help="Number of answers (they only differ with --temperature above 0).", min=1, max=16
+        1, help="Number of answers; they differ with --temperature > 0.", min=1, max=16
     ),
     tool: list[str] | None = Option(
         None,
@@ -31,7 +25,7 @@ def generate(
         metavar="FILE|TEXT",
     ),
     tool_choice: str | None = Option(
-        None, help="Whether, or which, tool is called.", metavar="none|auto|required|NAME"
+        None, help="Which tool is called.", metavar="none|auto|required|NAME"
     ),
     client: options.TenantClient,
 ) -> None:
@@ -65,18 +59,10 @@ def generate(
 def transcribe(
     *,
     file: str = Argument(
-        ..., help='A WAV file: 16 kHz, one channel, 16 bits; "-" reads stdin.', metavar="FILE"
+        ..., help='WAV, 16 kHz, one channel, 16 bits; "-": stdin.', metavar="FILE"
     ),
-    language: str = Option(
-        "",
-        "--language",
-        "-l",
-        help='That is spoken, such as "en".  [default: the model finds it]',
-        metavar="CODE",
-    ),
-    prompt: str = Option(
-        "", help="Text that precedes the audio, for names and spelling.", metavar="TEXT"
-    ),
+    language: str = Option("", "--language", "-l", help='Such as "en".', metavar="CODE"),
+    prompt: str = Option("", help='The prompt; "-" reads stdin.', metavar="TEXT"),
     translate: bool = Option(False, "--translate", help="Translate into English."),
     model: options.Model = options.MODEL,
     priority: options.Priority = "interactive",

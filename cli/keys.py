@@ -129,16 +129,10 @@ OfMesh = Annotated[Keys, Group(_keys)]
 def create(
     *,
     tenant: str = Argument(..., help="Whose calls it makes.", metavar="TENANT"),
-    role: list[str] | None = Option(
-        None, help="caller, operator or auditor; may be repeated.  [default: caller]"
-    ),
+    role: list[str] | None = Option(None, help="caller, operator or auditor.  [default: caller]"),
     name: str = Option("", help="Name of the key, for people."),
-    expires_days: float | None = Option(
-        None, help="Expiry of the key, in days.  [default: never]", min=0
-    ),
-    requests_per_minute: float = Option(
-        0.0, help="Limit of this key, besides those of its tenant.", min=0
-    ),
+    expires_days: float | None = Option(None, help="Expiry, in days.  [default: never]", min=0),
+    requests_per_minute: float = Option(0.0, help="Limit of this key alone.", min=0),
     tokens_per_minute: float = Option(0.0, help="Limit of tokens per minute of this key.", min=0),
     mine: OfMesh,
 ) -> None:

@@ -26,19 +26,13 @@ _COLOURS: Final = {"warning": output.YELLOW, "error": output.RED}
 
 def logs(
     processes: list[str] | None = Argument(
-        None,
-        help='As `sluice status` names them; "gateway" also means "gateway.1".',
-        metavar="PROCESS...",
+        None, help="As `sluice status` names them.", metavar="PROCESS..."
     ),
     level: Level = Option("debug", help="Minimum log level."),
     request: str = Option("", help="Only lines about this request, or this trace.", metavar="ID"),
-    since: str = Option(
-        "", help="Only events younger than this: 30s, 10m, 2h or 1d.", metavar="TIME"
-    ),
+    since: str = Option("", help="Only events younger than 30s, 10m, 2h or 1d.", metavar="TIME"),
     tail: int = Option(100, help="Show the last N events; 0: all.", min=0, metavar="N"),
-    follow: bool = Option(
-        False, "--follow", "-f", help="Show new lines as they come, until Ctrl-C."
-    ),
+    follow: bool = Option(False, "--follow", "-f", help="Show new lines until Ctrl-C."),
     state_dir: options.StateDir = None,
 ) -> None:
     """Show the logs of the mesh's processes, in the order of time. With --json one object a line."""

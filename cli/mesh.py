@@ -71,18 +71,14 @@ def up(
     config: Path | None = Option(None, help="YAML file; without one the shipped tiers are served."),
     address: str | None = Option(None, help="HOST:PORT of the gateway; port 0 takes a free one."),
     http: str | None = Option(
-        None, help="HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."
+        None, help="HOST:PORT of OpenAI's API, or off.  [default: 127.0.0.1:8000]"
     ),
     state: OfMesh,
-    detach: bool = Option(
-        False, "--detach", help="Run in the background and return when the mesh is ready."
-    ),
+    detach: bool = Option(False, "--detach", help="Return when the mesh is ready."),
     secure: bool = Option(
-        False, "--secure", help="Encrypt every connection, with certificates that the mesh creates."
+        False, "--secure", help="Encrypt every connection with own certificates."
     ),
-    metrics: bool = Option(
-        False, "--metrics", help="Serve pages of metrics for Prometheus, on free ports."
-    ),
+    metrics: bool = Option(False, "--metrics", help="Serve metrics for Prometheus on free ports."),
 ) -> None:
     """Start a mesh on this machine, and run it until Ctrl-C.
 
@@ -144,9 +140,7 @@ def down(state: OfMesh) -> None:
 
 def reload(
     *,
-    config: Path | None = Option(
-        None, help="YAML file; without one that of `sluice up` is read again."
-    ),
+    config: Path | None = Option(None, help="YAML file.  [default: that of `sluice up`]"),
     state: OfMesh,
 ) -> None:
     """Change models, policies and limits of the running mesh.

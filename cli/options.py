@@ -137,44 +137,24 @@ def _sampling(
     model: Model = MODEL,
     priority: Priority = "interactive",
     max_tokens: int | None = Option(
-        None, help="Largest number of tokens of the answer.  [default: what fits]"
+        None, help="Maximum tokens of the answer.  [default: what fits]"
     ),
     temperature: Temperature = None,
-    top_p: float | None = Option(
-        None,
-        help="top_p: sample from the smallest set of tokens with this probability.  [default: 1]",
-    ),
-    top_k: int | None = Option(
-        None, help="top_k: sample from this many tokens; 0 is no limit.  [default: 0]"
-    ),
-    min_p: float | None = Option(
-        None,
-        help="min_p: sample from tokens at least this many times as probable as the first.  [default: 0]",
-    ),
+    top_p: float | None = Option(None, help="Nucleus sampling probability.  [default: 1]"),
+    top_k: int | None = Option(None, help="Sample from this many tokens; 0: all.  [default: 0]"),
+    min_p: float | None = Option(None, help="Minimum share of the top probability.  [default: 0]"),
     seed: int | None = Option(None, help="Random seed.  [default: the gateway picks one]"),
     stop: list[str] | None = Option(None, help="Stop string; may be repeated.", metavar="TEXT"),
-    repetition_penalty: float | None = Option(
-        None, help="Repetition penalty; above 1, repeated tokens get less likely.  [default: 1]"
-    ),
+    repetition_penalty: float | None = Option(None, help="Above 1: repeat less.  [default: 1]"),
     presence_penalty: float | None = Option(
-        None, help="Penalize tokens that already occur in the answer.  [default: 0]"
+        None, help="Penalty of tokens in the answer.  [default: 0]"
     ),
-    frequency_penalty: float | None = Option(
-        None, help="Penalize tokens by how often they occur in the answer.  [default: 0]"
-    ),
-    min_tokens: int | None = Option(
-        None, help="Minimum number of tokens of the answer.  [default: 0]"
-    ),
-    json_schema: str | None = Option(
-        None, help="JSON schema that the answer must satisfy.", metavar="FILE|TEXT"
-    ),
-    regex: str | None = Option(
-        None, help="Regular expression that the whole answer must match.", metavar="TEXT"
-    ),
+    frequency_penalty: float | None = Option(None, help="Penalty by frequency.  [default: 0]"),
+    min_tokens: int | None = Option(None, help="Minimum tokens of the answer.  [default: 0]"),
+    json_schema: str | None = Option(None, help="JSON schema of the answer.", metavar="FILE|TEXT"),
+    regex: str | None = Option(None, help="Pattern of the whole answer.", metavar="TEXT"),
     label: Label = None,
-    timeout: float | None = Option(
-        None, help="Timeout of a request, in seconds.  [default: the gateway's]", metavar="SECONDS"
-    ),
+    timeout: float | None = Option(None, help="Timeout of a request.", metavar="SECONDS"),
     allow_degraded: AllowDegraded = None,
 ) -> GenerateOptions:
     """Return the options that were set (are not None), as the client accepts them."""

@@ -39,13 +39,9 @@ def jobs(config: Config, id: Id = None) -> None:
 
 def worker(
     config: Path = Option(..., help="YAML file; its models are served."),
-    host: str = Option(
-        "127.0.0.1", help="Address to listen on; there are no credentials on this port."
-    ),
+    host: str = Option("127.0.0.1", help="Address to listen on, without credentials."),
     port: int | None = Option(None, help="gRPC port; default triton.port, else 8001."),
-    tritonserver: str | None = Option(
-        None, help="tritonserver to run, by path or name.  [default: the wheel's]"
-    ),
+    tritonserver: str | None = Option(None, help="Path or name.  [default: the wheel's]"),
 ) -> None:
     """Run one model worker in the foreground until SIGTERM."""
     import asyncio

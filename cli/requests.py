@@ -82,15 +82,10 @@ def cancel(
 def drain(
     *,
     model: str = Argument(..., help="", metavar="MODEL"),
-    worker: str = Argument(
-        ..., help="Worker as HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"
-    ),
+    worker: str = Argument(..., help="HOST:PORT/NAME, as `sluice top` shows it.", metavar="WORKER"),
     undo: bool = Option(False, "--undo", help="Return the worker to service."),
     wait: float = Option(
-        0,
-        help="Wait at most this long until the worker is empty, in seconds.",
-        metavar="SECONDS",
-        min=0,
+        0, help="Maximum wait until the worker is empty.", metavar="SECONDS", min=0
     ),
     client: options.OperatorClient,
 ) -> None:

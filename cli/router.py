@@ -33,19 +33,13 @@ MORE: Final = (
 class MeshOutcomes:
     """Which outcomes of which mesh; no tenants stand for all, no hours for all the time that they are kept."""
 
-    from_mesh: bool = Option(
-        False, "--from-mesh", help="Also learn from outcomes that the mesh has stored."
-    )
+    from_mesh: bool = Option(False, "--from-mesh", help="Learn from stored outcomes, too.")
     tenant: list[str] | None = Option(
-        None, help="--from-mesh: of this tenant; may be repeated.", metavar="NAME"
+        None, help="--from-mesh: only of this tenant.", metavar="NAME"
     )
     hours: float | None = Option(None, help="--from-mesh: of so many hours until now.", min=0)
     pair: str | None = Option(None, help="--from-mesh: of these two models.", metavar="WEAK/STRONG")
-    keep: Path | None = Option(
-        None,
-        help="--from-mesh: write the rows that have both sides as OUTCOMES.csv.",
-        metavar="FILE",
-    )
+    keep: Path | None = Option(None, help="--from-mesh: write OUTCOMES.csv.", metavar="FILE")
     address: options.Address = None
 
     def fetch(self) -> "list[StreamOutcomesResponse]":
@@ -128,9 +122,7 @@ def train_(
         show_default=False,
     ),
     out: Path = Option(..., help="The router.", show_default=False),
-    cascade: bool = Option(
-        False, "--cascade", help="Also read weak_response; every row must have it."
-    ),
+    cascade: bool = Option(False, "--cascade", help="Read weak_response, of every row."),
     seed: int = Option(0, help="Random seed of the training.", min=0),
     mesh: MeshOutcomes,
 ) -> None:

@@ -82,16 +82,10 @@ _SHARED: Final = {"sluice.queue.oldest_age"}
 
 
 def top(
-    once: bool = Option(
-        False, "--once", help="Print one screen and exit; rates are measured over one second."
-    ),
-    interval: float = Option(
-        2.0, help="Time between two screens, in seconds.", metavar="SECONDS", min=0.5
-    ),
+    once: bool = Option(False, "--once", help="Print one screen, with rates of one second."),
+    interval: float = Option(2.0, help="Time between screens.", metavar="SECONDS", min=0.5),
     sort: Sort = Option("name", help="What rows are sorted by."),
-    text: str = Option(
-        "", "--filter", help="Show only rows whose name contains this.", metavar="TEXT"
-    ),
+    text: str = Option("", "--filter", help="Only rows with this in a name.", metavar="TEXT"),
     address: options.Address = None,
 ) -> None:
     """Watch models, workers and tenants: load, speed, times.

@@ -66,12 +66,8 @@ def check(
     jaeger: str = Option("http://127.0.0.1:16686", help="Jaeger's query API.", metavar="URL"),
     limit: int = Option(20, help="Number of latest traces to check.", min=1, max=LIMIT_MAX),
     lookback: float = Option(3600.0, help="Maximum age of the latest traces, in seconds.", min=1.0),
-    settle: float = Option(
-        5.0, help="Skip traces that began less than this many seconds ago.", min=0.0
-    ),
-    triton: bool = Option(
-        False, "--triton", help="Require spans of Triton itself in traces of answers, too."
-    ),
+    settle: float = Option(5.0, help="Skip traces that began less than this ago, s.", min=0.0),
+    triton: bool = Option(False, "--triton", help="Require spans of Triton, too."),
 ) -> None:
     """Check whether traces are whole: root, parents, a span of each hop, and links.
 

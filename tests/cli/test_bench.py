@@ -1,11 +1,10 @@
 """`sluice bench`: finds the benchmarks of the tree, passes failures on, and prints figures in the agreed form."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from bench.support.harness import Figure, compare, emit
+from bench.support.harness import compare
 from cli import bench
 from cli.main import run
 
@@ -50,28 +49,3 @@ async def test_a_comparison_interleaves_and_takes_medians() -> None:
     )
     assert order == ["ours", "peer"] + ["ours", "peer", "peer", "ours"] * 2 + ["ours", "peer"]
     assert (figure.ours, figure.peer, figure.ratio) == (3.0, 2.0, 1.75)
-
-
-async def test_where_lower_is_better_the_ratio_is_turned() -> None:
-    async def half() -> float:
-        return 0.5
-
-    async def one() -> float:
-        return 1.0
-
-    figure = await compare("x", half, one, unit="ms", higher_is_better=False, note="n", runs=5)
-    assert figure.ratio == 2.0
-
-
-def test_json_has_all_keys_and_a_table_names_missing_sides(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    figure = Figure("x_vs_y", 1.0, None, None, "ms", 5, "m", "the peer is not installed")
-    emit([figure], as_json=True)
-    assert set(json.loads(capsys.readouterr().out)) == {
-        "figure", "ours", "peer", "ratio", "unit", "runs", "machine", "note",
-        "settings", "also", "label", "commit", "command", "versions", "load",
-        "low", "high", "samples",
-    }  # fmt: skip
-    emit([figure], as_json=False)
-    assert "missing" in capsys.readouterr().out

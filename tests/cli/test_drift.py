@@ -94,8 +94,3 @@ async def test_for_programs(cli: Cli) -> None:
     assert third["inputs"]["stability_index"] is None
     assert third["accuracy"]["brier"] is None
     assert [one.head for one in health] == [one.head for one in ROUTERS]
-
-
-async def test_without_a_gateway_there_is_one_line_and_a_code(cli: Cli) -> None:
-    ran = await cli("drift", "--address", "127.0.0.1:1")
-    assert ran.code == 1

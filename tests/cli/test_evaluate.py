@@ -60,25 +60,6 @@ async def test_question_without_an_answer_fails_the_command(cli: Cli) -> None:
     assert f"1 of {len(CELLS)} questions got no answer: ENGINE_FAILED: row lost" in ran.err
 
 
-async def test_what_a_cascade_saves_is_told(cli: Cli) -> None:
-    cheap = [started("small"), delta(0, "x"), finished(10)]
-    alone = [started("large"), delta(0, "x"), finished(20)]
-    both = [started("small"), delta(0, "x"), finished(15, legs={"small": 4, "large": 15})]
-    n = len(CELLS)
-    async with ScriptedService.serve([*[cheap] * n, *[alone] * n, both]) as service:
-        ran = await cli("eval", "--n", "1", "--json", "--address", service.address)
-    assert ran.code == 0, ran.err
-    report = json.loads(ran.out)
-    auto = report["scores"][-1]
-    assert auto["tokens"] == {"small": 9 * n, "large": 20 * n}
-    assert auto["answer_tokens"] == {"small": 4 * n, "large": 15 * n}
-    assert (auto["escalated_share"], auto["answers"]) == (1.0, {"large": n})
-    small, routed = report["trades"]
-    assert (small["model"], small["token_share"]) == ("small", 0.0)
-    assert (routed["model"], routed["token_share"]) == ("auto", pytest.approx(20 / 25))
-    assert routed["answer_token_share"] == pytest.approx(15 / 20)
-
-
 async def test_labels_and_consent_travel(cli: Cli) -> None:
     script = [started(), delta(0, "x"), finished(1)]
     async with ScriptedService.serve([script]) as service:

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from tests.cli.commands import Cli
 from tests.support.scripted import ScriptedService
 
@@ -25,10 +23,3 @@ async def test_json(cli: Cli) -> None:
     small, large = json.loads(ran.out)["models"]
     assert small["name"] == "small"
     assert large["ready"] is False
-
-
-async def test_address_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ScriptedService.serve() as service:
-        monkeypatch.setenv("SLUICE_ADDRESS", service.address)
-        ran = await cli("models")
-    assert ran.code == 0

@@ -25,8 +25,6 @@ DOCUMENTS = sorted(
 )
 """Changelog and decisions name what was removed."""
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
-FILE = re.compile(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.(?:py|proto)\b")
-OF_OTHERS = {"triton_python_backend_utils.py"}
 PAGE = re.compile(r"docs/[\w/.-]+\.md")
 SERVICE = re.compile(
     r"(?:sluice\.v1\.)?(?:Admin|Inference|Job|Safety)Service(?P<names>[^;\n.]*(?:\.\w+|`, `\w+)*)"
@@ -46,18 +44,6 @@ def page(request: pytest.FixtureRequest) -> str:
     """The text of each document."""
     path: str = request.param
     return (ROOT / path).read_text(encoding="utf-8")
-
-
-@cache
-def known_files() -> frozenset[str]:
-    """The tracked files, and each of their paths without the first folders."""
-    return frozenset(
-        "/".join(path.parts[start:]) for path in tracked_files() for start in range(len(path.parts))
-    )
-
-
-def test_files_of_code_exist(page: str) -> None:
-    assert set(FILE.findall(page)) - known_files() - OF_OTHERS == set()
 
 
 def test_pages_that_code_names_exist() -> None:
