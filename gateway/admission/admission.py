@@ -222,7 +222,7 @@ class Admission:
         begin = partial(_begin, context)
         inspection = await self._inspecting.work_on(texts, tenant, begin)
         context.inspection = inspection
-        if guards := inspection.compiled.prompt_readers:
+        if guards := inspection.policy.prompt_readers:
             checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
             normalized = inspection.normalized
             entities, decided = await self._read_entities(context, checks, normalized)

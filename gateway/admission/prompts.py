@@ -269,8 +269,8 @@ class ContextFit:
 
     def __init__(self, context: RequestContext) -> None:
         """Know nothing but the size of the texts. Guard models answer only if a request names them."""
-        compiled, routing = context.inspection.compiled, context.policies.settings.routing
-        guards = {guard.settings.model for guard in compiled.guards}
+        safety, routing = context.inspection.policy, context.policies.settings.routing
+        guards = {guard.settings.model for guard in safety.guards}
         guards -= {name for _, name in routing.all_models()} if guards else set()
         self._catalog, self._excluded = context.policies.catalog, guards
         self._chars = sum(map(len, context.conversation.texts))

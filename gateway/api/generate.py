@@ -280,7 +280,7 @@ class Generator:
         if context.second is not None:
             cascade = Cascade(upstream, self.escalations, context)
             steering.is_held, steering.next_run = cascade.holds, cascade.next_run
-        policy = context.inspection.compiled
+        policy = context.inspection.policy
         if policy.guards or policy.answer_readers:
             guards = GuardRunner(upstream, context)
             steering.checks, steering.check_answer = guards.checks, guards.check_answer

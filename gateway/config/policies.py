@@ -10,9 +10,9 @@ from gateway.routing.features import language_identifier
 from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.model import Calibration, HeadKey, LearnedHead, policy_key
 from gateway.routing.router import Router, check_patterns
-from gateway.safety.compiled import CompiledPolicies, compile_policies, rule_names
 from gateway.safety.inspector import Inspector
-from gateway.safety.policy import SafetyPolicies, load_policies
+from gateway.safety.loading import load_policies
+from gateway.safety.policy import SafetyPolicies
 from gateway.upstream.cascade import CHECKS
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.routing import RoutingPolicy, Target
@@ -29,8 +29,7 @@ def load_all(settings: Settings, before: policies.Policies | None = None) -> pol
     """
     catalog = load_catalog(settings, before.catalog if before else None)
     router = load_router(settings, catalog.settings)
-    compiled = load_policies_of(settings)
-    inspector = Inspector(compiled, before.inspector if before else None)
+    inspector = Inspector(load_policies_of(settings), before.inspector if before else None)
     return policies.Policies(settings, catalog, router, inspector)
 
 
@@ -41,16 +40,18 @@ def read_policies(settings: Settings) -> SafetyPolicies:
         SettingsError: one line that names what is wrong.
     """
     taggers = [model.name for model in settings.models if model.engine == "token_classifier"]
-    return load_policies(settings.safety, _read_list, rule_names(), _labels(settings), taggers)
+    return load_policies(settings.safety, _read_list, _labels(settings), taggers)
 
 
-def load_policies_of(settings: Settings) -> CompiledPolicies:
+def load_policies_of(settings: Settings) -> SafetyPolicies:
     """Compile the safety policies of `settings`; takes about a second, in any thread.
 
     Raises:
         SettingsError: as `read_policies`.
     """
-    return compile_policies(read_policies(settings))
+    policies = read_policies(settings)
+    policies.compile()
+    return policies
 
 
 def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.safety.actions import Action, Placeholders, TakenAction, apply
-from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import BY_PLACE, Finding, Severity
 from gateway.safety.guards.checks import Decided
 from gateway.safety.output.assembled import AssembledFilter
 from gateway.safety.output.filter import OutputFilter
+from gateway.safety.policy import HIDDEN, SafetyPolicies, SafetyPolicy
 from gateway.safety.text.edited_text import Normalized
 from gateway.safety.text.invisible import smuggled
-from gateway.safety.text.normalize import NOT_PLAIN_ASCII, normalize
+from gateway.safety.text.normalize import normalize
 from gateway.safety.text.skeleton import Skeleton
 
 TOO_LONG: Final = "limit.length"
@@ -61,10 +61,6 @@ class PromptVerdict:
     governed: tuple[str, str] | None = None
 
 
-_NOTHING: Final[tuple[TakenAction, ...]] = ()
-_NO_FINDINGS: Final = PromptVerdict((), None, {})
-
-
 def verdict_on(
     texts: Sequence[Sequence[TakenAction]], failed: Sequence[tuple[str, Action]] = ()
 ) -> PromptVerdict:
@@ -87,27 +83,25 @@ class Inspector:
         dry_run: counts of the policy in dry run, if there is one.
     """
 
-    def __init__(self, compiled: CompiledPolicies, before: "Inspector | None" = None) -> None:
+    def __init__(self, policies: SafetyPolicies, before: "Inspector | None" = None) -> None:
         """Continue the dry run of `before`, the inspector that this one replaces, if its policy is unchanged."""
-        self._compiled = compiled
-        trial, counts = compiled.trial, before.dry_run if before else None
+        self._policies = policies
+        trial, counts = policies.trial, before.dry_run if before else None
         # Counts of another policy say nothing about this one.
-        if trial is None or counts is None or counts.policy != trial.policy.version:
-            counts = None if trial is None else DryRun(trial.policy.version)
+        if trial is None or counts is None or counts.policy != trial.version:
+            counts = None if trial is None else DryRun(trial.version)
         self.dry_run: DryRun | None = counts
 
     @property
     def versions(self) -> list[str]:
         """Versions of its policies."""
-        return sorted(compiled.policy.version for compiled in self._compiled.by_name.values())
+        return sorted(policy.version for policy in self._policies.by_name.values())
 
-    def choose(self, tenant: str, labels: Mapping[str, str]) -> CompiledPolicy:
+    def choose(self, tenant: str, labels: Mapping[str, str]) -> SafetyPolicy:
         """Return the policy of a request: that of the first matching rule, else the default."""
-        settings = self._compiled.settings
-        for rule in settings.choose:
-            if rule.holds(tenant, labels):
-                return self._compiled.by_name[rule.policy]
-        return self._compiled.by_name[settings.default]
+        settings = self._policies.settings
+        rules = (rule.policy for rule in settings.choose if rule.holds(tenant, labels))
+        return self._policies.by_name[next(rules, settings.default)]
 
     def rehearse(self, inspection: "RequestInspection") -> "RequestInspection | None":
         """Inspect the texts of `inspection` by the policy in dry run; return None if there is none.
@@ -115,8 +109,8 @@ class Inspector:
         The policy in dry run decides about the entities that the active policy's classifiers found;
         its own are not run.
         """
-        trial = self._compiled.trial
-        if trial is None or trial.policy is inspection.policy:
+        trial = self._trial_of(inspection)
+        if trial is None:
             return None
         rehearsal = RequestInspection(trial, inspection.texts)
         rehearsal.decide(inspection.entities)
@@ -148,12 +142,16 @@ class Inspector:
             inspection: of the prompt, with all its texts done.
             system: system message as the model gets it.
         """
-        rules = inspection.compiled.output
+        rules, trial = inspection.policy.output, self._trial_of(inspection)
         if rules is None:
             return None
-        trial = self._compiled.trial
-        trial_output = None if trial is None or trial.policy is inspection.policy else trial.output
-        return OutputFilter(rules, inspection.placeholders, system, trial_output, self.dry_run)
+        trial_rules = None if trial is None else trial.output
+        return OutputFilter(rules, inspection.placeholders, system, trial_rules, self.dry_run)
+
+    def _trial_of(self, inspection: "RequestInspection") -> SafetyPolicy | None:
+        """Return the policy in dry run, unless it decides about the request anyway."""
+        trial = self._policies.trial
+        return None if trial is inspection.policy else trial
 
 
 class RequestInspection:
@@ -162,10 +160,10 @@ class RequestInspection:
     May be made and decided in other threads.
 
     Attributes:
-        compiled: the policy that decides, compiled.
-        policy: the policy as configured.
+        policy: the policy that decides.
         texts: the texts as they came.
         normalized: texts for token classifiers; empty where a text is over the length limit.
+        placeholders: placeholders of the values redacted so far.
         checks: decisions about token classifiers, for the record.
         entities: entities that `decide` got.
         edited: the texts for the model.
@@ -177,33 +175,15 @@ class RequestInspection:
     taken: Sequence[Sequence[TakenAction]]
     verdict: PromptVerdict
 
-    def __init__(self, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
+    def __init__(self, policy: SafetyPolicy, texts: Sequence[str]) -> None:
         """Normalize the texts of a request."""
-        self.compiled = compiled
-        self.policy = compiled.policy
+        self.policy = policy
         self.texts = tuple(texts)
         self.checks: Sequence[Decided] = ()
         self.entities = NO_ENTITIES
-        self.normalized: list[str] = []
-        self._changes: dict[int, Normalized] = {}
-        """By the number of a text, where it may differ from what came."""
-        self._placeholders: Placeholders | None = None
-        for index, text in enumerate(self.texts):
-            changed = text
-            if (
-                len(text) > compiled.policy.settings.max_chars
-                or not text.isascii()
-                or NOT_PLAIN_ASCII.search(text)
-            ):
-                self._changes[index] = change = self._normalized(text)
-                changed = change.text
-            self.normalized.append(changed)
-
-    def placeholders(self) -> Placeholders:
-        """Return the placeholders of the values redacted so far."""
-        if self._placeholders is None:
-            self._placeholders = Placeholders(self.normalized)
-        return self._placeholders
+        self._changes = list(map(self._normalized, self.texts))
+        self.normalized = [change.text for change in self._changes]
+        self.placeholders = Placeholders(self.normalized)
 
     @property
     def results(self) -> Iterator[tuple[str, Sequence[TakenAction]]]:
@@ -212,25 +192,21 @@ class RequestInspection:
 
     def decide(self, entities: EntityResults = NO_ENTITIES) -> None:
         """Inspect all texts; `entities` are what token classifiers found in them."""
-        compiled, edited, taken = self.compiled, [], []
+        rules, edited, taken = self.policy.rules, [], []
         for index, text in enumerate(self.normalized):
             findings: set[Finding] = set()
             if self.policy.settings.enabled:
-                findings.update(compiled.rules.scan(text))
+                findings.update(rules.scan(text))
                 # Look-alikes matter for injections alone; numbers and keys are read as they are.
                 if not text.isascii():
                     findings.update(self._look_alikes(text))
             if entities.by_text:
-                lists = compiled.rules.lists
-                findings.update(lists.without_allowed(text, entities.by_text[index]))
-            shown, actions = text, _NOTHING
-            if findings or index in self._changes:
-                shown, actions = self._decided(index, findings)
+                findings.update(rules.lists.without_allowed(text, entities.by_text[index]))
+            shown, actions = self._decided(index, findings)
             edited.append(shown)
             taken.append(actions)
         self.entities, self.edited, self.taken = entities, edited, taken
-        is_clean = not entities.failed and not any(taken)
-        self.verdict = _NO_FINDINGS if is_clean else verdict_on(taken, entities.failed)
+        self.verdict = verdict_on(taken, entities.failed)
 
     def _normalized(self, text: str) -> Normalized:
         """Normalize `text`; one over the limit is not inspected and so costs nothing."""
@@ -242,19 +218,18 @@ class RequestInspection:
     def _look_alikes(self, text: str) -> Iterator[Finding]:
         """Yield the injections in `text` that only its look shows."""
         look = Skeleton(text)
-        for finding in self.compiled.rules.scan(look.text) if look.text != text else ():
+        for finding in self.policy.rules.scan(look.text) if look.text != text else ():
             if finding.rule.startswith("injection."):
                 start, end = look.original_span(finding.start, finding.end)
                 yield Finding(finding.rule, start, end, finding.severity)
 
     def _decided(self, index: int, findings: set[Finding]) -> tuple[str, tuple[TakenAction, ...]]:
         """Return a text for the model, and its findings with their actions."""
-        original, text = self.texts[index], self.normalized[index]
-        normalized = self._changes.get(index, Normalized(text, ()))
-        # Normalization looked at the text and changed nothing.
+        original, normalized = self.texts[index], self._changes[index]
+        # Normalization looked at the text and noticed nothing.
         if not findings and not normalized.findings:
-            return text, _NOTHING
-        decision = apply(self.policy.actions, text, findings, self.placeholders())
+            return normalized.text, ()
+        decision = apply(self.policy.actions, normalized.text, findings, self.placeholders)
         actions = []
         for taken in decision.taken:
             start, end = normalized.original_span(taken.start, taken.end)
@@ -267,7 +242,7 @@ class RequestInspection:
     def _hidden(self, original: str) -> Iterator[Finding]:
         if len(original) <= self.policy.settings.max_chars and self.policy.settings.enabled:
             for start, end, payload in smuggled(original):
-                yield from self.compiled.rules.scan_hidden(payload, HIDDEN, (start, end))
+                yield from self.policy.rules.scan_hidden(payload, HIDDEN, (start, end))
 
     def _noticed(self, finding: Finding) -> TakenAction:
         """Return the action on a finding of normalization, which has edited the text already.

@@ -37,7 +37,7 @@ def _read_choice(value: object, info: ValidationInfo) -> Choice:
         return Choice(_PLAIN[value])
     if isinstance(value, dict) and list(value) == ["route"] and isinstance(value["route"], str):
         models: Mapping[str, Sequence[str]] = info.context or {}
-        if models and models.get(value["route"]) != ():
+        if models.get(value["route"]) != ():
             answering = ", ".join(name for name, labels in models.items() if not labels)
             raise ValueError(f"no model {value['route']!r}; known: {answering}")
         return Choice(Action.ROUTE, value["route"])

@@ -79,7 +79,7 @@ class SharedAnswerCache:
         # A key that the caller named belongs to one request, and its answer is kept under it. Of several answers the
         # first alone is as that of a request for one: the others do not count the prompt.
         is_private = request.resume or request.key_is_shared or request.answer_index
-        policy = context.inspection.compiled
+        policy = context.inspection.policy
         guarded = policy.guards or policy.answer_readers
         # Guards decide about every request, so an earlier verdict is not reused.
         if not is_repeatable or is_private or guarded:

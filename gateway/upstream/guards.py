@@ -287,7 +287,7 @@ class GuardRunner:
     """
 
     def __init__(self, upstream: Upstream, context: RequestContext) -> None:
-        self.checks = Checks(context.inspection.compiled.guards)
+        self.checks = Checks(context.inspection.policy.guards)
         self._upstream = upstream
         self._context = context
         self._turns = _turns(context.conversation)
@@ -313,7 +313,7 @@ class GuardRunner:
     async def _classify(self, stream: AnswerStream, run: ModelRun, window: AnswerWindow) -> None:
         """Let token classifiers read the next part of the answer."""
         context, upstream = self._context, self._upstream
-        guards = context.inspection.compiled.answer_readers
+        guards = context.inspection.policy.answer_readers
         checks = [self.checks.reading(guard, run.completion_tokens) for guard in guards]
         entities, decided = await find_entities(upstream, context, checks, [window.text])
         self.checks.decided += decided

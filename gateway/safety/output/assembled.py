@@ -7,21 +7,20 @@ value of the caller's own was restored.
 """
 
 from gateway.safety.actions import Placeholders, apply
-from gateway.safety.output.filter import OutputRules
-from gateway.safety.output.redactor import Redactor
+from gateway.safety.output.redactor import OutputRules, Redactor
 
 
 class AssembledFilter:
     """Filters one answer."""
 
     def __init__(self, rules: OutputRules) -> None:
-        self._rules = rules.rules
+        self._rules = rules
         self._placeholders = Placeholders()
         self._written: list[str] = []
         self._known = 0, frozenset[str]()
         """Number of parts that were written, and the values in them that rules would edit."""
         self._text, self._reasoning = (
-            Redactor(self._rules, self._own, self._is_known) for _ in range(2)
+            Redactor(rules, self._placeholders, self._is_known) for _ in range(2)
         )
         self._blocked: tuple[str, ...] = ()
         self._altered_chars = 0
@@ -63,9 +62,6 @@ class AssembledFilter:
         decision = apply(self._rules.table, text, findings, self._placeholders)
         self._blocked = self._blocked or decision.blocked
         return decision.text
-
-    def _own(self) -> Placeholders:
-        return self._placeholders
 
     def _is_known(self, value: str) -> bool:
         """Return whether `value` was let pass: it is (part of) a finding in the answer as it was written."""

@@ -11,24 +11,22 @@ terminal escapes.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import re2
 from typing_extensions import override
 
-from gateway.safety.actions import Action, ActionTable, Placeholders, TextDecision, apply
+from gateway.safety.actions import Action, ActionTable, Placeholders, TextDecision
 from gateway.safety.dry_run import DryRun, Move, moves_of
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.guards.checks import EntityGuard
 from gateway.safety.output import echo
 from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
-from gateway.safety.output.redactor import Redactor, StreamRules, covers
+from gateway.safety.output.redactor import OutputRules, Redactor, covers
 from gateway.safety.output.view import Scanner, ViewScanner
 from gateway.safety.output.windows import AnswerWindow, AnswerWindows
 from gateway.safety.patterns import compiled
-from gateway.safety.policy import SafetyPolicy
 from gateway.safety.rules.lexicon import DENY_LIST, Lexicon
 from gateway.safety.settings import OutputSettings
 
@@ -114,58 +112,30 @@ class Restorer:
         return pending
 
 
-@dataclass(frozen=True)
-class OutputRules:
-    """A policy made ready for answers; made once and shared by all answers.
-
-    Attributes:
-        policy: the policy.
-        rules: rules that the stream follows, and all that decide.
-        lists: lists of the operator.
-        window_tokens: longest window that token classifiers read of an answer; None if none reads
-            answers.
-        holds: text waits for the token classifiers, because the policy edits what they find.
-    """
-
-    policy: SafetyPolicy
-    rules: StreamRules
-    lists: Lexicon
-    window_tokens: int | None = None
-    holds: bool = False
-
-    def review(self, text: str, entities: Iterable[Finding] = ()) -> TextDecision:
-        """Decide about a whole answer by all rules, including those that only flag and never wait in the stream."""
-        return apply(self.rules.table, text, [*self.rules.scanner.scan(text), *entities])
-
-
 def output_rules(
-    policy: SafetyPolicy,
+    settings: OutputSettings,
+    table: ActionTable,
     watched: Sequence[WatchedRule],
     scanner: Scanner,
     lists: Lexicon,
-    readers: Sequence[EntityGuard] = (),
 ) -> OutputRules:
     """Build the filter rules of a policy that filters answers.
 
     Args:
-        policy: the policy.
+        settings: settings of rules for answers only.
+        table: actions on answers.
         watched: all rules of `scanner` that have patterns; those that only flag cost nothing.
         scanner: finds matches of the rules and of the operator's lists.
         lists: the lists alone.
-        readers: token classifiers that read answers.
 
     Raises:
         PatternError: a pattern cannot be followed in a stream.
     """
-    settings, table = policy.settings.output, policy.output_actions
     for_answers = OutputOnlyScanner(settings, table)
     editing = [rule for rule in (*watched, *for_answers.watched) if table.edits(rule.id)]
-    words = (*(policy.deny if table.edits(DENY_LIST) else ()), *policy.allow)
-    automaton, all_rules = Automaton(editing, WordList(words)), ViewScanner(scanner, for_answers)
-    rules = StreamRules(automaton, all_rules, table)
-    window = min((guard.settings.window_tokens for guard in readers), default=None)
-    holds = any(table.edits(rule) for guard in readers for rule in guard.tags.rules)
-    return OutputRules(policy, rules, lists, window, holds)
+    words = (*(lists.deny if table.edits(DENY_LIST) else ()), *lists.allow)
+    automaton = Automaton(editing, WordList(words))
+    return OutputRules(automaton, ViewScanner(scanner, for_answers), table, lists)
 
 
 @dataclass
@@ -194,7 +164,7 @@ class OutputFilter:
     def __init__(
         self,
         shared: OutputRules,
-        placeholders: Callable[[], Placeholders] = Placeholders,
+        placeholders: Placeholders | None = None,
         system: str = "",
         trial: OutputRules | None = None,
         counts: DryRun | None = None,
@@ -203,12 +173,13 @@ class OutputFilter:
 
         Args:
             shared: rules of the policy.
-            placeholders: returns those of the prompt.
+            placeholders: those of the prompt.
             system: system message as the model got it.
             trial: rules of the policy in dry run, which also inspects every answer.
             counts: counts of that policy.
         """
         self._shared = shared
+        placeholders = placeholders or Placeholders()
         self._trial, self._counts = trial, counts
         self._outcome: AnswerOutcome | None = None
         self._raw: list[str] = []
@@ -217,14 +188,14 @@ class OutputFilter:
         self.entities: list[Finding] = []
         self._holds = shared.holds
         self._finished = False
-        action = shared.rules.table.choose(echo.RULE, echo.SEVERITY).action
+        action = shared.table.choose(echo.RULE, echo.SEVERITY).action
         watch = None
         if action > Action.ROUTE:
             watch = echo.EchoWatch(system, stops=action is Action.BLOCK)
         self._echo = watch if watch is not None and watch.runs else None
-        self._redactor = Redactor(shared.rules, placeholders, echo=self._echo)
-        values = placeholders() if shared.policy.settings.restore else None
-        self._restorer = Restorer(values) if values is not None and values.values else None
+        self._redactor = Redactor(shared, placeholders, echo=self._echo)
+        restores = shared.restore and placeholders.values
+        self._restorer = Restorer(placeholders) if restores else None
 
     @property
     def stopped(self) -> tuple[str, ...]:
@@ -271,7 +242,7 @@ class OutputFilter:
         # Rules have released the text already; entities are only counted.
         if not self._holds:
             return ""
-        table = self._shared.rules.table
+        table = self._shared.table
         edited = [entity for entity in entities if table.edits(entity.rule)]
         return self._after(self._redactor.push(text, edited))
 
@@ -303,7 +274,7 @@ class OutputFilter:
             decision = self.review()
             taken = Counter((finding.rule, finding.action) for finding in decision.taken)
             moves = self._rehearsed(decision)
-            self._outcome = AnswerOutcome(self._shared.policy.version, taken, moves)
+            self._outcome = AnswerOutcome(self._shared.version, taken, moves)
         return self._outcome
 
     def _rehearsed(self, decision: TextDecision) -> Counter[Move]:

@@ -14,15 +14,25 @@ What models and the watch for repetitions of the system message find is decided 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.safety.actions import Action, ActionTable, Edit, Placeholders, apply, clusters, edited
+from gateway.safety.actions import (
+    Action,
+    ActionTable,
+    Edit,
+    Placeholders,
+    TextDecision,
+    apply,
+    clusters,
+    edited,
+)
 from gateway.safety.findings import Finding
 from gateway.safety.output.automaton import UNBOUNDED, Automaton, StreamWatch
 from gateway.safety.output.echo import EchoWatch
 from gateway.safety.output.view import APART, Scanner, readings, view
+from gateway.safety.rules.lexicon import NO_LISTS, Lexicon
 from gateway.safety.rules.spec import Span
 
 _CONTEXT_CHARS: Final = 256
@@ -36,18 +46,33 @@ _CHAIN_CHARS: Final = 256
 
 
 @dataclass(frozen=True)
-class StreamRules:
-    """The state that all answers under a policy share.
+class OutputRules:
+    """A policy made ready for answers; made once and shared by all answers.
 
     Attributes:
         automaton: patterns of the rules that change or end an answer, and of allow lists.
-        scanner: decides, on the same view of the text as the automaton.
+        scanner: decides by all rules, on the same view of the text as the automaton.
         table: actions of the policy.
+        lists: lists of the operator.
+        version: version of the policy.
+        restore: whether the caller's values return in place of their placeholders.
+        window_tokens: longest window that token classifiers read of an answer; None if none reads
+            answers.
+        holds: text waits for the token classifiers, because the policy edits what they find.
     """
 
     automaton: Automaton
     scanner: Scanner
     table: ActionTable
+    lists: Lexicon = NO_LISTS
+    version: str = ""
+    restore: bool = False
+    window_tokens: int | None = None
+    holds: bool = False
+
+    def review(self, text: str, others: Iterable[Finding] = ()) -> TextDecision:
+        """Decide about a whole answer by all rules, including those that only flag and never wait in the stream."""
+        return apply(self.table, text, [*self.scanner.scan(text), *others])
 
 
 class Redactor:
@@ -62,8 +87,8 @@ class Redactor:
 
     def __init__(
         self,
-        rules: StreamRules,
-        placeholders: Callable[[], Placeholders],
+        rules: OutputRules,
+        placeholders: Placeholders,
         is_known: Callable[[str], bool] = lambda _: False,
         echo: EchoWatch | None = None,
     ) -> None:
@@ -71,7 +96,7 @@ class Redactor:
 
         Args:
             rules: rules of the policy.
-            placeholders: returns those of the prompt; called when something is redacted.
+            placeholders: those of the prompt.
             is_known: whether a value that rules find may show.
             echo: finds repetitions of the system message.
         """
@@ -268,7 +293,7 @@ class Redactor:
             return ()
         # A copy: values of the answer must not be restored in a later turn.
         if self._placeholders is None:
-            self._placeholders = self._of_prompt().for_answer()
+            self._placeholders = self._of_prompt.for_answer()
         decision = apply(self._rules.table, piece, findings, self._placeholders)
         if decision.edits and decision.edits[-1].action is Action.BLOCK:
             last = decision.edits[-1]

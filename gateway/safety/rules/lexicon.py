@@ -24,12 +24,17 @@ _UNSPACED: Final = re.compile(f"[{UNSPACED}]")
 
 
 class Lexicon:
-    """A deny list and an allow list, compiled once. Entries that occur inside each other are all found."""
+    """A deny list and an allow list, compiled once. Entries that occur inside each other are all found.
+
+    Attributes:
+        deny: entries of the deny list.
+        allow: entries of the allow list.
+    """
 
     def __init__(self, deny: Iterable[str] = (), allow: Iterable[str] = ()) -> None:
         """Compile the lists; entries are not empty."""
-        denied = list(map(fold_case, dict.fromkeys(deny)))
-        allowed = list(map(fold_case, dict.fromkeys(allow)))
+        self.deny, self.allow = tuple(dict.fromkeys(deny)), tuple(dict.fromkeys(allow))
+        denied, allowed = list(map(fold_case, self.deny)), list(map(fold_case, self.allow))
         self._denied = len(denied)
         self._automaton = AhoCorasick([*denied, *allowed]) if denied or allowed else None
 
@@ -94,3 +99,6 @@ def _is_whole(text: str, start: int, end: int) -> bool:
 
 def _in_word(char: str) -> bool:
     return (char.isalnum() or char == "_") and _UNSPACED.match(char) is None
+
+
+NO_LISTS: Final = Lexicon()

@@ -20,7 +20,7 @@ import hyperscan
 
 from gateway.safety.findings import BY_PLACE, Finding, Severity
 from gateway.safety.patterns import PatternError
-from gateway.safety.rules.lexicon import Lexicon
+from gateway.safety.rules.lexicon import NO_LISTS, Lexicon
 from gateway.safety.rules.limits import CHARS_MAX, RUN_CHARS_MAX, repetitions
 from gateway.safety.rules.payloads import HINTS, ROT13, Payloads
 from gateway.safety.rules.scanner import CompiledForm, Occurring, Subject, findings_of
@@ -116,16 +116,13 @@ def _note(pattern: int, start: int, end: int, flags: int, ends: object) -> None:
     ends[pattern] = end
 
 
-_NO_LISTS: Final = Lexicon()
-
-
 class RuleSet:
     """The rules of a policy, compiled. Immutable, and a scan keeps no state, so several threads may scan."""
 
     def __init__(
         self,
         specs: Sequence[RuleSpec],
-        lists: Lexicon = _NO_LISTS,
+        lists: Lexicon = NO_LISTS,
         max_chars: int | None = CHARS_MAX,
     ) -> None:
         """Compile the rules; raises `PatternError` if a pattern is not accepted.

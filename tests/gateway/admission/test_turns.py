@@ -17,8 +17,8 @@ from gateway.admission.turns import (
     TenantThreads,
     TextThreads,
 )
-from gateway.safety.compiled import CompiledPolicy
 from gateway.safety.inspector import RequestInspection
+from gateway.safety.policy import SafetyPolicy
 from sluice.v1.inference_pb2 import GenerateRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
 from tests.gateway.kit.wire import Wire
@@ -127,10 +127,10 @@ async def test_long_texts_of_a_tenant_leave_others_their_turn(
     gate, order = threading.Event(), list[str]()
     begin = RequestInspection.__init__
 
-    def slow(self: RequestInspection, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
+    def slow(self: RequestInspection, policy: SafetyPolicy, texts: Sequence[str]) -> None:
         gate.wait(BOUND_S)
         order.append(texts[0][:5])
-        begin(self, compiled, texts)
+        begin(self, policy, texts)
 
     monkeypatch.setattr(RequestInspection, "__init__", slow)
 

@@ -22,8 +22,8 @@ from gateway.config.models import load_models
 from gateway.config.policies import load_all, load_policies_of, load_router
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog, ServedModel
-from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
+from gateway.safety.policy import SafetyPolicies
 from gateway.server import Gateway
 from gateway.shared.reload import GatewayReload
 from gateway.validation.requests import fingerprint_of
@@ -194,7 +194,7 @@ class Wire:
 
 
 @cache
-def _compiled(safety: str, *models: str) -> CompiledPolicies:
+def _compiled(safety: str, *models: str) -> SafetyPolicies:
     """Compiled policies never change, so tests share them."""
     settings = Settings(safety=json.loads(safety) or {})
     if models:

@@ -25,7 +25,8 @@ from gateway.models.tools import (
 from gateway.safety.actions import Placeholders
 from gateway.safety.findings import Finding
 from gateway.safety.output.assembled import AssembledFilter
-from gateway.safety.output.filter import OutputFilter, OutputRules
+from gateway.safety.output.filter import OutputFilter
+from gateway.safety.output.redactor import OutputRules
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.text_tokens import REASONING, REASONING_END
 from tests.gateway.safety.output.kit import random_pieces
@@ -49,7 +50,7 @@ class Seen:
             lambda _: "",
             new_filter=lambda: AssembledFilter(rules),
         )
-        self.filter = OutputFilter(rules, lambda: placeholders)
+        self.filter = OutputFilter(rules, placeholders)
         self.text, self.reasoning, self.reason = "", "", 0
         self.calls: list[dict[str, Any]] = []
         self._take(pb.GenerateResponse(started=pb.Started(model="m")))
@@ -141,7 +142,7 @@ class NoScanner:
 
 
 def test_a_text_as_it_was_written_is_not_scanned() -> None:
-    rules = replace(REDACTS, rules=replace(REDACTS.rules, scanner=NoScanner()))
+    rules = replace(REDACTS, scanner=NoScanner())
     text, filter_ = f"card {CARD[:6]}", AssembledFilter(rules)
     for piece in (text[:3], text[3:]):
         filter_.note(piece)

@@ -1,7 +1,6 @@
 """A policy under trial is counted, never carried out."""
 
 from gateway.safety.actions import Action, TakenAction
-from gateway.safety.compiled import compile_policies
 from gateway.safety.dry_run import DryRun, move_labels, moves_of
 from gateway.safety.findings import Severity
 from gateway.safety.inspector import Inspector, RequestInspection
@@ -19,7 +18,7 @@ IBAN = "DE89370400440532013000"
 
 
 def inspector(text: str = FILE) -> Inspector:
-    return Inspector(compile_policies(load_policies(text, lambda path: "zebra")))
+    return Inspector(load_policies(text, lambda path: "zebra"))
 
 
 def inspected(made: Inspector, *texts: str) -> RequestInspection:
@@ -87,13 +86,13 @@ def test_counts_go_on_while_the_policy_under_trial_stays() -> None:
     made.count(inspection, made.rehearse(inspection))
     counts = made.dry_run
     changed = FILE.replace("default: {actions: {pii.*: redact}}", "default: {}")
-    made = Inspector(compile_policies(load_policies(changed, lambda path: "zebra")), made)
+    made = Inspector(load_policies(changed, lambda path: "zebra"), made)
     assert made.dry_run is counts
     text = changed.replace("iban: block", "iban: remove")
-    made = Inspector(compile_policies(load_policies(text, lambda path: "")), made)
+    made = Inspector(load_policies(text, lambda path: "zebra"), made)
     assert isinstance(made.dry_run, DryRun)
     assert made.dry_run is not counts
-    made = Inspector(compile_policies(load_policies("", lambda path: "")), made)
+    made = Inspector(load_policies(""), made)
     assert made.dry_run is None
 
 

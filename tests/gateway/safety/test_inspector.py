@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.actions import Action, TakenAction
-from gateway.safety.compiled import compile_policies, rule_names
 from gateway.safety.findings import Severity
 from gateway.safety.inspector import Inspector, PromptVerdict, RequestInspection, verdict_on
+from gateway.safety.policy import rule_names
 from tests.gateway.safety.written import load_policies
 
 IBAN = "DE89370400440532013000"
@@ -33,7 +33,7 @@ STRICT = {"team": "lab"}
 @cache
 def inspector() -> Inspector:
     """Compiled when a test first asks: that takes seconds."""
-    return Inspector(compile_policies(load_policies(FILE, LISTS.__getitem__, rule_names())))
+    return Inspector(load_policies(FILE, LISTS.__getitem__))
 
 
 class Inspected(NamedTuple):

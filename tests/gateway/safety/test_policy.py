@@ -1,165 +1,185 @@
-"""Policies from the file: errors name the key, versions follow the content."""
+"""Policies from the file: what each says, which request gets it, and mistakes that name their key."""
+
+import json
 
 import pytest
 
 from gateway.safety.actions import Action, Choice
-from gateway.safety.compiled import CompiledPolicies, CompiledPolicy, compile_policies
 from gateway.safety.findings import Severity
 from gateway.safety.inspector import Inspector
-from gateway.safety.policy import SafetyPolicies
-from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.policy import SafetyPolicy
 from sluice.errors import SettingsError
 from tests.gateway.safety.written import load_policies
 
 FILE = """\
-models: []
 safety:
   default: standard
   policies:
     standard:
-      actions:
-        pii.*: redact
-        injection.*: {route: governed}
+      actions: {pii.*: redact, injection.*: {route: governed}}
       severity: {critical: block}
-      restore: true
       deny: [deny.txt]
-      output:
-        actions: {pii.ip: flag, output.ansi: remove}
+      output: {actions: {pii.ipv4: flag, output.ansi: remove}}
     strict:
       severity: {low: block}
   choose:
     - {tenant: acme, policy: strict}
     - {labels: {team: lab, kind: test}, policy: strict}
-  dry_run: strict
 """
-LISTS = {"deny.txt": "# words\nzebra\n\n  blue heron \n"}
+LISTS = {"deny.txt": "# words\nzebra\n\n  blue heron \n", "long.txt": "x" * 300}
 
 
-def load(text: str = FILE, **known: list[str]) -> SafetyPolicies:
-    return load_policies(text, LISTS.__getitem__, **known)
+def policy_of(body: str) -> SafetyPolicy:
+    text = f"safety: {{policies: {{default: {body}}}}}"
+    return load_policies(text, LISTS.__getitem__).by_name["default"]
 
 
-def test_a_file_without_the_section_flags_everything() -> None:
-    policy = load("models: []\n").by_name["default"]
-    assert policy.actions.choose("pii.email", Severity.CRITICAL) == Choice(Action.FLAG)
-    assert not policy.settings.restore
-    assert load("").settings.default == "default"
-
-
-def test_actions_for_prompts_and_answers() -> None:
-    policy = load().by_name["standard"]
-    assert policy.actions.choose("injection.x", Severity.LOW) == Choice(Action.ROUTE, "governed")
-    assert policy.output_actions.choose("injection.x", Severity.LOW) == Choice(Action.FLAG)
-    assert policy.output_actions.choose("pii.ip", Severity.LOW).action is Action.FLAG
-    assert policy.output_actions.choose("pii.email", Severity.LOW).action is Action.REDACT
-    assert policy.output_actions.choose("output.ansi", Severity.LOW).action is Action.REMOVE
-    assert policy.output_actions.choose("output.canary", Severity.LOW).action is Action.BLOCK
-    assert policy.deny == ("zebra", "blue heron")
+def test_without_a_section_everything_is_flagged() -> None:
+    policy = load_policies("").by_name["default"]
+    assert policy.actions.choose("secret.jwt", Severity.CRITICAL) == Choice(Action.FLAG)
+    assert policy.actions.choose("limit.length", Severity.CRITICAL) == Choice(Action.BLOCK)
 
 
 def test_the_first_rule_that_holds_chooses() -> None:
-    policies = load()
-    rules = RuleSet(())
-    by_name = {name: CompiledPolicy(policy, rules) for name, policy in policies.by_name.items()}
-    inspector = Inspector(CompiledPolicies(policies.settings, by_name, None))
-    assert inspector.choose("acme", {}).policy.name == "strict"
-    assert inspector.choose("x", {"team": "lab", "kind": "test"}).policy.name == "strict"
-    assert inspector.choose("x", {"team": "lab"}).policy.name == "standard"
+    inspector = Inspector(load_policies(FILE, LISTS.__getitem__))
+    assert inspector.choose("acme", {}).name == "strict"
+    assert inspector.choose("x", {"team": "lab", "kind": "test"}).name == "strict"
+    standard = inspector.choose("x", {"team": "lab"})
+    assert (standard.name, standard.deny) == ("standard", ("zebra", "blue heron"))
 
 
 def test_the_version_follows_all_that_decides() -> None:
-    first = load().by_name["standard"].version
-    assert first.startswith("standard@")
-    assert load().by_name["standard"].version == first
-    assert (
-        load(FILE.replace("output.ansi: remove", "output.ansi: block")).by_name["standard"].version
-        != first
-    )
-    changed = load_policies(FILE, lambda path: "zebra")
-    assert changed.by_name["standard"].version != first
+    texts = (FILE, FILE, FILE.replace("ansi: remove", "ansi: block"))
+    versions = [
+        load_policies(text, LISTS.__getitem__).by_name["standard"].version for text in texts
+    ]
+    versions.append(load_policies(FILE, lambda path: "zebra").by_name["standard"].version)
+    assert versions[0] == versions[1]
+    assert len(set(versions)) == 3
+    assert versions[0].startswith("standard@")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("pii.*: redact", "pii.*: redct", r"safety.policies.standard.actions.pii.\*: must be one of"),
-        ("pii.*", "PII", "safety.policies.standard.actions.PII: 'PII' does not match"),
-        ("actions: {pii.ip", "acts: {pii.ip", "safety.policies.standard.output.acts: no such key"),
-        ("pii.ip: flag", "pii.ip: {route: a}", ".*output.actions.*cannot be routed"),
-        ("critical:", "huge:", "safety.policies.standard.severity.huge"),
-        ("default: standard", "default: nope", "safety.default: no policy 'nope'"),
-        ("policy: strict}\n    -", "policy: lax}\n    -", "safety.choose.0.policy: no policy 'lax'"),
-        ("tenant: acme, ", "", "safety.choose.0: needs tenant or labels"),
-        ("dry_run: strict", "dry_run: no", "safety.dry_run"),
-        ("deny.txt", "gone.txt", r"safety.policies.standard.deny.0: gone.txt: cannot be read"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_named_with_their_key(old: str, new: str, message: str) -> None:
-    assert old in FILE
+ON_ANSWERS = [
+    ("{actions: {injection.*: {route: governed}}}", "injection.role_play", Action.FLAG),
+    ("{actions: {pii.*: redact}, output: {actions: {pii.ipv4: flag}}}", "pii.ipv4", Action.FLAG),
+    ("{actions: {pii.*: redact}, output: {actions: {pii.ipv4: flag}}}", "pii.iban", Action.REDACT),
+    # Secrets are redacted unless the policy has an action for them.
+    ("{}", "secret.jwt", Action.REDACT),
+    ("{actions: {pii.*: flag}}", "secret.jwt", Action.REDACT),
+    ("{severity: {low: allow}}", "secret.jwt", Action.REDACT),
+    ("{severity: {low: block}}", "secret.jwt", Action.BLOCK),
+    ("{actions: {secret.*: block}}", "secret.jwt", Action.BLOCK),
+    ("{actions: {secret.jwt: flag}}", "secret.jwt", Action.FLAG),
+    ("{severity: {critical: remove}}", "secret.jwt", Action.REMOVE),
+    ("{output: {actions: {secret.*: flag}}}", "secret.jwt", Action.FLAG),
+    # Rules for answers only are switched on by name.
+    ("{}", "output.canary", Action.BLOCK),
+    ("{}", "output.ansi", Action.ALLOW),
+    ("{output: {actions: {output.ansi: remove}}}", "output.ansi", Action.REMOVE),
+    ("{output: {actions: {output.*: block}}}", "output.ansi", Action.BLOCK),
+]
 
+
+@pytest.mark.parametrize(("body", "rule", "action"), ON_ANSWERS)
+def test_actions_on_answers(body: str, rule: str, action: Action) -> None:
+    table = policy_of(body).output_actions
+    assert table.choose(rule, Severity.CRITICAL).action is action
+
+
+def test_phone_regions_say_which_national_numbers_count() -> None:
+    swiss, british = "044 668 18 00", "020 7946 0123"
+    named = policy_of("{phone_regions: [CH]}").rules
+    assert [one.rule for one in policy_of("{}").rules.scan(british)] == ["pii.phone_national"]
+    assert [one.rule for one in named.scan(swiss)] == ["pii.phone_national"]
+    assert not named.scan(british)
+
+
+GUARD = "model: small, template: llama_guard"
+CUSTOM = "model: small, template: custom, prompt: '{prompt}', unsafe: a, safe: b"
+MISTAKES = {
+    "{policies: {default: {restore: maybe}}}": ".restore: 'maybe' is neither true nor false",
+    "{policies: {default: {actions: {pii.*: redct}}}}": ".actions.pii.*: must be one of allow",
+    "{policies: {default: {actions: {PII: flag}}}}": ".actions.PII: 'PII' does not match",
+    "{policies: {default: {actions: {pii.nothing: flag}}}}": "no rule 'pii.nothing'",
+    "{policies: {default: {actions: {none.*: flag}}}}": "actions.none.*: no rule 'none.*'",
+    "{policies: {default: {actions: {pii.*: {route: nobody}}}}}": "no model 'nobody'; known: small",
+    "{policies: {default: {actions: {limit.length: flag}}}}": "actions.limit.length: must block",
+    "{policies: {default: {actions: {unicode.*: redact}}}}": "unicode.*: normalization has edited",
+    "{policies: {default: {actions: {output.ansi: remove}}}}": "only answers have this rule",
+    "{policies: {default: {severity: {huge: block}}}}": "safety.policies.default.severity.huge",
+    "{policies: {default: {phone_regions: [XX]}}}": "no region 'XX'; name one of ISO 3166",
+    "{policies: {default: {deny: [gone.txt]}}}": "default.deny.0: gone.txt: cannot be read",
+    "{policies: {default: {allow: [long.txt]}}}": "long.txt: an entry is longer than 256",
+    "{policies: {default: {output: {acts: {}}}}}": "default.output.acts: no such key",
+    "{policies: {default: {output: {actions: {pii.x: flag}}}}}": "output.actions.pii.x: no rule",
+    "{policies: {default: {output: {actions: {pii.*: {route: small}}}}}}": "cannot be routed",
+    "{default: nope}": "safety.default: no policy 'nope'; known: default",
+    "{dry_run: nope}": "safety.dry_run: no policy 'nope'",
+    "{choose: [{tenant: acme, policy: lax}]}": "safety.choose.0.policy: no policy 'lax'",
+    "{choose: [{policy: default}]}": "safety.choose.0: needs tenant or labels",
+}
+GUARD_MISTAKES = {
+    "template: llama_guard": ".model: is missing",
+    "model: small": ".template: is missing",
+    "model: small, template: gpt": ".template: 'gpt' is not one of llama_guard",
+    "model: nobody, template: llama_guard": ".model: no model 'nobody'; known: small",
+    "model: small, template: classifier, categories: [BAD]": "small is no classifier",
+    "model: small, template: classifier": "template classifier needs categories",
+    "model: judge, template: classifier, categories: [EVIL]": "judge has no label 'EVIL'",
+    "model: judge, template: llama_guard": "judge is a classifier",
+    f"{GUARD}, checks: []": ".checks: has too few entries; name at least 1",
+    f"{GUARD}, checks: [inputs]": ".checks.0: 'inputs' is not one of",
+    f"{GUARD}, threshold: 2": ".threshold: 2 is too large",
+    f"{GUARD}, action: redact": "must be block, flag, or",
+    f"{GUARD}, action: {{route: x}}": "action: no model 'x'",
+    f"{GUARD}, action: {{route: small}}, checks: [output]": "an answer cannot be routed",
+    f"{GUARD}, fail: maybe": ".fail: 'maybe' is not one of",
+    f"{GUARD}, budget_s: 0": ".budget_s: 0 is too small",
+    f"{GUARD}, criterion: harm": "criterion: only template shieldgemma",
+    "model: small, template: custom, prompt: a": ".prompt: needs the field {prompt}",
+    "model: small, template: custom, prompt: '{prompt}'": "template custom needs unsafe",
+    CUSTOM.replace("unsafe: a", "unsafe: '('"): "unsafe: the engine refuses the pattern: mis",
+    f"{CUSTOM}, checks: [output]": "needs the field {answer}",
+    f"{CUSTOM}, threshold: 0.5": "a custom template gives no score",
+    "model: judge, template: token_classifier, action: flag": "its findings are rules ner.LABEL",
+    "model: judge, template: token_classifier, hold: true": "reads answers in windows",
+}
+LABELS = {"small": (), "judge": ("GOOD", "BAD")}
+
+
+def error_of(section: str) -> str:
     def read(path: str) -> str:
         if path not in LISTS:
             raise FileNotFoundError(2, "No such file or directory")
         return LISTS[path]
 
-    with pytest.raises(SettingsError, match=message):
-        load_policies(FILE.replace(old, new, 1), read)
+    with pytest.raises(SettingsError) as caught:
+        load_policies(f"safety: {section}", read, LABELS)
+    return str(caught.value)
 
 
-def test_unknown_rules_and_models_are_refused_when_all_are_known() -> None:
-    rules = ["pii.ip", "injection.role"]
-    load(known_rules=rules, known_models={"governed": ()})
-    with pytest.raises(SettingsError, match=r".*no rule 'pii\.\*'"):
-        load(known_rules=["injection.role"])
-    with pytest.raises(SettingsError, match=r".*no model 'governed'"):
-        load(known_models={"small": ()})
+@pytest.mark.parametrize("section", MISTAKES)
+def test_a_mistake_is_named_with_its_key(section: str) -> None:
+    error = error_of(section)
+    assert error.startswith("safety.")
+    assert MISTAKES[section] in error
 
 
-@pytest.mark.parametrize(
-    ("body", "action"),
-    [
-        ("{}", Action.REDACT),
-        ("{actions: {pii.*: flag}}", Action.REDACT),
-        ("{severity: {low: allow}}", Action.REDACT),
-        ("{severity: {low: block}}", Action.BLOCK),
-        ("{actions: {secret.*: block}}", Action.BLOCK),
-        ("{actions: {secret.jwt: flag}}", Action.FLAG),
-        ("{severity: {critical: remove}}", Action.REMOVE),
-        ("{output: {actions: {secret.*: flag}}}", Action.FLAG),
-    ],
-)
-def test_answers_redact_secrets_by_default(body: str, action: Action) -> None:
-    policy = load(f"safety: {{policies: {{default: {body}}}}}").by_name["default"]
-    assert policy.output_actions.choose("secret.jwt", Severity.CRITICAL).action is action
+@pytest.mark.parametrize("guard", GUARD_MISTAKES)
+def test_a_guard_that_cannot_work_is_named(guard: str) -> None:
+    error = error_of(f"{{policies: {{default: {{guard: {{g: {{{guard}}}}}}}}}}}")
+    assert error.startswith("safety.policies.default.guard.g")
+    assert GUARD_MISTAKES[guard] in error
 
 
-@pytest.mark.parametrize(
-    ("actions", "action"),
-    [
-        ("{}", Action.ALLOW),
-        ("{output.ansi: remove}", Action.REMOVE),
-        ("{output.*: block}", Action.BLOCK),
-    ],
-)
-def test_answer_rules_are_switched_on_by_name(actions: str, action: Action) -> None:
-    text = f"safety: {{policies: {{default: {{output: {{actions: {actions}}}}}}}}}"
-    policy = load(text).by_name["default"]
-    assert policy.output_actions.choose("output.ansi", Severity.MEDIUM).action is action
-
-
-def test_the_name_of_a_policy_says_nothing_about_its_actions() -> None:
-    with pytest.raises(SettingsError, match="only answers have this rule"):
-        load("safety: {policies: {default: {actions: {output.ansi: remove}}}}")
-    with pytest.raises(SettingsError, match="must block"):
-        load("safety: {default: output, policies: {output: {actions: {limit.length: flag}}}}")
-
-
-def test_phone_regions_say_which_national_numbers_count() -> None:
-    text = "safety: {policies: {default: {phone_regions: [CH]}, all: {}}}"
-    compiled = compile_policies(load(text)).by_name
-    swiss, british = "044 668 18 00", "020 7946 0123"
-    assert [one.rule for one in compiled["all"].rules.scan(british)] == ["pii.phone_national"]
-    assert [one.rule for one in compiled["default"].rules.scan(swiss)] == ["pii.phone_national"]
-    assert not compiled["default"].rules.scan(british)
-    with pytest.raises(SettingsError, match="no region 'XX'; name one of ISO 3166"):
-        load("safety: {policies: {default: {phone_regions: [XX]}}}")
+def test_guards_of_classifiers_load() -> None:
+    guards = {
+        "a": {"model": "judge", "template": "classifier", "categories": ["BAD"]},
+        "b": {"model": "ner", "template": "token_classifier", "checks": ["output"]},
+    }
+    text = json.dumps({"safety": {"policies": {"default": {"guard": guards}}}})
+    labels = {**LABELS, "ner": ("O", "B-PER")}
+    policy = load_policies(text, models=labels, token_classifiers=("ner",)).by_name["default"]
+    assert [guard.name for guard in policy.guards] == ["a"]
+    assert [guard.name for guard in policy.answer_readers] == ["b"]
+    assert policy.prompt_readers == ()

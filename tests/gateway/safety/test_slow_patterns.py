@@ -12,7 +12,7 @@ CPU_S = 60
 MEMORY_BYTES = 512 << 20
 PROGRAM = """
 import json, resource, sys
-from gateway.safety.policy import problems_of
+from gateway.safety.loading import problems_of
 from gateway.safety.settings import RuleSettings
 
 def said(pattern):

@@ -6,8 +6,9 @@ from functools import cache
 import pytest
 
 from gateway.safety.actions import Placeholders
-from gateway.safety.compiled import CompiledPolicies, compile_policies
-from gateway.safety.output.filter import OutputFilter, OutputRules
+from gateway.safety.output.filter import OutputFilter
+from gateway.safety.output.redactor import OutputRules
+from gateway.safety.policy import SafetyPolicies
 from gateway.streaming.transcript import Transcript
 from sluice.client.answer import Delta
 from sluice.client.resumption import ResumableAnswer
@@ -36,8 +37,8 @@ SEEDS = range(25)
 
 
 @cache
-def compiled() -> CompiledPolicies:
-    return compile_policies(load_policies(POLICIES, lambda path: ""))
+def compiled() -> SafetyPolicies:
+    return load_policies(POLICIES)
 
 
 def rules(policy: str) -> OutputRules:
@@ -50,7 +51,7 @@ def transcript(policy: str, *stops: str, held: list[int] | None = None) -> Trans
     placeholders = Placeholders()
     if policy == "restore":
         placeholders.of("pii.email", "me@home.org")
-    filter_ = OutputFilter(rules(policy), lambda: placeholders, SYSTEM)
+    filter_ = OutputFilter(rules(policy), placeholders, SYSTEM)
     detokenizer = TOKENS.detokenizer()
     return Transcript(
         detokenizer,

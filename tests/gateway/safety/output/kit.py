@@ -11,7 +11,7 @@ import re2
 from gateway.safety.actions import Action, ActionTable, Choice, Placeholders, TextDecision, apply
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.output.automaton import Automaton, WatchedRule, WordList
-from gateway.safety.output.redactor import Redactor, StreamRules
+from gateway.safety.output.redactor import OutputRules, Redactor
 from gateway.safety.output.view import Scanner, ViewScanner
 
 Check = Callable[[str, int, int], tuple[int, int] | None]
@@ -136,7 +136,7 @@ REDACT: Final = ActionTable({"*": Choice(Action.REDACT)})
 
 
 @cache
-def small_rules() -> StreamRules:
+def small_rules() -> OutputRules:
     return rules_of([rule.watched for rule in RULES], SmallScanner(), WORDS)
 
 
@@ -145,18 +145,18 @@ def rules_of(
     scanner: Scanner,
     words: Sequence[str] = (),
     table: ActionTable | None = None,
-) -> StreamRules:
-    return StreamRules(Automaton(watched, WordList(words)), ViewScanner(scanner), table or REDACT)
+) -> OutputRules:
+    return OutputRules(Automaton(watched, WordList(words)), ViewScanner(scanner), table or REDACT)
 
 
-def whole(rules: StreamRules, text: str) -> TextDecision:
+def whole(rules: OutputRules, text: str) -> TextDecision:
     """What the filter must come to: the whole text, decided at once."""
     return apply(rules.table, text, rules.scanner.scan(text), Placeholders())
 
 
-def check_pieces(rules: StreamRules, pieces: Sequence[str], expected: TextDecision) -> int:
+def check_pieces(rules: OutputRules, pieces: Sequence[str], expected: TextDecision) -> int:
     """Streams ``pieces``; returns the most characters that were held back. Fails where anything shows too early."""
-    redactor, shown, most = Redactor(rules, Placeholders), "", 0
+    redactor, shown, most = Redactor(rules, Placeholders()), "", 0
     for piece in pieces:
         shown += redactor.push(piece)
         assert expected.text.startswith(shown), pieces

@@ -12,7 +12,7 @@ import json
 import random
 from collections.abc import Sequence
 
-from gateway.safety.output.redactor import StreamRules
+from gateway.safety.output.redactor import OutputRules
 from tests.gateway.safety.output.kit import (
     PLAIN,
     SECRETS,
@@ -28,7 +28,7 @@ from tests.gateway.safety.output.real import SAMPLES
 _SPLITS_OF_A_TEXT = 20
 
 
-def two_way(rules: StreamRules, texts: Sequence[str]) -> int:
+def two_way(rules: OutputRules, texts: Sequence[str]) -> int:
     """All splits of each text into two; returns how many."""
     count = 0
     for text in texts:
@@ -40,7 +40,7 @@ def two_way(rules: StreamRules, texts: Sequence[str]) -> int:
 
 
 def many_way(
-    rules: StreamRules, splits: int, seed: int, samples: Sequence[str] = SECRETS
+    rules: OutputRules, splits: int, seed: int, samples: Sequence[str] = SECRETS
 ) -> dict[str, int]:
     """Random splits of random texts; returns counts."""
     rng, texts, edited = random.Random(seed), 0, 0
@@ -61,7 +61,7 @@ def corpus(seed: int, size: int, samples: Sequence[str] = SECRETS) -> list[str]:
     return [*samples, *PLAIN, *framed, *(random_text(rng, samples) for _ in range(size))]
 
 
-def _rules(name: str) -> StreamRules:
+def _rules(name: str) -> OutputRules:
     if not name:
         return small_rules()
     module, _, function = name.partition(":")

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from gateway.safety.actions import Action, Placeholders, apply
-from gateway.safety.compiled import compile_policies
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.output.filter import OutputFilter, OutputRules
+from gateway.safety.output.filter import OutputFilter
+from gateway.safety.output.redactor import OutputRules
 from gateway.safety.output.windows import AnswerWindow, AnswerWindows
 from tests.gateway.safety.written import load_policies
 
@@ -26,8 +26,8 @@ LABELS = {"ner": ("O", "B-PER", "I-PER")}
 def rules_of(actions: str, window: int = 8) -> OutputRules:
     guard = f"{{model: ner, template: token_classifier, checks: [output], window_tokens: {window}}}"
     text = f"safety: {{policies: {{default: {{actions: {actions}, guard: {{n: {guard}}}}}}}}}"
-    policies = load_policies(text, lambda path: "", known_models=LABELS, token_classifiers=("ner",))
-    output = compile_policies(policies).by_name["default"].output
+    policies = load_policies(text, models=LABELS, token_classifiers=("ner",))
+    output = policies.by_name["default"].output
     assert output is not None
     return output
 
@@ -99,8 +99,8 @@ def test_stream_equals_whole_answer_for_any_split(seed: int) -> None:
     shown, reader = stream(rules, tokens, draw)
     again, other = stream(rules, tokens, random.Random(seed + 1000))
     assert (again, other.windows) == (shown, reader.windows)
-    findings = [*rules.rules.scanner.scan(text), *reader.filter.entities]
-    assert shown == apply(rules.rules.table, text, findings, Placeholders((text,))).text
+    findings = [*rules.scanner.scan(text), *reader.filter.entities]
+    assert shown == apply(rules.table, text, findings, Placeholders((text,))).text
     for one in found_in(text):  # read in the whole answer
         assert any(f.start <= one.start and one.end <= f.end for f in findings), text[one.start :]
 
@@ -173,10 +173,8 @@ def test_what_nobody_has_read_is_dropped_when_the_answer_is_cut() -> None:
 def test_the_allow_list_lets_a_name_pass() -> None:
     text = "safety: {policies: {default: {actions: {ner.*: redact}, allow: [x], guard: {n: {model: ner,"
     text += " template: token_classifier, checks: [output]}}}}}"
-    policies = load_policies(
-        text, lambda path: "Anna Smith", known_models=LABELS, token_classifiers=("ner",)
-    )
-    output = compile_policies(policies).by_name["default"].output
+    policies = load_policies(text, lambda path: "Anna Smith", LABELS, token_classifiers=("ner",))
+    output = policies.by_name["default"].output
     assert output is not None
     shown, _ = stream_all(output, "ask Anna Smith or Ben")
     assert shown == "ask Anna Smith or <PER_1>"

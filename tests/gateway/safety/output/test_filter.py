@@ -1,12 +1,14 @@
 """The whole filter: shapes, echoes, restored values, stops and ends."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from gateway.safety.actions import Action, Placeholders
-from gateway.safety.compiled import compile_policies
-from gateway.safety.output.filter import OutputFilter, OutputRules, Restorer, output_rules
+from gateway.safety.output.filter import OutputFilter, Restorer, output_rules
+from gateway.safety.output.redactor import OutputRules
 from gateway.safety.policy import SafetyPolicy
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.settings import PolicySettings
@@ -20,8 +22,11 @@ CUTS = st.lists(st.integers(0, 400), max_size=20)
 
 def shared(output: dict[str, object] | None = None, **settings_: object) -> OutputRules:
     values = {"actions": {"*": "redact"}, "output": output or {}, **settings_}
-    policy = SafetyPolicy("p", PolicySettings.model_validate(values), deny=WORDS)
-    return output_rules(policy, [rule.watched for rule in RULES], SmallScanner(), Lexicon(WORDS))
+    policy = SafetyPolicy("p", PolicySettings.model_validate(values))
+    watched, settings = [rule.watched for rule in RULES], policy.settings
+    table, lists = policy.output_actions, Lexicon(WORDS)
+    rules = output_rules(settings.output, table, watched, SmallScanner(), lists)
+    return replace(rules, restore=settings.restore)
 
 
 ALL = shared(
@@ -41,7 +46,7 @@ ALL = shared(
 def stream(
     rules: OutputRules, text: str, size: int = 3, system: str = ""
 ) -> tuple[str, OutputFilter]:
-    filter_ = OutputFilter(rules, prompt, system)
+    filter_ = OutputFilter(rules, prompt(), system)
     shown = "".join(filter_.push(text[at : at + size]) for at in range(0, len(text), size))
     return shown + filter_.finish(), filter_
 
@@ -111,7 +116,7 @@ def test_cut_answer_shows_no_half_secret() -> None:
 
 def test_a_policy_can_leave_answers_alone() -> None:
     text = "safety: {policies: {default: {enabled: false}}}"
-    compiled = compile_policies(load_policies(text, lambda path: ""))
+    compiled = load_policies(text)
     assert compiled.by_name["default"].output is None
 
 
@@ -135,7 +140,7 @@ def test_what_does_not_show_is_known_by_its_place() -> None:
 
 def hidden(rules: OutputRules, text: str, system: str = "", truncated: bool = False) -> str:
     """``text`` with a mark in the place of every character that is hidden, asked for as soon as it is decided."""
-    filter_, marked, at = OutputFilter(rules, prompt, system), "", 0
+    filter_, marked, at = OutputFilter(rules, prompt(), system), "", 0
     for char in text:
         filter_.push(char)
         while at < min(filter_.decided, len(text)):
@@ -208,7 +213,7 @@ def test_placeholders_come_back_however_they_are_split(text: str, cuts: list[int
 )  # fmt: skip
 def test_no_split_changes_what_the_whole_filter_shows(text: str, cuts: list[int]) -> None:
     expected, one = stream(ALL, text, size=max(1, len(text)), system=SYSTEM)
-    filter_ = OutputFilter(ALL, prompt, SYSTEM)
+    filter_ = OutputFilter(ALL, prompt(), SYSTEM)
     shown = "".join(filter_.push(piece) for piece in pieces(text, cuts)) + filter_.finish()
     assert (shown, filter_.stopped) == (expected, one.stopped)
     assert places_hidden(filter_, text) == places_hidden(one, text)
@@ -217,7 +222,7 @@ def test_no_split_changes_what_the_whole_filter_shows(text: str, cuts: list[int]
 def policy_rules(section: str) -> OutputRules:
     text = f"safety: {{policies: {{default: {section}}}}}"
     lists = {"deny": "blue heron\n", "allow": "blue heron street\n"}
-    output = compile_policies(load_policies(text, lists.__getitem__)).by_name["default"].output
+    output = load_policies(text, lists.__getitem__).by_name["default"].output
     assert output is not None
     return output
 
@@ -231,7 +236,6 @@ def test_lists_count_in_a_stream_as_in_a_whole_answer(size: int) -> None:
 
 def test_what_only_the_answer_had_is_not_restored() -> None:
     rules = policy_rules("{actions: {pii.*: redact}, restore: true}")
-    given = prompt()
-    filter_ = OutputFilter(rules, lambda: given)
+    filter_ = OutputFilter(rules, prompt())
     shown = filter_.push("to <EMAIL_1>, new@mail.org, <EMAIL_2>. ") + filter_.finish()
     assert shown == "to me@home.org, <EMAIL_2>, <EMAIL_2>. "

@@ -43,7 +43,7 @@ class Counting(SmallScanner):
 def test_every_character_is_scanned_a_few_times_at_most(name: str) -> None:
     text, scanner = HOSTILE[name], Counting()
     rules = rules_of([rule.watched for rule in RULES], scanner, WORDS)
-    redactor = Redactor(rules, Placeholders)
+    redactor = Redactor(rules, Placeholders())
     shown = "".join(redactor.push(text[at : at + 5]) for at in range(0, len(text), 5))
     shown += redactor.finish()
     assert redactor.decided == len(text)

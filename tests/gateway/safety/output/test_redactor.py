@@ -41,7 +41,7 @@ def stream(
     text: str, size: int = 3, truncated: bool = False, table: ActionTable | None = None
 ) -> tuple[str, Redactor]:
     rules = small_rules() if table is None else replace(small_rules(), table=table)
-    redactor = Redactor(rules, Placeholders)
+    redactor = Redactor(rules, Placeholders())
     shown = "".join(redactor.push(text[at : at + size]) for at in range(0, len(text), size))
     return shown + redactor.finish(truncated), redactor
 
@@ -87,7 +87,7 @@ def test_every_secret_is_found(text: str) -> None:
 
 
 def test_ordinary_words_wait_for_their_end_alone() -> None:
-    redactor = Redactor(small_rules(), Placeholders)
+    redactor = Redactor(small_rules(), Placeholders())
     shown = [redactor.push(word) for word in ("The", " quick", " brown", " fox", "!", " ")]
     assert shown == ["", "The ", "quick ", "brown ", "fox!", " "]
 
@@ -96,7 +96,7 @@ def test_without_rules_that_words_could_begin_nothing_waits() -> None:
     plain = [
         r.watched for r in RULES if r.id not in {"pii.email", "secret.hex", "secret.assignment"}
     ]
-    redactor = Redactor(rules_of(plain, SmallScanner()), Placeholders)
+    redactor = Redactor(rules_of(plain, SmallScanner()), Placeholders())
     assert [redactor.push(word) for word in ("The", " quick", " brown")] == [
         "The",
         " quick",
@@ -116,7 +116,7 @@ def test_a_block_ends_the_answer_before_it() -> None:
 
 def test_a_stop_is_known_as_soon_as_the_match_is() -> None:
     table = ActionTable({"secret.aws_access_key": Choice(Action.BLOCK)})
-    redactor = Redactor(replace(small_rules(), table=table), Placeholders)
+    redactor = Redactor(replace(small_rules(), table=table), Placeholders())
     redactor.push("AKIAIOSFODNN7EXAMPLE")
     assert not redactor.stopped
     redactor.push(" ")
@@ -168,7 +168,7 @@ def test_what_overlaps_a_long_match_is_found_behind_it() -> None:
 
 def test_long_chains_of_matches_are_cut() -> None:
     text = "1 2 3 4 " * 2000
-    redactor, most = Redactor(small_rules(), Placeholders), 0
+    redactor, most = Redactor(small_rules(), Placeholders()), 0
     shown = ""
     for at in range(0, len(text), 4):
         shown += redactor.push(text[at : at + 4])
@@ -179,7 +179,7 @@ def test_long_chains_of_matches_are_cut() -> None:
 
 def test_a_cut_answer_inside_a_chain_shows_what_is_decided() -> None:
     text = "1 2 3 4 " * 400
-    redactor = Redactor(small_rules(), Placeholders)
+    redactor = Redactor(small_rules(), Placeholders())
     shown = "".join(redactor.push(text[at : at + 4]) for at in range(0, len(text), 4))
     decided = redactor.decided
     assert decided > 0
