@@ -10,7 +10,7 @@ TRITON_PORT: Final = 8001
 """Triton's own default."""
 
 _NEEDED: Final = {
-    "gateway": ("uvloop", "hyperscan"),
+    "gateway": ("uvloop", "re2"),
     "batcher": ("uvloop", "tritonclient"),
     "jobs": ("uvloop",),
 }

@@ -306,11 +306,12 @@ def shifted(links: Links, by: int) -> Links:
     return links[0] << by, links[1] << by, links[2] << by
 
 
-def set_of(patterns: Iterable[str]) -> re2.Set:
-    """Compile a matcher that returns the numbers of those `patterns` that match a whole text."""
+def set_of(patterns: Iterable[str], *, whole: bool = True) -> re2.Set:
+    """Compile a matcher that returns the numbers of those `patterns` that match a text, or somewhere in it."""
     options = re2.Options()
     options.log_errors = False
-    matcher = re2.Set.FullMatchSet(options)
+    options.max_mem = _MEMORY_MAX
+    matcher = re2.Set.FullMatchSet(options) if whole else re2.Set.SearchSet(options)
     for pattern in patterns:
         matcher.Add(pattern)
     matcher.Compile()

@@ -1,21 +1,18 @@
-"""Payloads in base64, hexadecimal, percent escapes and rot13: decoded one level and scanned with the same rules.
+"""Payloads in base64, hexadecimal, percent escapes and rot13: decoded one level, to be scanned with the same rules.
 
-Decoded content is never decoded again; a payload of which most is encoded once more is reported as
-nested. The decoded bytes of one text are bounded; what is left undecoded is a finding of its own.
+Decoded content is never decoded again; a payload of which most is encoded once more is nested. The
+decoded bytes of one text are bounded; what is left undecoded is cut.
 """
 
 import base64
-import binascii
 import codecs
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 import re2
 
-from gateway.safety.findings import Finding, Severity
 from gateway.safety.patterns import compiled
 from gateway.safety.rules.scanner import Subject
 from gateway.safety.rules.spec import Span
@@ -26,46 +23,79 @@ TOTAL_BYTES_MAX: Final = 32 << 10
 """Decoded bytes of all payloads of a text."""
 
 _PEEK_CHARS: Final = 64
+_CHARS_OF_BYTE: Final = 8
+"""No encoding here takes more characters for a byte."""
 _TEXT_SHARE_MIN: Final = 0.9
 _TEXT_CHARS_MIN: Final = 8
+_NESTED_SHARE: Final = 0.8
 _HEX_JUNK: Final = re.compile(rb"\\x|0x|[\s:,]")
 ROT13: Final = bytes(ord(codecs.encode(chr(at), "rot13")) if at < 128 else at for at in range(256))
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """One way to hide a text."""
+class Encoding(NamedTuple):
+    """One way to hide a text.
+
+    Attributes:
+        name: its name in findings.
+        runs: finds runs. A run is decided a few characters behind its end at most, so repeats need
+            no bound.
+        decode: decodes a run; raises ValueError if it is not in this encoding.
+    """
 
     name: str
-    hint: str
-    """Pattern that occurs in every run; for the pass over all patterns."""
-    run: str
-    """Pattern of a run, in RE2 syntax. A run is decided a few characters behind its end at most, so
-    repeats need no bound.
-    """
+    runs: "re2._Regexp[bytes]"
     decode: Callable[[bytes], bytes]
-    """Decodes a run; raises ValueError if it is not in this encoding."""
 
 
-def payload_of(encoding: Encoding, run: bytes, limit: int) -> tuple[str, bool]:
-    """Return the text inside `run` up to `limit`, and whether there is more.
+class Payload(NamedTuple):
+    """A text inside a run; empty where the run is a key, a hash, a path or an image.
 
-    Keys, hashes, paths and images hold no text.
+    Attributes:
+        is_cut: whether there is more.
     """
+
+    encoding: str
+    text: str
+    is_cut: bool
+    span: Span
+
+
+def payloads_of(subject: Subject) -> Iterator[Payload]:
+    """Yield what runs in `subject` hold, until the bound of a text is reached."""
+    budget = TOTAL_BYTES_MAX
+    for encoding in ENCODINGS:
+        for match in encoding.runs.finditer(subject.data):
+            # Whatever a caller sends, decoding ends here.
+            if budget <= 0:
+                return
+            text, is_cut = decoded(encoding, match[0], min(PAYLOAD_BYTES_MAX, budget))
+            budget -= len(text)
+            span = subject.chars(match.start()), subject.chars(match.end())
+            yield Payload(encoding.name, text, is_cut, span)
+
+
+def is_nested(subject: Subject) -> bool:
+    """Return whether most of a decoded text is encoded once more."""
+    least = len(subject.data) * _NESTED_SHARE
+    runs = (run for encoding in ENCODINGS for run in encoding.runs.finditer(subject.data))
+    return any(run.end() - run.start() >= least for run in runs)
+
+
+def decoded(encoding: Encoding, run: bytes, limit: int) -> tuple[str, bool]:
+    """Return the text inside `run` up to `limit`, and whether there is more."""
     # Decode a few characters first: most runs are keys, hashes or images.
     if not _as_text(encoding, run[:_PEEK_CHARS]):
         return "", False
-    room = limit * 8  # No encoding here takes more than six characters for a byte.
+    room = limit * _CHARS_OF_BYTE
     text = _as_text(encoding, run[:room])
     return text[:limit], len(run) > room or len(text) > limit
 
 
 def _as_text(encoding: Encoding, run: bytes) -> str:
     try:
-        decoded = encoding.decode(run)
-    except (ValueError, binascii.Error):
+        text = encoding.decode(run).decode("utf-8", "replace")
+    except ValueError:
         return ""
-    text = decoded.decode("utf-8", "replace")
     good = sum(char.isprintable() or char in "\n\r\t" for char in text) - text.count("\ufffd")
     enough = len(text) >= _TEXT_CHARS_MIN and good >= _TEXT_SHARE_MIN * len(text)
     return text if enough else ""
@@ -88,92 +118,24 @@ def _percent(run: bytes) -> bytes:
 ENCODINGS: Final = (
     Encoding(
         "base64",
-        r"[A-Za-z0-9+/_-]{24}",
-        r"[A-Za-z0-9+/_-]{24,}(?:\r?\n[A-Za-z0-9+/_-]{24,})*(?:\r?\n[A-Za-z0-9+/_-]{1,100}={1,2})?={0,2}",
+        compiled(
+            rb"[A-Za-z0-9+/_-]{24,}(?:\r?\n[A-Za-z0-9+/_-]{24,})*"
+            rb"(?:\r?\n[A-Za-z0-9+/_-]{1,100}={1,2})?={0,2}"
+        ),
         _base64,
     ),
     Encoding(
         "hex",
-        r"[0-9a-fA-F]{24}|\\x[0-9a-fA-F]{2}[, ]{0,2}\\x|0x[0-9a-fA-F]{2}[, ]{0,2}0x"
-        r"|[0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :]",
-        r"(?:[0-9a-fA-F]{2}){12,}|(?:(?:\\x|0x)[0-9a-fA-F]{2}[, ]{0,2}){7,}(?:\\x|0x)[0-9a-fA-F]{2}"
-        r"|(?:[0-9a-fA-F]{2}[ :]){8,}[0-9a-fA-F]{2}",
+        compiled(
+            rb"(?:[0-9a-fA-F]{2}){12,}|(?:(?:\\x|0x)[0-9a-fA-F]{2}[, ]{0,2}){7,}(?:\\x|0x)[0-9a-fA-F]{2}"
+            rb"|(?:[0-9a-fA-F]{2}[ :]){8,}[0-9a-fA-F]{2}"
+        ),
         _hex,
     ),
     Encoding(
         "percent",
-        r"%[0-9A-Fa-f]{2}[\w.~+'!,-]{0,32}%[0-9A-Fa-f]{2}",
-        r"(?:[\w.~+'!,-]{0,32}%[0-9A-Fa-f]{2}){2,}[\w.~+'!,-]{0,32}",
+        compiled(rb"(?:[\w.~+'!,-]{0,32}%[0-9A-Fa-f]{2}){2,}[\w.~+'!,-]{0,32}"),
         _percent,
     ),
 )
 """Encodings with runs of their own. Rot13 has none, so the whole text is turned."""
-
-
-HINTS: Final = tuple(encoding.hint for encoding in ENCODINGS)
-"""Patterns that the scanner looks for on behalf of this module."""
-
-_NESTED_SHARE: Final = 0.8
-
-
-class Payloads:
-    """The encodings, compiled once.
-
-    Args:
-        search: returns the findings in a decoded text, and the `HINTS` that occur in it.
-    """
-
-    def __init__(self, search: Callable[[Subject], tuple[list[Finding], list[int]]]) -> None:
-        self._search = search
-        self._runs = [compiled(encoding.run.encode()) for encoding in ENCODINGS]
-
-    def findings(self, subject: Subject, hints: Iterable[int]) -> list[Finding]:
-        """Return the findings in payloads of `subject`; `hints` are those of `HINTS` that occur."""
-        budget = TOTAL_BYTES_MAX
-        findings: list[Finding] = []
-        for hint in hints:
-            encoding = ENCODINGS[hint]
-            for run, span in _runs_in(subject, self._runs[hint]):
-                payload, is_cut = payload_of(encoding, run, min(PAYLOAD_BYTES_MAX, budget))
-                if payload:
-                    findings.extend(self.inside(payload, encoding.name, span))
-                if is_cut:
-                    findings.append(Finding("limit.encoded", *span, Severity.MEDIUM))
-                budget -= len(payload)
-                # Whatever a caller sends, decoding ends here.
-                if budget <= 0:
-                    return findings
-        return findings
-
-    def inside(self, payload: str, name: str, span: Span) -> Iterator[Finding]:
-        """Yield the findings in a decoded text, one per family, at the place of the run."""
-        subject = Subject(payload)
-        inner, hints = self._search(subject)
-        for family, severity in _families(inner):
-            yield Finding(f"{family}.encoded.{name}", *span, severity)
-        # Decoding stops here, or a caller could nest payloads without end.
-        if self._is_nested(subject, hints):
-            yield Finding("injection.encoded.nested", *span, Severity.MEDIUM)
-
-    def _is_nested(self, subject: Subject, hints: Iterable[int]) -> bool:
-        total = len(subject.data) * _NESTED_SHARE
-        return any(
-            len(run) >= total for hint in hints for run, _ in _runs_in(subject, self._runs[hint])
-        )
-
-
-def _runs_in(subject: Subject, regex: "re2._Regexp[bytes]") -> Iterator[tuple[bytes, Span]]:
-    for match in regex.finditer(subject.data):
-        start, end = match.span()
-        yield subject.data[start:end], (subject.chars(start), subject.chars(end))
-
-
-def _families(inner: Sequence[Finding]) -> Iterator[tuple[str, Severity]]:
-    """Yield the families to report, with their worst severity; a hidden injection is no accident."""
-    worst: dict[str, Severity] = {}
-    for finding in inner:
-        family = finding.rule.split(".", 1)[0]
-        worst[family] = max(finding.severity, worst.get(family, Severity.LOW))
-    for family, severity in worst.items():
-        if severity >= Severity.MEDIUM:
-            yield family, max(severity, Severity.HIGH) if family == "injection" else severity

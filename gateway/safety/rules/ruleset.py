@@ -1,8 +1,7 @@
 """Compiles the rules of a policy, scans texts with all of them, and resolves overlapping findings.
 
-`Prefilter` is one pass of Vectorscan (block mode) that tells which patterns occur at all. Each
-pattern reports once at most, so hostile text costs the same as any other. It may report a pattern
-that does not occur (large repeats are approximated), never the other way round.
+One pass of RE2 tells which rules may match at all, by hints that are cheaper than their patterns;
+only these are searched.
 
 Findings of the content families (pii, secret, deny, custom) compete with each other, and those of
 injection among themselves; limits compete with nothing. The more severe wins, then the longer, then
@@ -10,22 +9,21 @@ the one further left, then the rule id. What the winner leaves of a loser remain
 or digit: every character that a finding covered stays covered, and by one finding only.
 """
 
-import functools
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
-import hyperscan
+import re2
 
 from gateway.safety.findings import BY_PLACE, Finding, Severity
-from gateway.safety.patterns import PatternError
+from gateway.safety.patterns import set_of
 from gateway.safety.rules.lexicon import NO_LISTS, Lexicon
 from gateway.safety.rules.limits import CHARS_MAX, RUN_CHARS_MAX, repetitions
-from gateway.safety.rules.payloads import HINTS, ROT13, Payloads
-from gateway.safety.rules.scanner import CompiledForm, Occurring, Subject, findings_of
+from gateway.safety.rules.payloads import ROT13, is_nested, payloads_of
+from gateway.safety.rules.scanner import CompiledForm, Subject, findings_of
 from gateway.safety.rules.spec import RuleSpec, Span
-from gateway.safety.rules.stored import database_of
 
 
 def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
@@ -76,44 +74,17 @@ def _left_over(covered: list[tuple[int, int]], start: int, end: int) -> list[tup
     return parts
 
 
-Present = Mapping[int, int]
-"""Patterns that occur in a text, by index, each with the byte offset where its first match may end."""
+_ALWAYS: Final = r"\A"
+"""Occurs in every text, so that an engine that gives up can be told from a text without matches."""
 
 
-class Prefilter:
-    """Patterns compiled together. Thread-safe: each scan has a scratch space of its own."""
-
-    def __init__(self, patterns: Sequence[str]) -> None:
-        """Compile `patterns`; a pattern is known by its index."""
-        self._scratches: list[hyperscan.Scratch] = []
-        try:
-            self._database = database_of(patterns) if patterns else None
-        except hyperscan.error as error:
-            # A rule of the operator was tried alone when the file was loaded.
-            raise PatternError(f"the engine refuses the pattern: {error}") from None
-
-    def present(self, data: bytes) -> Present:
-        """Return the patterns that occur in `data`."""
-        ends: dict[int, int] = {}
-        if data and self._database is not None:
-            try:  # a space that no other scan uses; appending to a list and popping from it are atomic
-                scratch = self._scratches.pop()
-            except IndexError:
-                scratch = hyperscan.Scratch(self._database)
-            self._database.scan(data, match_event_handler=_note, context=ends, scratch=scratch)
-            self._scratches.append(scratch)
-        return ends
-
-
-prefilter: Final = functools.lru_cache(maxsize=8)(Prefilter)
-"""Returns a `Prefilter`, compiled once per set of patterns: a new policy mostly has the patterns of
-the old one.
-"""
-
-
-def _note(pattern: int, start: int, end: int, flags: int, ends: object) -> None:
-    assert isinstance(ends, dict)
-    ends[pattern] = end
+@lru_cache(maxsize=8)
+def _set_of(patterns: tuple[str, ...]) -> "re2.Set | None":
+    """Compile a set of patterns once, as a new policy mostly has those of the old one; None if it is too large."""
+    try:
+        return set_of(patterns, whole=False)
+    except re2.error:
+        return None
 
 
 class RuleSet:
@@ -131,16 +102,10 @@ class RuleSet:
         """
         self.specs = tuple(specs)
         self.lists = lists
-        self._has_lists = bool(lists)
         self._is_prompt = max_chars is not None
         self._longest = sys.maxsize if max_chars is None else max_chars
-        forms = [CompiledForm(spec, form) for spec in self.specs for form in spec.forms]
-        # Two passes: scored patterns are also searched alone, and rarely change between policies.
-        self._scored = [form for form in forms if form.form.weight]
-        self._plain = [form for form in forms if not form.form.weight]
-        self._scored_pass = prefilter(tuple(form.hint for form in self._scored))
-        self._plain_pass = prefilter((*(form.hint for form in self._plain), *HINTS))
-        self._payloads = Payloads(self._search)
+        self._forms = [CompiledForm(spec, form) for spec in self.specs for form in spec.forms]
+        self._hints = _set_of((*(form.hint for form in self._forms), _ALWAYS))
 
     def scan(self, text: str) -> list[Finding]:
         """Return the findings in `text`, ordered by place and without overlaps.
@@ -148,57 +113,61 @@ class RuleSet:
         Text behind the limit is not inspected and is a finding itself.
         """
         inspected = text[: self._longest]
-        subject = None if inspected.isascii() else Subject(inspected)
-        data = inspected.encode() if subject is None else subject.data
-        scored, plain = self._scored_pass.present(data), self._plain_pass.present(data)
-        # Rot13 has no runs to look for: injections that show when the whole text is turned.
-        turned = self._scored_pass.present(data.translate(ROT13)) if self._is_prompt else {}
-        # The usual case: nothing occurs that could become a finding.
-        if not (scored or plain or turned or self._has_lists or len(text) > RUN_CHARS_MAX):
-            return []
-        subject = subject or Subject(inspected)
-        findings = findings_of(subject, self._occurring(scored, plain))
+        subject = Subject(inspected)
+        findings = findings_of(subject, self._occurring(subject))
         if self._is_prompt:
-            findings += self._of_prompts(subject, plain, turned)
-        if self._has_lists:
+            findings += self._of_prompts(subject)
+        if self.lists:
             findings = self.lists.applied(inspected, findings)
         if len(inspected) < len(text):
             findings.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
         return resolved(text, findings)
 
     def scan_hidden(self, payload: str, name: str, span: Span) -> list[Finding]:
-        """Return the findings in a text that the caller decoded, such as one of tag characters.
+        """Return the findings in a decoded text, one per family, at the place of the payload.
 
-        They are called "FAMILY.encoded.NAME" and lie at `span`, the place of the payload.
+        They are called "FAMILY.encoded.NAME". A hidden injection is no accident, so it is severe.
         """
-        inside = self._payloads.inside(payload[: self._longest], name, span)
-        return sorted(inside, key=lambda finding: finding.rule)
+        subject = Subject(payload[: self._longest])
+        inner = findings_of(subject, self._occurring(subject))
+        worst: dict[str, Severity] = {}
+        for finding in (*inner, *self.lists.denied(subject.text)):
+            family = finding.rule.split(".", 1)[0]
+            worst[family] = max(finding.severity, worst.get(family, Severity.LOW))
+        if worst.get("injection", Severity.LOW) >= Severity.MEDIUM:
+            worst["injection"] = max(worst["injection"], Severity.HIGH)
+        findings = [
+            Finding(f"{family}.encoded.{name}", *span, severity)
+            for family, severity in sorted(worst.items())
+            if severity >= Severity.MEDIUM
+        ]
+        # Decoding stops here, or a caller could nest payloads without end.
+        if is_nested(subject):
+            findings.append(Finding("injection.encoded.nested", *span, Severity.MEDIUM))
+        return findings
 
-    def _of_prompts(self, subject: Subject, plain: Present, turned: Present) -> Iterator[Finding]:
+    def _of_prompts(self, subject: Subject) -> Iterator[Finding]:
         """Yield what is looked for in prompts alone: repetitions and encoded text."""
         if len(subject.text) > RUN_CHARS_MAX:
             for span in repetitions(subject.text):
                 yield Finding("limit.repetition", *span, Severity.MEDIUM)
-        yield from self._payloads.findings(subject, self._hints(plain))
-        # Only injections, because a turned text holds no numbers or keys.
-        if turned:
-            for finding in findings_of(subject.with_letters(ROT13), self._occurring(turned, {})):
-                if finding.severity >= Severity.HIGH:
-                    rule = "injection.encoded.rot13"
-                    yield Finding(rule, finding.start, finding.end, Severity.HIGH)
+        for payload in payloads_of(subject):
+            if payload.text:
+                yield from self.scan_hidden(payload.text, payload.encoding, payload.span)
+            if payload.is_cut:
+                yield Finding("limit.encoded", *payload.span, Severity.MEDIUM)
+        # Rot13 has no runs to look for: injections that show when the whole text is turned.
+        turned = subject.with_letters(ROT13)
+        scored = [form for form in self._occurring(turned) if form.form.weight]
+        for finding in findings_of(turned, scored) if scored else ():
+            if finding.severity >= Severity.HIGH:
+                rule = "injection.encoded.rot13"
+                yield Finding(rule, finding.start, finding.end, Severity.HIGH)
 
-    def _search(self, subject: Subject) -> tuple[list[Finding], list[int]]:
-        """Return the findings in the text of a payload, and the hints of payloads inside it."""
-        scored = self._scored_pass.present(subject.data)
-        plain = self._plain_pass.present(subject.data)
-        findings = findings_of(subject, self._occurring(scored, plain))
-        return [*findings, *self.lists.denied(subject.text)], self._hints(plain)
-
-    def _occurring(self, scored: Present, plain: Present) -> Occurring:
-        forms = [(self._scored[at], end) for at, end in scored.items()]
-        return forms + [
-            (self._plain[at], end) for at, end in plain.items() if at < len(self._plain)
-        ]
-
-    def _hints(self, plain: Present) -> list[int]:
-        return sorted(at - len(self._plain) for at in plain if at >= len(self._plain))
+    def _occurring(self, subject: Subject) -> list[CompiledForm]:
+        """Return the forms that may match in `subject`, by one pass over it."""
+        indexes = None if self._hints is None else self._hints.Match(subject.data)
+        # For want of memory the engine gives up without an error; then every form is searched.
+        if indexes is None:
+            return self._forms
+        return [self._forms[index] for index in sorted(indexes) if index < len(self._forms)]

@@ -1,23 +1,21 @@
-"""Scans a text with patterns that are compiled together; decoding and lists are up to `RuleSet`.
+"""Searches a text for the places of single patterns; decoding and lists are up to `RuleSet`.
 
-`Subject` is the text as characters and as UTF-8: both engines match bytes, findings count
+`Subject` is the text as characters and as UTF-8: RE2 matches bytes, findings count
 characters. Digits of other scripts and the many dashes are folded to ASCII one for one, so that
 offsets stay.
-
-`CompiledForm` finds the places of one pattern with RE2, only where a pass over all patterns reported it.
 """
 
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from gateway.safety.findings import Finding
-from gateway.safety.patterns import compiled, longest_match
+from gateway.safety.patterns import compiled
 from gateway.safety.rules.scoring import Indicator, judge, weight_at
 from gateway.safety.rules.spec import Form, RuleMatch, RuleSpec, Span, Validator
 from gateway.safety.rules.validators import COSTLY, VALIDATORS
@@ -81,26 +79,19 @@ class CompiledForm:
         self.spec = spec
         self.form = form
         self.hint = _hint_of(spec, form)
-        self.width = longest_match(form.pattern)
         self._regex = compiled(form.pattern.encode())
         self._validate: Validator = VALIDATORS[spec.validator]
         self._found_max = COSTLY_FOUND_MAX if spec.validator in COSTLY else sys.maxsize
         self._context = _context_of(spec) if form.in_context else None
 
-    def findings(self, subject: Subject, first_end: int) -> Iterator[Span]:
+    def findings(self, subject: Subject) -> Iterator[Span]:
         """Yield the places that the validator confirms, from left to right; those of forms with a head may overlap.
 
         Behind a match that was refused the search goes on with the next word, because a number may
         start inside what looked like a longer one. A head may begin inside the text behind another
         one.
-
-        Args:
-            subject: the text.
-            first_end: byte offset no later than the end of the first match, from the pass over all
-                patterns.
         """
-        data, count = subject.data, 0
-        at = subject.bytes_at(max(0, subject.chars(first_end) - self.width))
+        data, count, at = subject.data, 0, 0
         while (match := self._regex.search(data, at)) is not None:
             start, end = match.span()
             first, last = subject.chars(start), subject.chars(end)
@@ -144,17 +135,13 @@ def _context_of(spec: RuleSpec) -> re.Pattern[str]:
     return re.compile(rf"(?<![^\W_])(?:{words})", re.IGNORECASE)
 
 
-Occurring = list[tuple[CompiledForm, int]]
-"""Forms that occur in a text, each with a byte offset no later than the end of its first match."""
-
-
-def findings_of(subject: Subject, occurring: Occurring) -> list[Finding]:
+def findings_of(subject: Subject, occurring: Iterable[CompiledForm]) -> list[Finding]:
     """Return the findings of the forms that occur in `subject`, unordered and with overlaps."""
     plain: list[Finding] = []
     indicators: list[Indicator] = []
-    for form, end in occurring:
+    for form in occurring:
         rule, weight = form.spec.id, form.form.weight
-        spans = form.findings(subject, end)
+        spans = form.findings(subject)
         if weight:
             indicators.extend(
                 Indicator(rule, *span, weight_at(subject.text, span[0], weight)) for span in spans

@@ -1,6 +1,5 @@
 """Counts what a scan does, so that its cost is bounded by operations and not by a clock."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 
 from gateway.safety import patterns
 from gateway.safety.findings import Finding
-from gateway.safety.rules import payloads, ruleset, scanner
+from gateway.safety.rules import payloads, scanner
 from gateway.safety.rules.limits import CHARS_MAX
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleMatch, default_rules
@@ -20,7 +19,7 @@ class Work:
     """Counts of one scan.
 
     Attributes:
-        bytes_scanned: that went through a matching engine, counted once for each pass.
+        bytes_scanned: that patterns were searched in, counted once for each search.
         candidates: matches of patterns.
         chars_read: by validators beyond a match.
         bytes_decoded: that came out of encoded payloads.
@@ -33,23 +32,17 @@ class Work:
 
 
 class CountedRules:
-    """A `RuleSet` whose engines are counted."""
+    """A `RuleSet` whose searches are counted."""
 
     def __init__(self, specs: Any, max_chars: int = CHARS_MAX) -> None:
         self._work = Work()
         with pytest.MonkeyPatch.context() as patch:
-            for module in (scanner, payloads):
-                patch.setattr(module, "compiled", self._counted(patterns.compiled))
+            patch.setattr(scanner, "compiled", self._counted)
             self._rules = RuleSet(specs, max_chars=max_chars)
 
     def scan(self, text: str) -> tuple[list[Finding], Work]:
         self._work.__init__()  # type: ignore[misc]
-        work, present, run = self._work, ruleset.Prefilter.present, RuleMatch.run
-        payload_of = payloads.payload_of
-
-        def counted_present(self: ruleset.Prefilter, data: bytes) -> Any:
-            work.bytes_scanned += len(data)
-            return present(self, data)
+        work, run, decoded = self._work, RuleMatch.run, payloads.decoded
 
         def counted_run(self: RuleMatch, pattern: Any, start: int) -> int:
             end = run(self, pattern, start)
@@ -57,18 +50,17 @@ class CountedRules:
             return end
 
         def counted_payload(*args: Any) -> tuple[str, bool]:
-            payload, is_cut = payload_of(*args)
+            payload, is_cut = decoded(*args)
             work.bytes_decoded += len(payload.encode("utf-8", "replace"))
             return payload, is_cut
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ruleset.Prefilter, "present", counted_present)
             patch.setattr(RuleMatch, "run", counted_run)
-            patch.setattr(payloads, "payload_of", counted_payload)
+            patch.setattr(payloads, "decoded", counted_payload)
             return self._rules.scan(text), Work(**vars(work))
 
-    def _counted(self, compiled: Any) -> Any:
-        return lambda *args: _Regex(compiled(*args), self._work)
+    def _counted(self, pattern: bytes) -> Any:
+        return _Regex(patterns.compiled(pattern), self._work)
 
 
 class _Regex:
@@ -81,14 +73,10 @@ class _Regex:
         self._work.candidates += found is not None
         return found
 
-    def finditer(self, data: bytes) -> Iterator[Any]:
-        self._work.bytes_scanned += len(data)
-        yield from self._regex.finditer(data)
-
 
 @cache
 def shipped_rules() -> RuleSet:
-    """The default rules, compiled when a test first asks: that takes seconds."""
+    """The default rules."""
     return RuleSet(default_rules())
 
 
