@@ -16,21 +16,15 @@ Which limit refused a request is in the metadata of the error; docs/operate/limi
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Final
 
+from gateway.admission import prompts
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.constraint_checks import ConstraintChecks
 from gateway.admission.overload import Outlook, OverloadControl
 from gateway.admission.policies import InForce
-from gateway.admission.prompts import (
-    ContextFit,
-    Preparation,
-    check_length,
-    encode,
-    is_replaceable,
-    prompt_too_long,
-)
 from gateway.admission.request_context import RequestContext
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.admission.text_prompts import decode
@@ -59,44 +53,31 @@ EntityReader = Callable[
 """Returns what token classifiers find in texts, and the decision of each check for the record."""
 
 
+@dataclass(eq=False)
 class Admission:
     """The decisions of the gateway about requests.
 
     Attributes:
         in_force: The policies that requests take.
+        limiter: Calls that run and are prepared.
+        overload: Whether models can answer in time.
         limits: What tenants may use, and have used.
         preparation: Makes prompts.
+        read_entities: Asks token classifiers.
+        turns: Turns of tenants for work on texts in the event loop.
     """
 
-    def __init__(
-        self,
-        in_force: InForce,
-        limiter: ClassLimiter,
-        overload: OverloadControl,
-        limits: TenantLimits,
-        preparation: Preparation,
-        read_entities: EntityReader,
-        turns: LoopTurns,
-    ) -> None:
-        """Decide with these parts.
+    in_force: InForce
+    limiter: ClassLimiter
+    overload: OverloadControl
+    limits: TenantLimits
+    preparation: prompts.Preparation
+    read_entities: EntityReader
+    turns: InitVar[LoopTurns]
 
-        Args:
-            in_force: The policies that requests take.
-            limiter: Calls that run and are prepared.
-            overload: Whether models can answer in time.
-            limits: What tenants may use, and have used.
-            preparation: Makes prompts.
-            read_entities: Asks token classifiers.
-            turns: Turns of tenants for work on texts in the event loop.
-        """
-        self.in_force = in_force
-        self.preparation = preparation
-        self._limiter = limiter
-        self._overload = overload
-        self.limits = limits
+    def __post_init__(self, turns: LoopTurns) -> None:
         # One thread a tenant: inspection holds the interpreter, which the threads share with the event loop.
         self._inspecting = TextThreads("inspection", turns, INSPECTING_MAX, own=1)
-        self._read_entities = read_entities
         self._constraints = ConstraintChecks()
 
     async def close(self) -> None:
@@ -118,7 +99,7 @@ class Admission:
             BudgetSpent: The tenant has spent its budget, and names a model that costs more than that of the budget.
         """
         request = context.request
-        async with self._limiter.preparing(request.priority_class, request.tenant):
+        async with self.limiter.preparing(request.priority_class, request.tenant):
             context.policies = self.in_force.policies
             context.rules = context.policies.overload
             context.is_limited = context.policies.has_limits or bool(request.caller.key_id)
@@ -132,7 +113,7 @@ class Admission:
 
     async def count(self, context: RequestContext) -> tuple[int, ServedModel]:
         """Return the tokens of a prompt, and the model whose tokenizer counted them: the named or the router's."""
-        async with self._limiter.preparing(context.priority_class, context.tenant):
+        async with self.limiter.preparing(context.priority_class, context.tenant):
             context.policies = self.in_force.policies
             context.rules = context.policies.overload
             inspection = await self._find(context)
@@ -140,12 +121,12 @@ class Admission:
             policies, features = context.policies, await self._features(context)
             model = policies.catalog[policies.router.plan(features).model]
             threads = self.preparation.threads
-            tokens = await encode(context.conversation, model, threads, context.tenant)
+            tokens = await prompts.encode(context.conversation, model, threads, context.tenant)
         return len(tokens), model
 
     async def check(self, context: RequestContext) -> RequestInspection:
         """Return what the policy finds in the texts of a request that is not admitted."""
-        async with self._limiter.preparing(context.priority_class, context.tenant):
+        async with self.limiter.preparing(context.priority_class, context.tenant):
             context.policies = self.in_force.policies
             context.rules = context.policies.overload
             return await self._find(context)
@@ -154,21 +135,21 @@ class Admission:
         """Decide about a request that its limits let in; raise as `admit`."""
         request, catalog, log = context.request, context.policies.catalog, context.log
         models = catalog.reading if request.model is None else (request.model,)
-        self._overload.refuse_hopeless(models, context, time.monotonic())
+        self.overload.refuse_hopeless(models, context, time.monotonic())
         if request.conversation.vocabulary:
             vocabulary = catalog[request.conversation.vocabulary]
             context.conversation = request.conversation = await decode(
                 request.conversation, vocabulary, self.preparation.threads, request.tenant
             )
         if context.to_prompts is None:
-            check_length(request.conversation.texts, [catalog[model] for model in models])
+            prompts.check_length(request.conversation.texts, [catalog[model] for model in models])
         is_constrained = request.tools is not None or request.sampling.WhichOneof("constraint")
         # Servers that get messages compile the constraints themselves, and know other keywords.
         if is_constrained and not all(catalog[name].settings.takes_messages for name in models):
             await self._constraints.check(request)
         await self._inspect(context)
         is_prompt = context.to_prompts is None and request.audio is None
-        contexts = ContextFit(context) if is_prompt else None
+        contexts = prompts.ContextFit(context) if is_prompt else None
         is_prepared = False
         while not is_prepared:  # until a model has room for the prompt
             await self._route(context, contexts)
@@ -183,14 +164,14 @@ class Admission:
     def _reserve_longest(self, context: RequestContext) -> None:
         """Reserve tokens and cost of the longest answers to the prompts of a request; raise LimitReached."""
         cost, total = 0.0, 0
-        prompts = [*context.prompts, *([context.second] if context.second else [])]
-        for prompt in prompts:
+        sent = [*context.prompts, *([context.second] if context.second else [])]
+        for prompt in sent:
             tokens, answer_tokens = len(prompt.prompt_token_ids), prompt.sampling.max_tokens
             cost += prompt.model.settings.cost(tokens, answer_tokens)
             total += tokens + answer_tokens
         context.reservation.cost = cost
         if context.is_limited:
-            model, payer = prompts[0].model.name, context.request.caller
+            model, payer = sent[0].model.name, context.request.caller
             context.reservation.settle = self.limits.reserve(payer, model, total)
 
     # Inspection.
@@ -225,7 +206,7 @@ class Admission:
         if guards := inspection.policy.prompt_readers:
             checks = [Check(number, guard) for number, guard in enumerate(guards, 1)]
             normalized = inspection.normalized
-            entities, decided = await self._read_entities(context, checks, normalized)
+            entities, decided = await self.read_entities(context, checks, normalized)
             inspection.checks = tuple(decided)
             decide = partial(inspection.decide, entities)
             await self._inspecting.work_on(texts, tenant, decide)
@@ -245,14 +226,14 @@ class Admission:
             await self.preparation.threads.work_on(conversation.texts, request.tenant, work)
         elif request.audio is None:
             tokens = len(
-                await encode(conversation, model, self.preparation.threads, request.tenant)
+                await prompts.encode(conversation, model, self.preparation.threads, request.tenant)
             )
             if tokens >= model.context_tokens:
-                raise prompt_too_long(model, f"{tokens}", tokens)
+                raise prompts.prompt_too_long(model, f"{tokens}", tokens)
 
     # Routing.
 
-    async def _route(self, context: RequestContext, contexts: ContextFit | None) -> None:
+    async def _route(self, context: RequestContext, contexts: prompts.ContextFit | None) -> None:
         """Set the plan of a request, and what the longest answer may cost in its reservation."""
         request, policies, log = context.request, context.policies, context.log
         log.step(names.SPAN_ROUTE)
@@ -272,7 +253,7 @@ class Admission:
                     metadata={"rules": plan.route.reason, "policy": ""},
                 )
 
-    async def _plan(self, context: RequestContext, contexts: ContextFit | None) -> Plan:
+    async def _plan(self, context: RequestContext, contexts: prompts.ContextFit | None) -> Plan:
         """Return where a request is routed; raise as `admit`."""
         request, policies = context.request, context.policies
         features = await self._features(context)
@@ -280,7 +261,7 @@ class Admission:
 
         def wait_s(model: str) -> float:
             if model not in outlooks:
-                outlooks[model] = self._overload.outlook(model, context, now)
+                outlooks[model] = self.overload.outlook(model, context, now)
             return outlooks[model].wait_s
 
         fits = contexts.fits if contexts is not None else lambda _: True
@@ -294,11 +275,11 @@ class Admission:
         is_named = request.model not in (None, plan.model)
         if plan.route.strategy == ROUTE_STRATEGY_BUDGET and is_named:
             _check_budget(request, plan, fits)
-        if contexts is not None and is_replaceable(plan) and not fits(plan.model):
+        if contexts is not None and prompts.is_replaceable(plan) and not fits(plan.model):
             contexts.relax()
             plan = policies.router.plan(features, state)
         problem = outlooks[plan.model].problem  # the router asks for the wait for each candidate
-        if problem is not None and not self._overload.degrade(plan, problem, context, now, fits):
+        if problem is not None and not self.overload.degrade(plan, problem, context, now, fits):
             raise problem
         if request.resume:
             plan.cascade = None
@@ -315,7 +296,9 @@ class Admission:
         is_routed = model is None and verdict.governed is None
         if is_routed and policies.router.needs_prompt_tokens and conversation.turns:
             default = policies.catalog[policies.catalog.default]
-            tokens = await encode(conversation, default, self.preparation.threads, request.tenant)
+            tokens = await prompts.encode(
+                conversation, default, self.preparation.threads, request.tenant
+            )
         return Features(
             model=model,
             text=conversation.user_text,

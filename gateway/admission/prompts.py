@@ -176,18 +176,18 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
         seed = secrets.randbits(63)
     fitted = Sampling(
         max_tokens=max_tokens,
-        temperature=sampling.temperature,
         top_p=sampling.top_p or TOP_P_MIN,
-        top_k=sampling.top_k,
         seed=seed,
-        repetition_penalty=sampling.repetition_penalty,
         logprobs=sampling.HasField("logprobs"),
         top_logprobs=sampling.logprobs,
         stop_token_ids=sorted(model.tokenizer.stop_token_ids.union(sampling.stop_token_ids)),
+        min_tokens=min(sampling.min_tokens, max_tokens),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
         min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
-        min_tokens=min(sampling.min_tokens, max_tokens),
         logit_bias=sampling.logit_bias,
     )
     if constraint is not None:
@@ -216,19 +216,18 @@ def _server_options(request: ValidRequest) -> ServerOptions:
 
 def prompt_too_long(model: ServedModel, size: str, tokens: int) -> PromptTooLong:
     """Return the error for a prompt of `tokens` tokens, named `size`, that `model` has no room for."""
-    message = (
+    problem = (
         f"the prompt has {size} tokens, the context of {model.name} has {model.context_tokens}, answer included; "
         "shorten it"
     )
-    return too_long(model, tokens, message, FieldViolation("input", message))
+    return too_long(model, tokens, "input", problem)
 
 
-def too_long(
-    model: ServedModel, tokens: int, message: str, violation: FieldViolation
-) -> PromptTooLong:
-    """Return the error for `tokens` that `model` has no room for, as `message` and `violation` say."""
+def too_long(model: ServedModel, tokens: int, field: str, problem: str) -> PromptTooLong:
+    """Return the error for `tokens` in a field that `model` has no room for."""
     limits = {"prompt_tokens": str(tokens), "context_tokens": str(model.context_tokens)}
-    return PromptTooLong(message, metadata=limits, violations=[violation])
+    message = problem if field == "input" else f"{field}: {problem}"
+    return PromptTooLong(message, metadata=limits, violations=[FieldViolation(field, problem)])
 
 
 def _check_model(request: ValidRequest, model: ServedModel) -> None:

@@ -12,7 +12,7 @@ from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import ControlToken
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import in_vocabulary
-from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
+from sluice.errors import InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Sampling, Values
 from sluice.v1.inference_pb2 import EmbedRequest, RerankRequest, ScoreRequest
 
@@ -171,4 +171,4 @@ def _text_too_long(model: ServedModel, field: str, tokens: int, room: int) -> Pr
         f"has {tokens} tokens, {model.name} has room for {max(room, 0)} beside {context - room} others in its "
         f"context of {context}; shorten it, or set truncate"
     )
-    return too_long(model, tokens, f"{field}: {problem}", FieldViolation(field, problem))
+    return too_long(model, tokens, field, problem)

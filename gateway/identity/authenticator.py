@@ -17,14 +17,8 @@ from typing import Final
 
 from nats.aio.client import Client
 
+from gateway.identity import credentials
 from gateway.identity.caller import Caller
-from gateway.identity.credentials import (
-    KeyMissing,
-    caller_of_id,
-    caller_of_key,
-    caller_of_token,
-    issuer_of,
-)
 from gateway.identity.key_sources import AGAIN_S, IssuerKeys, KeyBucket
 from sluice.defaults import KEY_METADATA, TENANT_METADATA
 from sluice.errors import InvalidRequest, PermissionDenied, Unauthenticated
@@ -192,23 +186,27 @@ class Authenticator:
         if not self.on or not caller.key_id:
             return caller
         records = self.identities.records
-        current = caller_of_id(caller.key_id, caller.tenant, records, self._time())
+        current = credentials.caller_of_id(caller.key_id, caller.tenant, records, self._time())
         return replace(caller, key_limits=current.key_limits)
 
     async def _verify(self, credential: str) -> tuple[Caller, float]:
         """Return the caller with this API key or token, and when it expires."""
         if credential.startswith(PREFIX):
-            return caller_of_key(credential, self.identities.records, self._time())
-        issuer = self.identities.issuers.get(issuer_of(credential))
+            return credentials.caller_of_key(credential, self.identities.records, self._time())
+        issuer = self.identities.issuers.get(credentials.issuer_of(credential))
         if issuer is None:
             raise Unauthenticated.of(
                 "TOKEN_INVALID", "the token is of an issuer that is not in identity.jwt"
             )
         try:
-            return caller_of_token(credential, issuer.settings, issuer.keys, self._time())
-        except KeyMissing:  # the issuer may have rotated its keys: read them, and try once more
+            return credentials.caller_of_token(
+                credential, issuer.settings, issuer.keys, self._time()
+            )
+        except (
+            credentials.KeyMissing
+        ):  # the issuer may have rotated its keys: read them, and try once more
             await issuer.refresh()
-        return caller_of_token(credential, issuer.settings, issuer.keys, self._time())
+        return credentials.caller_of_token(credential, issuer.settings, issuer.keys, self._time())
 
     def _of_certificate(self, names: Collection[str]) -> Caller:
         for name in names:

@@ -59,16 +59,19 @@ def aligned(groups: Sequence[TokenGroup], text: str) -> Iterator[tuple[TokenGrou
         yield group, text[begin : len(text) if number == len(groups) else at], shown
 
 
+@dataclass(frozen=True)
 class PublicLogprobs:
-    """Makes the entries of one answer."""
+    """Makes the entries of one answer.
 
-    def __init__(
-        self, piece_of: PieceOf, alternatives: int, stop_token_ids: Collection[int]
-    ) -> None:
-        """`alternatives`: how many a caller sees of each token."""
-        self._piece_of = piece_of
-        self._alternatives = alternatives
-        self._stop_token_ids = stop_token_ids
+    Attributes:
+        piece_of: What a token is.
+        alternatives: How many a caller sees of each token.
+        stop_token_ids: Tokens that end the answer.
+    """
+
+    piece_of: PieceOf
+    alternatives: int
+    stop_token_ids: Collection[int]
 
     def entries(self, group: TokenGroup, shown: str) -> list[TokenLogprobs | None]:
         """Return an entry for each token, of whose text `shown` is in the answer; None: a blank one."""
@@ -84,15 +87,13 @@ class PublicLogprobs:
     def _pieces(self, group: TokenGroup, shown: str) -> list[TokenText | None]:
         """Return what each token adds to the text; None: nothing that a caller sees."""
         token_ids = [token_id for token_id, _ in group.tokens]
-        texts = [
-            at for at, token_id in enumerate(token_ids) if token_id not in self._stop_token_ids
-        ]
+        texts = [at for at, token_id in enumerate(token_ids) if token_id not in self.stop_token_ids]
         pieces: list[TokenText | None] = [TokenText("", b"") for _ in token_ids]
         if not texts:
             return pieces
         if shown != group.text:
             pieces = [None] * len(pieces)
-        alone = [self._piece_of(token_ids[at] or 0, group.start == 0) for at in texts]
+        alone = [self.piece_of(token_ids[at] or 0, group.start == 0) for at in texts]
         joined = b"".join(piece.data for piece in alone)
         if shown == group.text == joined.decode(errors="replace"):
             for at, piece in zip(texts, alone, strict=True):
@@ -111,12 +112,12 @@ class PublicLogprobs:
             if not logprobs.text:  # the server's token goes on
                 return None
             named = zip(logprobs.top_texts, logprobs.top_logprobs, strict=False)
-            for text, value in islice(named, self._alternatives):
+            for text, value in islice(named, self.alternatives):
                 made.top.add(text=text, logprob=value, token_bytes=_bytes_of(text))
             return made
         pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)
-        for other, value in islice(pairs, self._alternatives):
-            top = piece if other == token_id else self._piece_of(other, is_first)
+        for other, value in islice(pairs, self.alternatives):
+            top = piece if other == token_id else self.piece_of(other, is_first)
             made.top.append(
                 TokenLogprob(token_id=other, text=top.text, logprob=value, token_bytes=top.data)
             )

@@ -24,15 +24,7 @@ from gateway.streaming.registry import Registry
 from sluice.background import BackgroundTasks
 from sluice.errors import RETRY_AFTER_S, MessageTooLarge, TransportUnavailable
 from sluice.internal.v1.control_pb2 import Announce, BatcherReport, ControlMessage
-from sluice.wire import subjects
-from sluice.wire.codec import (
-    MalformedMessage,
-    OversizedMessage,
-    header_bytes,
-    pack,
-    read_bundle,
-    read_report,
-)
+from sluice.wire import codec, subjects
 from sluice.wire.connection import MeshClient, disconnect, settle
 from sluice.wire.dead_letters import store_dead_letter
 from sluice.wire.permissions import BATCHER, may_speak_as
@@ -168,7 +160,7 @@ class NatsTransport:
         await client.subscribe(subjects.ALL_REPORTS, cb=self._on_report)
         await client.subscribe(subjects.absent(self.gateway_id, subjects.ANY), cb=self._on_absent)
         announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
-        await client.publish(subjects.CONTROL, pack(announce))
+        await client.publish(subjects.CONTROL, codec.pack(announce))
         await settle(client, SETTLE_S)
         self._flushing = asyncio.create_task(self._flush_when_due(client))
 
@@ -211,7 +203,7 @@ class NatsTransport:
             subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
             reply = subjects.absent(self.gateway_id, batcher) if batcher else ""
             try:
-                await client.publish(subject, pack(message), reply)
+                await client.publish(subject, codec.pack(message), reply)
             except NatsError as error:
                 # Queries are repeated, and frames of unknown runs are answered with another cancel.
                 logger.warning("dropped a control message to batchers: NATS: %s", error)
@@ -225,10 +217,10 @@ class NatsTransport:
     async def _send_task(self, client: MeshClient, batcher: str, run: ModelRun) -> None:
         headers = dict(run.headers)
         try:
-            payload = pack(run.task, client.max_payload - header_bytes(headers))
+            payload = codec.pack(run.task, client.max_payload - codec.header_bytes(headers))
             reply = subjects.absent(self.gateway_id, batcher)
             await client.publish(subjects.task_to(batcher), payload, reply, headers)
-        except OversizedMessage as error:
+        except codec.OversizedMessage as error:
             problem = MessageTooLarge(
                 f"the task has {error.size} bytes, NATS takes {error.limit}",
                 metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
@@ -251,11 +243,13 @@ class NatsTransport:
 
     async def _on_frames(self, message: Msg) -> None:
         try:
-            bundle = read_bundle(message.data)
+            bundle = codec.read_bundle(message.data)
             account = message.subject.removeprefix(subjects.frames(self.gateway_id))[1:]
             if not may_speak_as(account, BATCHER, bundle.batcher):
-                raise MalformedMessage(f"the account {account} speaks as batcher {bundle.batcher}")
-        except MalformedMessage as error:
+                raise codec.MalformedMessage(
+                    f"the account {account} speaks as batcher {bundle.batcher}"
+                )
+        except codec.MalformedMessage as error:
             logger.error("dropped malformed frames on %s: %s", message.subject, error)
             return
         if self.registry.take(bundle, time.monotonic()) and not self._is_taking:
@@ -272,8 +266,8 @@ class NatsTransport:
 
     async def _on_report(self, message: Msg) -> None:
         try:
-            report = read_report(message.subject, message.data)
-        except MalformedMessage as error:
+            report = codec.read_report(message.subject, message.data)
+        except codec.MalformedMessage as error:
             logger.error("dropped a malformed report on %s: %s", message.subject, error)
             return
         now = time.monotonic()

@@ -20,14 +20,8 @@ from gateway.validation.conversation import (
 from gateway.validation.options import check_options
 from gateway.validation.speech import ValidAudio, audio_of
 from gateway.validation.tools import tool_use_of
-from sluice.defaults import (
-    AUTO,
-    LABEL_KEY_CHARS_MAX,
-    LABEL_VALUE_CHARS_MAX,
-    LABELS_BYTES_MAX,
-    LABELS_MAX,
-    labels_bytes,
-)
+from sluice import defaults
+from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import ms_of
@@ -253,14 +247,14 @@ def check_priority_and_labels(
 def check_labels(labels: Mapping[str, str], violations: FieldViolations) -> None:
     """Add what is wrong with labels to `violations`; too many are not looked at."""
     check_count = violations.check_count
-    if not check_count("labels", len(labels), LABELS_MAX, "entries"):
+    if not check_count("labels", len(labels), defaults.LABELS_MAX, "entries"):
         return
     for key, value in labels.items():
         field = f"labels.{key}" if key else "labels"
-        check_count(field, len(key), LABEL_KEY_CHARS_MAX, "characters in its key", least=1)
-        check_count(field, len(value), LABEL_VALUE_CHARS_MAX, "characters")
+        check_count(field, len(key), defaults.LABEL_KEY_CHARS_MAX, "characters in its key", least=1)
+        check_count(field, len(value), defaults.LABEL_VALUE_CHARS_MAX, "characters")
     unit = "bytes in keys and values together"
-    check_count("labels", labels_bytes(labels), LABELS_BYTES_MAX, unit)
+    check_count("labels", defaults.labels_bytes(labels), defaults.LABELS_BYTES_MAX, unit)
 
 
 def sampling_of(

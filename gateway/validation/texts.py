@@ -6,6 +6,7 @@ from typing import Final
 
 from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
+from gateway.validation import requests
 from gateway.validation.conversation import (
     Conversation,
     FieldViolations,
@@ -13,14 +14,7 @@ from gateway.validation.conversation import (
     conversation_of,
     model_among,
 )
-from gateway.validation.requests import (
-    CLASSES_OF,
-    DOES,
-    RANGES,
-    ValidRequest,
-    check_priority_and_labels,
-    prompt_model,
-)
+from gateway.validation.requests import ValidRequest
 from gateway.validation.tools import tools_of
 from sluice.defaults import AUTO
 from sluice.v1 import inference_pb2 as pb
@@ -75,7 +69,7 @@ def validate_score(
         check_vocabulary(request.model, violations)
     else:
         _check_texts("answers", request.answers, violations)
-    most = RANGES["logprobs"][1]
+    most = requests.RANGES["logprobs"][1]
     violations.check(request.alternatives <= most, "alternatives", f"must be in [0, {most}]")
     prompt = Conversation((), raw=request.raw_prompt)
     if request.WhichOneof("input") is not None:
@@ -100,7 +94,7 @@ def validate_count(
     conversation = conversation_of(request, violations)
     conversation = replace(conversation, tools=tools_of(request.tools, violations))
     violations.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
-    model = prompt_model(request.model, catalog, violations)
+    model = requests.prompt_model(request.model, catalog, violations)
     violations.raise_any()
     return ValidRequest(conversation, caller, {}, timeout_s, model)
 
@@ -119,7 +113,7 @@ def _only_model(
 ) -> str | None:
     """Return the requested model, by default the only one with this engine, as `model_among` does."""
     known = catalog.of_engine(engine)
-    none = f"no model of this mesh {DOES[engine]}; configure one with engine: {engine}"
+    none = f"no model of this mesh {requests.DOES[engine]}; configure one with engine: {engine}"
     wrong = f"must be one with engine {engine}: {', '.join(known)}" if known else none
     return model_among(known, name, catalog, violations, none, wrong)
 
@@ -133,7 +127,7 @@ def _valid(
     violations: FieldViolations,
 ) -> ValidRequest:
     """Return a request about texts; raise InvalidRequest for fields that are wrong, here or in `violations`."""
-    check_priority_and_labels(request, violations)
+    requests.check_priority_and_labels(request, violations)
     violations.raise_any()
-    priority_class = CLASSES_OF[request.priority]
+    priority_class = requests.CLASSES_OF[request.priority]
     return ValidRequest(texts, caller, dict(request.labels), timeout_s, model, priority_class)
