@@ -2,14 +2,7 @@
 
 import pytest
 
-from tests.simulated_mesh.backlogs import (
-    FAST_S,
-    INTERACTIVE,
-    SLOW_S,
-    TOKENS,
-    MixedWorkersWorld,
-    StoppedBatcherWorld,
-)
+from tests.simulated_mesh import backlogs
 from tests.simulated_mesh.poison import PoisonedWorld
 from tests.simulated_mesh.world import World
 
@@ -40,16 +33,16 @@ def test_no_innocent_call_fails_beside_poisoned_ones(seed: int) -> None:
 
 
 def test_capacity_of_a_suspended_batcher_goes_to_others() -> None:
-    StoppedBatcherWorld(0).run()
+    backlogs.StoppedBatcherWorld(0).run()
 
 
 def test_workers_get_requests_by_their_speed() -> None:
-    world = MixedWorkersWorld(0)
+    world = backlogs.MixedWorkersWorld(0)
     world.run()
-    assert world.rows(world.fast) > 0.6 * SLOW_S / FAST_S * world.rows(world.slow)
+    assert world.rows(world.fast) > 0.6 * backlogs.SLOW_S / backlogs.FAST_S * world.rows(world.slow)
     took_s = world.took_s("interactive")
-    assert took_s[INTERACTIVE // 2] < TOKENS["interactive"] * SLOW_S, (
+    assert took_s[backlogs.INTERACTIVE // 2] < backlogs.TOKENS["interactive"] * backlogs.SLOW_S, (
         "half of them were not computed by the slow one"
     )
     # The longest had the slow one, and did not wait for it: its steps, the way there and back, and the rest of a step.
-    assert took_s[-1] < (TOKENS["interactive"] + 3) * SLOW_S
+    assert took_s[-1] < (backlogs.TOKENS["interactive"] + 3) * backlogs.SLOW_S

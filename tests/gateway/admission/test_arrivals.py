@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from unittest.mock import patch
 
 import pytest
 
@@ -135,16 +134,6 @@ async def test_a_lone_crowd_begins_few_calls_while_more_come() -> None:
         await calls.come("a", 1)
     assert ALONE_BURST < calls.begun["a"] <= ALONE_BURST + 4 * BURST
     await calls.end()
-
-
-async def test_a_round_of_few_calls_sets_no_timer() -> None:
-    loop = asyncio.get_running_loop()
-    calls = Calls(CallTurns(moment_s=NEVER_S))
-    with patch.object(loop, "call_later", wraps=loop.call_later) as timer:
-        await calls.come("a", BURST - 1)
-        assert not timer.called
-        await calls.come("b", 1)
-        timer.assert_called_once()
 
 
 async def test_a_round_begins_a_few_calls_of_each() -> None:

@@ -8,19 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.overload import (
-    ANSWERS_MIN,
-    KINDS_MAX,
-    RETRY_MAX_S,
-    RETRY_MIN_S,
-    SURE_SHARE,
-    AnswerKind,
-    AnswerLengths,
-    OverloadControl,
-    OverloadRules,
-    SchedulingParams,
-    SentTokens,
-)
+from gateway.admission import overload
 from gateway.routing.router import Plan
 from gateway.streaming.load_table import ModelLoadTable
 from sluice.errors import ExpectedLate, ModelUnavailable
@@ -31,7 +19,7 @@ from sluice.v1.admin_pb2 import RouteCandidate, RouteRecord
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY, RouteStrategy
 from sluice.wire.subjects import RANKS
 
-RULES = OverloadRules(
+RULES = overload.OverloadRules(
     BreakerRules(failures=1),
     fallbacks={"large": ("medium", "small")},
     models={
@@ -50,7 +38,7 @@ class Scene:
     def __init__(self) -> None:
         self.now = 10.0
         self.loads = ModelLoadTable()
-        self.overload = OverloadControl(self.loads, ())
+        self.overload = overload.OverloadControl(self.loads, ())
         self.breakers = self.overload.breakers
 
     def report(self, batcher: str = "b1", **waits_s: float) -> None:
@@ -90,7 +78,7 @@ class Scene:
         strategy: RouteStrategy.ValueType = ROUTE_STRATEGY_PINNED,
     ) -> Plan:
         now = self.now + after_s
-        scheduling = SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
+        scheduling = overload.SchedulingParams("standard", now + timeout_s, allow, rules=RULES)
         asked = RouteCandidate(model="large", tier="l", reason="asked for")
         plan = Plan(RouteRecord(strategy=strategy, reason="asked for", candidates=[asked]))
         problem = self.overload.outlook("large", scheduling, now).problem
@@ -119,7 +107,7 @@ def scene() -> Scene:
 def test_the_model_is_that_which_answers_in_time(
     scene: Scene, report: dict[str, float], sent: str, timeout_s: float, chosen: Any
 ) -> None:
-    answer(scene, *[1] * ANSWERS_MIN)
+    answer(scene, *[1] * overload.ANSWERS_MIN)
     scene.report(**report)
     scene.send(100 if sent else 0, sent or "standard")
     scene.now += 0.2
@@ -144,7 +132,7 @@ def test_flooding_tenant_leaves_others_their_wait(scene: Scene) -> None:
         model = ModelReport(model="large", workers=1, tokens_per_s=TOKENS_PER_S, classes=[entry])
         scene.loads.update(BatcherReport(batcher=batcher, models=[model]), scene.now)
     for tenant, wait_s, is_late in (("loud", 40.0, True), ("quiet", 0.5, False)):
-        scheduling = SchedulingParams("standard", scene.now + 10.0, tenant=tenant)
+        scheduling = overload.SchedulingParams("standard", scene.now + 10.0, tenant=tenant)
         assert scene.overload.outlook("large", scheduling, scene.now).wait_s == pytest.approx(
             wait_s
         )
@@ -156,7 +144,7 @@ def test_late_request_is_refused_with_retry_time(scene: Scene) -> None:
     scene.report(large=4.0)
     with pytest.raises(ExpectedLate) as caught:
         scene.choose(3.0)
-    retry_s = 5.0 - 3.0 / SURE_SHARE
+    retry_s = 5.0 - 3.0 / overload.SURE_SHARE
     assert caught.value.message == (
         "deadline: 3.0 s left, about 5.0 s expected of large (400 tokens before it at 100 tokens/s);"
         f" retry in {retry_s:.1f} s or raise the timeout"
@@ -191,7 +179,9 @@ def test_wait_grows_with_sent_tasks_and_shrinks_with_time(scene: Scene) -> None:
     with pytest.raises(ExpectedLate) as caught:
         scene.choose(2.5, after_s=0.5)
     wait_s = 1.0 + 2.0 - 0.5
-    assert caught.value.retry_after_s == pytest.approx(wait_s + SERVICE_S - 2.5 / SURE_SHARE)
+    assert caught.value.retry_after_s == pytest.approx(
+        wait_s + SERVICE_S - 2.5 / overload.SURE_SHARE
+    )
     assert scene.choose(2.6, after_s=2.0).model == "large"
 
 
@@ -213,17 +203,17 @@ def test_batchers_share_the_work(scene: Scene) -> None:
 
 def test_request_is_hopeless_if_no_model_is_in_time(scene: Scene) -> None:
     scene.report(large=9.0, medium=9.0, small=9.0)
-    late = SchedulingParams("standard", scene.now + 3.0, allow_degraded=True, rules=RULES)
+    late = overload.SchedulingParams("standard", scene.now + 3.0, allow_degraded=True, rules=RULES)
     with pytest.raises(ExpectedLate):
         scene.overload.refuse_hopeless(["large"], late, scene.now)
     scene.report(large=9.0, medium=9.0, small=0.0)
     scene.overload.refuse_hopeless(["large"], late, scene.now)
     scene.overload.refuse_hopeless(
-        ["large", "small"], SchedulingParams("standard", 13.0), scene.now
+        ["large", "small"], overload.SchedulingParams("standard", 13.0), scene.now
     )
     with pytest.raises(ExpectedLate):
         scene.overload.refuse_hopeless(
-            ["large", "medium"], SchedulingParams("standard", 13.0), scene.now
+            ["large", "medium"], overload.SchedulingParams("standard", 13.0), scene.now
         )
 
 
@@ -246,14 +236,14 @@ def test_a_request_that_is_sent_after_the_pause_is_the_probe(scene: Scene) -> No
         scene.choose(3.0)
 
 
-def asked(scene: Scene, timeout_s: float, **values: Any) -> SchedulingParams:
-    return SchedulingParams("standard", scene.now + timeout_s, rules=RULES, **values)
+def asked(scene: Scene, timeout_s: float, **values: Any) -> overload.SchedulingParams:
+    return overload.SchedulingParams("standard", scene.now + timeout_s, rules=RULES, **values)
 
 
 def answer(scene: Scene, *tokens: int, tenant: str = "", is_cut: bool = False) -> None:
     """Answers of the model that have ended."""
     for one in tokens:
-        scene.overload.lengths.observe(AnswerKind("large", tenant, ""), one, is_cut=is_cut)
+        scene.overload.lengths.observe(overload.AnswerKind("large", tenant, ""), one, is_cut=is_cut)
 
 
 def test_tasks_take_free_slots_before_others_wait_for_them(scene: Scene) -> None:
@@ -297,7 +287,7 @@ def test_tasks_of_another_tenant_stand_before_nobody_else(scene: Scene) -> None:
 def test_the_length_of_an_answer_is_its_own(
     scene: Scene, values: dict[str, Any], total_s: float, is_total: bool
 ) -> None:
-    answer(scene, *[50] * ANSWERS_MIN, tenant="known")
+    answer(scene, *[50] * overload.ANSWERS_MIN, tenant="known")
     scene.report(large=1.0)
     expected = scene.overload.outlook("large", asked(scene, 9.0, **values), scene.now)
     assert (expected.total_s, expected.is_total) == (pytest.approx(total_s), is_total)
@@ -322,7 +312,7 @@ def test_a_batcher_that_measured_nothing_leaves_speeds_to_others(scene: Scene) -
 
 
 def test_after_the_time_to_come_back_the_queue_is_gone(scene: Scene) -> None:
-    answer(scene, *[900] * ANSWERS_MIN)
+    answer(scene, *[900] * overload.ANSWERS_MIN)
     scene.report(large=4.0)
     problem = scene.overload.outlook("large", asked(scene, 5.0), scene.now).problem
     assert isinstance(problem, ExpectedLate)
@@ -331,26 +321,31 @@ def test_after_the_time_to_come_back_the_queue_is_gone(scene: Scene) -> None:
 
 
 def test_a_time_to_come_back_is_bounded(scene: Scene) -> None:
-    for wait_s, timeout_s, retry_s in ((9000.0, 1.0, RETRY_MAX_S), (0.01, SURE_SHARE, RETRY_MIN_S)):
+    for wait_s, timeout_s, retry_s in (
+        (9000.0, 1.0, overload.RETRY_MAX_S),
+        (0.01, overload.SURE_SHARE, overload.RETRY_MIN_S),
+    ):
         scene.report(large=wait_s)
         problem = scene.overload.outlook("large", asked(scene, timeout_s), scene.now).problem
         assert isinstance(problem, ExpectedLate)
         assert problem.retry_after_s == retry_s
 
 
-KIND = AnswerKind("m", "a", "w")
+KIND = overload.AnswerKind("m", "a", "w")
 STANDARD = RANKS["standard"]
 
 
-def learned(*tokens: int, is_cut: bool = False, kind: AnswerKind = KIND) -> AnswerLengths:
-    lengths = AnswerLengths()
+def learned(
+    *tokens: int, is_cut: bool = False, kind: overload.AnswerKind = KIND
+) -> overload.AnswerLengths:
+    lengths = overload.AnswerLengths()
     for one in tokens:
         lengths.observe(kind, one, is_cut=is_cut)
     return lengths
 
 
 def test_an_unknown_answer_has_one_token_at_least() -> None:
-    lengths = learned(*[900] * (ANSWERS_MIN - 1))
+    lengths = learned(*[900] * (overload.ANSWERS_MIN - 1))
     assert lengths.expect(KIND, 0, 900) == (1, False)
     assert lengths.expect(KIND, 50, 900) == (50, False)
     assert lengths.expect(KIND, 0, 0) == (1, False)
@@ -358,7 +353,7 @@ def test_an_unknown_answer_has_one_token_at_least() -> None:
 
 @pytest.mark.parametrize(("least", "most", "tokens"), [(0, 1, 1), (40, 40, 40)])
 def test_limits_alone_may_say_how_long_an_answer_is(least: int, most: int, tokens: int) -> None:
-    assert AnswerLengths().expect(KIND, least, most) == (tokens, True)
+    assert overload.AnswerLengths().expect(KIND, least, most) == (tokens, True)
 
 
 def test_an_answer_is_as_long_as_most_or_its_limit() -> None:
@@ -370,15 +365,15 @@ def test_an_answer_is_as_long_as_most_or_its_limit() -> None:
 
 @pytest.mark.parametrize("other", [("m", "b", "w"), ("m", "a", "x"), ("n", "a", "w")])
 def test_answers_of_others_say_nothing(other: tuple[str, str, str]) -> None:
-    lengths = learned(*[900] * 50, kind=AnswerKind(*other))
+    lengths = learned(*[900] * 50, kind=overload.AnswerKind(*other))
     assert lengths.expect(KIND, 0, 900) == (1, False)
 
 
 def test_cut_answers_say_how_long_answers_are_at_least() -> None:
-    lengths = learned(*[5] * ANSWERS_MIN, is_cut=True)
+    lengths = learned(*[5] * overload.ANSWERS_MIN, is_cut=True)
     assert lengths.expect(KIND, 0, 900) == (5, False)
     assert lengths.expect(KIND, 0, 4) == (4, True)
-    for _ in range(2 * ANSWERS_MIN):
+    for _ in range(2 * overload.ANSWERS_MIN):
         lengths.observe(KIND, 300, is_cut=False)
     assert lengths.expect(KIND, 0, 900) == (300, True)
     for _ in range(200):
@@ -387,14 +382,14 @@ def test_cut_answers_say_how_long_answers_are_at_least() -> None:
 
 
 def test_kinds_of_answers_are_bounded() -> None:
-    lengths = AnswerLengths()
-    for number in range(KINDS_MAX + 1):
-        lengths.observe(AnswerKind("m", "a", str(number)), 1, is_cut=False)
-    assert len(lengths) == KINDS_MAX
+    lengths = overload.AnswerLengths()
+    for number in range(overload.KINDS_MAX + 1):
+        lengths.observe(overload.AnswerKind("m", "a", str(number)), 1, is_cut=False)
+    assert len(lengths) == overload.KINDS_MAX
 
 
 def test_tokens_of_other_tenants_count_by_their_weights() -> None:
-    sent = SentTokens()
+    sent = overload.SentTokens()
     for tenant, tokens in (("a", 10), ("b", 1000), ("c", 1000)):
         sent.add(STANDARD, tenant, tokens, 1.0, 0.0)
     sent.add(RANKS["interactive"], "b", 5, 1.0, 0.0)
@@ -407,7 +402,7 @@ def test_tokens_of_other_tenants_count_by_their_weights() -> None:
 
 @given(seed=st.integers(0, 2**32))
 def test_sent_tokens_are_those_since_the_report(seed: int) -> None:
-    chance, sent = random.Random(seed), SentTokens()
+    chance, sent = random.Random(seed), overload.SentTokens()
     tasks = [
         (at, chance.randrange(3), chance.choice("ab"), chance.randrange(1, 99)) for at in range(40)
     ]

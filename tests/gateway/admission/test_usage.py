@@ -18,13 +18,7 @@ from gateway.admission.overload import (
 from gateway.streaming.load_table import ModelLoadTable
 from gateway.streaming.model_run import ModelRun
 from sluice.errors import DeadlinePassed
-from sluice.internal.v1.frame_pb2 import (
-    TASK_END_FAILED,
-    TASK_END_LENGTH,
-    TASK_END_STOP,
-    TaskEnd,
-    TaskError,
-)
+from sluice.internal.v1 import frame_pb2
 from sluice.settings.routing import BreakerRules
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
@@ -55,11 +49,13 @@ async def test_a_model_that_fails_is_left_alone(wire: Wire) -> None:
 
 
 async def test_what_callers_do_wrong_opens_no_breaker(opened: Opened) -> None:
-    refused = TaskError(reason="REQUEST_INVALID", message="a dead end", field="sampling.regex")
+    refused = frame_pb2.TaskError(
+        reason="REQUEST_INVALID", message="a dead end", field="sampling.regex"
+    )
     async with opened(routing=ROUTING) as wire:
         for _ in range(4):
             call, task = await wire.begin(prompt(model="large"), "large")
-            await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=refused))
+            await wire.batcher.send(task, frame(0, end=frame_pb2.TASK_END_FAILED, error=refused))
             status, error = await error_of(call)
             assert status is grpc.StatusCode.INVALID_ARGUMENT
             assert [one.field for one in error.violations] == ["sampling.regex"]
@@ -72,8 +68,8 @@ async def test_what_callers_do_wrong_opens_no_breaker(opened: Opened) -> None:
 async def fails(wire: Wire) -> None:
     """A request to the large model, whose engine fails."""
     call, task = await wire.begin(prompt(model="large"), "large")
-    broken = TaskError(reason="ENGINE_FAILED", message="no luck")
-    await wire.batcher.send(task, frame(0, end=TASK_END_FAILED, error=broken))
+    broken = frame_pb2.TaskError(reason="ENGINE_FAILED", message="no luck")
+    await wire.batcher.send(task, frame(0, end=frame_pb2.TASK_END_FAILED, error=broken))
     assert (await error_of(call))[1].reason == "ENGINE_FAILED"
 
 
@@ -179,8 +175,12 @@ def test_a_run_that_no_batcher_took_or_another_ended_proves_nothing() -> None:
     assert not runs.opens(runs.run(0.0), HUNG_S)
 
 
-@pytest.mark.parametrize(("end", "is_whole"), [(TASK_END_STOP, True), (TASK_END_LENGTH, False)])
-def test_lengths_of_whole_answers_are_learned(end: TaskEnd.ValueType, is_whole: bool) -> None:
+@pytest.mark.parametrize(
+    ("end", "is_whole"), [(frame_pb2.TASK_END_STOP, True), (frame_pb2.TASK_END_LENGTH, False)]
+)
+def test_lengths_of_whole_answers_are_learned(
+    end: frame_pb2.TaskEnd.ValueType, is_whole: bool
+) -> None:
     runs = Runs()
     for tokens, known in [(7, 0), (90, 80)] * ANSWERS_MIN:
         run = runs.run(0.0)

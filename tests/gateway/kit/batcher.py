@@ -11,25 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from sluice.internal.v1.control_pb2 import (
-    BatcherReport,
-    ClassReport,
-    ControlMessage,
-    ModelReport,
-)
-from sluice.internal.v1.frame_pb2 import (
-    TASK_END_STOP,
-    Frame,
-    FrameBundle,
-    Logprobs,
-    TaskEnd,
-    TaskError,
-    TaskRef,
-    TaskTimings,
-)
-from sluice.internal.v1.frame_pb2 import (
-    Final as FinalFrame,
-)
+from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
 from sluice.wire.codec import pack, unpack
@@ -37,7 +19,7 @@ from sluice.wire.connection import settle
 
 BOUND_S: Final = 60.0
 REPORT_S: Final = 1.0
-TIMINGS: Final = TaskTimings(queue_ms=1, batch_ms=2, prefill_ms=3, decode_ms=4)
+TIMINGS: Final = frame_pb2.TaskTimings(queue_ms=1, batch_ms=2, prefill_ms=3, decode_ms=4)
 
 
 class WireBatcher:
@@ -55,8 +37,8 @@ class WireBatcher:
         self.jetstream = jetstream
         self.name = name
         self._gateway = gateway
-        self.control: list[ControlMessage] = []
-        self._report: BatcherReport | None = None
+        self.control: list[control_pb2.ControlMessage] = []
+        self._report: control_pb2.BatcherReport | None = None
         self._control_grew = asyncio.Event()
         self._tasks: defaultdict[tuple[str, str], asyncio.Queue[Msg]] = defaultdict(asyncio.Queue)
 
@@ -82,7 +64,7 @@ class WireBatcher:
         """Says that it does not have a row."""
         await self._say(task, unknown=[_ref(task)])
 
-    async def send(self, task: Task, *frames: Frame) -> None:
+    async def send(self, task: Task, *frames: frame_pb2.Frame) -> None:
         """Frames of one bundle; names and attempts are filled in."""
         for frame in frames:
             frame.request_id = frame.request_id or task.request_id
@@ -90,7 +72,7 @@ class WireBatcher:
         await self._say(task, frames=frames)
 
     async def _say(self, task: Task, **words: Any) -> None:
-        bundle = FrameBundle(batcher=self.name, **words)
+        bundle = frame_pb2.FrameBundle(batcher=self.name, **words)
         await self.client.publish(subjects.frames(task.gateway), pack(bundle))
         await self.client.flush()
 
@@ -100,12 +82,12 @@ class WireBatcher:
         batcher: str = "",
         leaving: bool = False,
         slots: int = 8,
-        classes: Sequence[ClassReport] = (),
+        classes: Sequence[control_pb2.ClassReport] = (),
         tokens_per_s: float = 0.0,
         drains_revision: int = 0,
     ) -> None:
         entries = [
-            ModelReport(
+            control_pb2.ModelReport(
                 model=m,
                 workers=1,
                 slots=slots,
@@ -115,7 +97,7 @@ class WireBatcher:
             )
             for m in models
         ]
-        report = BatcherReport(
+        report = control_pb2.BatcherReport(
             batcher=batcher or self.name,
             models=entries,
             leaving=leaving,
@@ -133,7 +115,9 @@ class WireBatcher:
             if self._report is not None:
                 await self.client.publish(subjects.report(self.name), pack(self._report))
 
-    async def heard(self, wanted: Callable[[ControlMessage], bool]) -> ControlMessage:
+    async def heard(
+        self, wanted: Callable[[control_pb2.ControlMessage], bool]
+    ) -> control_pb2.ControlMessage:
         """The first control message that is ``wanted``, waiting for it."""
         async with asyncio.timeout(BOUND_S):
             while True:
@@ -143,12 +127,12 @@ class WireBatcher:
                         return message
                 await self._control_grew.wait()
 
-    async def cancelled(self, task: Task) -> ControlMessage:
+    async def cancelled(self, task: Task) -> control_pb2.ControlMessage:
         return await self.heard(
             lambda m: any(ref.request_id == task.request_id for ref in m.cancel.tasks)
         )
 
-    async def asked_again(self, task: Task, index: int) -> ControlMessage:
+    async def asked_again(self, task: Task, index: int) -> control_pb2.ControlMessage:
         return await self.heard(
             lambda m: any(
                 asked.request_id == task.request_id and asked.next_index == index
@@ -162,14 +146,14 @@ class WireBatcher:
             if self._gateway in ("", task.gateway):
                 self._tasks[task.model, task.priority_class].put_nowait(message)
         else:
-            told = unpack(ControlMessage, message.data)
+            told = unpack(control_pb2.ControlMessage, message.data)
             if not told.HasField("announce"):  # it says nothing of rows
                 self.control.append(told)
                 self._control_grew.set()
 
 
-def _ref(task: Task) -> TaskRef:
-    return TaskRef(request_id=task.request_id, attempt=task.attempt)
+def _ref(task: Task) -> frame_pb2.TaskRef:
+    return frame_pb2.TaskRef(request_id=task.request_id, attempt=task.attempt)
 
 
 def frame(
@@ -177,13 +161,13 @@ def frame(
     token_ids: Sequence[int] = (),
     *,
     attempt: int = 0,
-    logprobs: Sequence[Logprobs] = (),
-    end: "TaskEnd.ValueType | None" = None,
-    error: TaskError | None = None,
+    logprobs: Sequence[frame_pb2.Logprobs] = (),
+    end: "frame_pb2.TaskEnd.ValueType | None" = None,
+    error: frame_pb2.TaskError | None = None,
     request_id: str = "",
-) -> Frame:
-    final = None if end is None else FinalFrame(end=end, error=error, timings=TIMINGS)
-    return Frame(
+) -> frame_pb2.Frame:
+    final = None if end is None else frame_pb2.Final(end=end, error=error, timings=TIMINGS)
+    return frame_pb2.Frame(
         request_id=request_id,
         attempt=attempt,
         start_index=start,
@@ -193,8 +177,8 @@ def frame(
     )
 
 
-def last(start: int, token_ids: Sequence[int] = (), attempt: int = 0) -> Frame:
-    return frame(start, token_ids, attempt=attempt, end=TASK_END_STOP)
+def last(start: int, token_ids: Sequence[int] = (), attempt: int = 0) -> frame_pb2.Frame:
+    return frame(start, token_ids, attempt=attempt, end=frame_pb2.TASK_END_STOP)
 
 
 @asynccontextmanager

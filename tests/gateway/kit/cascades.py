@@ -8,13 +8,8 @@ from typing import Any, Final
 import grpc
 
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs, TaskEnd
+from sluice.v1 import admin_pb2
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import (
-    GetAuditEntryRequest,
-    GetAuditEntryResponse,
-    GetRequestRecordRequest,
-    RequestRecord,
-)
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame
 from tests.gateway.kit.wire import Wire
@@ -40,27 +35,27 @@ def notices(events: Sequence[pb.GenerateResponse]) -> list[pb.Notice]:
 
 
 async def explained(
-    wire: Wire, request_id: str, wanted: Callable[[RequestRecord], Any] = lambda _: True
-) -> RequestRecord:
+    wire: Wire, request_id: str, wanted: Callable[[admin_pb2.RequestRecord], Any] = lambda _: True
+) -> admin_pb2.RequestRecord:
     """The record of a request, once it is written and has what is ``wanted``."""
     stub: Any = AdminServiceStub(wire.channel)
-    query = GetRequestRecordRequest(request_id=request_id)
+    query = admin_pb2.GetRequestRecordRequest(request_id=request_id)
     async with asyncio.timeout(BOUND_S):
         while True:
             with suppress(grpc.aio.AioRpcError):  # not written yet
-                record: RequestRecord = (await stub.GetRequestRecord(query)).record
+                record: admin_pb2.RequestRecord = (await stub.GetRequestRecord(query)).record
                 if wanted(record):
                     return record
             await asyncio.sleep(0.01)
 
 
-async def audited(wire: Wire, request_id: str) -> GetAuditEntryResponse:
+async def audited(wire: Wire, request_id: str) -> admin_pb2.GetAuditEntryResponse:
     """The audit entry of a request, once it is written."""
     stub: Any = AdminServiceStub(wire.channel)
-    query = GetAuditEntryRequest(request_id=request_id)
+    query = admin_pb2.GetAuditEntryRequest(request_id=request_id)
     async with asyncio.timeout(BOUND_S):
         while True:
             with suppress(grpc.aio.AioRpcError):  # not written yet
-                entry: GetAuditEntryResponse = await stub.GetAuditEntry(query)
+                entry: admin_pb2.GetAuditEntryResponse = await stub.GetAuditEntry(query)
                 return entry
             await asyncio.sleep(0.01)

@@ -240,19 +240,6 @@ def test_while_the_answer_is_hidden_notices_are_read_alone() -> None:
     assert (delta.delta.text, finished.finished) == ("abc", FINISHED)
 
 
-def test_reading_before_the_first_token_makes_no_text() -> None:
-    first = new_run("r1")
-    made = answer_of(first)
-    reader = reader_of(made)
-    made.notices.append(Notice(message="waits"))
-    (notice,) = read(made, reader)
-    assert notice.notices[0].message == "waits"
-    assert first.token_ids == (), "no list was made"
-    say(first, "a")
-    (event,) = read(made, reader)
-    assert event.delta.text == "a"
-
-
 def test_a_caller_behind_the_end_gets_the_end() -> None:
     made = answer_of(attempt("abc"))
     reader = reader_of(made, 5)

@@ -2,17 +2,9 @@
 
 import pytest
 
+from gateway.streaming import dispatch
 from gateway.streaming.capacity import BatcherCapacity
-from gateway.streaming.dispatch import (
-    AVOID_S,
-    BATCHERS_MAX,
-    LOSSES_MAX,
-    NO_BATCHER_S,
-    QUERY_RUNS_MAX,
-    RUN_ID_CHARS_MAX,
-    Dispatch,
-    Outgoing,
-)
+from gateway.streaming.dispatch import Dispatch, Outgoing
 from gateway.streaming.model_run import ModelRun
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1 import frame_pb2
@@ -227,9 +219,9 @@ def test_answers_from_during_a_suspension_are_waited_for() -> None:
 def test_run_lost_often_without_a_token_is_a_dead_letter() -> None:
     """With batchers and with workers, in any order; its last try is marked."""
     desk = Desk("b1")
-    for number in range(LOSSES_MAX):
+    for number in range(dispatch.LOSSES_MAX):
         ((_, run),) = desk.dispatch.drain(desk.now).tasks
-        assert run.task.last_try == (number == LOSSES_MAX - 1)
+        assert run.task.last_try == (number == dispatch.LOSSES_MAX - 1)
         desk.confirm()
         if number % 2:
             desk.lose_worker("not enough memory")
@@ -267,10 +259,10 @@ def test_run_of_a_lost_worker_goes_on_with_its_tokens() -> None:
 
 def test_run_that_no_worker_took_stays_on_its_last_try() -> None:
     desk = Desk("b1")
-    for _ in range(LOSSES_MAX - 1):
+    for _ in range(dispatch.LOSSES_MAX - 1):
         desk.confirm()
         desk.lose_worker()
-    for _ in range(3 * LOSSES_MAX):
+    for _ in range(3 * dispatch.LOSSES_MAX):
         assert desk.run.task.last_try
         desk.lose_worker(cause=frame_pb2.RETURN_CAUSE_NOT_ACCEPTED)
     assert not desk.failed
@@ -285,7 +277,7 @@ def test_survived_query_says_nothing_of_the_next_batcher() -> None:
     desk = Desk("b1")
     desk.confirm()
     desk.tick(5 * STALL_S)
-    for number in range(LOSSES_MAX + 1):
+    for number in range(dispatch.LOSSES_MAX + 1):
         assert not desk.failed
         desk.confirm()
         desk.forget(number)
@@ -352,7 +344,7 @@ def test_thousand_runs_of_a_worker_keep_their_order() -> None:
     for run in runs:
         desk.dispatch.take_returned("b1", given_back(run), desk.now)
     desk.send("new", priority_class="bulk", tenant="a")
-    desk.now += 3 * NO_BATCHER_S  # the worker loads for a while
+    desk.now += 3 * dispatch.NO_BATCHER_S  # the worker loads for a while
     desk.batchers.names = ("b1",)
     desk.dispatch.tick(desk.now)
     desk.dispatch.tick(desk.now)
@@ -379,7 +371,7 @@ def test_batcher_that_returned_a_run_is_avoided() -> None:
     desk.give_back()
     desk.dispatch.note_message("b1", desk.now)
     assert desk.send("r1").batcher == "b2"
-    desk.now += AVOID_S
+    desk.now += dispatch.AVOID_S
     assert desk.send("r2").batcher == "b1"
 
 
@@ -405,7 +397,7 @@ def test_run_waits_until_a_batcher_has_capacity() -> None:
     assert desk.dispatch.queued_s(desk.now + 7) == {("m", "standard"): 7}
     assert desk.tick(0.1).tasks == [("b2", desk.run)]
     desk.give_back("b2", full)
-    for _ in range(round(2 * NO_BATCHER_S)):
+    for _ in range(round(2 * dispatch.NO_BATCHER_S)):
         desk.tick(1.0)
         if desk.run.batcher:
             desk.dispatch.note_message(desk.run.batcher, desk.now)
@@ -418,7 +410,7 @@ def test_run_that_no_batcher_accepts_waits_a_stated_time() -> None:
     desk = Desk("b1")
     desk.give_back("b1")
     desk.batchers.names = ()
-    desk.tick(NO_BATCHER_S - 1.0)
+    desk.tick(dispatch.NO_BATCHER_S - 1.0)
     assert not desk.failed
     desk.tick(2.0)
     assert isinstance(desk.failed[0], ModelUnavailable)
@@ -433,7 +425,7 @@ def test_accepted_run_waits_until_its_deadline(tokens: int) -> None:
         desk.tokens(tokens)
     desk.give_back("b1")
     desk.batchers.names = ()
-    desk.tick(3 * NO_BATCHER_S)
+    desk.tick(3 * dispatch.NO_BATCHER_S)
     assert not desk.failed
     desk.batchers.names = ("b2",)
     desk.tick(0.2)
@@ -473,9 +465,9 @@ def test_time_in_the_queue_is_that_before_the_first_batcher() -> None:
 def test_cancels_of_unknown_runs_fit_into_messages() -> None:
     desk = Desk()
     desk.dispatch.drain(desk.now)
-    for number in range(2 * QUERY_RUNS_MAX + 1):
-        desk.dispatch.accepts("b3", f"{number:0{RUN_ID_CHARS_MAX}}", 1, desk.now)
-    desk.dispatch.accepts("b3", "x" * (RUN_ID_CHARS_MAX + 1), 1, desk.now)
+    for number in range(2 * dispatch.QUERY_RUNS_MAX + 1):
+        desk.dispatch.accepts("b3", f"{number:0{dispatch.RUN_ID_CHARS_MAX}}", 1, desk.now)
+    desk.dispatch.accepts("b3", "x" * (dispatch.RUN_ID_CHARS_MAX + 1), 1, desk.now)
     messages = [pack(message) for _, message in desk.dispatch.drain(desk.now).control]
     assert len(messages) == 3
 
@@ -485,7 +477,7 @@ def test_batchers_that_come_and_go_leave_nothing_behind() -> None:
     desk.tokens(1)
     desk.tick(2.5 * STALL_S)  # queried twice
     desk.dispatch.note_message("b1", desk.now)
-    for number in range(BATCHERS_MAX):
+    for number in range(dispatch.BATCHERS_MAX):
         desk.dispatch.note_message(f"x{number}", desk.now)
     desk.batchers.names = ("b1", "b2")
     desk.tick(STALL_S)

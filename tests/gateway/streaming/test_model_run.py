@@ -4,8 +4,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.streaming.model_run import ModelRun
-from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
 from tests.gateway.kit.batcher import frame, last
@@ -94,31 +92,6 @@ def test_any_delivery_yields_the_answer(data: st.DataObject) -> None:
 def _piece(answer: list[int], start: int, end: int) -> Frame:
     make = last if end == len(answer) else frame
     return make(start, answer[start:end])
-
-
-def _counted(run: ModelRun) -> list[str]:
-    """How often the text of the run is opened."""
-    opened, open_transcript = list[str](), run.open_transcript
-    assert open_transcript is not None
-
-    def counted() -> Transcript:
-        opened.append(run.run_id)
-        return open_transcript()
-
-    run.open_transcript = counted
-    return opened
-
-
-def test_run_that_waits_has_no_text_yet() -> None:
-    run = new_run()
-    opened = _counted(run)
-    state = run.token_ids, run.shown_tokens, run.completion_tokens, run.outcome
-    assert state == ((), 0, 0, None)
-    run.accept(frame(2, [7]), 1)  # nothing of it is known to be next
-    assert not opened
-    run.accept(frame(0, [97]), 1)
-    run.accept(last(1, [98]), 1)
-    assert (run.transcript.text, opened) == ("ab", ["r1"])
 
 
 def test_run_of_numbers_has_no_text_at_all() -> None:

@@ -151,15 +151,6 @@ def test_answer_is_read_in_one_delta_and_its_run_is_released() -> None:
     assert len(bench.registry) == 0
 
 
-def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
-    bench = Bench()
-    stream = bench.stream(stop="bc")
-    reader = bench.reader(stream)
-    bench.take(last(0, ids("abc")))
-    assert read(stream, reader)[-1].finished.reason == pb.FINISH_REASON_STOP_SEQUENCE
-    assert bench.words() == {}
-
-
 @pytest.mark.parametrize(
     ("end", "reason", "kind"),
     [
@@ -288,15 +279,6 @@ def test_a_fault_at_the_end_of_one_stream_stops_no_other(
     assert read(bad, reader)[0].delta.text == "a"
     assert read(good, other)[0].delta.text == "b"
     assert "recording the end of request bad failed" in caplog.text
-
-
-def test_two_streams_have_neither_one_id_nor_one_key() -> None:
-    bench = Bench()
-    bench.stream("r1", key="k")
-    with pytest.raises(AssertionError, match="run ids are unique"):
-        bench.stream("r1")
-    with pytest.raises(AssertionError, match="the key is free"):
-        bench.stream("r2", key="k")
 
 
 def test_answers_of_a_tenant_are_forgotten_and_no_others() -> None:

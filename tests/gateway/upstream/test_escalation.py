@@ -1,7 +1,6 @@
 """A cascade on a call's way: what each batcher's side gets, and what the caller sees; before a real nats-server."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -10,10 +9,10 @@ from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import BAD, GOOD, explained, notices, saying
 from tests.gateway.kit.wire import (
+    Opened,
     Wire,
     events_of,
     is_served,
-    open_wire,
     prompt,
     resumed,
     text_of,
@@ -23,9 +22,9 @@ CASCADE = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hol
 
 
 @pytest.fixture
-async def cascade(nats_url: str, model_folder: Path) -> AsyncIterator[Wire]:
+async def cascade(opened: Opened) -> AsyncIterator[Wire]:
     routing = {"default": "small", "cascade": CASCADE}
-    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+    async with opened(routing=routing) as wire:
         yield wire
 
 
@@ -93,12 +92,10 @@ async def test_an_answer_before_the_commit_point_is_checked_whole(cascade: Wire)
     assert text_of(await events_of(call)) == "hello"
 
 
-async def test_an_answer_that_the_policy_ends_is_not_escalated(
-    nats_url: str, model_folder: Path
-) -> None:
+async def test_an_answer_that_the_policy_ends_is_not_escalated(opened: Opened) -> None:
     safety = {"policies": {"default": {"actions": {"secret.*": "block"}}}}
     routing = {"default": "small", "cascade": CASCADE | {"commit_tokens": 64}}
-    async with open_wire(nats_url, model_folder, routing=routing, safety=safety) as wire:
+    async with opened(routing=routing, safety=safety) as wire:
         call, task = await wire.begin(prompt(model=""))
         await wire.batcher.send(
             task, saying(wire, "The key is AKIAQ3ZK7WPX2MNB5TRD, keep it.", -0.01)
@@ -109,11 +106,9 @@ async def test_an_answer_that_the_policy_ends_is_not_escalated(
     assert "AKIA" not in text_of(events)
 
 
-async def test_first_answer_is_kept_without_a_second_worker(
-    nats_url: str, model_folder: Path
-) -> None:
+async def test_first_answer_is_kept_without_a_second_worker(opened: Opened) -> None:
     routing = {"default": "small", "cascade": CASCADE}
-    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+    async with opened(routing=routing) as wire:
         await wire.batcher.report("small")
         await wire.until(lambda: not is_served(wire.gateway, "large"))
         call, task = await wire.begin(prompt(model=""))
@@ -124,11 +119,9 @@ async def test_first_answer_is_kept_without_a_second_worker(
     assert "no worker serves large" in record.attempts[0].kept_reason
 
 
-async def test_a_replaced_answer_streams_to_callers_that_accept_it(
-    nats_url: str, model_folder: Path
-) -> None:
+async def test_a_replaced_answer_streams_to_callers_that_accept_it(opened: Opened) -> None:
     routing = {"default": "small", "cascade": CASCADE | {"mode": "replace", "commit_tokens": 16}}
-    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+    async with opened(routing=routing) as wire:
         call, first = await wire.begin(prompt(model="", accept_replace=True))
         await wire.batcher.send(first, saying(wire, BAD, -0.01))
         assert (await call.read()).HasField("started")

@@ -17,7 +17,7 @@ from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import explained, notices
 from tests.gateway.kit.http import CHAT, Reply, ask, chat, events_in
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of, typed
+from tests.gateway.kit.wire import Opened, Wire, error_of, events_of, prompt, text_of, typed
 
 ROUTING = {
     "default": "large",
@@ -27,8 +27,8 @@ ROUTING = {
 
 
 @pytest.fixture
-async def wire(nats_url: str, model_folder: Path) -> AsyncIterator[Wire]:
-    async with open_wire(nats_url, model_folder, routing=ROUTING, http="127.0.0.1:0") as opened:
+async def wire(opened: Opened) -> AsyncIterator[Wire]:
+    async with opened(routing=ROUTING, http="127.0.0.1:0") as opened:
         yield opened
 
 
@@ -101,20 +101,20 @@ async def test_failures_count_for_the_breaker_at_once(wire: Wire) -> None:
     call.cancel()
 
 
-async def test_a_fallback_without_room_is_passed_over(nats_url: str, model_folder: Path) -> None:
+async def test_a_fallback_without_room_is_passed_over(opened: Opened, model_folder: Path) -> None:
     short = ModelSettings(name="short", tier="s", path=str(model_folder), context_tokens=64)
     routing = {"default": "large", "fallbacks": {"large": ["short", "small"]}}
-    async with open_wire(nats_url, model_folder, routing=routing, more_models=[short]) as wire:
+    async with opened(routing=routing, more_models=[short]) as wire:
         call = wire.stub.Generate(prompt("x " * 60, model=""))
         await fail(wire, await wire.batcher.task("large"))
         await wire.batcher.send(await wire.batcher.task("small"), last(0, wire.tokens("hello")))
         assert (await events_of(call))[-1].finished.model == "small"
 
 
-async def test_a_degraded_answer_is_not_kept(nats_url: str, model_folder: Path) -> None:
+async def test_a_degraded_answer_is_not_kept(opened: Opened) -> None:
     cache = CacheSettings(enabled=True)
     sampling = pb.SamplingParams(seed=1)
-    async with open_wire(nats_url, model_folder, routing=ROUTING, cache=cache) as wire:
+    async with opened(routing=ROUTING, cache=cache) as wire:
         for failing in (True, False):
             call, task = await wire.begin(prompt("hello", model="", sampling=sampling), "large")
             if failing:
