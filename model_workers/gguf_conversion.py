@@ -11,8 +11,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -53,16 +51,6 @@ class GgufFile:
     def weight_bytes(self) -> int:
         """Size of the weights in bfloat16."""
         return self.values * BYTES_PER_VALUE
-
-    @property
-    def memory_bytes(self) -> int:
-        """Peak memory of the conversion."""
-        return BASE_BYTES + COPIES * self.weight_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        """Disk space that the conversion needs."""
-        return DISK_RESERVE_BYTES + self.weight_bytes
 
 
 def read_header(file: Path) -> GgufFile:
@@ -107,22 +95,22 @@ def check_room(header: GgufFile, folder: Path) -> None:
     Raises:
         SettingsError: What is needed and what is available.
     """
-    available = int(psutil.virtual_memory().available)
-    if header.memory_bytes > available:
-        raise SettingsError(
-            f"its conversion needs {_gb(header.memory_bytes)} of memory and {_gb(available)} are available; "
-            "free memory, or take a smaller model"
-        )
-    free = shutil.disk_usage(folder).free
-    if header.disk_bytes > free:
-        raise SettingsError(
-            f"its conversion needs {_gb(header.disk_bytes)} on the disk of {folder} and {_gb(free)} are free; "
-            "free space, or name another folder in SLUICE_MODEL_CACHE"
-        )
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+    memory = int(psutil.virtual_memory().available)
+    disk = shutil.disk_usage(folder).free
+    for needed, free, where, remedy in (
+        (BASE_BYTES + COPIES * header.weight_bytes, memory, "of memory", "take a smaller model"),
+        (
+            DISK_RESERVE_BYTES + header.weight_bytes,
+            disk,
+            f"on the disk of {folder}",
+            "name another folder in SLUICE_MODEL_CACHE",
+        ),
+    ):
+        if needed > free:
+            raise SettingsError(
+                f"its conversion needs {needed / 1e9:.2f} GB {where} and {free / 1e9:.2f} GB are free; "
+                f"free some, or {remedy}"
+            )
 
 
 def convert(file: Path, folder: Path) -> None:
@@ -132,7 +120,9 @@ def convert(file: Path, folder: Path) -> None:
         SettingsError: The file cannot be converted, or does not fit into memory or disk.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        # The end of a process releases it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if is_converted(folder):
             return
         started_at = time.monotonic()
@@ -153,59 +143,37 @@ def convert(file: Path, folder: Path) -> None:
         _print_progress(f"converted {file.name} in {time.monotonic() - started_at:.0f} s")
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; the end of a process releases it."""
-    with folder.with_name(f"{folder.name}.lock").open("w") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _print_progress(f"waiting for another process that converts to {folder}")
-            fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-
-
 def _write(header: GgufFile, folder: Path) -> None:
     """Write tokenizer, configuration and weights, and at last `MARKER`."""
+    import torch
+
+    # Not AutoTokenizer: it reads the whole file once more to find the class, and all are this one.
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast
+
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(header.path.parent),
         "gguf_file": header.path.name,
     }
-    _print_progress("  1 of 3: tokenizer")
-    config = _read_config(header, source)
-    _write_tokenizer(header, source, folder)
-    drop_unknown_tokens(folder, int(config.vocab_size))
-    _print_progress("  2 of 3: weights")
-    model = _load_model(header, source, config)
-    _print_progress("  3 of 3: writing")
-    _write_model(model, folder)
-    files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-    (folder / MARKER).write_text(json.dumps(files, indent=1), encoding="utf-8")
-
-
-def _read_config(header: GgufFile, source: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
-
     try:
-        return AutoConfig.from_pretrained(**source)
+        _print_progress("  1 of 3: tokenizer")
+        config = AutoConfig.from_pretrained(**source)
+        PreTrainedTokenizerFast.from_pretrained(**source).save_pretrained(folder)
+        drop_unknown_tokens(folder, int(config.vocab_size))
+        _print_progress("  2 of 3: weights")
+        wide: dict[str, Any] = {
+            "dtype": torch.bfloat16,
+            "quantization_config": GgufConfig(dequantize=True),
+        }
+        model = AutoModelForCausalLM.from_pretrained(**source, config=config, **wide)
     except _UNREADABLE as error:
         raise SettingsError(
             f"transformers does not convert the architecture {header.architecture} ({first_line(error)}); "
             "serve it with llama.cpp behind `engine: openai` (docs/use/remote-models.md)"
         ) from error
-
-
-def _write_tokenizer(header: GgufFile, source: dict[str, Any], folder: Path) -> None:
-    # Not AutoTokenizer: it reads the whole file once more to find the class, and all are this one.
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(**source)
-    except _UNREADABLE as error:
-        raise SettingsError(
-            f"its tokenizer cannot be read as that of {header.architecture}: {first_line(error)}"
-        ) from error
-    tokenizer.save_pretrained(folder)
+    _print_progress("  3 of 3: writing")
+    _write_model(model, folder)
+    files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    (folder / MARKER).write_text(json.dumps(files, indent=1), encoding="utf-8")
 
 
 def drop_unknown_tokens(folder: Path, size: int) -> None:
@@ -225,23 +193,6 @@ def drop_unknown_tokens(folder: Path, size: int) -> None:
         if not (key.endswith("_token") and value in unknown)
     }
     config_file.write_text(json.dumps(kept_values, indent=2, ensure_ascii=False), encoding="utf-8")
-
-
-def _load_model(header: GgufFile, source: dict[str, Any], config: Any) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            **source,
-            config=config,
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-        )
-    except _UNREADABLE as error:
-        raise SettingsError(
-            f"its weights cannot be unpacked as {header.architecture}: {first_line(error)}"
-        ) from error
 
 
 def _write_model(model: Any, folder: Path) -> None:

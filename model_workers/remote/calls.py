@@ -20,7 +20,7 @@ It begins a call where there is none, and where it has a name and
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from model_workers.remote.faults import ServerFault
@@ -33,42 +33,33 @@ CALLS_MAX: Final = 2048
 """Maximum number of calls of an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallPiece:
-    """A piece of a call, as a server sends it."""
+@dataclass(eq=False, slots=True)
+class StreamedCall:
+    """A piece of a call as a server sends it; the first piece collects the arguments of the others."""
 
     index: int | None
     id: str
     name: str
     arguments: str
-
-
-@dataclass(eq=False, slots=True)
-class StreamedCall:
-    """One call, while its pieces arrive."""
-
-    first: CallPiece
-    arguments: list[str] = field(default_factory=list)
     is_written: bool = False
 
     @property
     def is_complete(self) -> bool:
         """Whether the arguments are a whole JSON object."""
-        text = "".join(self.arguments)
-        if not text.rstrip().endswith("}"):
+        if not self.arguments.rstrip().endswith("}"):
             return False
         try:
-            return isinstance(json.loads(text), dict)
+            return isinstance(json.loads(self.arguments), dict)
         except ValueError:
             return False
 
     @property
     def text(self) -> str:
         """The call as Hermes writes it; for no arguments servers send nothing, null or an empty text."""
-        arguments = "".join(self.arguments).strip()
+        arguments = self.arguments.strip()
         if arguments in ("", "null", '""'):
             arguments = "{}"
-        return f'{BEGIN}{{"name": {json.dumps(self.first.name)}, "arguments": {arguments}}}{END}'
+        return f'{BEGIN}{{"name": {json.dumps(self.name)}, "arguments": {arguments}}}{END}'
 
 
 class CallText:
@@ -87,76 +78,62 @@ class CallText:
         """
         texts: list[str] = []
         for piece in map(_piece_of, pieces):
+            self._chars += len(piece.arguments)
+            if self._chars > CALLS_CHARS_MAX:
+                raise ServerFault("the server sent tool calls without an end")
             call = self._call_of(piece)
             if call is None:
-                call = self._begin(piece)
-                texts += self._complete()
-            self._add(call, piece.arguments)
+                self._begin(piece)
+                # Write the calls before the newest one, up to the first that may get more pieces.
+                while len(self._unwritten) > 1 and self._unwritten[0].is_complete:
+                    texts.append(self._write())
+            elif not call.is_written:
+                call.arguments += piece.arguments
+            elif piece.arguments.strip():
+                raise ServerFault("the server went on with a tool call that was complete")
         return "".join(texts)
 
     def close(self) -> str:
         """Return the text of all other calls when the answer has ended."""
-        texts = [self._write() for _ in range(len(self._unwritten))]
-        return "".join(texts)
-
-    def _complete(self) -> list[str]:
-        """Write the calls before the newest one, up to the first that may get more pieces."""
-        texts: list[str] = []
-        while len(self._unwritten) > 1 and self._unwritten[0].is_complete:
-            texts.append(self._write())
-        return texts
+        return "".join([self._write() for _ in range(len(self._unwritten))])
 
     def _write(self) -> str:
         call = self._unwritten.popleft()
         call.is_written = True
         return call.text
 
-    def _call_of(self, piece: CallPiece) -> StreamedCall | None:
+    def _call_of(self, piece: StreamedCall) -> StreamedCall | None:
         """Return the call that `piece` belongs to; None: it begins one."""
         latest, index = self._calls[::-1], piece.index
-        same_id = [call for call in latest if piece.id and call.first.id == piece.id]
-        at_index = [
-            call for call in same_id or latest if index is None or call.first.index == index
-        ]
+        same_id = [call for call in latest if piece.id and call.id == piece.id]
+        at_index = [call for call in same_id or latest if index is None or call.index == index]
         call = next(iter(at_index or same_id), None)
         if call is None or not piece.name:
             return call
         return None if _begins(piece, call, is_known=bool(same_id)) else call
 
-    def _begin(self, piece: CallPiece) -> StreamedCall:
+    def _begin(self, piece: StreamedCall) -> None:
         if not piece.name:
             raise ServerFault("the server sent a tool call without a name")
         if len(self._calls) == CALLS_MAX:
             raise ServerFault(f"the server sent over {CALLS_MAX} tool calls")
-        call = StreamedCall(piece)
-        self._calls.append(call)
-        self._unwritten.append(call)
-        return call
-
-    def _add(self, call: StreamedCall, arguments: str) -> None:
-        self._chars += len(arguments)
-        if self._chars > CALLS_CHARS_MAX:
-            raise ServerFault("the server sent tool calls without an end")
-        if not call.is_written:
-            call.arguments.append(arguments)
-        elif arguments.strip():
-            raise ServerFault("the server went on with a tool call that was complete")
+        self._calls.append(piece)
+        self._unwritten.append(piece)
 
 
-def _begins(piece: CallPiece, call: StreamedCall, *, is_known: bool) -> bool:
+def _begins(piece: StreamedCall, call: StreamedCall, *, is_known: bool) -> bool:
     """Return whether a piece with a name begins another call than `call`, whose id it has if `is_known`."""
-    first = call.first
-    if piece.name != first.name:
+    if piece.name != call.name:
         return True
     if is_known:
-        return piece.index is not None and first.index not in (None, piece.index)
+        return piece.index is not None and call.index not in (None, piece.index)
     if not piece.id:
         return call.is_complete
-    goes_on = any(call.arguments) and piece.arguments and not piece.arguments.startswith("{")
+    goes_on = call.arguments and piece.arguments and not piece.arguments.startswith("{")
     return not goes_on or call.is_complete
 
 
-def _piece_of(piece: Mapping[str, Any]) -> CallPiece:
+def _piece_of(piece: Mapping[str, Any]) -> StreamedCall:
     """Read a piece; some servers send the arguments as an object.
 
     Raises:
@@ -164,7 +141,7 @@ def _piece_of(piece: Mapping[str, Any]) -> CallPiece:
     """
     function, index = piece.get("function") or {}, piece.get("index")
     arguments = function.get("arguments") or ""
-    return CallPiece(
+    return StreamedCall(
         index if isinstance(index, int) else None,
         str(piece.get("id") or ""),
         str(function.get("name") or ""),

@@ -50,6 +50,8 @@ LIST_S: Final = 5.0
 END_S: Final = 0.05
 """How long the end of a complete stream may take, in seconds, before its connection is closed."""
 ERROR_BYTES_MAX: Final = 64 * 1024
+EARLY_S: Final = 0.002
+"""How early a timer of the event loop may be, in seconds."""
 
 NO_LOGPROBS: Final = TokenLogprobs(0.0, text="")
 """Entry of tokens that are not the last one of the server's token, with probability 1.
@@ -94,8 +96,6 @@ class ServerClient:
         self._on_gate = on_gate
         self._has_warned = False
         """Whether it was logged that the server does not have the model."""
-        self._opening: asyncio.TimerHandle | None = None
-        self._proxy = proxy_of(self.url)
 
     async def __aenter__(self) -> Self:
         """Return the client; connections open when they are needed."""
@@ -107,13 +107,11 @@ class ServerClient:
             # Compression would delay events until a block of it is full.
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=self._proxy,
+            proxy=proxy_of(self.url),
         )
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
         await self._session.close()
 
     async def answer(self, spec: SequenceSpec, emit: Emit) -> Answered:
@@ -151,10 +149,13 @@ class ServerClient:
             ServerFault: It does not list them.
         """
         try:
-            async with asyncio.timeout(LIST_S):
-                names = _model_names(await self._read_list())
+            async with asyncio.timeout(LIST_S), self._response("GET", "/models") as response:
+                listed = await _read_up_to(response, EVENT_BYTES_MAX + 1)
         except TimeoutError:
             raise ServerFault(f"the server said nothing for {LIST_S:g} s") from None
+        if len(listed) > EVENT_BYTES_MAX:
+            raise ServerFault("the server's list of models has no end")
+        names = _model_names(listed)
         if names and self._settings.model not in names and not self._has_warned:
             self._has_warned = True
             logger.warning("%s has no model %r; it has %s", self.url, self._settings.model, names)
@@ -165,20 +166,14 @@ class ServerClient:
             self.gate.limited(fault.retry_after_s, now)
         elif fault.retry is Retry.SOON:
             self.gate.failed(now)
-        self._watch_gate()
+        self._report_gate()
 
-    def _watch_gate(self) -> None:
+    def _report_gate(self) -> None:
         """Report when the gate has closed, and when it opens again."""
         wait_s = self.gate.open_at - time.monotonic()
-        if wait_s > 0 and self._opening is None:
+        if wait_s > 0:
             self._on_gate()
-            self._opening = asyncio.get_running_loop().call_later(wait_s, self._on_gate_timer)
-
-    def _on_gate_timer(self) -> None:
-        # Timers may be a little early, and the gate may have closed for longer meanwhile.
-        self._opening = None
-        self._on_gate()
-        self._watch_gate()
+            asyncio.get_running_loop().call_later(wait_s + EARLY_S, self._on_gate)
 
     async def _until_open(self, deadline: float | None) -> None:
         while (wait_s := self.gate.open_at - time.monotonic()) > 0:
@@ -197,7 +192,7 @@ class ServerClient:
         async with self._response("POST", self.api.path, body, spec.traceparent) as response:
             # A list proves nothing of requests, but this does.
             self.gate.answered(response.headers, time.monotonic())
-            self._watch_gate()
+            self._report_gate()
             async for received in response.content.iter_any():
                 for data in reader.feed(received):
                     if data == DONE:
@@ -205,13 +200,6 @@ class ServerClient:
                         return reading.answered()
                     reading.take(self.api.chunk(data))
         return reading.answered()
-
-    async def _read_list(self) -> bytes:
-        async with self._response("GET", "/models") as response:
-            names = await _read_up_to(response, EVENT_BYTES_MAX + 1)
-        if len(names) > EVENT_BYTES_MAX:
-            raise ServerFault("the server's list of models has no end")
-        return names
 
     @asynccontextmanager
     async def _response(
@@ -222,7 +210,10 @@ class ServerClient:
         Raises:
             ServerFault: There is none, its status says why, or the connection breaks within the block.
         """
-        headers = self._headers(traceparent)
+        key = read_key(self._settings)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        if traceparent:
+            headers[TRACEPARENT] = traceparent
         # Redirects are refused: key and prompt go where the settings say.
         request = self._session.request(
             method, self.url + path, data=body, headers=headers, allow_redirects=False
@@ -234,11 +225,6 @@ class ServerClient:
                     wait_s = retry_after_s(response.headers, time.time())
                     raise fault_of_status(response.status, details, wait_s)
                 yield response
-
-    def _headers(self, traceparent: str) -> dict[str, str]:
-        key = read_key(self._settings)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return headers | {TRACEPARENT: traceparent} if traceparent else headers
 
 
 def proxy_of(url: str) -> str | None:

@@ -20,18 +20,14 @@ def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]
         return {"messages": [{"role": "user", "content": text}]}
     try:
         messages, *tools = json.loads(text)
-        conversation = {"messages": messages_for(messages)}
+        conversation = {"messages": [_message_for(message) for message in messages]}
         return conversation | ({"tools": tools[0]} if tools else {})
     except (ValueError, LookupError, TypeError) as error:
         raise ServerFault("the prompt is no conversation", InvalidRequest, Retry.NEVER) from error
 
 
-def messages_for(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them from the API: arguments are JSON, a tool's answer has no name."""
-    return [_message_for(message) for message in messages]
-
-
 def _message_for(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as the API has it: arguments are JSON, a tool's answer has no name."""
     result = dict(message)
     if result["role"] == "tool":
         result.pop("name", None)

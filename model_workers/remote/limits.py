@@ -22,7 +22,6 @@ LIMIT_S_MAX: Final = 60.0
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _COUNTED: Final = ("requests", "tokens")
-_REMAINING: Final = {what: f"x-ratelimit-remaining-{what}" for what in _COUNTED}
 
 
 class Gate:
@@ -80,13 +79,10 @@ def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
 
 
 def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
-    """Return how long a limit is exhausted, in seconds; 0: it is not."""
-    remaining = _number(headers.get(_REMAINING[what], ""))
-    return 0.0 if remaining is None or remaining > 0 else _duration_s(headers, what)
-
-
-def _duration_s(headers: Mapping[str, str], what: str) -> float:
-    """Return the seconds of `1.5`, `20ms` or `6m0s`; a default for anything else."""
+    """Return how long a limit is exhausted, in seconds: `1.5`, `20ms` or `6m0s`, a default for anything else."""
+    remaining = _number(headers.get(f"x-ratelimit-remaining-{what}", ""))
+    if remaining is None or remaining > 0:
+        return 0.0
     header = headers.get(f"x-ratelimit-reset-{what}", "").strip()
     if (seconds := _number(header)) is not None:
         return seconds
@@ -97,8 +93,6 @@ def _duration_s(headers: Mapping[str, str], what: str) -> float:
 
 
 def _number(text: str) -> float | None:
-    if not text:
-        return None
     try:
         value = float(text)
     except ValueError:

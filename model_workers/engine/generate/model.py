@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList
 
 from model_workers.engine.generation_config import answer_prefix, pad_token, ruled_out
 from model_workers.engine.protocol import (
@@ -80,8 +80,6 @@ class GenerateModel:
         tokens: int,
         *,
         logits_processor: abc.Sequence[Any] = (),
-        stopping_criteria: abc.Sequence[Any] = (),
-        streamer: Any = None,
         **options: Any,
     ) -> Any:
         """Call the model's `generate()` for up to `tokens` more tokens of each sequence; see `inputs`.
@@ -91,8 +89,6 @@ class GenerateModel:
             answered: Number of answer tokens of each sequence.
             tokens: Maximum number of new tokens.
             logits_processor: As of transformers.
-            stopping_criteria: As of transformers.
-            streamer: As of transformers.
             options: Options of the GenerationConfig.
         """
         return self._model.generate(
@@ -101,8 +97,6 @@ class GenerateModel:
                 max_new_tokens=tokens, do_sample=False, num_beams=1, **options
             ),
             logits_processor=LogitsProcessorList(logits_processor),
-            stopping_criteria=StoppingCriteriaList(stopping_criteria),
-            streamer=streamer,
         )
 
     def trial_prompt(self, length: int) -> list[int]:
