@@ -17,7 +17,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -177,10 +177,8 @@ class DueReport:
 class Channels:
     """All channels of a worker; the module has the rules."""
 
-    def __init__(
-        self, worker: str, counts: Callable[[], worker_pb2.WorkerCounts | None] = lambda: None
-    ) -> None:
-        """Create the channels of `worker`; `counts` returns the counters that heartbeats carry."""
+    def __init__(self, worker: str, counts: worker_pb2.WorkerCounts | None = None) -> None:
+        """Create the channels of `worker`; heartbeats carry `counts`."""
         self.worker = worker
         self._counts = counts
         self._load = worker_pb2.WorkerLoad()
@@ -305,7 +303,7 @@ class Channels:
             load=self._load,
             admissions=channel.admissions,
             ready=channel.ready,
-            counts=self._counts() if is_heartbeat else None,
+            counts=self._counts if is_heartbeat else None,
             task_grants=channel.grant.tasks if channel.ready else (),
             token_grants=channel.grant.tokens if channel.ready else (),
         )

@@ -48,41 +48,11 @@ class SequenceTimes:
         return self.spec.ended(SequenceEnd.CANCELLED, tokens=self.tokens)
 
 
-class StepCounts:
-    """Counters of the engine since its start. The engine's thread writes, another one reads."""
-
-    def __init__(self) -> None:
-        self.tokens = self.prompt_tokens = self.cached_tokens = self.step_tasks = 0
-        self._step_s = self._longest_s = 0.0
-        self._shortest_s = math.inf
-        self._buckets = [0] * (len(_STEP_SECONDS) + 1)
-
-    def add_step(self, lasted_s: float) -> None:
-        """Count a step."""
-        self._step_s += lasted_s
-        self._shortest_s = min(self._shortest_s, lasted_s)
-        self._longest_s = max(self._longest_s, lasted_s)
-        self._buckets[bisect_left(_STEP_SECONDS, lasted_s)] += 1
-
-    def message(self) -> worker_pb2.WorkerCounts:
-        """Return the counters for batchers, which export them as metrics."""
-        return worker_pb2.WorkerCounts(
-            step_buckets=self._buckets,
-            step_s=self._step_s,
-            shortest_step_s=self._shortest_s,
-            longest_step_s=self._longest_s,
-            step_tasks=self.step_tasks,
-            tokens=self.tokens,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-        )
-
-
 class SequenceTelemetry:
     """Telemetry of the sequences in the engine, by request. Used only by the engine's thread.
 
     Attributes:
-        counts: Totals over all sequences.
+        counts: Totals since the start, for batchers, which export them as metrics. The engine's thread writes them.
     """
 
     def __init__(self, tracer: Tracer, model: str, worker: str) -> None:
@@ -92,7 +62,17 @@ class SequenceTelemetry:
             names.GEN_AI_RESPONSE_MODEL: model,
         }
         self._sequences: dict[str, SequenceTimes] = {}
-        self.counts = StepCounts()
+        self.counts = worker_pb2.WorkerCounts(
+            step_buckets=[0] * (len(_STEP_SECONDS) + 1), shortest_step_s=math.inf
+        )
+
+    def count_step(self, lasted_s: float) -> None:
+        """Count a step of the engine."""
+        counts = self.counts
+        counts.step_s += lasted_s
+        counts.shortest_step_s = min(counts.shortest_step_s, lasted_s)
+        counts.longest_step_s = max(counts.longest_step_s, lasted_s)
+        counts.step_buckets[bisect_left(_STEP_SECONDS, lasted_s)] += 1
 
     def accept(self, spec: SequenceSpec, parents: Parents, now: float) -> SequenceTimes | None:
         """Add a sequence; return the one of a lower attempt that it replaces."""

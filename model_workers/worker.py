@@ -59,47 +59,145 @@ def notify(changed: Condition) -> None:
         changed.notify()
 
 
-class EngineLoop:
-    """Drives one engine. `run` is its thread; `submit` and `stop` may be called from any other.
+class Worker:
+    """Serves the requests of batchers. `_compute` is the engine's thread; it executes the commands of the others.
 
-    Commands call `serve`, `admit`, `cancel`, `abandon` and `demand`.
+    Attributes:
+        worker_id: New with every start.
     """
 
     def __init__(
         self,
+        model: str,
         engine: Engine,
-        sender: Sender,
-        telemetry: SequenceTelemetry,
-        watchdog: Watchdog,
-        clock: Callable[[], float],
-        changed: Condition,
+        tracer: Tracer,
+        on_fault: Callable[[], None],
+        changed: Condition | None = None,
         *,
-        isolates: bool,
-        inbox_max: int,
-        alone_s: float,
+        isolates: bool = True,
+        inbox_max: int = INBOX_MAX,
+        alone_s: float = ALONE_S,
     ) -> None:
+        """Create a worker that is not started.
+
+        - `on_fault`: Called after an exception that ends the work was logged, and when the engine hangs.
+        - `changed`: Notified when the engine has something to do that came through no command.
+        - `isolates`: Whether sequences are computed in this process, so that one may end the others with it. Then the
+          engine's thread has a lower priority than those of messages.
+        - `inbox_max`: See `INBOX_MAX`.
+        - `alone_s`: See `ALONE_S`.
+        """
+        self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
+        self._on_fault = on_fault
         self._engine = engine
-        self._sender = sender
-        self._telemetry = telemetry
-        self._watchdog = watchdog
-        self._clock = clock
-        self._changed = changed
-        self._isolates = isolates
-        self._inbox_max = inbox_max
-        self._alone_s = alone_s
+        self._watchdog = Watchdog()
+        self._telemetry = SequenceTelemetry(tracer, model, self.worker_id)
+        channels = Channels(self.worker_id, self._telemetry.counts)
+        self._sender = Sender(channels, self._watchdog, time.monotonic, self._on_lost, on_fault)
+        self._grants = Grants()
+        self._changed = changed or Condition()
+        self._isolates, self._inbox_max, self._alone_s = isolates, inbox_max, alone_s
+        self._inbox: deque[Command] = deque()
+        self._admissions: defaultdict[str, list[worker_pb2.Admission]] = defaultdict(list)
+        """Admissions since the last report, by batcher."""
         self._alone = ""
         """Request id of the sequence that is computed alone."""
         self._begins_at = -math.inf
         """No step is computed before this time."""
-        self._grants = Grants()
-        self._inbox: deque[Command] = deque()
-        self._admissions: defaultdict[str, list[worker_pb2.Admission]] = defaultdict(list)
-        """Admissions since the last report, by batcher."""
         self._stopping = False
         self._faults = 0
-        self._last_load = worker_pb2.WorkerLoad()
+        engine_priority = int(os.environ.get(ENGINE_NICE, "0")) if isolates else 0
+        self._threads = (
+            Thread(target=self._run_engine, args=(engine_priority,), name="engine", daemon=True),
+            Thread(target=self._guarded, args=(self._sender.run,), name="sender", daemon=True),
+        )
 
-    def submit(self, command: Command) -> None:
+    def start(self) -> None:
+        """Start to work."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the engine after its step, then the channels."""
+        self._stopping = True
+        notify(self._changed)
+        engine, sender = self._threads
+        _join(engine)
+        self._sender.stop()
+        _join(sender)
+
+    def _run_engine(self, priority: int) -> None:
+        # Linux counts the priority of each thread; 0 is the calling thread. The threads that receive tasks and send
+        # frames then do not wait for this one; the threads of torch that it starts give way as well.
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, 0, max(own, priority))
+        self._guarded(self._compute)
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Exception:
+            # The thread would end silently while heartbeats are still sent.
+            logger.exception("the %s thread ended by a fault", current_thread().name)
+            self._on_fault()
+
+    def handle(
+        self, request: worker_pb2.WorkerRequest, responses: ResponseSender, traceparent: str = ""
+    ) -> None:
+        """Queue a request. The responses of a channel go to `responses`; other requests end without one.
+
+        This never waits for the engine, whose steps may be long. Tasks without a traceparent get `traceparent`.
+
+        Raises:
+            MalformedMessage: The request is incomplete; nothing was sent to `responses`.
+            InboxFull: The request was not queued; nothing was sent to `responses`.
+        """
+        batch = None
+        match request.WhichOneof("message"):
+            case "open_channel":
+                self._open(request.open_channel, responses)
+                return
+            case "batch":
+                batch = request.batch
+                self._submit(partial(self._admit, *_checked(batch, traceparent)))
+            case "cancel_tasks":
+                cancel = request.cancel_tasks
+                attempts = {ref.request_id: ref.attempt for ref in cancel.tasks}
+                self._submit(partial(self._cancel, cancel.batcher, attempts))
+            case "demand":
+                demand = request.demand
+                queued = tuple(demand.queued)
+                self._submit(partial(self._demand, demand.batcher, demand.epoch, queued))
+            case _:
+                raise MalformedMessage("WorkerRequest has no message")
+        self._sender.end(responses, batch)
+
+    def _open(self, channel: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
+        if not channel.batcher or not channel.heartbeat_ms:
+            raise MalformedMessage("OpenChannel needs batcher and heartbeat_ms")
+        self._sender.open(channel, responses)
+        if not channel.renews:
+            logger.info("batcher %s opened a channel (epoch %d)", channel.batcher, channel.epoch)
+            self._submit(partial(self._serve, channel))
+
+    def _on_lost(self, batcher: str, at: float) -> None:
+        try:
+            self._submit(partial(self._abandon, batcher, at))
+        except InboxFull:
+            logger.warning("sequences of lost batcher %s are not cancelled: inbox full", batcher)
+
+    def _compute(self) -> None:
+        """Execute commands and steps until `stop`; the engine's thread."""
+        load = self._load()
+        self._sender.post({}, load)
+        while (commands := self._next_commands()) is not None:
+            # Commands first: a cancel or a new sequence changes what the step computes.
+            if commands:
+                load = self._execute(commands)
+            if self._is_due() and self._sender.has_capacity():
+                load = self._step(load)
+
+    def _submit(self, command: Command) -> None:
         """Queue a command for execution between two steps.
 
         Raises:
@@ -111,29 +209,13 @@ class EngineLoop:
             self._inbox.append(command)
             self._changed.notify()
 
-    def stop(self) -> None:
-        """Let `run` return after the present step."""
-        self._stopping = True
-        notify(self._changed)
-
-    def run(self) -> None:
-        """Execute commands and steps until `stop`."""
-        self._last_load = self._load()
-        self._sender.post({}, self._last_load)
-        while (commands := self._next_commands()) is not None:
-            # Commands first: a cancel or a new sequence changes what the step computes.
-            if commands:
-                self._last_load = self._execute(commands)
-            if self._is_due() and self._sender.has_capacity():
-                self._last_load = self._step(self._last_load)
-
     def _is_due(self) -> bool:
         """Return whether there is a step to compute now."""
-        return self._engine.has_sequences() and self._clock() >= self._begins_at
+        return self._engine.has_sequences() and time.monotonic() >= self._begins_at
 
     def _next_commands(self) -> Sequence[Command] | None:
         """Sleep until there are commands or a step is due; return the commands, or None after `stop`."""
-        until_begin_s = self._begins_at - self._clock()
+        until_begin_s = self._begins_at - time.monotonic()
         timeout_s = until_begin_s if until_begin_s > 0 else None
         with self._changed:
             self._changed.wait_for(
@@ -144,14 +226,14 @@ class EngineLoop:
 
     def _execute(self, commands: Sequence[Command]) -> worker_pb2.WorkerLoad:
         # A command may hang too: the watchdog gives it the time of a step without tokens.
-        self._watchdog.begin(0, self._clock())
+        self._watchdog.begin(0, time.monotonic())
         for command in commands:
             command()
         load = self._load()
-        grants = self._grants.give(load, self._clock(), self._telemetry.owners())
+        grants = self._grants.give(load, time.monotonic(), self._telemetry.owners())
         self._sender.post({}, load, self._admissions, grants)
         self._admissions.clear()
-        self._watchdog.end(self._clock(), is_step=False)
+        self._watchdog.end(time.monotonic(), is_step=False)
         return load
 
     def _load(self) -> worker_pb2.WorkerLoad:
@@ -159,7 +241,7 @@ class EngineLoop:
         load.batches = self._telemetry.batches
         return load
 
-    def serve(self, channel: worker_pb2.OpenChannel) -> None:
+    def _serve(self, channel: worker_pb2.OpenChannel) -> None:
         """Serve the new channel of a batcher; cancel the sequences of the channel before it."""
         batcher, epoch = channel.batcher, channel.epoch
         # The channel may have been replaced again while the command was queued.
@@ -168,14 +250,14 @@ class EngineLoop:
             self._grants.open(batcher, epoch, channel.heartbeat_ms / 1000)
             self._sender.make_ready(batcher, epoch)
 
-    def cancel(self, batcher: str, attempts: Mapping[str, int]) -> None:
+    def _cancel(self, batcher: str, attempts: Mapping[str, int]) -> None:
         """Cancel sequences of a batcher; `attempts` has the highest attempt number to cancel by request."""
         owned = self._telemetry.owned(batcher)
         self._engine.cancel(
             [spec.request_id for spec in owned if spec.attempt <= attempts.get(spec.request_id, -1)]
         )
 
-    def abandon(self, batcher: str, at: float) -> None:
+    def _abandon(self, batcher: str, at: float) -> None:
         """Cancel what a batcher sent before its channel was lost at `at`, in monotonic seconds.
 
         By now the batcher may have opened a new channel and sent sequences over it.
@@ -186,12 +268,12 @@ class EngineLoop:
         if not self._sender.has_channel(batcher, self._grants.epoch(batcher)):
             self._grants.close(batcher)
 
-    def demand(self, batcher: str, epoch: int, queued: Sequence[int]) -> None:
+    def _demand(self, batcher: str, epoch: int, queued: Sequence[int]) -> None:
         """Note how many tasks a batcher has queued, by class."""
         if epoch == self._grants.epoch(batcher):
-            self._grants.set_queued(batcher, queued, self._clock())
+            self._grants.set_queued(batcher, queued, time.monotonic())
 
-    def admit(
+    def _admit(
         self,
         batch: worker_pb2.Batch,
         sequences: Sequence[Admitted],
@@ -238,7 +320,7 @@ class EngineLoop:
         # From here on nothing is granted, until the sequence has a token or has ended.
         self._alone = spec.request_id
         self._grants.withdrawn = True
-        now = self._clock()
+        now = time.monotonic()
         self._begins_at = now + self._alone_s
         # NOT_ACCEPTED: their gateways do not count this as a loss of the worker.
         steps = self._engine.abort("another sequence is computed alone")
@@ -251,7 +333,7 @@ class EngineLoop:
 
     def _step(self, load: worker_pb2.WorkerLoad) -> worker_pb2.WorkerLoad:
         """Compute one step; `load` is the load before it. Return the load after it."""
-        began_at = self._clock()
+        began_at = time.monotonic()
         self._watchdog.begin(load.running + load.waiting + load.waiting_tokens, began_at)
         try:
             steps = self._engine.step(began_at)
@@ -264,9 +346,9 @@ class EngineLoop:
             # One fault does not end the worker: its sequences go elsewhere, later ones may succeed.
             logger.exception("step failed, returning all sequences")
             steps = self._engine.abort(f"the engine failed: {type(error).__name__}")
-        now = self._clock()
+        now = time.monotonic()
         self._watchdog.end(now, is_step=True)
-        self._telemetry.counts.add_step(now - began_at)
+        self._telemetry.count_step(now - began_at)
         return self._report(steps, now)
 
     def _report(
@@ -291,135 +373,16 @@ class EngineLoop:
         return load
 
 
-class Worker:
-    """Serves the requests of batchers.
-
-    Attributes:
-        worker_id: New with every start.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        engine: Engine,
-        tracer: Tracer,
-        on_fault: Callable[[], None],
-        changed: Condition | None = None,
-        *,
-        isolates: bool = True,
-        inbox_max: int = INBOX_MAX,
-        alone_s: float = ALONE_S,
-    ) -> None:
-        """Create a worker that is not started.
-
-        - `on_fault`: Called after an exception that ends the work was logged, and when the engine hangs.
-        - `changed`: Notified when the engine has something to do that came through no command.
-        - `isolates`: Whether sequences are computed in this process, so that one may end the others with it. Then the
-          engine's thread has a lower priority than those of messages.
-        - `inbox_max`: See `INBOX_MAX`.
-        - `alone_s`: See `ALONE_S`.
-        """
-        self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
-        self._on_fault = on_fault
-        clock, watchdog = time.monotonic, Watchdog()
-        telemetry = SequenceTelemetry(tracer, model, self.worker_id)
-        channels = Channels(self.worker_id, telemetry.counts.message)
-        self._sender = Sender(channels, watchdog, clock, self._on_lost, on_fault)
-        self._loop = EngineLoop(
-            engine,
-            self._sender,
-            telemetry,
-            watchdog,
-            clock,
-            changed or Condition(),
-            isolates=isolates,
-            inbox_max=inbox_max,
-            alone_s=alone_s,
-        )
-        engine_priority = int(os.environ.get(ENGINE_NICE, "0")) if isolates else 0
-        self._threads = (
-            Thread(target=self._run_engine, args=(engine_priority,), name="engine", daemon=True),
-            Thread(target=self._guarded, args=(self._sender.run,), name="sender", daemon=True),
-        )
-
-    def start(self) -> None:
-        """Start to work."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """End the engine after its step, then the channels."""
-        for stop, thread in zip((self._loop.stop, self._sender.stop), self._threads, strict=True):
-            stop()
-            thread.join(JOIN_S)
-            if thread.is_alive():
-                logger.warning("the %s thread did not end within %s s", thread.name, JOIN_S)
-
-    def _run_engine(self, priority: int) -> None:
-        # Linux counts the priority of each thread; 0 is the calling thread. The threads that receive tasks and send
-        # frames then do not wait for this one; the threads of torch that it starts give way as well.
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, 0, max(own, priority))
-        self._guarded(self._loop.run)
-
-    def _guarded(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except Exception:
-            # The thread would end silently while heartbeats are still sent.
-            logger.exception("the %s thread ended by a fault", current_thread().name)
-            self._on_fault()
-
-    def handle(
-        self, request: worker_pb2.WorkerRequest, responses: ResponseSender, traceparent: str = ""
-    ) -> None:
-        """Queue a request. The responses of a channel go to `responses`; other requests end without one.
-
-        This never waits for the engine, whose steps may be long. Tasks without a traceparent get `traceparent`.
-
-        Raises:
-            MalformedMessage: The request is incomplete; nothing was sent to `responses`.
-            InboxFull: The request was not queued; nothing was sent to `responses`.
-        """
-        loop, batch = self._loop, None
-        match request.WhichOneof("message"):
-            case "open_channel":
-                self._open(request.open_channel, responses)
-                return
-            case "batch":
-                batch = request.batch
-                loop.submit(partial(loop.admit, *_checked(batch, traceparent)))
-            case "cancel_tasks":
-                cancel = request.cancel_tasks
-                attempts = {ref.request_id: ref.attempt for ref in cancel.tasks}
-                loop.submit(partial(loop.cancel, cancel.batcher, attempts))
-            case "demand":
-                demand = request.demand
-                queued = tuple(demand.queued)
-                loop.submit(partial(loop.demand, demand.batcher, demand.epoch, queued))
-            case _:
-                raise MalformedMessage("WorkerRequest has no message")
-        self._sender.end(responses, batch)
-
-    def _open(self, channel: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
-        if not channel.batcher or not channel.heartbeat_ms:
-            raise MalformedMessage("OpenChannel needs batcher and heartbeat_ms")
-        self._sender.open(channel, responses)
-        if not channel.renews:
-            logger.info("batcher %s opened a channel (epoch %d)", channel.batcher, channel.epoch)
-            self._loop.submit(partial(self._loop.serve, channel))
-
-    def _on_lost(self, batcher: str, at: float) -> None:
-        try:
-            self._loop.submit(partial(self._loop.abandon, batcher, at))
-        except InboxFull:
-            logger.warning("sequences of lost batcher %s are not cancelled: inbox full", batcher)
+def _join(thread: Thread) -> None:
+    thread.join(JOIN_S)
+    if thread.is_alive():
+        logger.warning("the %s thread did not end within %s s", thread.name, JOIN_S)
 
 
 def _checked(
     batch: worker_pb2.Batch, traceparent: str
 ) -> tuple[worker_pb2.Batch, list[Admitted], list[worker_pb2.Refusal], float]:
-    """Return the arguments of `EngineLoop.admit` for a batch that arrives now."""
+    """Return the arguments of `Worker._admit` for a batch that arrives now."""
     if not batch.batcher or not batch.tasks:
         raise MalformedMessage("Batch needs batcher and tasks")
     now = time.monotonic()

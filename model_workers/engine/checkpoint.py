@@ -21,7 +21,6 @@ from model_workers.engine.devices import (
 from model_workers.engine.forward import LoadedModel, load_model
 from model_workers.engine.forward.tensor_parallel import Followers, LeadRank
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.paged_model import PagedModel
 from model_workers.engine.protocol import warm_up
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import Speculator
@@ -52,8 +51,25 @@ def load_engine(
     num_blocks, block_tokens, size = _cache_size(settings, loaded, draft)
     sampler = Sampler(find_constraints(resolve_model_path(settings.path)))
     try:
-        model = _paged(loaded, (num_blocks, block_tokens, _step_tokens(settings)), followers)
-        speculator = None if draft is None else _speculator(settings, draft, model, sampler, clock)
+        # All sequences may decode in one step, with their drafted tokens.
+        step_tokens = settings.slots * (1 + (settings.draft_tokens if draft else 0))
+        sizes = num_blocks, block_tokens, step_tokens
+        if followers is not None:
+            followers.send("paged", *sizes)
+        model = loaded.paged(*sizes)
+        if followers is not None:
+            model = LeadRank(model, followers)
+        speculator = None
+        if draft is not None:
+            assert clock is not None, "drafting is measured by the clock"
+            speculator = Speculator(
+                draft.paged(*sizes),
+                sampler,
+                vocab_size=model.vocab_size,
+                draft_tokens=settings.draft_tokens,
+                catch_up_tokens=settings.prefill_tokens,
+                clock=clock,
+            )
     except torch.OutOfMemoryError as error:
         raise SettingsError(
             f"a cache of {size / 1e9:.3g} GB does not fit on {loaded.device} beside "
@@ -89,15 +105,6 @@ def limit_threads(threads: int) -> None:
     """Set the size of the process's thread pools; call it once, before the first computation."""
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
-
-
-def _paged(
-    loaded: LoadedModel, sizes: tuple[int, int, int], followers: Followers | None
-) -> PagedModel:
-    if followers is None:
-        return loaded.paged(*sizes)
-    followers.send("paged", *sizes)
-    return LeadRank(loaded.paged(*sizes), followers)
 
 
 def load_model_of(settings: ModelSettings, device_name: str | None = None) -> LoadedModel:
@@ -169,26 +176,3 @@ def _cache_size(
         )
     blocks = min(blocks, sequence * settings.slots)
     return blocks, block_tokens, blocks * block_bytes
-
-
-def _step_tokens(settings: ModelSettings) -> int:
-    """Return the maximum number of tokens of a step in which all sequences decode, drafted ones included."""
-    return settings.slots * (1 + (settings.draft_tokens if settings.draft else 0))
-
-
-def _speculator(
-    settings: ModelSettings,
-    draft: LoadedModel,
-    model: PagedModel,
-    sampler: Sampler,
-    clock: Callable[[], float] | None,
-) -> Speculator:
-    assert clock is not None, "drafting is measured by the clock"
-    return Speculator(
-        draft.paged(model.num_blocks, model.block_tokens, _step_tokens(settings)),
-        sampler,
-        vocab_size=model.vocab_size,
-        draft_tokens=settings.draft_tokens,
-        catch_up_tokens=settings.prefill_tokens,
-        clock=clock,
-    )

@@ -90,7 +90,7 @@ class Fault:
 
 
 class FaultIsolator:
-    """Runs a paged model. A step that raises is computed again in halves, until only the faulty chunks fail."""
+    """Runs a paged model; computes the chunks of a step that raises one by one, so that only faulty ones fail."""
 
     def __init__(self, model: PagedModel) -> None:
         self.model = model
@@ -106,44 +106,33 @@ class FaultIsolator:
         """
         try:
             return self.model.forward(chunks), {}
-        except Exception as error:
+        except Exception:
             # The other sequences must not fail with it. Computing a chunk twice writes the same values again.
             logger.exception("a step of %d chunks failed", len(chunks))
-            logits, errors = self._isolate(chunks, error)
+        torch.cuda.empty_cache()  # raises when the device is lost
+        logits: list[Tensor] = []
+        errors: dict[int, Exception] = {}
+        for place, chunk in enumerate(chunks):
+            try:
+                logits.append(self._alone(chunk))
+            except Exception as error:  # logged by the first attempt
+                errors[place] = error
         is_partial = len(errors) < len(chunks)
-        return logits, {place: _fault(error, is_partial) for place, error in errors.items()}
+        faults = {place: _fault(error, is_partial) for place, error in errors.items()}
+        parts = [part for part in logits if len(part)]
+        return torch.cat(parts) if parts else torch.empty(0, self.model.vocab_size), faults
 
-    def _isolate(
-        self, chunks: Sequence[SequenceChunk], error: Exception
-    ) -> tuple[Tensor, dict[int, Exception]]:
-        # Raises when the device is lost.
-        torch.cuda.empty_cache()
-        if len(chunks) == 1:
-            smaller = _halves(chunks[0]) if _is_out_of_memory(error) else None
-            return self._in_turn(*smaller) if smaller else (self._no_logits(), {0: error})
-        middle = len(chunks) // 2
-        first, broken = self._retry(chunks[:middle])
-        first = first.clone()  # valid until the next call only
-        second, more = self._retry(chunks[middle:])
-        broken |= {middle + place: reason for place, reason in more.items()}
-        parts = [part for part in (first, second) if len(part)]
-        return torch.cat(parts) if parts else first, broken
-
-    def _in_turn(
-        self, first: SequenceChunk, rest: SequenceChunk
-    ) -> tuple[Tensor, dict[int, Exception]]:
-        """Compute one chunk as two, which needs less memory."""
-        _, broken = self._retry([first])
-        return (self._no_logits(), broken) if broken else self._retry([rest])
-
-    def _retry(self, chunks: Sequence[SequenceChunk]) -> tuple[Tensor, dict[int, Exception]]:
+    def _alone(self, chunk: SequenceChunk) -> Tensor:
+        """Compute one chunk; in halves, which need less memory, where it is short."""
         try:
-            return self.model.forward(chunks), {}
-        except Exception as error:  # logged by the first attempt
-            return self._isolate(chunks, error)
-
-    def _no_logits(self) -> Tensor:
-        return torch.empty(0, self.model.vocab_size)
+            return self.model.forward([chunk]).clone()  # valid until the next call only
+        except Exception as error:
+            smaller = _halves(chunk) if _is_out_of_memory(error) else None
+            if smaller is None:
+                raise
+        torch.cuda.empty_cache()
+        self._alone(smaller[0])
+        return self._alone(smaller[1])
 
 
 def _halves(chunk: SequenceChunk) -> tuple[SequenceChunk, SequenceChunk] | None:

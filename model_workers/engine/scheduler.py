@@ -278,7 +278,7 @@ class Scheduler:
         sequence.computed = self.blocks.cached_tokens(sequence.table, len(sequence.sharable))
         sequence.note_cached()
         self._queue.pop(0)
-        sequence.move(SequenceState.RUNNING)
+        sequence.state = SequenceState.RUNNING
         bisect.insort(self._running, sequence, key=_urgency)
         return True
 
@@ -304,7 +304,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._plan.pop(sequence, None)
         self._running.remove(sequence)
-        sequence.move(SequenceState.PREEMPTED)
+        sequence.state = SequenceState.PREEMPTED
         self.blocks.close(sequence.table)
         # Its tokens stay; keys and values are computed again, or found in the prefix cache.
         sequence.computed = sequence.drafted = 0
@@ -316,7 +316,7 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._queue.remove(sequence)
-        sequence.move(SequenceState.ENDED)
+        sequence.state = SequenceState.ENDED
         self._sequences.remove(sequence)
 
 

@@ -1,10 +1,10 @@
 """Sequences inside an engine: states, tokens and ends, and the index by request."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from model_workers.engine.blocks import BlockTable
 from model_workers.engine.protocol import SequenceEnd, SequenceSpec, SequenceStep, TokenLogprobs
@@ -22,15 +22,6 @@ class SequenceState(Enum):
     RUNNING = auto()
     PREEMPTED = auto()
     ENDED = auto()
-
-
-MOVES: Final[Mapping[SequenceState, frozenset[SequenceState]]] = {
-    SequenceState.WAITING: frozenset({SequenceState.RUNNING, SequenceState.ENDED}),
-    SequenceState.RUNNING: frozenset({SequenceState.PREEMPTED, SequenceState.ENDED}),
-    SequenceState.PREEMPTED: frozenset({SequenceState.RUNNING, SequenceState.ENDED}),
-    SequenceState.ENDED: frozenset(),
-}
-"""Legal transitions."""
 
 
 class Sequence:
@@ -115,11 +106,6 @@ class Sequence:
         """Record the cached prompt tokens at the first join; later ones may be the sequence's own work."""
         if self.cached_tokens is None:
             self.cached_tokens = min(self.computed, self._prompt_tokens)
-
-    def move(self, state: SequenceState) -> None:
-        """Change the state."""
-        assert state in MOVES[self.state], f"a sequence cannot go from {self.state} to {state}"
-        self.state = state
 
     def end_now(self, now: float) -> SequenceEnd | None:
         """Return why the sequence must not be computed any further; None: it may continue."""

@@ -30,7 +30,7 @@ from model_workers.engine.devices import find_device, find_dtype
 from model_workers.engine.forward.encoder import PaddedTexts, Text
 from model_workers.engine.forward.hub import replace_linear_layers
 from model_workers.engine.forward.load import find_context
-from model_workers.engine.forward.pooling import Pipeline
+from model_workers.engine.forward.pooling import Pipeline, activation_of
 from model_workers.engine.protocol import (
     SequenceEnd,
     SequenceSpec,
@@ -50,12 +50,6 @@ Values = NDArray[np.float32]
 Compute = Callable[[abc.Sequence[SequenceSpec]], abc.Sequence[Values]]
 """Computes the numbers of each sequence."""
 
-_ACTIVATIONS: Final = {
-    "Sigmoid": torch.sigmoid,
-    "Identity": lambda logits: logits,
-    "Tanh": torch.tanh,
-}
-"""Supported activations of rerankers, by the name of torch's class."""
 _HUB_FILES: Final = ("*.json", "*/*.json", "*.txt", "*.safetensors", "*/*.safetensors")
 """Files that are fetched for a hub id."""
 
@@ -169,11 +163,7 @@ def _activation(config: Any) -> Any:
     """Return what sentence-transformers applies to the logits: the configured activation, else the sigmoid."""
     name = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     name = name or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
-    kind = name.rpartition(".")[2]
-    if kind not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
-        raise SettingsError(f"the activation {name} is not served, only {supported}")
-    return _ACTIVATIONS[kind]
+    return activation_of(name)
 
 
 def load_values(settings: ModelSettings) -> ValuesEngine:

@@ -148,7 +148,10 @@ class ServerApi:
             body["prompt"] = [*spec.prompt, *spec.produced]
         if self.settings.api == "tokens":
             body["return_token_ids"] = True
-        return {**self.settings.extra_body, **body, **self._sampling(spec), **_tool_use(spec)}
+        options = spec.sampling.server
+        if options is not None and options.one_call:
+            body["parallel_tool_calls"] = False
+        return {**self.settings.extra_body, **body, **self._sampling(spec)}
 
     def chunk(self, data: str) -> Chunk:
         """Return the content of an event.
@@ -173,14 +176,16 @@ class ServerApi:
     def _sampling(self, spec: SequenceSpec) -> dict[str, Any]:
         """Return the sampling parameters that differ from defaults, by the server's names."""
         sampling, names = spec.sampling, self.settings.names
-        produced = 0 if self.settings.api == "chat" else len(spec.produced)  # or it begins anew
+        is_chat = self.settings.api == "chat"
+        produced = 0 if is_chat else len(spec.produced)  # a chat begins anew
         values: dict[str, Any] = {
             "max_tokens": self._max_tokens(spec, produced),
             "temperature": sampling.temperature,
             "seed": sampling.seed % SEED_MAX if sampling.temperature else None,
             "stream_options": {"include_usage": True},
             "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
-            "logprobs": self._alternatives(sampling),
+            # In a chat a flag, because the number of alternatives has its own field.
+            "logprobs": (is_chat or sampling.top_logprobs) if sampling.logprobs else None,
             "min_tokens": max(0, sampling.min_tokens - produced) or None,
             "stop_token_ids": sorted(sampling.stop_token_ids) or None,
             "json_schema": _response_format(sampling),
@@ -189,13 +194,14 @@ class ServerApi:
             "priority": spec.rank,
             "cache_salt": self._cache_salt(spec) if "cache_salt" in names else None,
             **_options(sampling),
-            **{name: _unless_neutral(sampling, name) for name in _PLAIN},
         }
         fields = {key: value for key, value in values.items() if value is not None}
+        plain = {name: getattr(sampling, name) for name in _PLAIN}
+        fields |= {name: x for name, x in plain.items() if x != getattr(_NEUTRAL, name)}
         body = {name: fields[key] for key, name in names.items() if key in fields}
         if names.get("logprobs") in body:
             of_api = {"top_logprobs": sampling.top_logprobs}
-            body |= of_api if self.settings.api == "chat" else {"return_tokens_as_token_ids": True}
+            body |= of_api if is_chat else {"return_tokens_as_token_ids": True}
         return body
 
     def _cache_salt(self, spec: SequenceSpec) -> str | None:
@@ -203,12 +209,6 @@ class ServerApi:
         shared = {"mesh": None, "tenant": f"tenant {spec.tenant}", "off": spec.request_id}
         sharing = shared[self.prefix_cache]
         return None if sharing is None else hashlib.sha256(sharing.encode()).hexdigest()
-
-    def _alternatives(self, sampling: Sampling) -> int | None:
-        """Return the value of `logprobs`: in a chat a flag, because the number of alternatives has its own field."""
-        if not sampling.logprobs:
-            return None
-        return True if self.settings.api == "chat" else sampling.top_logprobs
 
     def _max_tokens(self, spec: SequenceSpec, produced: int) -> int | None:
         """Return the limit; None: the rest of the context, which a server with other tokens counts better."""
@@ -239,11 +239,6 @@ class ServerApi:
         return Chunk(reasoning, text, calls, server_tokens=tokens, end=end, usage=usage)
 
 
-def _unless_neutral(sampling: Sampling, name: str) -> float | None:
-    value: float = getattr(sampling, name)
-    return None if value == getattr(_NEUTRAL, name) else value
-
-
 def _response_format(sampling: Sampling) -> dict[str, Any] | None:
     """Return the caller's own response_format, else one for the schema."""
     if sampling.server is not None and sampling.server.response_format:
@@ -267,11 +262,6 @@ def _options(sampling: Sampling) -> dict[str, Any]:
         "reasoning_effort": options.reasoning_effort or None,
         "chat_template_kwargs": json.loads(variables) if variables else None,
     }
-
-
-def _tool_use(spec: SequenceSpec) -> dict[str, Any]:
-    options = spec.sampling.server
-    return {"parallel_tool_calls": False} if options is not None and options.one_call else {}
 
 
 def _text(value: Any) -> str:

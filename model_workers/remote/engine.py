@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 PACE_S: Final = 0.002
 """Minimum interval of steps with events, in seconds; what arrives meanwhile shares messages."""
-STEP_EVENTS_MAX: Final = 1024
-"""Maximum number of events that a step reports."""
 
 
 @dataclass(eq=False)
@@ -125,8 +123,10 @@ class RemoteEngine(Engine):
         """Report what has happened since the last step; see `Engine.step`."""
         self._steps += 1
         events: dict[RemoteSequence, SequenceStep] = {}
-        for sequence, event in filter(None, self._next_events()):
-            events[sequence] = joined(events[sequence], event) if sequence in events else event
+        for _ in range(len(self._events)):
+            if (entry := self._events.popleft()) is not None:
+                sequence, event = entry
+                events[sequence] = joined(events[sequence], event) if sequence in events else event
         steps = [sequence.report(event) for sequence, event in events.items() if not sequence.ended]
         for step in steps:
             if step.end is not None:
@@ -162,10 +162,6 @@ class RemoteEngine(Engine):
             paused_ms=closed_s * 1e3,
             server_unreachable=bool(self.client.health.problem),
         )
-
-    def _next_events(self) -> Iterator[tuple[RemoteSequence, SequenceStep] | None]:
-        for _ in range(min(len(self._events), STEP_EVENTS_MAX)):
-            yield self._events.popleft()
 
     def gate_changed(self) -> None:
         """Report that the server accepts requests again, or none for now."""

@@ -109,17 +109,6 @@ def test_a_full_backlog_holds_the_engine_up_until_it_has_gone(sender: Sender) ->
     assert sender.has_capacity()
 
 
-def test_heartbeats_come_by_the_clock_and_carry_the_load(sender: Sender, clock: Clock) -> None:
-    port = FakePort()
-    opened(sender, port, 5.0)
-    port.wait_reports(1)
-    clock.now = 5.0
-    sender.post({}, worker_pb2.WorkerLoad(steps=7))
-    port.wait_reports(2)
-    assert port.reports[1].load.steps == 7
-    assert not port.reports[1].frames
-
-
 def test_who_has_gone_is_noticed_with_a_heartbeat(
     sender: Sender, clock: Clock, lost: list[tuple[str, float]]
 ) -> None:
@@ -132,13 +121,6 @@ def test_who_has_gone_is_noticed_with_a_heartbeat(
     port.wait_ended()
     assert not sender.has_channel("b", 0)
     assert lost == [("b", 5.0)]
-
-
-def test_a_request_that_is_no_channel_ends_without_a_report(sender: Sender) -> None:
-    port = FakePort()
-    sender.end(port)
-    port.wait_ended()
-    assert not port.reports
 
 
 def test_hanging_engine_ends_its_channels_then_the_process(

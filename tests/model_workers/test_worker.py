@@ -1,6 +1,5 @@
 """The worker with its threads, without Triton."""
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -118,20 +117,6 @@ def test_a_row_from_admission_to_its_final_frame(worker: Worker) -> None:
     assert not final.HasField("error")
     sequences = [report.sequence for report in channel.reports]
     assert sequences == list(range(len(sequences)))
-
-
-def test_heartbeats_go_on_while_the_engine_does_not_take_a_batch(worker: Worker) -> None:
-    channel, request, go_on = FakePort(), open_channel(heartbeat_ms=20), Event()
-    request.open_channel.idle_heartbeat_ms = FOREVER
-    worker.handle(request, channel)
-    channel.wait_ready()
-    worker._loop.submit(lambda: go_on.wait(30.0) and None)
-    queued(worker, batch([wire_row("r")]))
-    before = len(channel.reports)
-    channel.wait_reports(before + 3)
-    assert not channel.admissions
-    go_on.set()
-    channel.wait_ends("r")
 
 
 def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -> None:
@@ -267,18 +252,6 @@ def test_a_channel_that_is_cancelled_ends_with_its_rows(worker: Worker, engine: 
     admission = asked(worker, again, batch([wire_row("r", max_tokens=1, attempt=1)], epoch=1))
     assert not admission.refused
     again.wait_ends("r")
-
-
-def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -> None:
-    """The batcher may be back with a new channel and new sequences before the loss of the old one is dealt with."""
-    channel = opened(worker)
-    asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
-    worker._loop.submit(lambda: worker._loop.abandon("batcher-1", at=0.0))
-    queued(worker, cancel_tasks())
-    channel.wait_frames(len(channel.frames) + 10)
-    assert not channel.ends
-    worker._loop.submit(lambda: worker._loop.abandon("batcher-1", at=math.inf))
-    channel.wait_ends("r")
 
 
 def test_a_second_channel_ends_the_rows_of_the_first(worker: Worker) -> None:
@@ -420,7 +393,7 @@ def test_a_fault_of_ours_is_not_silent(
 ) -> None:
     fault = Event()
     worker = Worker("small", engine, NoOpTracer(), on_fault=fault.set)
-    monkeypatch.setattr(worker_module.EngineLoop, "_report", lambda *_: 1 / 0)
+    monkeypatch.setattr(worker_module.Worker, "_report", lambda *_: 1 / 0)
     worker.start()
     opened(worker)
     queued(worker, batch([wire_row("r")]))

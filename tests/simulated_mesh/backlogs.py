@@ -97,7 +97,7 @@ class MixedWorkersWorld(BacklogWorld):
         """Rows that its worker has computed."""
         assert triton.worker is not None
         assert triton.worker._worker is not None
-        holders = triton.worker._worker._loop._grants._holders.values()
+        holders = triton.worker._worker._grants._holders.values()
         return sum(holder.sent_tasks for holder in holders)
 
     def took_s(self, priority_class: str) -> list[float]:

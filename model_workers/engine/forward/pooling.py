@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors import SafetensorError
@@ -38,7 +38,8 @@ POOLING: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "lasttoken": lambda hidden: hidden[-1],
 }
 """Functions from the hidden states of a text [tokens, size] to one vector."""
-_ACTIVATIONS: Final = {
+_ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "Sigmoid": torch.sigmoid,
     "Tanh": torch.tanh,
     "Identity": lambda x: x,
     "ReLU": torch.relu,
@@ -98,7 +99,7 @@ def _pooling(folder: Path) -> list[Callable[[Tensor], Tensor]]:
 
 def _dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     config = read_json(folder / "config.json")
-    activation = _activation(folder, config)
+    activation = activation_of(str(config.get("activation_function", "Tanh") or "Identity"))
     if config.get("use_residual"):
         raise SettingsError(f"{folder}: use_residual is not served")
     sizes = config["in_features"], config["out_features"]
@@ -114,11 +115,9 @@ def _dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     return lambda x: activation(layer(x))
 
 
-def _activation(folder: Path, config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
-    name = str(config.get("activation_function", "Tanh") or "Identity")
+def activation_of(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function for the name of torch's class, with or without its module."""
     kind = name.rpartition(".")[2]
     if kind not in _ACTIVATIONS:
-        raise SettingsError(
-            f"{folder}: activation {name} is not served, only {', '.join(_ACTIVATIONS)}"
-        )
+        raise SettingsError(f"the activation {name} is not served, only {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[kind]

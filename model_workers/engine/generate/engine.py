@@ -126,7 +126,7 @@ class GenerateEngine(Engine):
         if len(sequences) > 1:
             logger.warning("split a failed batch of %d sequences: %r", len(sequences), error)
             for sequence in sequences:
-                sequence.move(SequenceState.PREEMPTED)
+                sequence.state = SequenceState.PREEMPTED
                 sequence.sampling = self._open(replace(sequence.spec, produced=sequence.answer))
             self._suspects += sequences
             return []
@@ -145,7 +145,7 @@ class GenerateEngine(Engine):
     def _next_batch(self) -> list[Sequence]:
         batch = [self._suspects.pop(0)] if self._suspects else self._form()
         for sequence in batch:
-            sequence.move(SequenceState.RUNNING)
+            sequence.state = SequenceState.RUNNING
         return batch
 
     def _form(self) -> list[Sequence]:
@@ -181,7 +181,7 @@ class GenerateEngine(Engine):
         for sequences in (self._waiting, self._suspects):
             if sequence in sequences:
                 sequences.remove(sequence)
-        sequence.move(SequenceState.ENDED)
+        sequence.state = SequenceState.ENDED
         self._sequences.remove(sequence)
         if self._run is not None:
             self._run.drop(sequence)

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForSequenceClassification, Phi3Config, Phi3ForCausalLM
 
 from gateway.config.models import ModelFolder
-from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.forward.load import load_model
 from model_workers.engine.protocol import Sampling, SequenceSpec
 from model_workers.engine.values import load_classifier, load_values
@@ -17,7 +16,6 @@ from sluice.internal.v1 import task_pb2
 from sluice.settings import ModelSettings
 from tests.support.tiny_encoders import config_of, save_tokenizer, save_transformer
 from tests.support.tiny_models import CONTEXT, save_model
-from tests.support.tiny_seq2seq import save_seq2seq
 
 SHORT = 64
 _FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
@@ -87,25 +85,12 @@ def test_every_kind_of_rotary_embedding(rope: dict[str, Any], context: int, tmp_
     assert of_gateway(folder) == load_model(str(folder)).context_tokens == context
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "phi", "gpt2"])
-def test_every_family(family: str, tmp_path: Path) -> None:
-    folder = save_model(tmp_path, family)
-    assert of_gateway(folder) == load_model(str(folder)).context_tokens == CONTEXT
-
-
 def test_a_server_of_somebody_else_has_the_whole_context(tmp_path: Path) -> None:
     """What it computes is not for our cache to limit."""
     folder = save_phi3(tmp_path)
     server = {"url": "http://127.0.0.1:1", "api": "tokens", "model": "m"}
     fields = {"name": "m", "path": str(folder), "engine": "openai", "server": server}
     assert ModelFolder(ModelSettings.model_validate(fields)).tokenizer.context_tokens == CONTEXT
-
-
-@pytest.mark.parametrize("family", ["t5", "bart"])
-def test_encoder_decoders(family: str, tmp_path: Path) -> None:
-    folder = save_seq2seq(tmp_path, family)
-    engine = load_encoder_decoder(ModelSettings(name="m", path=str(folder)))
-    assert of_gateway(folder) == engine._scheduler.limits.context_tokens
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])

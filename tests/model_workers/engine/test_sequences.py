@@ -1,24 +1,8 @@
-import itertools
-
 import pytest
 
 from model_workers.engine.protocol import Sampling, SequenceEnd
-from model_workers.engine.sequences import MOVES, Sequence, SequenceState
+from model_workers.engine.sequences import Sequence
 from tests.support.sequences import sequence_spec
-
-
-@pytest.mark.parametrize(
-    ("source", "target"), list(itertools.product(SequenceState, SequenceState))
-)
-def test_only_legal_moves(source: SequenceState, target: SequenceState) -> None:
-    sequence = Sequence(sequence_spec("r", [1]), 100)
-    sequence.state = source
-    if target in MOVES[source]:
-        sequence.move(target)
-        assert sequence.state is target
-    else:
-        with pytest.raises(AssertionError):
-            sequence.move(target)
 
 
 def test_tokens_are_reported_behind_the_produced_ones() -> None:

@@ -116,17 +116,6 @@ def test_a_long_prompt_is_caught_up_with_in_pieces() -> None:
     assert draft.largest_prefill <= 8
 
 
-def test_a_resumed_row_goes_on_as_without_drafts() -> None:
-    sampling = Sampling(20, temperature=1.0, seed=5)
-    whole = alone(sequence_spec("r", [1, 2], sampling)).tokens["r"]
-    for cut in range(20):
-        sequence = sequence_spec("r", [1, 2], sampling, produced=whole[:cut])
-        engine = drafting(HashModel(wrong=60))
-        engine.add(sequence, 0.0)
-        rest = [token for _ in range(25) for step in engine.step(0.0) for token in step.token_ids]
-        assert whole[:cut] + rest == whole
-
-
 def test_a_draft_that_breaks_is_given_up() -> None:
     class Broken(HashModel):
         def forward(self, chunks: Sequence[SequenceChunk]) -> None:  # type: ignore[override]
@@ -147,15 +136,6 @@ def test_a_row_without_numbers_leaves_nothing_in_either_cache() -> None:
     assert answers.ends == {"bad": SequenceEnd.FAILED, "good": SequenceEnd.LENGTH}
     assert answers.tokens["good"] == greedy([3, 4], 9)
     assert b"nan" not in {*model.cells.values(), *draft.cells.values()}
-
-
-def test_drafting_starts_only_after_it_was_measured_to_pay() -> None:
-    draft = HashModel()
-    engine = drafting(draft, controller=SpeculationController())
-    engine.add(sequence_spec("r", [1, 2], Sampling(60)), 0.0)
-    sizes = [len(step.token_ids) for _ in range(40) for step in engine.step(0.0)]
-    assert sizes[:10] == [1] * 10
-    assert max(sizes) == 4
 
 
 @pytest.mark.parametrize(

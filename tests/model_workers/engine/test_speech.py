@@ -108,21 +108,6 @@ def test_the_language_is_found_as_generate_finds_it() -> None:
         assert answers[str(n)][3:] == generated(pcm, 9)
 
 
-def test_language_is_detected_and_words_depend_on_the_seed() -> None:
-    drawn = {"temperature": 1.5, "top_p": 0.9, "seed": 5}
-    unknown: dict[str, Any] = {"prompt": (START,), "opening": OPENING}
-    sequences = [
-        sequence(str(n), pcm, 12, sampling=drawn, **unknown) for n, pcm in enumerate(SOUNDS)
-    ]
-    greedy = run(
-        engine_of(), [sequence(str(n), pcm, 12, **unknown) for n, pcm in enumerate(SOUNDS)]
-    )
-    found = run(engine_of(), sequences, 1)
-    assert found == run(engine_of(), sequences, 2)
-    assert found != greedy
-    assert all(found[name][:3] == greedy[name][:3] for name in found)
-
-
 def test_the_text_before_the_audio_is_read_as_generate_reads_it() -> None:
     before = (5, 6, 7, 8)
     spec = sequence("1", SOUNDS[0], 10, prompt=(PREVIOUS, *before, *begin()))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from model_workers.engine.forward import flash, load_model
 from model_workers.engine.forward.flash import (
-    SIZES,
     DecodeGraphs,
     FlashAttention,
     FlashKvCache,
@@ -187,13 +186,6 @@ def test_a_capture_that_fails_leaves_the_larger_graphs(
     assert (replays.captured, replays.replayed) == ([8, 4], [4])
 
 
-def test_without_any_graph_the_model_still_answers(tmp_path: Path) -> None:
-    plain, flash, replays = with_graphs(tmp_path, "llama", Replays(smallest=1000), SIZES[-1] + 1)
-    chunks = [SequenceChunk((1, 2), 0, (0,), 1), SequenceChunk((3,), 0, (1,), 1)]
-    torch.testing.assert_close(flash.forward(chunks), plain.forward(chunks), atol=1e-4, rtol=1e-4)
-    assert not replays.captured
-
-
 def test_tokens_that_only_the_device_knows(models: Models) -> None:
     plain, flash, replays = models
     prompts = [
@@ -213,10 +205,6 @@ def test_tokens_that_only_the_device_knows(models: Models) -> None:
         # What is computed for a row without a distribution is dropped, but must not break the step.
         assert model.forward([replace(known[0], tokens=(-3,))]).isfinite().all()
     assert replays.replayed[-2:] == [4, 1]
-
-
-def test_the_kernel_is_not_for_cpus() -> None:
-    assert not flash_fits([LayerShape(4, 2, 64, 64)], torch.bfloat16, torch.device("cpu"))
 
 
 def test_a_torch_without_the_kernel_is_told(

@@ -13,10 +13,10 @@ from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.sequences import SequenceLimits
 from model_workers.grants import Grants, class_capacities
 from model_workers.worker import Worker
-from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.internal.v1 import worker_pb2
 from tests.support.generating_models import tiny
 from tests.support.ports import FakePort
-from tests.support.sequences import batch, cancel_tasks, open_channel, wire_row
+from tests.support.sequences import batch, open_channel, wire_row
 
 SLOTS = 4
 HELD_S = 30.0
@@ -77,18 +77,6 @@ def test_worker_grants_the_next_batch_when_one_ends(worker: Worker, model: Held)
     channel.wait_room(2 + SLOTS, 2 + SLOTS, 2 + SLOTS)
     running = [report for report in channel.reports if report.load.batch_running]
     assert {tuple(report.task_grants) for report in running} == {(2, 2, 2)}
-
-
-def test_cancelled_row_ends_within_a_step(worker: Worker, model: Held) -> None:
-    channel = opened(worker)
-    model.go_on.set()
-    worker.handle(batch([wire_row("1", max_tokens=250), wire_row("2", max_tokens=9)]), FakePort())
-    channel.wait_frames(1)
-    worker.handle(cancel_tasks("1"), FakePort())
-    channel.wait_ends("1", "2")
-    assert channel.ends["1"] == frame_pb2.TASK_END_CANCELLED
-    assert len(channel.tokens("2")) == 9
-    assert 0 < len(channel.tokens("1")) < 250
 
 
 def test_stuck_generate_ends_the_channel(worker: Worker, model: Held) -> None:

@@ -14,8 +14,6 @@ from model_workers.engine.protocol import (
     Sampling,
     SequenceEnd,
 )
-from model_workers.messages import final
-from sluice.errors import InvalidRequest
 from sluice.settings import ModelSettings, resolve_model_path
 from tests.support.sequences import drive, sequence_spec
 
@@ -91,44 +89,3 @@ def test_constraints_hold_and_rows_resume_alike(engine: PagedEngine) -> None:
     for i, (name, tokens) in enumerate(whole.tokens.items()):
         assert tokens[: 5 + i] + resumed.tokens.get(name, []) == tokens
         assert resumed.ends[name] is whole.ends[name]
-
-
-def test_penalties_make_tokens_repeat_less(engine: PagedEngine) -> None:
-    kinds: dict[str, dict[str, Any]] = {
-        "none": {},
-        "presence and frequency": {"presence_penalty": 2.0, "frequency_penalty": 2.0},
-        "repetition": {"repetition_penalty": 2.0},
-    }
-    sequences = [
-        sequence_spec(f"{kind}/{seed}", [1, 9, 4], sampling({**changes, "min_tokens": 100}, seed))
-        for kind, changes in kinds.items()
-        for seed in (1, 2)
-    ]
-    tokens = drive(engine, *sequences).tokens
-    distinct = {
-        kind: sum(len(set(tokens[f"{kind}/{seed}"][:100])) for seed in (1, 2)) for kind in kinds
-    }
-    assert distinct["presence and frequency"] > distinct["none"]
-    assert distinct["repetition"] > distinct["none"]
-
-
-def test_a_constraint_out_of_bounds_ends_its_row_alone(engine: PagedEngine) -> None:
-    sequences = {
-        "bad": sampling({"regex": "(a{1000}){1000}"}, 1),
-        "good": sampling({"regex": REGEX}, 1),
-    }
-    for name, chosen in sequences.items():
-        engine.add(sequence_spec(name, [1, 9, 4], chosen), 0.0)
-    ends = {}
-    while engine.has_sequences():
-        ends |= {one.request_id: one for one in engine.step(0.0) if one.end is not None}
-    assert ends["good"].end is SequenceEnd.STOP
-    assert (ends["bad"].end, ends["bad"].reason) == (SequenceEnd.FAILED, "REQUEST_INVALID")
-    assert ends["bad"].field == "sampling.regex"
-    assert final(ends["bad"]).error.field == "sampling.regex"
-
-
-def test_a_constraint_that_cannot_be_held_refuses_its_row(engine: PagedEngine) -> None:
-    with pytest.raises(InvalidRequest, match="unclosed group"):
-        engine.add(sequence_spec("wrong", [1, 2], sampling({"regex": "("}, 0)), 0.0)
-    assert not engine.has_sequences()
