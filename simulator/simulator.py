@@ -289,7 +289,7 @@ class Simulation:
         """Report first tokens and ends to the batcher."""
         for request_id in first:
             if request_id in self._at_worker:
-                self._queue.on_first_token(self._entries[request_id], self._events.now)
+                self._queue.on_answered(self._entries[request_id], self._events.now)
         for request_id in ended:
             worker.forget(request_id)
             if self._at_worker.pop(request_id, None) is not None:

@@ -193,7 +193,7 @@ class RequestTable:
             if not new.HasField("final"):
                 succeeded = True
                 if new.token_ids and not request.answered:
-                    self.queue.on_first_token(request, now)
+                    self.queue.on_answered(request, now)
                 self._outbox.publish(request, new)
             # The worker gave it back: only a real failure counts against the worker.
             elif new.final.end == frame_pb2.TASK_END_RETURNED:
@@ -263,7 +263,8 @@ class RequestTable:
                 if request.state is RequestState.WAITING:
                     request.is_acknowledged = True
                     self._outbox.acknowledge(request)
-            waiting = self._actions.waiting = self.queue.waiting_by_class()
+            waiting = [members.waiting for members in self.queue.order.classes.values()]
+            self._actions.waiting = waiting
             # A batch carries the demand of its batcher; only other workers need a message.
             formed = {batch.worker for batch in self._actions.batches}
             self._actions.demands += self.workers.demand_changes(waiting, active, formed, now)

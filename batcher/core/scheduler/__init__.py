@@ -5,7 +5,7 @@
 `Queue.next_batch` asks the batch policy (`policy`) whether to form a batch now. The batch
 starts with the first request in order (`order`, `class_order`), goes to a worker with free capacity
 (`placement`, `capacity`) and takes the following requests while they fit. A static policy may wait
-for more requests (`windows`) and groups them by length. Answer lengths and service rates are
+for more requests and groups them by length. Answer lengths and service rates are
 learned from traffic (`estimates`, `speed`); `waits` predicts from them how long a new request will
 wait.
 

@@ -27,25 +27,22 @@ class _Seen:
     """Lengths of one kind of answers.
 
     Attributes:
-        expected: mean length in tokens.
-        reserved: high quantile in tokens.
+        mean: in tokens.
+        high: the quantile, in tokens.
     """
 
-    __slots__ = ("_high", "_mean", "answers", "expected", "reserved")
+    __slots__ = ("answers", "high", "mean")
 
     def __init__(self, tokens: int) -> None:
         self.answers = 1
-        self.expected = self.reserved = max(1, tokens)
-        self._mean = self._high = float(self.expected)
+        self.mean = self.high = float(max(1, tokens))
 
     def observe(self, tokens: int, quantile: float) -> None:
         """Learn the length of an answer."""
         self.answers = answers = self.answers + 1
-        self._mean += (tokens - self._mean) * (1 / answers if answers < 1 / STEP_MIN else STEP_MIN)
+        self.mean += (tokens - self.mean) * (1 / answers if answers < 1 / STEP_MIN else STEP_MIN)
         step = answers**-0.5 if answers < 1 / STEP_MIN**2 else STEP_MIN
-        self._high *= 1 + step * (quantile if tokens > self._high else quantile - 1)
-        self.expected = int(self._mean) or 1
-        self.reserved = int(self._high) + 1
+        self.high *= 1 + step * (quantile if tokens > self.high else quantile - 1)
 
 
 class OutputLengths:
@@ -76,7 +73,7 @@ class OutputLengths:
             entry.cost_tokens = prompt + max(min_tokens, min(max_tokens, GUESS_TOKENS))
             entry.cache_tokens = prompt + max_tokens
             return
-        expected, reserved = statistics.expected, statistics.reserved
+        expected, reserved = int(statistics.mean) or 1, int(statistics.high) + 1
         produced = entry.prefill_tokens - prompt
         if produced:
             expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
@@ -93,7 +90,7 @@ class OutputLengths:
         for key in ((entry.tenant, entry.workload), (None, entry.workload)):
             statistics = self._seen.get(key)
             if statistics is not None:
-                if not is_cut or tokens >= statistics.expected:
+                if not is_cut or tokens >= int(statistics.mean):
                     statistics.observe(tokens, self.quantile)
                 continue
             if len(self._seen) >= KEYS_MAX:

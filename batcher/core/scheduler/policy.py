@@ -8,7 +8,7 @@ Under the static policies requests wait for others until a batch is full or a wi
 
 1. A batch starts with the first request in order. It goes at once if that request presses: it was
    returned, is close to its deadline, or its class is overdue.
-2. It goes when a window has closed (`windows`), when enough requests wait to fill a batch of the
+2. It goes when a window has closed, when enough requests wait to fill a batch of the
    policy's own size, or when the worker would idle and the policy sends to idle workers.
 3. It never exceeds what the worker grants. If that is less than the batch that was due, the rest
    goes with the next grants, without another window.
@@ -25,10 +25,17 @@ from heapq import nsmallest
 from typing import Final, NamedTuple
 
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.scheduler.entry import Batch, BatchCause, BatchLimit, Decision, QueueEntry
+from batcher.core.scheduler.class_order import drop_stale, push_item
+from batcher.core.scheduler.entry import (
+    Batch,
+    BatchCause,
+    BatchLimit,
+    Decision,
+    HeapItem,
+    QueueEntry,
+)
 from batcher.core.scheduler.order import Order, is_unlimited
 from batcher.core.scheduler.placement import Placement
-from batcher.core.scheduler.windows import BatchWindows
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
@@ -79,7 +86,8 @@ class BatchPolicy:
         self._width = math.log(policy.bucket_ratio)
         self._buckets: dict[Bucket, dict[str, QueueEntry]] = {}
         """Waiting requests in order of arrival, if padding is limited; no bucket is empty."""
-        self._windows = BatchWindows(policy, order)
+        self._windows: list[HeapItem] = []
+        """Heap of the waiting requests by when their windows close."""
         self._rests: dict[Bucket, Rest] = {}
 
     # Events.
@@ -88,7 +96,8 @@ class BatchPolicy:
         """Handle a request that starts to wait."""
         if self._policy.is_continuous:
             return
-        self._windows.open(entry)
+        item = (self._closes_at(entry), entry.number, entry)
+        push_item(self._windows, item, self._order.waiting)
         self._cap_rests(joined=0 if self._policy.pads else 1)
         if self._policy.pads:
             self._buckets.setdefault(self._bucket_of(entry), {})[entry.request_id] = entry
@@ -116,7 +125,7 @@ class BatchPolicy:
         own = self._policy.window_s(priority_class)
         if not self._order.waiting:
             return 0.0 if self._policy.sends_to_idle else own
-        return max(0.0, min(own, self._windows.closes_at() - now))
+        return max(0.0, min(own, self._first_closes_at() - now))
 
     # Whether a batch goes, and to which worker.
 
@@ -159,7 +168,7 @@ class BatchPolicy:
         if first is None or worker is None:
             return Decision(None)
         members = self._order.classes[first.priority_class]
-        closes_at = self._windows.entry_closes_at(first)
+        closes_at = self._closes_at(first)
         if members.is_pressing(first, now):
             cause = BatchCause.URGENT
         elif closes_at <= now:
@@ -186,7 +195,7 @@ class BatchPolicy:
             is_full = self._order.waiting >= self.size
             cause = BatchCause.FULL if is_full else BatchCause.SLOT_FREE
             return (BatchCause.WORKER_IDLE if worker.idle else cause), first
-        if self._windows.closes_at() <= now:
+        if self._first_closes_at() <= now:
             return BatchCause.WINDOW_OVER, first
         # Rule 4: a full bucket of the same class need not wait for the window of the first request.
         for bucket, cause in self._complete(first).items():
@@ -231,12 +240,30 @@ class BatchPolicy:
     def _wake_at(self, first: QueueEntry) -> float:
         """Return when a waiting batch goes at the latest."""
         classes = self._order.classes
-        times = [self._windows.closes_at(), classes[first.priority_class].pressing_at(first)]
+        times = [self._first_closes_at(), classes[first.priority_class].pressing_at(first)]
         if self._order.by_class:
             times += [members.overdue_at for members in classes.values() if members.waiting]
         return min(times)
 
-    # With which tasks.
+    def _closes_at(self, entry: QueueEntry) -> float:
+        """Return when the window of a request closes.
+
+        It closes early if the request would otherwise miss its deadline: by the service time of its
+        class or, while that is unknown, at half of the time left.
+        """
+        end = entry.waiting_since + self._policy.window_s(entry.priority_class)
+        if entry.deadline == math.inf:
+            return end
+        service_s = self._order.classes[entry.priority_class].service_s
+        left_s = entry.deadline - entry.waiting_since
+        return min(end, entry.deadline - (service_s or left_s / 2))
+
+    def _first_closes_at(self) -> float:
+        """Return when the first window closes; infinite if no request waits."""
+        drop_stale(self._windows)
+        return self._windows[0][0] if self._windows else math.inf
+
+    # With which requests.
 
     def _fill(
         self,

@@ -47,10 +47,6 @@ class Queue:
         self._batching.on_cancel(entry)
         self.order.cancel(entry)
 
-    def on_first_token(self, entry: QueueEntry, now: float) -> None:
-        """Handle the first token of a request in a worker."""
-        self._answered(entry, now)
-
     def finish(
         self,
         entry: QueueEntry,
@@ -76,7 +72,7 @@ class Queue:
             self._lengths.observe(entry, output_tokens)
             produced = entry.prefill_tokens - entry.prompt_tokens
             self.waits.measure(entry, output_tokens - produced, decode_s, now)
-        self._answered(entry, now if whole else None)
+        self.on_answered(entry, now if whole else None)
         self.waits.on_left(entry, now)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
@@ -93,8 +89,8 @@ class Queue:
         for entry in waiting:
             self._batching.on_wait(entry)
 
-    def _answered(self, entry: QueueEntry, now: float | None) -> None:
-        """Count the first token or the end of a request; without `now` no latency is learned."""
+    def on_answered(self, entry: QueueEntry, now: float | None) -> None:
+        """Handle the first token or the end of a request; without `now` no latency is learned."""
         batch = entry.batch
         if entry.answered or batch is None:
             return
@@ -117,7 +113,3 @@ class Queue:
     def window_s(self, priority_class: str, now: float) -> float:
         """Return how long, at most, the policy lets a new request wait for others, in seconds."""
         return self._batching.window_s(priority_class, now)
-
-    def waiting_by_class(self) -> Sequence[int]:
-        """Return the number of waiting requests by class, most urgent first."""
-        return [members.waiting for members in self.order.classes.values()]

@@ -130,19 +130,6 @@ class ExpectedWaits:
         free = sum(max(0, capacity_of(worker, rank).free_slots) for worker in capacities)
         return max(0, int(free) - waiting)
 
-    def expected_wait(
-        self,
-        priority_class: str,
-        now: float,
-        capacities: Sequence[Capacity],
-        tenant: str = NO_TENANT,
-    ) -> float:
-        """Return the expected wait of a new request in seconds; 0 while unknown."""
-        if self.free_slots(priority_class, capacities):
-            return 0.0
-        slots = self._slots(priority_class, capacities, now)
-        return self._wait_s(priority_class, tenant, slots, now)
-
     # Inside.
 
     def _wait_s(self, priority_class: str, tenant: str, slots: Slots, now: float) -> float:

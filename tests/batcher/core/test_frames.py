@@ -28,22 +28,9 @@ def frame_of(start: int, count: int, *, final: bool = False, attempt: int = 0) -
     return frame
 
 
-@pytest.mark.parametrize(
-    ("frame", "new"),
-    [
-        (frame_of(5, 1), [5]),
-        (frame_of(3, 4), [5, 6]),
-        (frame_of(3, 2), None),
-        (frame_of(0, 0), None),
-        (frame_of(5, 0, final=True), []),
-        (frame_of(1, 2, final=True), []),
-    ],
-)
-def test_what_is_new_of_a_frame_for_a_row_of_five_tokens(
-    frame: frame_pb2.Frame, new: list[int] | None
-) -> None:
-    merged = merge(row_of(5), frame)
-    assert (None if merged is None else list(merged.token_ids)) == new
+@pytest.mark.parametrize("frame", [frame_of(3, 2), frame_of(0, 0)])
+def test_frame_with_known_tokens_alone_is_nothing_new(frame: frame_pb2.Frame) -> None:
+    assert merge(row_of(5), frame) is None
 
 
 @pytest.mark.parametrize("frame", [frame_of(6, 1), frame_of(6, 0, final=True)])
@@ -78,37 +65,31 @@ def test_logprobs_lose_the_same_head_as_tokens() -> None:
     assert [entry.logprob for entry in row.logprobs] == [0.0, -1.0, -2.0, -3.0]
 
 
-def test_resend_is_one_frame_from_the_index_to_what_there_is() -> None:
-    (frame,) = resend(row_of(9), 4)
-    assert (frame.start_index, list(frame.token_ids)) == (4, [4, 5, 6, 7, 8])
-    assert not frame.HasField("final")
-
-
-def test_resend_of_nothing_new_is_nothing_until_there_is_an_end() -> None:
-    row = row_of(9)
-    assert resend(row, 9) == []
-    row.final = frame_pb2.Final(end=frame_pb2.TASK_END_STOP)
-    (frame,) = resend(row, 9)
-    assert (frame.start_index, len(frame.token_ids), frame.final.end) == (
-        9,
-        0,
-        frame_pb2.TASK_END_STOP,
-    )
-
-
-def test_resend_does_not_repeat_what_the_gateway_gave() -> None:
-    (frame,) = resend(row_of(9, base=6, logprobs=True), 2)
-    assert list(frame.token_ids) == [6, 7, 8]
-    assert [entry.logprob for entry in frame.logprobs] == [-6.0, -7.0, -8.0]
-
-
-def test_a_long_resend_goes_in_pieces_with_the_end_behind_them() -> None:
-    row = row_of(10)
-    row.final = frame_pb2.Final(end=frame_pb2.TASK_END_LENGTH)
-    pieces = resend(row, 1, tokens_max=4)
-    lengths = [(p.start_index, len(p.token_ids)) for p in pieces]
-    assert lengths == [(1, 4), (5, 4), (9, 1), (10, 0)]
-    assert [p.HasField("final") for p in pieces] == [False, False, False, True]
+@given(
+    produced=st.integers(0, 20),
+    base=st.integers(0, 20),
+    from_index=st.integers(0, 25),
+    tokens_max=st.integers(1, 9),
+    ended=st.booleans(),
+)
+def test_resend_has_what_the_gateway_misses_in_pieces(
+    produced: int, base: int, from_index: int, tokens_max: int, ended: bool
+) -> None:
+    base = min(base, produced)
+    row = row_of(produced, base, logprobs=True)
+    row.final = frame_pb2.Final(end=frame_pb2.TASK_END_STOP) if ended else None
+    pieces = resend(row, from_index, tokens_max)
+    missing = list(range(max(from_index, base), produced))
+    assert [token for piece in pieces for token in piece.token_ids] == missing
+    logprobs = [-entry.logprob for piece in pieces for entry in piece.logprobs]
+    assert logprobs == missing, "those of the tokens"
+    assert all(piece.start_index == piece.token_ids[0] for piece in pieces if piece.token_ids)
+    assert all(len(piece.token_ids) <= tokens_max for piece in pieces)
+    assert [piece.HasField("final") for piece in pieces] == [
+        *[False] * -(-len(missing) // tokens_max),
+        *[True] * ended,
+    ]
+    assert not ended or pieces[-1].start_index == produced
 
 
 def test_acknowledgements_fill_as_many_messages_as_needed() -> None:

@@ -367,7 +367,11 @@ class QueueFuzz:
 
     def check_books(self) -> None:
         assert len(self.queue) == sum(self.count(name) for name in CLASSES)
-        for name in CLASSES:
+        capacities = [worker.capacity() for worker in self.workers if worker.alive]
+        for report in self.queue.waits.class_reports(self.now, capacities):
+            name, wait_ms = report.priority_class, report.expected_wait_ms
+            assert 0 <= wait_ms < math.inf
+            assert not (wait_ms and report.free_rows)
             assert self.queue.order.classes[name].waiting == self.count(name)
             most = sum(
                 known.task.prompt_tokens + known.task.max_tokens
@@ -375,10 +379,6 @@ class QueueFuzz:
                 if known.waits and known.task.priority_class == name
             )
             assert self.count(name) <= self.queue.order.classes[name].tokens <= most
-            capacities = [worker.capacity() for worker in self.workers if worker.alive]
-            wait_s = self.queue.waits.expected_wait(name, self.now, capacities, "a")
-            assert 0 <= wait_s < math.inf
-            assert not (wait_s and self.queue.waits.free_slots(name, capacities))
 
     def check_alive(self, wake_at: float | None, capacities: list[Capacity]) -> None:
         """With a worker that has nothing to do, what waits goes, or it is known when."""

@@ -1,6 +1,7 @@
 """Tasks, a busy worker and the next batch, for tests of what is handed out."""
 
 import math
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -77,6 +78,15 @@ def come_back(queue: Queue, row: QueueEntry, produced: int, now: float) -> Queue
     )
     queue.add(again, now)
     return again
+
+
+def expected_wait_s(
+    queue: Queue, name: str, now: float, capacities: Sequence[Capacity], tenant: str = ""
+) -> float:
+    """What a new request of the tenant is told to wait."""
+    reports = queue.waits.class_reports(now, capacities)
+    report = next(one for one in reports if one.priority_class == name)
+    return report.tenant_wait_ms.get(tenant, report.expected_wait_ms) / 1e3
 
 
 def return_bulk(queue: Queue, now: float) -> QueueEntry:

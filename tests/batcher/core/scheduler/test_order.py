@@ -155,3 +155,37 @@ def test_policy_may_ignore_deadlines_and_classes(order: str, names: list[str]) -
         2,
     )
     assert taken(queue, 1.0, 3) == names
+
+
+def test_an_empty_queue_has_nothing_to_do_and_never_wakes() -> None:
+    assert Queue(policy()).next_batch(0.0, [Capacity("w", 8)]) == (None, None)
+
+
+def test_only_guessed_costs_are_estimated_again_on_take() -> None:
+    queue = Queue(policy())
+
+    def add(name: str, answers: int, tokens: int) -> None:
+        queue.add(task(name, "bulk", prompt_tokens=10, max_tokens=100), 0.0)
+        for number in range(answers):
+            request_id = f"{name} {number}"
+            queue.add(known := task(request_id, "interactive", max_tokens=100), 0.0)
+            assert taken(queue, 0.0, 1) == [request_id]
+            queue.finish(known, tokens, 0.0)
+
+    add("guessed", 50, 20)
+    add("known", 50, 70)
+    batch = queue.next_batch(0.0, [Capacity("w", 2)]).batch
+    assert batch is not None
+    guessed, known = (row.cache_tokens for row in batch.entries)
+    assert known < 50 < guessed < 110
+
+
+def test_batch_has_the_wait_of_each_request() -> None:
+    queue = Queue(policy())
+    queue.add(a := task("a", "bulk"), 1.0)
+    queue.next_batch(2.0, [Capacity("w", 1)])
+    queue.add(task("b", "bulk"), 3.0)
+    come_back(queue, a, 0, 5.0)
+    batch = queue.next_batch(6.0, [Capacity("w", 2)]).batch
+    assert batch is not None
+    assert [(row.request_id, row.waited_s) for row in batch.entries] == [("a", 1.0), ("b", 3.0)]

@@ -271,7 +271,7 @@ def test_adaptive_size_follows_the_first_tokens(streams: bool) -> None:
         sizes.append(len(rows))
         for row in rows:
             if streams:  # The answer goes on for long.
-                queue.on_first_token(row, now + took_s)
+                queue.on_answered(row, now + took_s)
             queue.finish(row, 5, now + took_s + 30 * streams)
         now += took_s
     assert sizes == [1, 2, 3, 4, 4, 4, 3, 2]

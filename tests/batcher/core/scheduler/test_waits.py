@@ -11,7 +11,7 @@ from batcher.core.scheduler.speed import REQUESTS_MIN
 from sluice.internal.v1.control_pb2 import ClassReport
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
-from tests.batcher.core.scheduler.kit import NUMBERS, fill
+from tests.batcher.core.scheduler.kit import NUMBERS, expected_wait_s, fill
 
 SLOTS = 4
 TOKEN_S = 0.1
@@ -78,7 +78,7 @@ class Mill:
         self.now = until
 
     def wait_s(self, name: str = "standard", tenant: str = "new") -> float:
-        return self.waits.expected_wait(name, self.now, self.capacities, tenant)
+        return expected_wait_s(self.queue, name, self.now, self.capacities, tenant)
 
     def report(self, name: str = "standard", closed_s: float = 0.0) -> ClassReport:
         reports = self.waits.class_reports(self.now, self.capacities, closed_s)
@@ -200,18 +200,18 @@ def test_rows_that_give_way_hold_no_slots() -> None:
         Capacity("w", 0),
         Capacity("w", 0, urgent=[UsableCapacity(SLOTS), UsableCapacity(SLOTS)]),
     )
-    waits, now = mill.waits, mill.now
-    assert waits.expected_wait("interactive", now, [full]) == pytest.approx(90.0)
-    assert waits.expected_wait("interactive", now, [preempts]) == 0.0
-    assert waits.free_slots("interactive", [preempts]) == SLOTS
-    assert waits.expected_wait("bulk", now, [preempts]) == pytest.approx(90.0, rel=0.03)
+    queue, now = mill.queue, mill.now
+    assert expected_wait_s(queue, "interactive", now, [full]) == pytest.approx(90.0)
+    assert expected_wait_s(queue, "interactive", now, [preempts]) == 0.0
+    assert queue.waits.free_slots("interactive", [preempts]) == SLOTS
+    assert expected_wait_s(queue, "bulk", now, [preempts]) == pytest.approx(90.0, rel=0.03)
 
 
 def test_slots_of_a_worker_that_is_gone_count_no_more() -> None:
     mill = learned()
     mill.add(*[100] * SLOTS)
-    assert mill.waits.expected_wait("standard", mill.now, [Capacity("other", 0)]) == 0.0
-    assert mill.waits.expected_wait("standard", mill.now, []) == 0.0
+    assert expected_wait_s(mill.queue, "standard", mill.now, [Capacity("other", 0)]) == 0.0
+    assert expected_wait_s(mill.queue, "standard", mill.now, []) == 0.0
 
 
 def test_request_beyond_its_expectation_keeps_its_slot_longer() -> None:
