@@ -1,8 +1,8 @@
 """Hostile tenants of tests/robustness/abuse.py, run in a process of their own that gives way to others (nice 10).
 
-Each kind is a tenant with an API key of its own, and begins its calls at the rate of `RATES`, whatever becomes of those
-before; `OPEN_MAX` of a kind are open at most. What it began ends with the process; it deletes its jobs first. The last
-line of its output has how the calls ended, by kind and code.
+Each kind is a tenant with an API key of its own, and begins its calls at its rate in `ATTACKS`, whatever becomes of
+those before; `OPEN_MAX` of a kind are open at most. What it began ends with the process; it deletes its jobs first. The
+last line of its output has how the calls ended, by kind and code.
 
     python -m tests.robustness.hostile GRPC HTTP SECONDS     keys by tenant come as JSON on the standard input
 """
@@ -49,26 +49,6 @@ NICE: Final = 10
 OPEN_MAX: Final = 64
 MIB: Final = 1 << 20
 UPLOAD_PIECE: Final = 500_000
-RATES: Final[Mapping[str, float]] = {
-    "schemas": 1.0,  # constraints that are slow to compile, each another one
-    "texts": 0.5,  # 190 KB to be inspected
-    "megabyte": 0.5,  # requests of 1 MB: labels, stop strings, tokens, nested JSON
-    "audio": 0.5,  # 1 MB of sound over gRPC and HTTP, and WAV files that lie about their length
-    "tables": 0.1,  # jobs of CSV and Parquet
-    "archives": 0.1,  # jobs of gzip and zstd that grow to 64 MiB
-    "webhooks": 0.5,  # jobs of three items whose webhook never answers, or a byte a second
-    "subjects": 1.0,  # subjects, ids and names with wildcards, of JetStream's API, of other tenants
-    "watchers": 2.0,  # watch a job, read results that do not come, list jobs
-    "slow": 2.0,  # read one event of the longest answer, and then nothing
-    "vanished": 2.0,  # end their connection while an answer is computed
-    "bulk": 10.0,  # bulk and standard calls
-    "heads": 2.0,  # calls whose message never comes, or stops in its middle
-    "anonymous": 2.0,  # 1 MB without credentials, half of them unfinished
-    "http": 1.0,  # bodies of 1 MB, nested, unfinished, and requests that are none
-    "keys": 2.0,  # credentials that are none
-}
-"""Calls that each kind begins, a second."""
-KINDS: Final = tuple(RATES)
 
 
 class Tenant(Attacker):
@@ -422,16 +402,25 @@ async def keys(tenant: Tenant) -> None:
     await tenant.calls.CountTokens(request, timeout=CALL_S, metadata=metadata)
 
 
-ATTACKS: Final[Mapping[str, Callable[[Tenant], Awaitable[None]]]] = {
-    **{
-        one.__name__: one
-        for one in (schemas, megabyte, audio, tables, archives, subjects, watchers)
-    },
-    **{one.__name__: one for one in (vanished, bulk, heads, anonymous, http, keys)},
-    "slow": attacks.slow,
-    "texts": inspected,
-    "webhooks": hooks,
+ATTACKS: Final[Mapping[str, tuple[float, Callable[[Tenant], Awaitable[None]]]]] = {
+    "schemas": (1.0, schemas),
+    "texts": (0.5, inspected),
+    "megabyte": (0.5, megabyte),
+    "audio": (0.5, audio),
+    "tables": (0.1, tables),
+    "archives": (0.1, archives),
+    "webhooks": (0.5, hooks),
+    "subjects": (1.0, subjects),
+    "watchers": (2.0, watchers),
+    "slow": (2.0, attacks.slow),
+    "vanished": (2.0, vanished),
+    "bulk": (10.0, bulk),
+    "heads": (2.0, heads),
+    "anonymous": (2.0, anonymous),
+    "http": (1.0, http),
+    "keys": (2.0, keys),
 }
+"""By kind, the calls that begin each second, and what a call does."""
 
 
 async def _hook(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -453,15 +442,12 @@ async def attack(
     """All kinds for ``seconds``; how their calls ended."""
     hook = await asyncio.start_server(_hook, "127.0.0.1", 0)
     port = hook.sockets[0].getsockname()[1]
-    tenants = [
-        Tenant(kind, address, http_address, key, port)
-        for kind, key in keys_by.items()
-        if kind in RATES
-    ]
+    tenants = [Tenant(kind, address, http_address, keys_by[kind], port) for kind in ATTACKS]
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
             for tenant in tenants:
-                group.create_task(tenant.run(ATTACKS[tenant.kind], RATES[tenant.kind]))
+                per_s, attack_once = ATTACKS[tenant.kind]
+                group.create_task(tenant.run(attack_once, per_s))
     for tenant in tenants:
         await asyncio.gather(*map(tenant.delete, tenant.made))
         await tenant.close()

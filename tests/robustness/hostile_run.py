@@ -7,7 +7,7 @@ Definitions, fixed before the first run:
 - The quiet tenant: interactive calls with answers of 4 tokens, `QUIET_PER_S` a second by Poisson arrivals, from a
   process of its own. The latency of a call goes from when it was due to the end of its answer; a call that failed
   counts as failed, and not as a latency.
-- Hostile tenants: one for each kind of `tests.robustness.hostile.RATES`, at these rates, from one process with nice 10.
+- Hostile tenants: one for each kind of `tests.robustness.hostile.ATTACKS`, at its rate, from one process with nice 10.
 - The run: cycles of `--cycle` minutes, a fifth of each alone and then four fifths beside the hostile ones. What was due
   in the first `SETTLE_S` of a part (a third of it where that is shorter) does not count. Hostile tenants delete their
   jobs at the end of their part.
@@ -41,7 +41,7 @@ from bench.support.harness import MIN_RUNS, Figure, machine
 from bench.support.meshes import echo, mesh_of, mesh_settings
 from sluice.settings import HttpSettings, IdentitySettings, JobsSettings
 from supervisor.mesh import Mesh
-from tests.robustness.hostile import KINDS, RATES
+from tests.robustness.hostile import ATTACKS
 
 QUIET: Final = "quiet"
 SLOTS: Final = 512
@@ -213,7 +213,7 @@ async def _parts(
 async def hostile(minutes: float, cycle: float) -> list[Figure]:
     """Runs a mesh, its quiet tenant and its hostile ones."""
     async with mesh_of(SETTINGS) as mesh:
-        keys = await _keys((QUIET, *KINDS), mesh.state_dir.root)
+        keys = await _keys((QUIET, *ATTACKS), mesh.state_dir.root)
         await asyncio.sleep(KNOWN_S)
         quiet = await start_beside("quiet_caller", mesh.address, str(QUIET_PER_S))
         assert quiet.stdin is not None
@@ -261,7 +261,7 @@ def _figures(
     above, limited = processes.above_idle(), processes.limited()
     by_process = {f"{name}_mib": size for name, size in above.items()}
     internal = {name: count for name, count in ends.items() if _is_internal(name)}
-    note = f"{QUIET_PER_S:g} calls a second; hostile ones: {dict(RATES)}"
+    note = f"{QUIET_PER_S:g} calls a second; hostile ones: {len(ATTACKS)} kinds"
     quiet = figure("quiet_p99", beside, "ms", note, settings={"p99_ms": by_part}, also=also)
     idle = f"idle: { {name: round(size) for name, size in processes.idle.items()} }"
     lost = restarts + len(processes.ended)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.robustness import hostile
 from tests.robustness.__main__ import COMMANDS
 from tests.robustness.attacks import ATTACKS
-from tests.robustness.hostile import RATES
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +90,7 @@ async def test_hostile_tenants_fail_no_call_of_a_quiet_one() -> None:
     settings = found["abuse_internal"]["settings"]
     assert isinstance(settings, dict)
     kinds = {name.split()[0] for name in settings["ends"]}
-    assert kinds == set(RATES)
+    assert kinds == set(hostile.ATTACKS)
 
 
 @pytest.mark.long

@@ -4,12 +4,13 @@ Another one is a function here and an entry in `FAULTS`.
 """
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
-from typing import Final
+from typing import Any, Final
 
 from sluice.startup import LOOPBACK
 from sluice.wire.subjects import RECORDS_STREAM
@@ -23,7 +24,8 @@ from tests.robustness.faults.mesh import (
     FaultMesh,
     Topology,
 )
-from tests.robustness.faults.results import Tally
+from tests.robustness.faults.results import Call, Tally
+from tests.support.proxy import Proxy
 
 HOLD_S: Final = 8.0
 """How long a process is stopped, a link cut or slow, the disk full, a clock wrong."""
@@ -81,41 +83,43 @@ async def restart_all(mesh: FaultMesh) -> None:
             await asyncio.sleep(SETTLE_S)
 
 
+async def during(
+    mesh: FaultMesh, proxies: Iterable[Proxy], change: Callable[[Proxy], None]
+) -> None:
+    """Changes some links for a while."""
+    try:
+        for proxy in proxies:
+            change(proxy)
+        await asyncio.sleep(HOLD_S)
+    finally:
+        for link in mesh.links:
+            link.proxy.heal()
+
+
 async def cut(kind: str, mesh: FaultMesh) -> None:
     """Nothing goes through the links of a kind."""
-    for proxy in mesh.proxies(kind):
-        proxy.cut()
-    await _hold_and_heal(mesh)
+    await during(mesh, mesh.proxies(kind), Proxy.cut)
 
 
 async def cut_and_kill(mesh: FaultMesh) -> None:
     """Nothing goes through the links between gateways and NATS, and meanwhile a worker ends."""
-    for proxy in mesh.proxies(GATEWAY_NATS):
-        proxy.cut()
-    await asyncio.sleep(SETTLE_S)
-    mesh.kill("worker")
-    await _hold_and_heal(mesh)
+
+    async def kill_soon() -> None:
+        await asyncio.sleep(SETTLE_S)
+        mesh.kill("worker")
+
+    await asyncio.gather(cut(GATEWAY_NATS, mesh), kill_soon())
 
 
 async def slow(kind: str, mesh: FaultMesh) -> None:
     """Everything takes longer on the links of a kind."""
-    for proxy in mesh.proxies(kind):
-        proxy.slow(DELAY_S)
-    await _hold_and_heal(mesh)
+    await during(mesh, mesh.proxies(kind), lambda proxy: proxy.slow(DELAY_S))
 
 
 async def reset(kind: str, mesh: FaultMesh) -> None:
     """All connections of a kind end at once."""
     for proxy in mesh.proxies(kind):
         proxy.reset()
-
-
-async def _hold_and_heal(mesh: FaultMesh) -> None:
-    try:
-        await asyncio.sleep(HOLD_S)
-    finally:
-        for link in mesh.links:
-            link.proxy.heal()
 
 
 async def kill_leader(mesh: FaultMesh) -> None:
@@ -135,9 +139,8 @@ async def step_leader_down(mesh: FaultMesh) -> None:
 
 async def cut_leader_off(mesh: FaultMesh) -> None:
     """The leader reaches nobody, and nobody reaches it."""
-    for proxy in mesh.proxies_of(await mesh.nats_leader(RECORDS_STREAM)):
-        proxy.cut()
-    await _hold_and_heal(mesh)
+    leader = await mesh.nats_leader(RECORDS_STREAM)
+    await during(mesh, mesh.proxies_of(leader), Proxy.cut)
 
 
 async def fill_disk(mesh: FaultMesh) -> None:
@@ -166,19 +169,24 @@ async def lose_quorum(mesh: FaultMesh) -> None:
 
 async def ask_bulk(mesh: FaultMesh) -> None:
     """Bulk calls for `HOLD_S`: a note says how they ended."""
-    now = asyncio.get_running_loop().time
-    asked = mesh.questions[0]
-    question = Question(asked.prompt, {**asked.options, "priority": "bulk"})
-    caller = PlainCaller(mesh.addresses, limit_s=BULK_BOUND_S)
     ends: Counter[str] = Counter()
-    longest_s, until = 0.0, now() + HOLD_S
-    while (begun := now()) < until:
-        call = await caller.ask(0, question, Tally(0.0))
-        longest_s = max(longest_s, now() - begun)
+    longest_s, until = 0.0, time.monotonic() + HOLD_S
+    while time.monotonic() < until:
+        call = await ask(mesh, BULK_BOUND_S, priority="bulk")
+        longest_s = max(longest_s, call.last - call.begun)
         ends[call.failure or "answered"] += 1
         await asyncio.sleep(BULK_EVERY_S)
     mesh.notes.append(f"bulk calls: {dict(ends)}, the longest {longest_s:.1f} s")
-    await caller.close()
+
+
+async def ask(mesh: FaultMesh, limit_s: float, **options: Any) -> Call:
+    """One more call, with other options."""
+    asked, caller = mesh.questions[0], PlainCaller(mesh.addresses, limit_s)
+    changed: Any = {**asked.options, **options}
+    try:
+        return await caller.ask(0, Question(asked.prompt, changed), Tally(0.0))
+    finally:
+        await caller.close()
 
 
 async def jump(kind: str, mesh: FaultMesh) -> None:
@@ -232,15 +240,8 @@ def _crowd(mesh: FaultMesh) -> list[Question]:
 
 async def poison(mesh: FaultMesh) -> None:
     """A request that kills every worker that takes it. Returns when its caller has been told."""
-    asked = mesh.questions[0]
-    question = Question(asked.prompt, {**asked.options, "seed": POISON_SEED})
-    caller = PlainCaller(mesh.addresses, limit_s=POISON_BOUND_S)
-    begun = asyncio.get_running_loop().time()
-    call = await caller.ask(0, question, Tally(0.0))
-    mesh.notes.append(
-        f"poison: {call.failure} after {asyncio.get_running_loop().time() - begun:.1f} s"
-    )
-    await caller.close()
+    call = await ask(mesh, POISON_BOUND_S, seed=POISON_SEED)
+    mesh.notes.append(f"poison: {call.failure} after {call.last - call.begun:.1f} s")
 
 
 async def starve(mesh: FaultMesh) -> None:

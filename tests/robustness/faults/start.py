@@ -5,7 +5,6 @@ import json
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -166,7 +165,9 @@ async def _through(
 async def _start_nats(mesh: FaultMesh, stack: AsyncExitStack) -> Ports:
     names, disk = _names(mesh, "nats", mesh.topology.nats), mesh.root / "disk"
     if mesh.topology.disk_mib is not None:
-        stack.callback(mount_disk(disk, mesh.topology.disk_mib))
+        mount_disk(disk, mesh.topology.disk_mib)
+        # Lazily: a server that still ends may have files open.
+        stack.callback(subprocess.run, ("umount", "-l", str(disk)), check=False)
     ports = {name: free_port() for name in names}
     routes = await _routes(mesh, stack, names) if len(names) > 1 else {}
     for name, port in ports.items():
@@ -277,7 +278,7 @@ def find_faketime() -> str:
     raise Missing("libfaketime is not installed: apt-get install libfaketime")
 
 
-def mount_disk(folder: Path, mib: int) -> "Unmount":
+def mount_disk(folder: Path, mib: int) -> None:
     """A file system of ``mib`` at ``folder``, in a file beside it.
 
     Raises:
@@ -296,15 +297,3 @@ def mount_disk(folder: Path, mib: int) -> "Unmount":
             raise Missing(f"{command[0]} is not installed") from error
         if done.returncode:
             raise Missing(f"a small file system needs the right to mount: {done.stderr.strip()}")
-    return Unmount(folder)
-
-
-@dataclass(frozen=True)
-class Unmount:
-    """Takes a file system away."""
-
-    folder: Path
-
-    def __call__(self) -> None:
-        # Lazily: a server that still ends may have files open.
-        subprocess.run(("umount", "-l", str(self.folder)), check=False)
