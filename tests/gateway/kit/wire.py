@@ -27,9 +27,19 @@ from gateway.safety.policy import SafetyPolicies
 from gateway.server import Gateway
 from gateway.shared.reload import GatewayReload
 from gateway.validation.requests import fingerprint_of
-from sluice import settings
 from sluice.errors import SluiceError, from_status
 from sluice.internal.v1.task_pb2 import Task
+from sluice.settings import (
+    CacheSettings,
+    GatewaySettings,
+    HttpSettings,
+    IdentitySettings,
+    JobsSettings,
+    ModelSettings,
+    NatsSettings,
+    RecordsSettings,
+    Settings,
+)
 from sluice.settings.routing import RoutingSettings
 from sluice.telemetry.instruments import Instruments
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -48,42 +58,38 @@ def settings_for(
     folder: Path,
     url: str | None = None,
     safety: dict[str, Any] | None = None,
-    records: settings.RecordsSettings | None = None,
+    records: RecordsSettings | None = None,
     routing: dict[str, Any] | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
     http: str | None = None,
-    cache: settings.CacheSettings | None = None,
+    cache: CacheSettings | None = None,
     jobs: str = "127.0.0.1:0",
-    more_models: Sequence[settings.ModelSettings] = (),
-    identity: settings.IdentitySettings | None = None,
+    more_models: Sequence[ModelSettings] = (),
+    identity: IdentitySettings | None = None,
     tenants: dict[str, Any] | None = None,
     http_hosts: Sequence[str] = (),
     http_ping_s: float = 5.0,
     **gateway: Any,
-) -> settings.Settings:
+) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
     models = (_model(name, folder, *(prices or {}).get(name, (0, 0))) for name in MODELS)
-    return settings.Settings(
+    return Settings(
         models=(*models, *more_models),
-        gateway=tuned(settings.GatewaySettings, **values),
-        http=tuned(
-            settings.HttpSettings, address=http, hosts=tuple(http_hosts), stream_ping_s=http_ping_s
-        ),
-        identity=identity or settings.IdentitySettings(),
+        gateway=tuned(GatewaySettings, **values),
+        http=tuned(HttpSettings, address=http, hosts=tuple(http_hosts), stream_ping_s=http_ping_s),
+        identity=identity or IdentitySettings(),
         tenants=tenants or {},
-        nats=settings.NatsSettings(url=url),
+        nats=NatsSettings(url=url),
         safety=safety or {},
-        records=records or settings.RecordsSettings(),
-        cache=cache or settings.CacheSettings(),
-        jobs=settings.JobsSettings(address=jobs),
+        records=records or RecordsSettings(),
+        cache=cache or CacheSettings(),
+        jobs=JobsSettings(address=jobs),
         **({} if routing is None else {"routing": tuned(RoutingSettings, **routing)}),
     )
 
 
-def _model(
-    name: str, folder: Path, prompt_price: float, answer_price: float
-) -> settings.ModelSettings:
-    return settings.ModelSettings(
+def _model(name: str, folder: Path, prompt_price: float, answer_price: float) -> ModelSettings:
+    return ModelSettings(
         name=name,
         tier=name,
         path=str(folder),
@@ -107,7 +113,7 @@ class Wire:
     catalog: Catalog
     spans: InMemorySpanExporter
     metrics: Instruments
-    settings: settings.Settings
+    settings: Settings
     reload: GatewayReload
 
     @property
@@ -190,9 +196,9 @@ class Wire:
 @cache
 def _compiled(safety: str, *models: str) -> SafetyPolicies:
     """Compiled policies never change, so tests share them."""
-    settings = settings.Settings(safety=json.loads(safety) or {})
+    settings = Settings(safety=json.loads(safety) or {})
     if models:
-        served = tuple(map(settings.ModelSettings.model_validate_json, models))
+        served = tuple(map(ModelSettings.model_validate_json, models))
         settings = settings.model_copy(update={"models": served})
     return load_policies_of(settings)
 
@@ -208,7 +214,7 @@ async def open_wire(
     *,
     gateway_id: str = "gw1",
     safety: dict[str, Any] | None = None,
-    more_models: Sequence[settings.ModelSettings] = (),
+    more_models: Sequence[ModelSettings] = (),
     **options: Any,
 ) -> AsyncIterator[Wire]:
     """``options``: see `settings_for`."""

@@ -14,8 +14,14 @@ from gateway.identity.caller import Caller
 from gateway.identity.resume_token import ResumeKey
 from gateway.models.catalog import Catalog
 from gateway.models.tools import FunctionTool, ToolCall
-from gateway.validation import conversation
-from gateway.validation.conversation import Conversation, Turn
+from gateway.validation.conversation import (
+    MESSAGES_MAX,
+    NAMED_MAX,
+    Conversation,
+    Turn,
+    messages_of,
+    opaque_id,
+)
 from gateway.validation.requests import ValidRequest, fingerprint_of, issued_by, validate
 from sluice.errors import InvalidRequest, PromptTooLong, UnknownModel
 from sluice.settings import ModelSettings
@@ -96,7 +102,7 @@ INPUTS: list[tuple[dict[str, Any], list[str]]] = [
     ({"prompt": ""}, ["prompt"]),
     ({"prompt": " \n"}, ["prompt"]),
     ({"chat": ChatInput()}, ["chat.messages"]),
-    ({"chat": chat(*[("user", "")] * (conversation.MESSAGES_MAX + 1))}, ["chat.messages"]),
+    ({"chat": chat(*[("user", "")] * (MESSAGES_MAX + 1))}, ["chat.messages"]),
     ({"chat": chat(("unspecified", "hi"), ("user", "hi"))}, ["chat.messages[0].role"]),
     ({"chat": chat(("user", " "), ("assistant", ""))}, ["chat.messages"]),
     ({"chat": chat(("user", "hi")), "raw_prompt": True}, ["raw_prompt"]),
@@ -291,7 +297,7 @@ def test_of_many_wrong_fields_the_first_are_named(catalog: Catalog) -> None:
     request = GenerateRequest(chat=chat(*[("unspecified", "x")] * 100))
     with pytest.raises(InvalidRequest, match="; and 84 more") as caught:
         check(catalog, request)
-    assert len(caught.value.violations) == conversation.NAMED_MAX
+    assert len(caught.value.violations) == NAMED_MAX
 
 
 def test_a_constraint_needs_a_model_that_can_end(catalog: Catalog) -> None:
@@ -368,9 +374,7 @@ def test_ids_that_the_policy_would_edit_get_others() -> None:
     turns = (Turn("assistant", "", (ToolCall("id-1", "pay", {}),)), Turn("tool", "x", (), "id-1"))
     conversation = Conversation(turns, False)
     changed = conversation.with_texts([one.replace("id-1", "<ID>") for one in conversation.texts])
-    assert (
-        changed.turns[0].calls[0].id == changed.turns[1].call_id == conversation.opaque_id("id-1")
-    )
+    assert changed.turns[0].calls[0].id == changed.turns[1].call_id == opaque_id("id-1")
 
 
 CUT = ('{"value": ', '{"a": 1}{"b": 2}', "[1]", '{"a": NaN}', '{"a": ' * 64 + "1" + "}" * 64)
@@ -398,8 +402,8 @@ IDS = ("call_1", "", "toolu/01==", "a b", "é" * 512, "call_x__thought__" + "Q" 
 def test_calls_have_ids_of_any_form(catalog: Catalog, call_id: str) -> None:
     assistant, tool = history(catalog, call_id)
     assert assistant.calls[0].id == tool.call_id
-    assert tool.call_id == call_id or tool.call_id == conversation.opaque_id(call_id)
-    assert conversation.messages_of((assistant, tool), None)[1]["name"] == "look_up"
+    assert tool.call_id == call_id or tool.call_id == opaque_id(call_id)
+    assert messages_of((assistant, tool), None)[1]["name"] == "look_up"
 
 
 def history(catalog: Catalog, call_id: str, arguments: str = "{}") -> tuple[Turn, ...]:
