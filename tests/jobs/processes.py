@@ -3,7 +3,7 @@
 import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -12,6 +12,7 @@ from opentelemetry.trace import NoOpTracer
 
 from jobs.app import serve
 from sluice.client.channel import error_of
+from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.settings import IdentitySettings, JobsSettings, NatsSettings, Settings
 from sluice.startup import child_environment, free_port, module_command
 from sluice.v1 import jobs_pb2 as pb
@@ -19,6 +20,14 @@ from sluice.v1.jobs_pb2_grpc import JobServiceStub
 from tests.support.settings import tuned
 
 BOUND_S: Final = 60.0
+Metadata = tuple[tuple[str, str], ...]
+EVERY: Final[Metadata] = ((TENANT_METADATA, "operator"), (ALL_TENANTS_METADATA, "1"))
+"""Of a call that sees the jobs of all tenants."""
+
+
+def of(tenant: str) -> Metadata:
+    """Of a call of a tenant."""
+    return ((TENANT_METADATA, tenant),)
 
 
 class Process:
@@ -99,33 +108,51 @@ class Processes:
         for process in self._running:
             await process.end()
 
-    async def upload(self, data: bytes, name: str = "in.jsonl") -> str:
-        async def pieces() -> AsyncIterator[pb.UploadInputRequest]:
-            for begin in range(0, len(data) or 1, 100_000):
-                yield pb.UploadInputRequest(name=name, data=data[begin : begin + 100_000])
+    async def ask(self, method: str, request: Any, metadata: Metadata = ()) -> Any:
+        """The response of a method, or its responses; raises its typed error.
 
-        return str((await self.stub.UploadInput(pieces())).upload_id)
-
-    async def create(self, data: bytes, key: str = "", **spec: Any) -> pb.Job:
-        """A job with the items of ``data``."""
-        upload_id = await self.upload(data)
-        given = pb.JobInput(upload_id=upload_id)
-        request = pb.CreateJobRequest(
-            spec=pb.JobSpec(model="echo", input=given, **spec), idempotency_key=key
-        )
+        ``request`` may be a list of messages that are sent one after the other.
+        """
+        sent = iter(request) if isinstance(request, list) else request
+        call = getattr(self.stub, method)(sent, metadata=metadata)
         try:
-            return (await self.stub.CreateJob(request)).job  # type: ignore[no-any-return]
+            if hasattr(call, "read"):
+                return [response async for response in call]
+            return await call
         except grpc.RpcError as failed:
             raise error_of(failed) from failed
+
+    async def upload(self, data: bytes, name: str = "in.jsonl", metadata: Metadata = ()) -> str:
+        pieces = [
+            pb.UploadInputRequest(name=name, data=data[begin : begin + 100_000])
+            for begin in range(0, len(data) or 1, 100_000)
+        ]
+        return str((await self.ask("UploadInput", pieces, metadata)).upload_id)
+
+    async def create(
+        self, data: bytes = b"", key: str = "", metadata: Metadata = (), **spec: Any
+    ) -> pb.Job:
+        """A job with the items of ``data``, or with the ``input`` of its specification."""
+        if "input" not in spec:
+            spec["input"] = pb.JobInput(upload_id=await self.upload(data, metadata=metadata))
+        whole = pb.JobSpec(**{"model": "echo", **spec})
+        request = pb.CreateJobRequest(spec=whole, idempotency_key=key)
+        return (await self.ask("CreateJob", request, metadata)).job  # type: ignore[no-any-return]
+
+    async def get(self, job: str) -> pb.Job:
+        return (await self.ask("GetJob", pb.GetJobRequest(id=job), EVERY)).job  # type: ignore[no-any-return]
 
     async def when(self, job: str, holds: Callable[[pb.Job], bool]) -> pb.Job:
         """The job as soon as ``holds``."""
         async with asyncio.timeout(BOUND_S):
             while True:
-                found: pb.Job = (await self.stub.GetJob(pb.GetJobRequest(id=job))).job
+                found = await self.get(job)
                 if holds(found):
                     return found
                 await asyncio.sleep(0.02)
+
+    async def running(self, job: str) -> pb.Job:
+        return await self.when(job, lambda one: one.state == pb.JOB_STATE_RUNNING)
 
     async def ended(self, job: str) -> pb.Job:
         """The job when it is over or paused."""
@@ -134,7 +161,33 @@ class Processes:
 
     async def results(self, job: str, first: int = 0) -> list[pb.JobResult]:
         request = pb.GetResultsRequest(id=job, from_index=first)
-        return [one async for page in self.stub.GetResults(request) for one in page.results]
+        return [
+            one for page in await self.ask("GetResults", request, EVERY) for one in page.results
+        ]
+
+    async def letters(self, job: str, first: int = 0) -> list[pb.JobResult]:
+        request = pb.ListDeadLettersRequest(id=job, from_index=first)
+        pages = await self.ask("ListDeadLetters", request, EVERY)
+        return [one for page in pages for one in page.results]
+
+    async def pause(self, job: str) -> pb.Job:
+        return (await self.ask("PauseJob", pb.PauseJobRequest(id=job), EVERY)).job  # type: ignore[no-any-return]
+
+    async def resume(self, job: str, **limits: Any) -> pb.Job:
+        given = pb.JobLimits(**limits) if limits else None
+        request = pb.ResumeJobRequest(id=job, limits=given)
+        return (await self.ask("ResumeJob", request, EVERY)).job  # type: ignore[no-any-return]
+
+    async def cancel(self, job: str) -> pb.Job:
+        return (await self.ask("CancelJob", pb.CancelJobRequest(id=job), EVERY)).job  # type: ignore[no-any-return]
+
+    async def delete(self, job: str) -> None:
+        await self.ask("DeleteJob", pb.DeleteJobRequest(id=job), EVERY)
+
+    async def retry(self, job: str, *reasons: str) -> int:
+        """Run dead letters again; how many these are."""
+        request = pb.RetryDeadLettersRequest(id=job, reasons=reasons)
+        return (await self.ask("RetryDeadLetters", request)).items  # type: ignore[no-any-return]
 
 
 def lines(count: int, prompt: Callable[[int], str] = lambda n: f"prompt {n}") -> bytes:

@@ -16,18 +16,13 @@ from tests.jobs.test_stages import MAP, REDUCE, documents, words
 COUNT = 30
 
 
-async def letters(processes: Processes, job: str, first: int = 0) -> list[pb.JobResult]:
-    request = pb.ListDeadLettersRequest(id=job, from_index=first)
-    return [one async for page in processes.stub.ListDeadLetters(request) for one in page.results]
-
-
 async def closed(processes: Processes, job: str) -> pb.Job:
     """The job when it is over and its counts are final."""
     return await processes.when(job, lambda one: one.HasField("end_time") and not one.closing)
 
 
 async def cancel(processes: Processes, job: str) -> pb.Job:
-    await processes.stub.CancelJob(pb.CancelJobRequest(id=job))
+    await processes.cancel(job)
     return await closed(processes, job)
 
 
@@ -44,7 +39,7 @@ async def behind_a_gap(
 async def check_counts(processes: Processes, job: pb.Job) -> list[pb.JobResult]:
     """Check that results, dead letters, progress and report agree; the dead letters."""
     answered = [one for one in await processes.results(job.id) if one.HasField("answer")]
-    dead = await letters(processes, job.id)
+    dead = await processes.letters(job.id)
     progress = job.progress
     assert (len(answered), len(dead)) == (progress.succeeded, progress.dead)
     indexes = sorted(one.index for one in (*answered, *dead))
@@ -70,7 +65,7 @@ async def test_cancelled_job_keeps_answers_behind_a_gap(
     assert (job.state, job.progress.succeeded) == (pb.JOB_STATE_CANCELLED, COUNT - 1)
     (left,) = await check_counts(processes, job)
     assert (left.custom_id, left.line, left.error.reason) == ("i0", 1, "batch_cancelled")
-    assert await letters(processes, job.id, 1) == []
+    assert await processes.letters(job.id, 1) == []
     assert [one.index for one in await processes.results(job.id, 28)] == [28, 29]
 
 
@@ -123,15 +118,15 @@ async def test_paused_job_shows_answers_and_continues(
 ) -> None:
     await processes.start()
     job = await behind_a_gap(processes, gateway)
-    await processes.stub.PauseJob(pb.PauseJobRequest(id=job.id))
+    await processes.pause(job.id)
     job = await processes.when(job.id, lambda one: not one.runner)
 
     assert [one.index for one in await processes.results(job.id)] == list(range(1, COUNT))
-    assert await letters(processes, job.id) == []
+    assert await processes.letters(job.id) == []
     assert (job.progress.in_flight, job.progress.HasField("remaining")) == (0, False)
 
     gateway.hold.set()
-    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    await processes.resume(job.id)
     assert (await processes.ended(job.id)).state == pb.JOB_STATE_COMPLETED
     assert len(await processes.results(job.id)) == COUNT
 
@@ -142,7 +137,7 @@ async def test_job_cancelled_while_it_waits_has_its_whole_input(
     await processes.start()
     gateway.hold.clear()
     job = await processes.create(lines(COUNT))
-    await processes.stub.PauseJob(pb.PauseJobRequest(id=job.id))
+    await processes.pause(job.id)
     await processes.when(job.id, lambda one: not one.runner)
 
     job = await cancel(processes, job.id)
@@ -171,18 +166,14 @@ async def test_retry_runs_items_that_were_cancelled(
     gateway.held = lambda prompt: prompt == "prompt 3"
     gateway.hold.set()
     gateway.hold.clear()
-    retry_dead_letters = await processes.stub.RetryDeadLetters(
-        pb.RetryDeadLettersRequest(id=job.id)
-    )
-    assert retry_dead_letters.items == 3
+    assert await processes.retry(job.id) == 3
     await processes.when(job.id, lambda one: one.progress.succeeded == COUNT - 1)
     job = await cancel(processes, job.id)
     dead = await check_counts(processes, job)
     assert [one.error.reason for one in dead] == ["batch_cancelled", "BAD_LINE"]
 
     gateway.hold.set()
-    again = pb.RetryDeadLettersRequest(id=job.id, reasons=["batch_cancelled"])
-    assert (await processes.stub.RetryDeadLetters(again)).items == 1
+    assert await processes.retry(job.id, "batch_cancelled") == 1
     job = await processes.ended(job.id)
 
     assert job.state == pb.JOB_STATE_COMPLETED
@@ -212,14 +203,9 @@ async def test_followed_results_of_a_cancelled_job_are_whole(
     await processes.start()
     job = await behind_a_gap(processes, gateway)
     request = pb.GetResultsRequest(id=job.id, follow=True)
-
-    async def followed() -> list[int]:
-        pages = processes.stub.GetResults(request)
-        return [one.index async for page in pages for one in page.results]
-
-    following = asyncio.create_task(followed())
+    following = asyncio.create_task(processes.ask("GetResults", request))
     await cancel(processes, job.id)
-    assert await following == list(range(1, COUNT))
+    assert [one.index for page in await following for one in page.results] == [*range(1, COUNT)]
 
 
 @pytest.mark.long
@@ -256,7 +242,7 @@ async def test_model_that_a_reload_removes_pauses_the_job(
     assert (job.progress.dead, job.progress.succeeded > 0) == (0, True)
 
     gateway.plan = lambda prompt, tries: None
-    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    await processes.resume(job.id)
     job = await processes.ended(job.id)
     assert (job.state, job.progress.succeeded) == (pb.JOB_STATE_COMPLETED, 100)
 

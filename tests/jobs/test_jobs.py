@@ -1,3 +1,5 @@
+"""Jobs from end to end: every item once, whatever fails, is killed, paused or sent again."""
+
 import asyncio
 import contextlib
 import json
@@ -8,16 +10,15 @@ import grpc
 import nats
 import pytest
 
-from jobs.answers import DedupeCache
+from jobs.answers import DedupeCache, input_hash
 from jobs.store import JobStore
 from sluice import errors
-from sluice.client.channel import error_of
 from sluice.client.openai_lines import output_line
 from sluice.settings import JobsSettings
 from sluice.v1 import inference_pb2
 from sluice.v1 import jobs_pb2 as pb
 from tests.jobs.gateway_double import GatewayDouble
-from tests.jobs.processes import Processes, lines
+from tests.jobs.processes import BOUND_S, Processes, lines
 
 COMPLETED = pb.JOB_STATE_COMPLETED
 PAUSED = pb.JOB_STATE_PAUSED
@@ -27,7 +28,8 @@ async def test_a_job_answers_every_item_once_and_in_order(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()
-    job = await processes.create(lines(600), name="first")
+    sampling = inference_pb2.SamplingParams(max_tokens=7)
+    job = await processes.create(lines(600), sampling=sampling, labels={"task": "sum"})
 
     job = await processes.ended(job.id)
 
@@ -43,16 +45,7 @@ async def test_a_job_answers_every_item_once_and_in_order(
     assert progress.cost == 300.0
     assert [one.index for one in await processes.results(job.id, 590)] == [*range(590, 600)]
 
-
-async def test_items_have_class_tenant_and_idempotency_key(
-    processes: Processes, gateway: GatewayDouble
-) -> None:
-    await processes.start()
-    sampling = inference_pb2.SamplingParams(max_tokens=7)
-    job = await processes.create(lines(2), sampling=sampling, labels={"task": "sum"})
-    await processes.ended(job.id)
-
-    first, second = gateway.requests
+    first, second, *_ = gateway.requests
     assert first.priority == inference_pb2.PRIORITY_BULK
     assert (first.model, first.sampling.max_tokens, first.labels["task"]) == ("echo", 7, "sum")
     assert first.idempotency_key_generated
@@ -82,10 +75,9 @@ async def test_a_process_that_is_killed_is_continued_where_its_log_is(
 
     job = await processes.ended(job.id)
 
-    assert job.state == COMPLETED
+    assert (job.state, job.report.progress.succeeded) == (COMPLETED, 1000)
     results = await processes.results(job.id)
     assert [one.custom_id for one in results] == [f"i{n}" for n in range(1000)]
-    assert job.report.progress.succeeded == 1000
     again = sum(gateway.asked.values()) - 1000
     assert again <= 256 + 64, f"{again} computed again, {written.progress.succeeded} were written"
 
@@ -101,18 +93,16 @@ async def test_two_processes_never_both_write(processes: Processes, gateway: Gat
     job = await processes.create(lines(1500))
     for least in (1, 300, 600):
         await processes.when(job.id, lambda one, most=least: one.progress.succeeded >= most)  # type: ignore[misc]
-        await processes.stub.PauseJob(pb.PauseJobRequest(id=job.id))
-        await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+        await processes.pause(job.id)
+        await processes.resume(job.id)
         answered = least + 500 if least < 600 else 1500
         gateway.hold.set()  # for those that wait
         gateway.hold.clear()
 
     job = await processes.ended(job.id)
 
-    assert job.state == COMPLETED
-    results = await processes.results(job.id)
-    assert [one.index for one in results] == list(range(1500))
-    assert job.report.progress.succeeded == 1500
+    assert (job.state, job.report.progress.succeeded) == (COMPLETED, 1500)
+    assert [one.index for one in await processes.results(job.id)] == list(range(1500))
 
 
 async def test_a_drained_process_leaves_its_job_to_another_one_at_once(
@@ -126,8 +116,7 @@ async def test_a_drained_process_leaves_its_job_to_another_one_at_once(
 
     job = await processes.ended(job.id)
 
-    assert job.state == COMPLETED
-    assert job.report.progress.succeeded == 1000
+    assert (job.state, job.report.progress.succeeded) == (COMPLETED, 1000)
     assert sum(gateway.asked.values()) <= 1000 + 32
 
 
@@ -156,15 +145,13 @@ async def test_passing_errors_are_retried_permanent_ones_are_dead(
 
     results = await processes.results(job.id)
     assert [one.attempts for one in results] == [1, 3, 1, 3, 1, 1]
-    assert [one.error.reason for one in results] == ["", "", "PROMPT_TOO_LONG", "ENGINE_FAILED"] + [
-        ""
-    ] * 2
+    dead = ["PROMPT_TOO_LONG", "ENGINE_FAILED"]
+    assert [one.error.reason for one in results] == ["", "", *dead, "", ""]
     assert results[2].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     progress = job.report.progress
     assert (progress.succeeded, progress.retried, progress.dead) == (4, 1, 2)
-    assert dict(job.report.dead_by_reason) == {"PROMPT_TOO_LONG": 1, "ENGINE_FAILED": 1}
-    letters = processes.stub.ListDeadLetters(pb.ListDeadLettersRequest(id=job.id))
-    assert [one.index async for page in letters for one in page.results] == [2, 3]
+    assert dict(job.report.dead_by_reason) == dict.fromkeys(dead, 1)
+    assert [one.index for one in await processes.letters(job.id)] == [2, 3]
 
 
 async def test_dead_letters_that_run_again_are_replaced(
@@ -182,24 +169,18 @@ async def test_dead_letters_that_run_again_are_replaced(
     job = await processes.create(lines(700) + b"nonsense\n")
     await processes.ended(job.id)
     broken = False
-    response = await processes.stub.RetryDeadLetters(pb.RetryDeadLettersRequest(id=job.id))
+    assert await processes.retry(job.id) == 71
     job = await processes.ended(job.id)
 
-    assert response.items == 71
     assert job.state == COMPLETED
     progress = job.report.progress
-    assert (progress.total, progress.succeeded, progress.dead, progress.bad_lines) == (
-        701,
-        699,
-        2,
-        1,
-    )
+    assert (progress.total, progress.succeeded) == (701, 699)
+    assert (progress.dead, progress.bad_lines) == (2, 1)
     assert dict(job.report.dead_by_reason) == {"PROMPT_TOO_LONG": 1, "BAD_LINE": 1}
     results = await processes.results(job.id)
     assert [one.index for one in results] == list(range(701))
     assert [one.index for one in results if one.HasField("error")] == [7, 700]
-    assert gateway.asked["prompt 5"] == 2
-    assert gateway.asked["prompt 6"] == 1
+    assert (gateway.asked["prompt 5"], gateway.asked["prompt 6"]) == (2, 1)
 
 
 async def test_identical_inputs_are_computed_once(
@@ -207,10 +188,9 @@ async def test_identical_inputs_are_computed_once(
 ) -> None:
     await processes.start()
     data = lines(800, lambda n: f"prompt {n % 560}")
-    job = await processes.create(data)
-    job = await processes.ended(job.id)
-    again = await processes.create(data, dedupe=pb.JobDedupe(reuse_job_ids=[job.id]))
-    again = await processes.ended(again.id)
+    job = await processes.ended((await processes.create(data)).id)
+    reused = pb.JobDedupe(reuse_job_ids=[job.id])
+    again = await processes.ended((await processes.create(data, dedupe=reused)).id)
 
     progress = job.report.progress
     assert sum(gateway.asked.values()) == 560
@@ -220,6 +200,24 @@ async def test_identical_inputs_are_computed_once(
     results = await processes.results(job.id)
     assert all(one.answer.text == f"PROMPT {one.index % 560}" for one in results)
     assert again.report.progress.deduplicated == 800
+
+
+@pytest.mark.parametrize(
+    ("sampling", "shared"),
+    [({}, True), ({"temperature": 1.0}, False), ({"temperature": 1.0, "seed": 3}, True)],
+    ids=["greedy", "drawn", "seeded"],
+)
+def test_which_inputs_are_identical(sampling: dict[str, float], shared: bool) -> None:
+    given = inference_pb2.SamplingParams(**sampling)  # type: ignore[arg-type]
+    keys = ("a", "b")
+    first, second = (
+        input_hash(inference_pb2.GenerateRequest(prompt="x", sampling=given, idempotency_key=key))
+        for key in keys
+    )
+    assert first == second
+    assert bool(first) == shared
+    other = input_hash(inference_pb2.GenerateRequest(prompt="y", sampling=given))
+    assert (other != first) == shared
 
 
 async def test_a_job_with_the_key_of_a_deleted_one_has_other_items(
@@ -232,7 +230,7 @@ async def test_a_job_with_the_key_of_a_deleted_one_has_other_items(
         await processes.ended(job.id)
         keys.append({one.idempotency_key for one in gateway.requests})
         gateway.requests.clear()
-        await processes.stub.DeleteJob(pb.DeleteJobRequest(id=job.id))
+        await processes.delete(job.id)
 
     assert len(keys[0]) == len(keys[1]) == 3
     assert not keys[0] & keys[1]
@@ -258,18 +256,6 @@ def test_answers_on_disk_have_no_name() -> None:
         assert cache.get((7).to_bytes(16, "big")) == answer
 
 
-async def test_draws_that_differ_are_not_taken_for_identical(
-    processes: Processes, gateway: GatewayDouble
-) -> None:
-    await processes.start()
-    job = await processes.create(
-        lines(4, lambda n: "same"), sampling=inference_pb2.SamplingParams(temperature=1.0)
-    )
-    await processes.ended(job.id)
-
-    assert gateway.asked["same"] == 4
-
-
 async def test_a_job_is_paused_resumed_and_cancelled(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
@@ -278,16 +264,14 @@ async def test_a_job_is_paused_resumed_and_cancelled(
     job = await processes.create(lines(100))
     await processes.when(job.id, lambda one: one.progress.in_flight == 16)
 
-    paused = (await processes.stub.PauseJob(pb.PauseJobRequest(id=job.id))).job
+    paused = await processes.pause(job.id)
     assert (paused.state, paused.reason_code) == (PAUSED, "PAUSED_BY_CALLER")
     await processes.when(job.id, lambda one: one.runner == "")
     gateway.hold.set()
-    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    await processes.resume(job.id)
     await processes.when(job.id, lambda one: one.state == COMPLETED)
-    with pytest.raises(grpc.RpcError) as refused:
-        await processes.stub.CancelJob(pb.CancelJobRequest(id=job.id))
-
-    assert isinstance(error_of(refused.value), errors.WrongJobState)
+    with pytest.raises(errors.WrongJobState, match="already completed"):
+        await processes.cancel(job.id)
     assert len(await processes.results(job.id)) == 100
 
 
@@ -300,8 +284,7 @@ async def test_too_many_bad_lines_pause_the_job(
     job = await processes.ended(job.id)
     assert (job.state, job.reason_code) == (PAUSED, "TOO_MANY_BAD_LINES")
     assert "10 of the first 50 lines" in job.reason
-    limits = pb.JobLimits(max_bad_line_share=0.5)
-    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id, limits=limits))
+    await processes.resume(job.id, max_bad_line_share=0.5)
     job = await processes.ended(job.id)
 
     assert (job.state, job.progress.bad_lines) == (COMPLETED, 10)
@@ -309,73 +292,24 @@ async def test_too_many_bad_lines_pause_the_job(
     assert [one.line for one in letters] == list(range(41, 51))
 
 
-async def test_a_job_that_has_cost_enough_is_paused(
-    processes: Processes, gateway: GatewayDouble
-) -> None:
-    await processes.start(window_items=4)
-    # Costs are looked at once a second, in which a fast machine may answer a few thousand items.
-    job = await processes.create(lines(20_000), limits=pb.JobLimits(max_cost=100.0))
-
-    job = await processes.ended(job.id)
-
-    assert (job.state, job.reason_code) == (PAUSED, "MAX_COST_REACHED")
-
-
-async def test_the_same_key_is_the_same_job(processes: Processes, gateway: GatewayDouble) -> None:
-    await processes.start()
-    upload = await processes.upload(lines(3))
-    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload))
-    request = pb.CreateJobRequest(spec=spec, idempotency_key="nightly")
-
-    first = (await processes.stub.CreateJob(request)).job
-    second = (await processes.stub.CreateJob(request)).job
-    request.spec.name = "another"
-    with pytest.raises(grpc.RpcError) as refused:
-        await processes.stub.CreateJob(request)
-
-    assert first.id == second.id
-    assert isinstance(error_of(refused.value), errors.IdempotencyConflict)
-    await processes.ended(first.id)
-
-
 async def test_wrong_jobs_are_refused(processes: Processes, gateway: GatewayDouble) -> None:
     await processes.start()
-    with pytest.raises(grpc.RpcError) as no_job:
-        await processes.stub.GetJob(pb.GetJobRequest(id="job-none"))
-    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id="upload-none"))
-    with pytest.raises(grpc.RpcError) as no_upload:
-        await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
-    with pytest.raises(grpc.RpcError) as no_input:
-        await processes.stub.CreateJob(pb.CreateJobRequest())
-
-    assert isinstance(error_of(no_job.value), errors.JobUnknown)
-    assert isinstance(error_of(no_upload.value), errors.UploadUnknown)
-    assert isinstance(error_of(no_input.value), errors.InvalidRequest)
-    spec.model, spec.input.upload_id = "huge", await processes.upload(lines(1))
-    with pytest.raises(grpc.RpcError) as no_model:
-        await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
-    assert isinstance(error_of(no_model.value), errors.UnknownModel)
-    assert "there are auto, echo" in error_of(no_model.value).message
-
-
-async def test_bytes_that_are_no_message_are_a_typed_error(processes: Processes) -> None:
-    await processes.start()
-    for method, requests in (("GetJob", b"\x0a\x02\xff\xff"), ("UploadInput", [b"\x0a\x7f"])):
-        kind = "stream_unary" if isinstance(requests, list) else "unary_unary"
-        call = getattr(processes.channel, kind)(f"/sluice.v1.JobService/{method}")
-        with pytest.raises(grpc.RpcError) as failed:
-            await call(requests)
-        assert isinstance(error_of(failed.value), errors.InvalidRequest)
+    with pytest.raises(errors.JobUnknown):
+        await processes.get("job-none")
+    for upload in ("upload-none", "", "*"):
+        with pytest.raises(errors.UploadUnknown):
+            await processes.create(input=pb.JobInput(upload_id=upload))
+    with pytest.raises(errors.InvalidRequest, match=r"spec\.input"):
+        await processes.create(input=None)
+    with pytest.raises(errors.UnknownModel, match="there are auto, echo"):
+        await processes.create(lines(1), model="huge")
 
 
 async def test_input_that_is_none_fails_the_job(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
     await processes.start()
-    job = await processes.create(b"")
-
-    job = await processes.ended(job.id)
-
+    job = await processes.ended((await processes.create(b"")).id)
     assert (job.state, job.reason_code) == (pb.JOB_STATE_FAILED, "INPUT_INVALID")
 
 
@@ -392,7 +326,7 @@ async def test_an_upload_that_no_job_uses_is_deleted(
     monkeypatch.setattr("jobs.scheduler.UNUSED_UPLOAD_MS", -1000)
     await processes.start("two")
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(BOUND_S):
         while True:
             kept = {upload async for upload, _ in store.uploads()}
             if unused not in kept:
@@ -408,31 +342,12 @@ async def test_dead_letters_without_their_upload_are_refused(
 ) -> None:
     await processes.start()
     gateway.plan = lambda prompt, tries: errors.PromptTooLong("too long")
-    job = await processes.create(lines(1))
-    job = await processes.ended(job.id)
-    upload = pb.DeleteUploadRequest(upload_id=job.spec.input.upload_id)
-    await processes.stub.DeleteUpload(upload)
+    job = await processes.ended((await processes.create(lines(1))).id)
+    await processes.ask("DeleteUpload", pb.DeleteUploadRequest(upload_id=job.spec.input.upload_id))
 
-    with pytest.raises(grpc.RpcError) as refused:
-        await processes.stub.RetryDeadLetters(pb.RetryDeadLettersRequest(id=job.id))
-
-    assert isinstance(error_of(refused.value), errors.UploadUnknown)
+    with pytest.raises(errors.UploadUnknown):
+        await processes.retry(job.id)
     assert await processes.ended(job.id) == job
-
-
-async def test_a_deleted_job_is_gone_with_its_results(
-    processes: Processes, gateway: GatewayDouble
-) -> None:
-    await processes.start()
-    job = await processes.create(lines(3))
-    await processes.ended(job.id)
-    listed = await processes.stub.ListJobs(pb.ListJobsRequest())
-    await processes.stub.DeleteJob(pb.DeleteJobRequest(id=job.id))
-
-    assert [one.id for one in listed.jobs] == [job.id]
-    assert not (await processes.stub.ListJobs(pb.ListJobsRequest())).jobs
-    with pytest.raises(grpc.RpcError):
-        await processes.results(job.id)
 
 
 async def test_items_may_ask_for_embeddings(processes: Processes, gateway: GatewayDouble) -> None:

@@ -49,8 +49,7 @@ async def publish(stream: JetStreamContext, first: int, last: int, subject: str 
 
 
 async def create(processes: Processes, **given: Any) -> pb.Job:
-    spec = pb.JobSpec(model="echo", input=pb.JobInput(nats_subject=SUBJECT, **given))
-    return (await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))).job  # type: ignore[no-any-return]
+    return await processes.create(input=pb.JobInput(nats_subject=SUBJECT, **given))
 
 
 async def test_each_message_is_an_item_until_an_empty_one(
@@ -182,7 +181,7 @@ async def test_a_stream_that_is_gone_pauses_the_job(
     assert "no stream PROMPTS" in job.reason
     await stream.add_stream(name="PROMPTS", subjects=["prompts.>"])
     await publish(stream, 0, 3)
-    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    await processes.resume(job.id)
 
     assert (await processes.ended(job.id)).progress.succeeded == 3
 

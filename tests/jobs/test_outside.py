@@ -5,26 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from sluice.client.channel import error_of
-from sluice.errors import IdempotencyConflict, InvalidRequest
+from sluice.errors import InvalidRequest
 from sluice.v1 import jobs_pb2 as pb
-from sluice.wire.clock import timestamp, unix_ms
 from tests.jobs.conftest import Receiver
 from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import BOUND_S, Processes, lines
 
 SECRET = "a secret of enough characters"
-
-
-async def create(processes: Processes, **spec: Any) -> pb.Job:
-    request = pb.CreateJobRequest(spec=pb.JobSpec(model="echo", **spec))
-    try:
-        return (await processes.stub.CreateJob(request)).job  # type: ignore[no-any-return]
-    except grpc.RpcError as failed:
-        raise error_of(failed) from failed
 
 
 async def test_an_input_at_a_listed_url_is_read_once(processes: Processes, tmp_path: Path) -> None:
@@ -34,7 +23,7 @@ async def test_an_input_at_a_listed_url_is_read_once(processes: Processes, tmp_p
     await processes.start(input_prefixes=[prefix])
     given = pb.JobInput(url=f"{prefix}/in.csv", template="say {text}")
 
-    job = await processes.ended((await create(processes, input=given)).id)
+    job = await processes.ended((await processes.create(input=given)).id)
 
     assert job.state == pb.JOB_STATE_COMPLETED, job.reason
     results = await processes.results(job.id)
@@ -47,13 +36,13 @@ async def test_an_input_that_cannot_be_read_pauses_its_job(
 ) -> None:
     prefix = f"file://{tmp_path}"
     await processes.start(input_prefixes=[prefix])
-    job = await create(processes, input=pb.JobInput(url=f"{prefix}/in.jsonl"))
+    job = await processes.create(input=pb.JobInput(url=f"{prefix}/in.jsonl"))
     job = await processes.ended(job.id)
     assert (job.state, job.reason_code) == (pb.JOB_STATE_PAUSED, "INPUT_UNREADABLE")
     assert job.reason.endswith("then resume the job")
 
     (tmp_path / "in.jsonl").write_bytes(lines(3))
-    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    await processes.resume(job.id)
 
     assert (await processes.ended(job.id)).state == pb.JOB_STATE_COMPLETED
 
@@ -64,7 +53,7 @@ async def test_input_that_is_cut_is_read_again_and_the_wait_is_shown(
     base = f"http://127.0.0.1:{receiver.port}"
     receiver.body, receiver.cuts = lines(50), [1000, 1000]
     await processes.start(input_prefixes=[base], private_hosts=["127.0.0.1"])
-    job = await create(processes, input=pb.JobInput(url=f"{base}/in.jsonl"))
+    job = await processes.create(input=pb.JobInput(url=f"{base}/in.jsonl"))
     job = await processes.when(job.id, lambda one: bool(one.reason))
     assert job.state == pb.JOB_STATE_RUNNING
     assert job.reason.startswith("waiting: 127.0.0.1")
@@ -80,7 +69,7 @@ async def test_input_that_is_cut_is_read_again_and_the_wait_is_shown(
 async def test_input_that_stays_unreachable_pauses_its_job(processes: Processes) -> None:
     base = "http://127.0.0.1:9"
     await processes.start(input_prefixes=[base], private_hosts=["127.0.0.1"])
-    job = await create(processes, input=pb.JobInput(url=f"{base}/in.jsonl"))
+    job = await processes.create(input=pb.JobInput(url=f"{base}/in.jsonl"))
 
     job = await processes.ended(job.id)
 
@@ -114,7 +103,7 @@ async def test_what_may_not_be_reached_is_told_when_the_job_is_created(
 ) -> None:
     await processes.start(input_prefixes=["file:///data"], input_streams={"LOST": ["lost.>"]})
     with pytest.raises(InvalidRequest, match=said):
-        await create(processes, **spec)
+        await processes.create(**spec)
 
 
 async def events(receiver: Receiver, count: int) -> list[dict[str, Any]]:
@@ -138,13 +127,13 @@ async def test_the_end_of_a_job_is_told_once_by_one_of_two_processes(
 
     gateway.hold.clear()
     second = await processes.create(lines(20), webhook=hook)
-    await processes.stub.CancelJob(pb.CancelJobRequest(id=second.id))
+    await processes.cancel(second.id)
 
     told = await events(receiver, 2)
     assert told[1]["type"] == "batch.cancelled"
     assert len({event["id"] for event in told}) == 2
     gateway.hold.set()
-    shown = (await processes.stub.GetJob(pb.GetJobRequest(id=first.id))).job
+    shown = await processes.get(first.id)
     assert shown.spec.webhook.secret == ""
 
 
@@ -159,16 +148,3 @@ async def test_a_webhook_that_is_not_received_is_sent_again(
     await processes.create(lines(1), webhook=hook)
     first, second = await events(receiver, 2)
     assert first == second
-
-
-async def test_the_same_file_sent_again_under_a_key_is_the_same_job(processes: Processes) -> None:
-    await processes.start()
-    first = await processes.create(lines(3), "nightly", limits=deadline(1000))
-    again = await processes.create(lines(3), "nightly", limits=deadline(2000))
-    assert again.id == first.id
-    with pytest.raises(IdempotencyConflict):
-        await processes.create(lines(4), "nightly")
-
-
-def deadline(in_s: int) -> pb.JobLimits:
-    return pb.JobLimits(deadline_time=timestamp(unix_ms() + in_s * 1000))

@@ -18,6 +18,7 @@ async def test_report_has_usage_and_prefix_cache_savings(
     report = job.report
     assert (report.progress.prompt_tokens, report.progress.cached_prompt_tokens) == (40, 20)
     assert report.progress.succeeded == 20
+    assert job.progress.items_per_second > 0
     assert report.running_time.ToMilliseconds() > 0
     assert report.items_per_second == pytest.approx(
         20e3 / report.running_time.ToMilliseconds(), rel=0.1

@@ -1,9 +1,7 @@
 """Each field of a job that may be large, many or long has a bound, and the error names the field."""
 
 import json
-from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -12,21 +10,17 @@ from jobs import service
 from jobs.input.template import PROMPT_CHARS_MAX, Template
 from jobs.service import LIST_BYTES
 from jobs.spec import check_limits, check_spec
-from sluice.client.channel import error_of
 from sluice.errors import InvalidRequest
 from sluice.openai.fields import BadField
 from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.inference_pb2 import SamplingParams
 from sluice.wire.clock import timestamp, unix_ms
 from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import Processes, lines
 
 DAY = 24 * 3600
-WAITS = (
-    Duration(seconds=-1),
-    Duration(nanos=-1),
-    Duration(seconds=DAY + 1),
-    Duration(seconds=1 << 62),
-)
+LONG = Duration(seconds=DAY + 1)
+WAITS = (LONG, Duration(seconds=-1), Duration(nanos=-1), Duration(seconds=1 << 62))
 SPECS: list[tuple[pb.JobSpec, str]] = [
     (pb.JobSpec(name="x" * 129), "spec.name"),
     (pb.JobSpec(priority=77), "spec.priority"),  # type: ignore[arg-type]
@@ -46,14 +40,8 @@ SPECS: list[tuple[pb.JobSpec, str]] = [
     (pb.JobSpec(labels={str(n): "\u754c" * 256 for n in range(32)}), "spec.labels"),
     (pb.JobSpec(retries=pb.JobRetries(max_retries=101)), "spec.retries.max_retries"),
     *((pb.JobSpec(input=pb.JobInput(nats_idle=one)), "spec.input.nats_idle") for one in WAITS),
-    *(
-        (pb.JobSpec(retries=pb.JobRetries(initial_backoff=one)), "spec.retries.initial_backoff")
-        for one in WAITS
-    ),
-    *(
-        (pb.JobSpec(retries=pb.JobRetries(max_backoff=one)), "spec.retries.max_backoff")
-        for one in WAITS
-    ),
+    (pb.JobSpec(retries=pb.JobRetries(initial_backoff=LONG)), "spec.retries.initial_backoff"),
+    (pb.JobSpec(retries=pb.JobRetries(max_backoff=LONG)), "spec.retries.max_backoff"),
 ]
 LIMITS: list[tuple[pb.JobLimits, str]] = [
     *((pb.JobLimits(max_cost=one), "limits.max_cost") for one in (-1, float("nan"), float("inf"))),
@@ -117,7 +105,7 @@ async def test_a_page_of_a_list_has_few_entries_when_they_are_large(
     ):
         seen, pages = list[str](), 0
         while not pages or request.page_token:
-            answer = await getattr(processes.stub, method)(request)
+            answer = await processes.ask(method, request)
             assert answer.ByteSize() < 6000
             seen += [getattr(one, "id", "") or one.upload_id for one in getattr(answer, field)]
             request.page_token, pages = answer.next_page_token, pages + 1
@@ -126,26 +114,36 @@ async def test_a_page_of_a_list_has_few_entries_when_they_are_large(
         assert field == "uploads" or set(seen) == set(made)
 
 
+INPUT = pb.JobInput(upload_id="u")
+LATE = pb.JobLimits(deadline_time=timestamp(1))
+LARGE = pb.JobSpec(model="echo", input=INPUT, sampling=SamplingParams(regex="a" * 64 * 1024))
+STATES = [pb.JOB_STATE_QUEUED] * (len(pb.JobState.values()) + 1)
 CALLS: list[tuple[str, Message, str]] = [
     ("ListJobs", pb.ListJobsRequest(page_token="x" * 129), "page_token"),
-    ("ListJobs", pb.ListJobsRequest(states=[pb.JOB_STATE_QUEUED] * 1000), "states"),
+    ("ListJobs", pb.ListJobsRequest(states=STATES), "states"),
     ("ListUploads", pb.ListUploadsRequest(page_token="x" * 129), "page_token"),
     ("RetryDeadLetters", pb.RetryDeadLettersRequest(id="j", reasons=["x"] * 65), "reasons"),
     ("RetryDeadLetters", pb.RetryDeadLettersRequest(id="j", reasons=["x" * 129]), "reasons"),
     ("CreateJob", pb.CreateJobRequest(spec=pb.JobSpec(name="x" * 129)), "spec.name"),
+    ("CreateJob", pb.CreateJobRequest(spec=LARGE), "spec"),
     ("ResumeJob", pb.ResumeJobRequest(id="j", limits=pb.JobLimits(max_cost=-1)), "limits.max_cost"),
+    ("ResumeJob", pb.ResumeJobRequest(id="j", limits=LATE), "limits.deadline_time"),
 ]
 
 
 async def test_calls_out_of_bounds_are_refused_by_their_field(processes: Processes) -> None:
     await processes.start()
-    for method, request, field in CALLS:
-        await _refused(getattr(processes.stub, method)(request), field)
-    long = pb.CreateJobRequest(
-        spec=pb.JobSpec(input=pb.JobInput(upload_id="u")), idempotency_key="k" * 129
-    )
-    with pytest.raises(grpc.RpcError):
-        await processes.stub.CreateJob(long)
+    given = pb.JobInput(upload_id=await processes.upload(lines(1)))
+    spec = pb.JobSpec(model="echo", input=given)
+    late = pb.JobSpec(model="echo", input=given, limits=LATE)
+    for method, request, field in (
+        *CALLS,
+        ("CreateJob", pb.CreateJobRequest(spec=spec, idempotency_key="k" * 129), "idempotency_key"),
+        ("CreateJob", pb.CreateJobRequest(spec=late), "limits.deadline_time"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            await processes.ask(method, request)
+        assert [one.field for one in refused.value.violations] == [field]
 
 
 async def test_line_cannot_blow_up_its_result_or_prompt(
@@ -160,16 +158,7 @@ async def test_line_cannot_blow_up_its_result_or_prompt(
 
     upload = await processes.upload(json.dumps({"text": "x" * 900_000}).encode() + b"\n")
     given = pb.JobInput(upload_id=upload, template="{text}" * 10_000)
-    asked = pb.CreateJobRequest(spec=pb.JobSpec(model="echo", input=given))
-    job = await processes.ended((await processes.stub.CreateJob(asked)).job.id)
+    job = await processes.ended((await processes.create(input=given)).id)
     (letter,) = await processes.results(job.id)
     assert (letter.error.reason, letter.error.code) == ("BAD_LINE", 3)
     assert str(PROMPT_CHARS_MAX) in letter.error.message
-
-
-async def _refused(call: Any, field: str) -> None:
-    with pytest.raises(grpc.RpcError) as failed:
-        await call
-    error = error_of(failed.value)
-    assert isinstance(error, InvalidRequest), error
-    assert [one.field for one in error.violations] == [field]

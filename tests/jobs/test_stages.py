@@ -2,11 +2,9 @@
 
 import json
 
-import grpc
 import pytest
 
 from sluice import errors
-from sluice.client.channel import error_of
 from sluice.v1 import jobs_pb2 as pb
 from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import Processes
@@ -31,8 +29,8 @@ def shorter(prompt: str) -> str:
 
 
 async def stage(processes: Processes, job: str, number: int) -> list[pb.JobResult]:
-    pages = processes.stub.GetResults(pb.GetResultsRequest(id=job, stage=number))
-    return [one async for page in pages for one in page.results]
+    pages = await processes.ask("GetResults", pb.GetResultsRequest(id=job, stage=number))
+    return [one for page in pages for one in page.results]
 
 
 async def test_documents_are_split_and_put_together(
@@ -92,9 +90,8 @@ async def test_a_document_with_a_part_that_fails_is_a_dead_letter(
     assert [one.error.reason for one in whole] == ["SAFETY_BLOCKED", "", "BAD_LINE"]
     assert "part 2 of 3: no" in whole[0].error.message
     assert (job.progress.succeeded, job.progress.dead, job.progress.bad_lines) == (1, 2, 1)
-    with pytest.raises(grpc.RpcError) as refused:
-        await processes.stub.RetryDeadLetters(pb.RetryDeadLettersRequest(id=job.id))
-    assert "reuse_job_ids" in error_of(refused.value).message
+    with pytest.raises(errors.WrongJobState, match="reuse_job_ids"):
+        await processes.retry(job.id)
 
 
 async def test_answers_that_never_get_shorter_are_dead_letters(

@@ -36,6 +36,16 @@ def bad(data: bytes, *arguments: Any, **options: Any) -> BadLine:
     return line
 
 
+def shown(data: bytes, *arguments: Any, **options: Any) -> list[tuple[object, ...]]:
+    """Line, id and prompt of items; line, id and reason of bad lines."""
+    return [
+        (one.line, one.custom_id, one.reason)
+        if isinstance(one, BadLine)
+        else (one.line, one.custom_id, one.request.prompt)  # type: ignore[union-attr]
+        for one in read(data, *arguments, **options)
+    ]
+
+
 def chat(body: dict[str, Any], url: str = "/v1/chat/completions") -> bytes:
     return jsonl({"custom_id": "a", "method": "POST", "url": url, "body": body})
 
@@ -168,25 +178,9 @@ def test_what_openai_has_and_the_mesh_has_not_is_named(
     ],
 )
 def test_a_bad_line_says_why_and_those_behind_it_are_read(line: bytes, reason: str) -> None:
-    first, second = read(line + b"\n\n" + jsonl({"prompt": "good"}))
-    assert isinstance(first, BadLine)
-    assert reason in first.reason
-    assert isinstance(second, Item)
-    assert (second.custom_id, second.line) == ("3", 3)
-
-
-def test_an_object_alone_is_needed() -> None:
-    data = jsonl({"prompt": "a"}) + b"[1]\n"
-    assert read(data)[1] == BadLine(2, None, "is no JSON object")
-
-
-def test_an_id_that_comes_twice_is_a_bad_line() -> None:
-    data = jsonl({"id": "a", "prompt": "1"}, {"id": "b", "prompt": "2"}, {"id": "a", "prompt": "3"})
-    first, second, third = read(data)
-    assert isinstance(third, BadLine)
-    assert (third.line, third.custom_id, third.code) == (3, "a", "DUPLICATE_ID")
-    assert isinstance(first, Item)
-    assert isinstance(second, Item)
+    (_, _, told), second = shown(line + b"\n\n" + jsonl({"prompt": "good"}))
+    assert reason in str(told)
+    assert second == (3, "3", "good")
 
 
 def test_lines_say_more_than_the_defaults() -> None:
@@ -216,22 +210,55 @@ def table(*rows: list[str]) -> bytes:
     return b"\xef\xbb\xbf" + file.getvalue().encode()
 
 
-def test_rows_of_csv_fill_a_template() -> None:
-    data = table(["sku", "text"], ["7", "a,\nb"], ["8"], ["9", "\xe9"])
-    template = Template("Sum {{up}}: {text}")
-    first, second, third = read(data, Format.CSV, template, id_field="sku")
-    assert isinstance(first, Item)
-    assert (first.custom_id, first.request.prompt) == ("7", "Sum {up}: a,\nb")
-    assert second == BadLine(4, None, "has 1 cells, the header 2")
-    assert isinstance(third, Item)
-    assert (third.custom_id, third.line, third.request.prompt) == ("9", 5, "Sum {up}: \xe9")
+SKU = table(["sku", "text"], ["7", "a,\nb"], ["8"], ["9", "\xe9"])
+TWICE = jsonl({"id": "a", "prompt": "1"}, {"id": "b", "prompt": "2"}, {"id": "a", "prompt": "3"})
+DOUBLE = "custom_id: 'a' is that of an earlier line"
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "rows"),
+    [
+        (
+            SKU,
+            {"format": Format.CSV, "template": "Sum {{up}}: {text}", "id_field": "sku"},
+            [
+                (2, "7", "Sum {up}: a,\nb"),
+                (4, None, "has 1 cells, the header 2"),
+                (5, "9", "Sum {up}: \xe9"),
+            ],
+        ),
+        (b"prompt\na\n\nb\n", {"format": Format.CSV}, [(2, "2", "a"), (4, "4", "b")]),
+        (b"one\n\n two \r\n", {"format": Format.TEXT}, [(1, "1", "one"), (3, "3", "two")]),
+        (jsonl({"id": 3, "n": 4, "other": []}), {"template": "{n} {n}"}, [(1, "3", "4 4")]),
+        (
+            jsonl({"a": "x"}),
+            {"template": "{a.__class__}"},
+            [(1, "1", "a.__class__: missing or null, but the template needs it")],
+        ),
+        (TWICE, {}, [(1, "a", "1"), (2, "b", "2"), (3, "a", DOUBLE)]),
+        (TWICE, {"skipped": 2}, [(3, "a", DOUBLE)]),
+        (b'{"prompt": "a"}\n[1]\n', {}, [(1, "1", "a"), (2, None, "is no JSON object")]),
+    ],
+    ids=["csv", "empty-row", "text", "objects", "attribute", "twice", "skipped", "no-object"],
+)
+def test_rows_become_prompts(
+    data: bytes, options: dict[str, Any], rows: list[tuple[object, ...]]
+) -> None:
+    template = Template(options["template"]) if "template" in options else None
+    assert shown(data, **{**options, "template": template}) == rows
+
+
+def test_an_id_that_comes_twice_is_told_from_a_bad_line() -> None:
+    assert [one.code for one in read(TWICE + b"{") if isinstance(one, BadLine)] == [
+        "DUPLICATE_ID",
+        "BAD_LINE",
+    ]
 
 
 def test_csv_that_is_no_utf8_costs_its_row() -> None:
-    first, second = read(b"prompt\na\xff\nb\n", Format.CSV)
-    assert isinstance(first, BadLine)
-    assert "UTF-8" in first.reason
-    assert isinstance(second, Item)
+    (_, _, reason), second = shown(b"prompt\na\xff\nb\n", Format.CSV)
+    assert "UTF-8" in str(reason)
+    assert second == (3, "3", "b")
 
 
 @pytest.mark.parametrize(
@@ -267,16 +294,6 @@ def test_a_template_has_names_alone(template: str) -> None:
         Template(template)
 
 
-def test_a_name_in_a_template_reaches_no_attribute() -> None:
-    line = bad(jsonl({"a": "x"}), Format.AUTO, Template("{a.__class__}"))
-    assert "a.__class__: missing or null" in line.reason
-
-
-def test_objects_are_rows_of_a_template() -> None:
-    item = only(jsonl({"id": 3, "n": 4, "other": []}), Format.AUTO, Template("{n} {n}"))
-    assert (item.custom_id, item.request.prompt) == ("3", "4 4")
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -292,29 +309,18 @@ def test_template_value_stands_as_json(value: object, text: str) -> None:
     assert item.request.prompt == f"<{text}>"
 
 
-def test_each_line_of_text_is_a_prompt() -> None:
-    first, second = read(b"one\n\n two \r\n", Format.TEXT)
-    assert isinstance(first, Item)
-    assert isinstance(second, Item)
-    assert (second.custom_id, second.request.prompt) == ("3", "two")
-
-
 def test_rows_of_parquet_fill_a_template() -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    rows = pa.table({"id": [1, 2, 3], "text": ["a", None, "c"], "unused": [{"x": 1}] * 3})
+    columns = {"id": [1, 2, 3], "text": ["a", None, "c"], "unused": [{"x": 1}] * 3}
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink)
+    pq.write_table(pa.table(columns), sink)
     data = sink.getvalue().to_pybytes()
     template = Template("Say {text}")
-    first, second, third = read(data, Format.AUTO, template)
-    assert isinstance(first, Item)
-    assert (first.custom_id, first.request.prompt) == ("1", "Say a")
-    assert isinstance(second, BadLine)
-    assert second.custom_id == "2"
-    assert "text" in second.reason
-    assert isinstance(third, Item)
+    reason = "text: missing or null, but the template needs it"
+    rows = [(1, "1", "Say a"), (2, "2", reason), (3, "3", "Say c")]
+    assert shown(data, Format.AUTO, template) == rows
     with pytest.raises(InputInvalid, match="no column prompt"):
         read(data)
     with pytest.raises(InputInvalid, match="no Parquet"):
@@ -335,16 +341,11 @@ def test_bytes_of_parquet_are_text() -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
     data = sink.getvalue().to_pybytes()
-    first, second, third = read(data, Format.AUTO)
-    assert isinstance(first, Item)
-    assert (first.custom_id, first.request.prompt) == ("a", "Grüße")
-    assert isinstance(second, BadLine)
-    assert second.reason == "column prompt: has bytes that are not valid UTF-8"
-    assert isinstance(third, Item)
-    tagged, _, wrong = read(data, Format.AUTO, Template("{tags}"))
-    assert isinstance(tagged, Item)
-    assert tagged.request.prompt == '["ü"]'
-    assert isinstance(wrong, BadLine)
+    wrong = "has bytes that are not valid UTF-8"
+    rows = [(1, "a", "Grüße"), (2, None, f"column prompt: {wrong}"), (3, "c", "Grüße")]
+    assert shown(data) == rows
+    tags = [(1, "a", '["ü"]'), (2, "b", '["x"]'), (3, None, f"column tags: {wrong}")]
+    assert shown(data, Format.AUTO, Template("{tags}")) == tags
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd.compress])
