@@ -38,12 +38,6 @@ from tests.model_workers.engine.sampling.sequences import (
 )
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=SIZE, max_size=SIZE)
-DRAWS = 4096
-ROWS = 16
-
-
-def test_greedy_takes_the_most_probable() -> None:
-    assert tokens(logits([0, 3, 1], [5, 3, 1]), opened(), opened()) == [1, 0]
 
 
 @given(LOGITS, st.integers(0, 2**64 - 1), st.integers(0, 1000))
@@ -55,18 +49,6 @@ def test_the_token_is_where_the_distribution_passes_the_number(
     target = uniform(seed, index) * sum(shares)
     below = math.fsum(shares[:token])
     assert below - 1e-4 <= target <= below + shares[token] + 1e-4
-
-
-def test_counts_follow_the_probabilities() -> None:
-    sequence = [0.0, 1.0, 2.0, -1.0, -30.0]
-    shares = torch.tensor(sequence).softmax(0).tolist()
-    states = [opened(temperature=1.0, seed=seed) for seed in range(ROWS)]
-    together = logits(*[sequence] * ROWS)
-    counts: Counter[int] = Counter()
-    for _ in range(DRAWS // ROWS):
-        counts.update(tokens(together, *states))
-    for token, share in enumerate(shares):
-        assert abs(counts[token] - DRAWS * share) <= 4 * math.sqrt(DRAWS * share) + 1e-3
 
 
 @given(
@@ -112,13 +94,6 @@ def test_cuts_keep_the_tokens_that_transformers_keeps(
     tempered = distribution._tempered(distribution._ruled(scores.clone(), [position]), [position])
     found = distribution.cut(tempered, [position.sampling]).softmax(-1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_repetition_penalty_lowers_logits_of_any_sign() -> None:
-    """Prompt and answer count."""
-    state = opened([0, 1], [2], repetition_penalty=2.0)
-    found = distribution._ruled(logits([4, -4, -1, -4, 4]), list(state.positions(())))[0]
-    assert found.tolist()[:5] == [2, -8, -2, -4, 4]
 
 
 def test_tokens_of_the_same_score_stay_or_go_together() -> None:
@@ -277,13 +252,6 @@ def test_drafts_change_nothing(seed: int, changes: dict[str, Any], data: Any) ->
         found_logprobs += step.logprobs
     assert found == produced
     assert found_logprobs == logprobs
-
-
-def test_drafted_and_plain_rows_share_a_draw() -> None:
-    one, other = opened(), opened(temperature=1.0, seed=9, top_k=1)
-    scores = logits([0, 9, 0], [0, 0, 9], [9, 0, 0], [0, 9, 0])
-    found = Sampler().draw(scores, [DrawRequest(one, (1, 1)), DrawRequest(other)])
-    assert [drawn.token_ids for drawn in found] == [(1, 2), (1,)]
 
 
 def test_nothing_follows_a_stop_token() -> None:
