@@ -13,6 +13,7 @@ import logging
 from collections import abc
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -266,24 +267,21 @@ class PagedEngine(ScheduledEngine):
         if len(logits):
             # Index of the first of these positions among all scored ones.
             first = sequence.computed + item.count - len(logits) - sequence.scored_from
-            tokens = torch.tensor(
-                sequence.scored[first : first + len(logits)], device=logits.device
-            )
+            if not first:
+                sequence.scores.clear()  # of an earlier attempt, before the sequence was preempted
+            wanted = sequence.scored[first : first + len(logits)]
+            tokens = torch.tensor(wanted, device=logits.device)
             logprobs = logits.log_softmax(-1)
-            chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-            sequence.scores[first : first + len(logits)] = chosen.tolist()
-            if count := sequence.alternatives:
-                best = logprobs.topk(count)
-                places = slice(count * first, count * (first + len(logits)))
-                sequence.best_ids[places] = best.indices.flatten().tolist()
-                sequence.best_scores[places] = best.values.flatten().tolist()
+            chosen = logprobs.gather(1, tokens[:, None]).flatten().tolist()
+            best = logprobs.topk(sequence.alternatives)
+            ids, values = best.indices.flatten().tolist(), best.values.flatten().tolist()
+            sequence.scores.append((chosen, ids, values))
         self._scheduler.advance(sequence, item.count)
         # Further chunks of the prompt follow.
         if sequence.pending:
             return []
-        scores = np.array(
-            [*sequence.scores, *sequence.best_ids, *sequence.best_scores], dtype="<f4"
-        )
+        columns = zip(*sequence.scores, strict=True)
+        scores = np.array([*chain.from_iterable(chain.from_iterable(columns))], dtype="<f4")
         if not np.isfinite(scores).all():
             return [self._fail(sequence, Fault(NO_DISTRIBUTION, of_sequence=True))]
         self._scheduler.finish(sequence)

@@ -276,7 +276,8 @@ class Scheduler:
         # The sequence starts behind what the prefix cache has of it.
         self.copies += copies
         sequence.computed = self.blocks.cached_tokens(sequence.table, len(sequence.sharable))
-        sequence.note_cached()
+        if sequence.cached_tokens is None:  # later ones may be the sequence's own work
+            sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
         self._queue.pop(0)
         sequence.state = SequenceState.RUNNING
         bisect.insort(self._running, sequence, key=_urgency)

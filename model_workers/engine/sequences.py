@@ -30,6 +30,7 @@ class Sequence:
     Attributes:
         urgency: (rank, arrival); the smallest goes first.
         tokens: Prompt and answer, tokens of earlier attempts included.
+        prompt_tokens: Length of the prompt.
         computed: Leading tokens whose keys and values are in the cache.
         drafted: As `computed`, for the cache of the draft model; 0 without one.
         table: Its blocks of the cache.
@@ -41,10 +42,8 @@ class Sequence:
             for it until `take`.
         scored: Tokens whose log-probabilities are wanted: those after the last positions of the
             prompt.
-        scores: Log-probabilities of `scored`, as far as they are computed.
         alternatives: Number of most probable tokens wanted at each of these positions.
-        best_ids: These tokens, position by position.
-        best_scores: Log-probabilities of `best_ids`.
+        scores: By step, the log-probabilities of `scored`, the most probable tokens and their log-probabilities.
     """
 
     def __init__(self, spec: SequenceSpec, context_tokens: int, arrival: int = 0) -> None:
@@ -60,11 +59,9 @@ class Sequence:
         self.cancelled = False
         self.expecting = False
         self.scored = () if spec.values is None else spec.values.scored_token_ids
-        self.scores = [0.0] * len(self.scored)
         self.alternatives = 0 if spec.values is None else spec.values.scored_alternatives
-        self.best_ids = [0] * (self.alternatives * len(self.scored))
-        self.best_scores = [0.0] * len(self.best_ids)
-        self._prompt_tokens = len(spec.prompt)
+        self.scores: list[tuple[list[float], list[int], list[float]]] = []
+        self.prompt_tokens = len(spec.prompt)
         self._tokens_max = min(len(spec.prompt) + spec.sampling.max_tokens, context_tokens)
 
     @property
@@ -85,12 +82,12 @@ class Sequence:
     @property
     def answered(self) -> int:
         """Number of known answer tokens, which is the index of the next one."""
-        return len(self.tokens) - self._prompt_tokens - self.expecting
+        return len(self.tokens) - self.prompt_tokens - self.expecting
 
     @property
     def answer(self) -> tuple[int, ...]:
         """The known tokens of the answer."""
-        return tuple(self.tokens[self._prompt_tokens : self._prompt_tokens + self.answered])
+        return tuple(self.tokens[self.prompt_tokens : self.prompt_tokens + self.answered])
 
     @property
     def scored_from(self) -> int:
@@ -101,11 +98,6 @@ class Sequence:
     def sharable(self) -> list[int]:
         """The tokens that may come from the prefix cache: wanted logits exist only for positions that are computed."""
         return self.tokens[: self.scored_from + 1] if self.scored else self.tokens
-
-    def note_cached(self) -> None:
-        """Record the cached prompt tokens at the first join; later ones may be the sequence's own work."""
-        if self.cached_tokens is None:
-            self.cached_tokens = min(self.computed, self._prompt_tokens)
 
     def end_now(self, now: float) -> SequenceEnd | None:
         """Return why the sequence must not be computed any further; None: it may continue."""

@@ -37,10 +37,6 @@ class Gate:
         self.open_at = self.free_at = -math.inf
         self.failures = 0
 
-    def is_open(self, now: float) -> bool:
-        """Return whether the server may be called."""
-        return now >= self.open_at
-
     def answered(self, headers: Mapping[str, str], now: float) -> None:
         """Record an accepted request; its `headers` may say that it was the last one for now."""
         self.failures = 0
@@ -54,7 +50,7 @@ class Gate:
     def failed(self, now: float) -> None:
         """Record a failure."""
         # Requests that were on their way together fail together, and count once.
-        if self.is_open(now):
+        if now >= self.open_at:
             self.failures += 1
             self._close(min(PAUSE_S * 2 ** (self.failures - 1), PAUSE_S_MAX), now)
 

@@ -37,7 +37,9 @@ class PaddedTexts:
         self._model = model
         self._output = output
         self._pad = int(getattr(model.config, "pad_token_id", None) or 0)
-        self._has_types = _has_types(model)
+        accepted = inspect.signature(model.forward).parameters
+        types = getattr(model.config, "type_vocab_size", None) or 0
+        self._has_types = "token_type_ids" in accepted and types > 1
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
@@ -80,10 +82,3 @@ def groups(lengths: Sequence[int]) -> Iterator[list[int]]:
         group.append(place)
         tokens += lengths[place]
     yield group
-
-
-def _has_types(model: Any) -> bool:
-    accepted = inspect.signature(model.forward).parameters
-    return (
-        "token_type_ids" in accepted and (getattr(model.config, "type_vocab_size", None) or 0) > 1
-    )

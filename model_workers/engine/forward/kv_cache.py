@@ -33,10 +33,6 @@ class LayerShape:
     window: int | None = None
     softcap: float | None = None
 
-    def values_per_token(self) -> int:
-        """Return the number of values that a token takes."""
-        return self.kv_heads * (self.key_size + self.value_size)
-
 
 class KvCache:
     """Keys [blocks, kv heads, key size, block tokens] and values [blocks, kv heads, block tokens, value size]."""

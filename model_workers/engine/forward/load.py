@@ -51,7 +51,7 @@ class LoadedModel:
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """Return the memory of a cache block in all layers."""
-        values = sum(shape.values_per_token() for shape in self._shapes)
+        values = sum(s.kv_heads * (s.key_size + s.value_size) for s in self._shapes)
         return values * block_tokens * self.dtype.itemsize
 
     def paged(self, num_blocks: int, block_tokens: int, step_tokens: int = 0) -> PagedModel:
