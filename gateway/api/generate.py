@@ -242,7 +242,7 @@ class Generator:
                     self.state.keys.check_claim(request.key)
                 return self._open(context)
             except BaseException:
-                answers.abandon(key, context.request_id)
+                answers.abandon(key, context)
                 raise
 
     async def admit(self, context: RequestContext) -> None:

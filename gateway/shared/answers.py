@@ -6,8 +6,8 @@ on: files and settings of the models, tokens of the prompt, sampling, the text b
 the version of the safety policy. Requests under a policy with guard models are always computed,
 because guards decide about every request and are recorded with it.
 
-Equal requests that run at the same time share one run. The others wait for it, unless it has a less
-urgent class or has failed.
+Equal requests of one class that run at the same time share one run: the others wait for it, unless
+it has failed.
 """
 
 import asyncio
@@ -34,8 +34,9 @@ from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
     FINISH_REASON_STOP_SEQUENCE,
 )
+from sluice.wire import subjects
 from sluice.wire.bucket import Bucket
-from sluice.wire.subjects import RANKS, is_token
+from sluice.wire.subjects import is_token
 
 ENTRIES_MAX: Final = 65_536
 """Answers in the memory of one gateway; their bytes are bounded too."""
@@ -45,8 +46,6 @@ STORING_MAX: Final = 256
 """Answers on their way to JetStream at the same time; others stay in memory alone."""
 READS_MAX: Final = 64
 """Embeddings of one call that are looked up in JetStream; the rest is looked up in memory alone."""
-EVERYONE: Final = "$all"
-"""Stands for the tenant in keys, when answers are shared between tenants."""
 
 _WHOLE: Final = frozenset({FINISH_REASON_STOP, FINISH_REASON_LENGTH, FINISH_REASON_STOP_SEQUENCE})
 logger = logging.getLogger(__name__)
@@ -121,13 +120,22 @@ class SharedAnswerCache:
         Returns:
             None if the caller must compute the answer, and then call `ended` or `given_up`.
         """
-        rank = RANKS[context.request.priority_class]
+        run = _run_of(key, context.request.priority_class)
         while (answer := self._memory.get(key, time.monotonic())) is None:
-            leader = self._computing.claim(key, Leader(context.request_id, rank))
+            leader = self._computing.claim(run, Leader(context.request_id))
             if leader is None:
-                return await self._lead(key, context.request_id)
-            # An urgent request must not wait for a less urgent one, nor for one that failed.
-            if rank < leader.rank or not await asyncio.shield(leader.ended):
+                try:
+                    # Another gateway may have computed it.
+                    record = await self._read(key)
+                except BaseException:
+                    self.abandon(key, context)
+                    raise
+                if record is None:
+                    return None
+                self.abandon(key, context)
+                return Replay(record)
+            # Not for one that failed.
+            if not await asyncio.shield(leader.ended):
                 return None
         return answer
 
@@ -145,11 +153,12 @@ class SharedAnswerCache:
             self._cache(key, record)
         # The next one computes it when only this caller did not wait for it.
         abandoned = isinstance(error, Cancelled | DeadlinePassed)
-        self._computing.release(key, stream.request_id, again=record is not None or abandoned)
+        run = _run_of(key, stream.current.run_class.priority_class)
+        self._computing.release(run, stream.request_id, again=record is not None or abandoned)
 
-    def abandon(self, key: str, request_id: str) -> None:
+    def abandon(self, key: str, context: RequestContext) -> None:
         """Release the key of a request that opens no stream."""
-        self._computing.release(key, request_id)
+        self._computing.release(_run_of(key, context.request.priority_class), context.request_id)
 
     async def clear(self, request: ClearAnswersRequest) -> list[str]:
         """Drop answers at all gateways; return the gateways that did not reply.
@@ -173,20 +182,7 @@ class SharedAnswerCache:
         return self.enabled and (not settings.tenants or tenant in settings.tenants)
 
     def _key(self, tenant: str, model: str, parts: Iterator[bytes]) -> str:
-        scope = tenant
-        return f"{scope}.{model}.{hashlib.sha256(b''.join(_sized(parts))).hexdigest()}"
-
-    async def _lead(self, key: str, request_id: str) -> Replay | None:
-        """Look in JetStream before this request computes the answer itself."""
-        try:
-            record = await self._read(key)
-        except BaseException:
-            self.abandon(key, request_id)
-            raise
-        if record is None:
-            return None
-        self.abandon(key, request_id)
-        return Replay(record)
+        return f"{tenant}.{model}.{hashlib.sha256(b''.join(_sized(parts))).hexdigest()}"
 
     async def _read(self, key: str) -> KeyRecord | None:
         if time.monotonic() < self._paused_until:
@@ -219,13 +215,14 @@ class SharedAnswerCache:
 
     async def forget(self, request: ClearAnswersRequest) -> GatewayReply:
         """Drop answers in the memory of this gateway."""
-        parts = _pattern(request).split(".")
-        self._memory.drop(
-            lambda key: all(
-                pattern in ("*", part) for pattern, part in zip(parts, key.split("."), strict=True)
-            )
-        )
+        pattern = _pattern(request)
+        self._memory.drop(lambda key: subjects.covers(pattern, key))
         return GatewayReply()
+
+
+def _run_of(key: str, priority_class: str) -> str:
+    """Return the name of the run that computes an answer: the classes of requests have one each."""
+    return f"{priority_class} {key}"
 
 
 def _parts(context: RequestContext) -> Iterator[bytes]:
@@ -270,8 +267,8 @@ def _pattern(request: ClearAnswersRequest) -> str:
     """Return the NATS pattern of the keys to drop."""
     if request.answer_key:
         parts = request.answer_key.split(".")
-        is_key = len(parts) == 3 and (parts[0] == EVERYONE or is_token(parts[0]))
-        if request.tenant or request.model or not (is_key and all(map(is_token, parts[1:]))):
+        is_key = len(parts) == 3 and all(map(is_token, parts))
+        if request.tenant or request.model or not is_key:
             raise InvalidRequest.of(
                 "answer_key", "must be a key that `sluice explain` shows, without tenant and model"
             )

@@ -41,14 +41,12 @@ class Leader:
     """The request that computes what a key names, while equal requests wait for it.
 
     Attributes:
-        rank: rank of its priority class.
         fingerprint: hash of the request that the key belongs to.
         ended: resolves when the leader has ended. True: look for its result again, or become the
             leader. False: the result is not shared, compute another one.
     """
 
     request_id: str
-    rank: int = 0
     fingerprint: bytes = b""
     ended: asyncio.Future[bool] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()

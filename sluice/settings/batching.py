@@ -9,11 +9,11 @@ other keys override the preset:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_serializer, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_serializer, model_validator
 
 from sluice.settings.base import Count, Positive, PositiveOrInfinite, Section
 from sluice.settings.schedule import ScheduleEntry
@@ -84,10 +84,10 @@ class ClassPolicy(Section):
 
 
 ClassName = Literal["interactive", "standard", "bulk"]
-CLASS_POLICIES: Final[Mapping[ClassName, ClassPolicy]] = {
-    "interactive": ClassPolicy(),
-    "standard": ClassPolicy(aging_s=2.0),
-    "bulk": ClassPolicy(aging_s=10.0),
+_CLASSES: Final[Mapping[str, Any]] = {
+    "interactive": {},
+    "standard": {"aging_s": 2.0},
+    "bulk": {"aging_s": 10.0},
 }
 """The objectives of the classes, most urgent first, where the policy does not set them."""
 
@@ -101,7 +101,7 @@ class Policy(Section):
     # The order.
     order: Literal["fair", "class", "arrival"] = "fair"
     """"fair": by class, deadlines and shares of tenants. "class": by class, then by arrival. "arrival": by arrival."""
-    classes: Mapping[ClassName, ClassPolicy] = Field(default_factory=lambda: dict(CLASS_POLICIES))
+    classes: Mapping[ClassName, ClassPolicy] = Field(default_factory=dict)
     """Objectives by class; what a class does not set keeps its default."""
     spare_s: ClassVar[float] = 10.0
     """How long after the last task of a more urgent class slots stay free for the next one, in seconds."""
@@ -138,6 +138,9 @@ class Policy(Section):
     schedule: tuple[ScheduleEntry, ...] = ()
     """Overrides at times of the day; of several in force the last one wins."""
 
+    _written: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    """What somebody wrote of it, without the values of its preset: another preset replaces those."""
+
     @property
     def is_continuous(self) -> bool:
         """Whether it waits for no other requests, and forms no groups."""
@@ -171,57 +174,54 @@ class Policy(Section):
 
     def named(self, default: Mapping[str, Any]) -> "Policy":
         """Return the policy itself, or what it says over `default` where it names no preset."""
-        if self.name is not None:
-            return self
-        return Policy.model_validate({**default, **self.model_dump(exclude={"name"})})
+        return self if self.name else Policy.model_validate(merged(default, self._written))
 
     def at(self, moment: datetime) -> "Policy":
         """Return the policy in force at a moment, which has a time zone."""
-        entries = [entry for entry in self.schedule if entry.covers(moment)]
-        values = self.model_dump(exclude={"schedule"})
-        for entry in entries:
-            values = _merged(values, entry.overrides)
-        return Policy.model_validate(values)
+        return self._with(entry for entry in self.schedule if entry.covers(moment))
 
     def variants(self) -> Sequence["Policy"]:
         """Return the policy and what each entry of its schedule makes of it."""
-        values = self.model_dump(exclude={"schedule"})
-        merged = (_merged(values, entry.overrides) for entry in self.schedule)
-        return [self, *map(Policy.model_validate, merged)]
+        return [self, *(self._with([entry]) for entry in self.schedule)]
 
-    @model_validator(mode="before")
+    def _with(self, entries: Iterable[ScheduleEntry]) -> "Policy":
+        values = {key: value for key, value in self._written.items() if key != "schedule"}
+        for entry in entries:
+            values = merged(values, entry.overrides)
+        return Policy.model_validate(values)
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _fill_in(cls, values: Any) -> Any:
+    def _fill_in(cls, values: Any, handler: Callable[[Any], Self]) -> Self:
+        """Take the name of a preset for a policy, and put what is written over its values."""
         if isinstance(values, str):
             values = {"name": values}
         if not isinstance(values, Mapping):
-            return values
-        filled = _merged(PRESETS.get(str(values.get("name")), {}), values)
-        if "classes" in filled:
-            filled["classes"] = _filled(filled["classes"])
-        schedule = values.get("schedule")
-        if isinstance(schedule, list | tuple):
-            filled["schedule"] = [_with_preset(entry, values) for entry in schedule]
-        return filled
+            return handler(values)
+        preset = PRESETS.get(str(values.get("name")), {})
+        return handler(merged(merged({"classes": _CLASSES}, preset), values)).keep(values)
+
+    def keep(self, written: Mapping[str, Any]) -> Self:
+        """Keep what somebody wrote of the policy, and return the policy."""
+        self._written = dict(written)
+        return self
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
-        values = self.model_dump(exclude={"schedule"})
         for number, entry in enumerate(self.schedule):
             if "schedule" in entry.overrides:
                 raise ValueError(f"schedule.{number}.schedule: an entry has no schedule of its own")
             try:
-                Policy.model_validate(_merged(values, entry.overrides))
+                self._with([entry])
             except ValidationError as error:
                 problem = error.errors()[0]
                 key = ".".join(str(part) for part in ("schedule", number, *problem["loc"]))
                 raise ValueError(f"{key}: {problem['msg']}") from None
         return self
 
-    @model_serializer(mode="wrap")
-    def _only_what_is_set(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out defaults, which another preset would replace."""
-        return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+    @model_serializer
+    def _as_written(self) -> Mapping[str, Any]:
+        return self._written
 
 
 def policy_notes(policy: Policy, model: str, engine: str, *, streams: bool) -> Sequence[str]:
@@ -247,41 +247,11 @@ def policy_notes(policy: Policy, model: str, engine: str, *, streams: bool) -> S
     return [f"{where}: no effect of {', '.join(unread)}, it has no window"] if unread else []
 
 
-def _filled(classes: Any) -> Any:
-    """Return `classes` with the defaults of what they do not set."""
-    if not isinstance(classes, Mapping):
-        return classes
-    filled: dict[str, Any] = {name: policy.model_dump() for name, policy in CLASS_POLICIES.items()}
-    for name, fields in classes.items():
-        if isinstance(fields, ClassPolicy):
-            fields = fields.model_dump()
-        is_known = isinstance(fields, Mapping) and name in filled
-        filled[name] = {**filled[name], **fields} if is_known else fields
-    return filled
-
-
-def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with `overrides`; mappings of both are merged."""
-    merged = dict(values)
+    result = dict(values)
     for key, value in overrides.items():
-        before = merged.get(key)
+        before = result.get(key)
         both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]
-    return merged
-
-
-_OF_PRESETS: Final = frozenset(key for preset in PRESETS.values() for key in preset)
-"""Keys that some preset sets."""
-
-
-def _with_preset(entry: Any, values: Mapping[str, Any]) -> Any:
-    """Return an entry of a schedule with the preset that it names, where neither entry nor policy says otherwise."""
-    if not isinstance(entry, Mapping) or str(entry.get("name")) not in PRESETS:
-        return entry
-    if entry.keys() >= _OF_PRESETS:
-        return entry  # It has been filled in before.
-    defaults = {key: Policy.model_fields[key].get_default() for key in _OF_PRESETS - {"classes"}}
-    classes = {name: {"wait_s": None} for name in CLASS_POLICIES}
-    preset = _merged({**defaults, "classes": classes}, PRESETS[entry["name"]])
-    own = {key: values[key] for key in _OF_PRESETS & values.keys()}
-    return _merged(_merged(preset, own), entry)
+        result[key] = merged(before, value) if both else value  # type: ignore[arg-type]
+    return result

@@ -3,7 +3,6 @@
 `SLUICE_NATS__URL` sets `nats.url`. An empty variable is not set: charts render values that nobody gave as such.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource
 from typing_extensions import override
 
 from sluice.errors import SettingsError
-from sluice.settings.problems import Place, Problem
+from sluice.settings.problems import NOT_FILLED_IN, PLACEHOLDER, Place, Problem
 
 PREFIX: Final = "SLUICE_"
 DELIMITER: Final = "__"
@@ -47,18 +46,11 @@ class Variable:
     def sets(self, place: Place) -> bool:
         """Tell whether the value at `place` came from here."""
         lowered = tuple(str(part).lower() for part in place)
-        if self.place[: len(lowered)] == lowered:
-            return True
-        return self.place == lowered[: len(self.place)] and self._has(place[len(self.place) :])
-
-    def _has(self, below: Place) -> bool:
-        try:
-            value = json.loads(self.value)
-            for part in below:
-                value = value[part]
-        except (ValueError, KeyError, IndexError, TypeError):
-            return False
-        return True
+        if len(lowered) <= len(self.place):
+            return self.place[: len(lowered)] == lowered
+        below = place[len(self.place) :]
+        named = all(isinstance(part, int) or f'"{part}"' in self.value for part in below)
+        return self.place == lowered[: len(self.place)] and named
 
 
 def read_variables() -> Sequence[Variable]:
@@ -73,6 +65,8 @@ def read_variables() -> Sequence[Variable]:
 def _named(values: Mapping[str, str], folder: str) -> Iterator[Variable]:
     for name, value in values.items():
         if name.upper().startswith(PREFIX) and value:
+            if found := PLACEHOLDER.search(value):
+                raise SettingsError(f"{folder}{name}: {found[0]} {NOT_FILLED_IN}")
             parts = name[len(PREFIX) :].lower().split(DELIMITER)
             yield Variable(tuple(parts), value, folder + name)
 
@@ -95,7 +89,7 @@ class VariableSource(EnvSettingsSource):
 
     def __init__(self, settings: type[BaseSettings], variables: Sequence[Variable]) -> None:
         super().__init__(settings)
-        self.env_vars = {one.name.lower(): one.value for one in reversed(variables)}
+        self.env_vars = {each.name.lower(): each.value for each in reversed(variables)}
 
     @override
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
@@ -107,24 +101,22 @@ class VariableSource(EnvSettingsSource):
 
 def unknown_variables(variables: Sequence[Variable], settings: type[BaseSettings]) -> list[Problem]:
     """Describe the variables that look like settings and set none, because a part of their name is misspelt."""
-    known = [name_of(place) for place in _places(settings, ())]
-    joined = {name.replace(DELIMITER, "_"): name for name in known}
-    found: list[Problem] = []
+    names = [name_of(place) for place in _places(settings, ())]
+    by_letters = {name.replace(DELIMITER, "_"): name for name in names}
+    problems: list[Problem] = []
     for variable in variables:
         section, *below = variable.place
-        meant = joined.get(variable.name) if not below and not _is_link(variable) else None
-        if below and section not in settings.model_fields:
+        if section in settings.model_fields or _is_link(variable):
+            continue
+        meant = by_letters.get(variable.name)
+        if meant is None and below:
             close = get_close_matches(str(section), settings.model_fields, n=1)
             meant = name_of((*close, *below)) if close else None
-        elif meant is None or meant == variable.name:
-            continue
-        hint = (
-            f"; did you mean {meant}?"
-            if meant
-            else f"; sections are {', '.join(settings.model_fields)}"
-        )
-        found.append(Problem(variable.place, f"no such key{hint}", variable.origin))
-    return found
+        if meant or below:
+            sections = f"sections are {', '.join(settings.model_fields)}"
+            hint = f"did you mean {meant}?" if meant else sections
+            problems.append(Problem(variable.place, f"no such key; {hint}", variable.origin))
+    return problems
 
 
 def name_of(place: Place) -> str:

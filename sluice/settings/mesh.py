@@ -12,17 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import yaml
-from pydantic import (
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
@@ -36,7 +27,6 @@ from sluice.settings.base import (
     Port,
     Positive,
     Section,
-    check_meaning,
 )
 from sluice.settings.batching import PRESETS, Policy
 from sluice.settings.environment import DELIMITER, PREFIX, VariableSource, read_variables
@@ -383,12 +373,6 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Let variables win over the file, which arrives as arguments."""
         return VariableSource(settings_cls, read_variables()), init_settings
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        check_meaning(value, cls.model_fields[str(info.field_name)])
-        return value
 
     @model_validator(mode="after")
     def _default_is_there(self) -> Self:

@@ -19,41 +19,17 @@ _KEYS_SHOWN: Final = 20
 PLACEHOLDER: Final = re.compile(r"\{\{-?[\w\s.$|\"'()-]+\}\}|\{%.*?%\}|\$\{\w+(?::?-[^}]*)?\}")
 """What templates of Helm, Jinja, Ansible and shells look like before somebody fills them in."""
 
-_NO_SECTION: Final = "{input} is not a section; write keys below it"
-_NO_LIST: Final = "{input} is not a list; write [...] or lines that begin with a dash"
-_EXAMPLES: Final = {_NO_SECTION: """'{"name": "value"}'""", _NO_LIST: """'["a", "b"]'"""}
-
-_WORDS: Final[Mapping[str, str]] = {
+NOT_FILLED_IN: Final = "is a placeholder that was not filled in; write the value"
+_SHAPES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type", "mapping_type"),
+        "should be a section; write keys below it, or JSON in a variable",
+    ),
+    **dict.fromkeys(
+        ("tuple_type", "list_type", "set_type", "frozen_set_type"),
+        "should be a list; write [...], also in a variable",
+    ),
     "missing": "is missing",
-    "int_parsing": "{input} is not a whole number; write digits alone",
-    "int_type": "{input} is not a whole number; write digits alone",
-    "int_from_float": "{input} is not a whole number; write digits alone",
-    "float_parsing": "{input} is not a number; write one such as 2.5",
-    "float_type": "{input} is not a number; write one such as 2.5",
-    "finite_number": "{input} is not a finite number; write a number",
-    "bool_parsing": "{input} is neither true nor false; write one of them",
-    "bool_type": "{input} is neither true nor false; write one of them",
-    "string_type": "{input} is not a text; put it in quotes",
-    "path_type": "{input} is not a path",
-    "literal_error": "{input} is not one of {expected}",
-    "enum": "{input} is not one of {expected}",
-    "greater_than": "{input} is too small; use more than {gt}",
-    "greater_than_equal": "{input} is too small; use at least {ge}",
-    "less_than": "{input} is too large; use less than {lt}",
-    "less_than_equal": "{input} is too large; use at most {le}",
-    "string_pattern_mismatch": "{input} does not match {pattern}",
-    "string_too_short": "{input} is too short; use at least {min_length} characters",
-    "string_too_long": "{input} is too long; use at most {max_length} characters",
-    "too_short": "has too few entries; name at least {min_length}",
-    "too_long": "has too many entries; name at most {max_length}",
-    "model_type": _NO_SECTION,
-    "model_attributes_type": _NO_SECTION,
-    "dict_type": _NO_SECTION,
-    "mapping_type": _NO_SECTION,
-    "tuple_type": _NO_LIST,
-    "list_type": _NO_LIST,
-    "set_type": _NO_LIST,
-    "frozen_set_type": _NO_LIST,
 }
 """By the type of pydantic's error; of others pydantic's own words are used."""
 
@@ -103,7 +79,7 @@ def problems_of(
         # pydantic's "[key]" stands for a key of a mapping that is wrong itself.
         place = tuple(part for part in details["loc"] if part != "[key]")
         origin = origin_of(place[:-1] if details["type"] == "missing" else place)
-        for text in _text(details, model, is_variable=bool(origin)).splitlines():
+        for text in _text(details, model).splitlines():
             key, words = _key_in(text, model, place)
             found[Problem((*place, *key), words, origin)] = None
     return list(found)
@@ -149,40 +125,19 @@ def _line(place: Place, lines: Lines) -> int:
     return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 0)
 
 
-def _text(problem: Any, model: type[BaseModel], *, is_variable: bool = False) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
+def _text(problem: Any, model: type[BaseModel]) -> str:
+    """Return what is wrong, in pydantic's words where those say it."""
     models, field = _found(model, problem["loc"])
-    if problem["type"] == "extra_forbidden":
+    kind, message = problem["type"], str(problem["msg"])
+    if kind == "extra_forbidden":
         return _unknown(str(problem["loc"][-1]), models)
-    words = _WORDS.get(problem["type"])
-    if words is None:
-        return str(problem["msg"]).removeprefix("Value error, ")
-    if is_variable and words in (_NO_SECTION, _NO_LIST):
-        return words.partition(";")[0].format(input=shown(problem["input"])) + _as_json(
-            key, field, words
-        )
-    if problem["input"] is None and words in (_NO_SECTION, _NO_LIST):
-        return "is empty; write what belongs below it, or leave it out"
-    hidden = field is not None and not field.repr
-    return words.format(input="this" if hidden else shown(problem["input"]), **_limits(problem))
-
-
-def _as_json(key: str, field: FieldInfo | None, words: str) -> str:
-    """Say how a variable sets the section or list `key`."""
-    section = None if field is None else field.annotation
-    if isinstance(section, type) and issubclass(section, BaseModel):
-        single = "__".join((*key.split("."), next(iter(section.model_fields)))).upper()
-        return f"; write it as JSON, or set its keys by variables of their own, such as SLUICE_{single}"
-    return f"; write it as JSON, such as {_EXAMPLES[words]}"
-
-
-def _limits(problem: Any) -> dict[str, Any]:
-    limits = dict(problem.get("ctx", {}))
-    if "expected" in limits:
-        limits["expected"] = str(limits["expected"]).replace("'", "").replace(" or ", ", ")
-    return {
-        name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in limits.items()
-    }
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    # "Input should be a valid integer, unable to parse string as an integer".
+    rule = f"should {message.partition(' should ')[2].partition(', unable')[0]}"
+    words = _SHAPES.get(kind, rule if " should " in message else message)
+    is_hidden = kind == "missing" or (field is not None and not field.repr)
+    return words if is_hidden else f"{shown(problem['input'])} {words}"
 
 
 def shown(value: Any) -> str:

@@ -21,12 +21,9 @@ The spans of one request, by parent. Every answer's trace holds all of them; `=>
 
 Embed, Rerank and Score have one model span for all their rows, and only the first rows hang under it.
 
-Triton's spans of a batch hang under the model span of its first row; of many batches a second not all have them. A
-process sends the spans of one request together, so one that is killed leaves none without a parent; those of a worker
-whose batcher is lost hang under the model span.
-An answer that a batcher or worker gave a moment before it was killed may lack that process's spans; who had the row
-from it, a gateway or a batcher, adds `incomplete` under the model span. The spans of a gateway that is killed are
-lost with it; its batchers add `incomplete`, and what is left has no root.
+Triton's spans of a batch hang under the model span of its first row; of many batches a second not all have them. The
+spans of a process that is killed may be missing, also above others; those of a worker whose batcher is lost hang under
+the model span.
 cli/trace_rules.py has the rules of a trace.
 
 An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:
@@ -63,7 +60,6 @@ SPAN_PREFILL: Final = "prefill"
 SPAN_DECODE: Final = "decode"
 SPAN_JOB: Final = "job"
 
-JOB_STATE: Final = "sluice.job.state"
 JOB_ID: Final = "sluice.job.id"
 REQUEST_ID: Final = "sluice.request.id"
 PRIORITY_CLASS: Final = "sluice.class"
@@ -136,7 +132,6 @@ GEN_AI_DIMENSIONS: Final = "gen_ai.embeddings.dimension.count"
 GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
 """On spans and as a histogram, seconds."""
-GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"
 """Of a count of tokens: "input" or "output"."""
 
 GUARDRAIL_OPERATION: Final = "apply_guardrail"
@@ -167,19 +162,6 @@ HTTP_ROUTE: Final = "http.route"
 HTTP_STATUS: Final = "http.response.status_code"
 """Of a call that failed."""
 
-OUTCOME: Final = "sluice.outcome"
-"""A finish reason in small letters, or the ErrorInfo reason of an error."""
-ROUTER_POLICY: Final = "sluice.router.policy"
-"""The policy's key in the configuration."""
-ROUTER_VERSION: Final = "sluice.router.version"
-ROUTER_HEAD: Final = "sluice.router.head"
-DRIFT_SIGNAL: Final = "sluice.drift.signal"
-CURRENCY: Final = "sluice.currency"
-MODEL_FROM: Final = "sluice.model.from"
-"""The model whose answer was given up."""
-SAFETY_ACTION: Final = "sluice.safety.action"
-"""Of a rule: redact, block, ..., in small letters."""
-SAFETY_TARGET: Final = "sluice.safety.target"
 """What was inspected: "input" or "output"."""
 
 

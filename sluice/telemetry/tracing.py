@@ -1,7 +1,6 @@
 """Set OpenTelemetry's traces up in a process, and carry W3C trace context over wires that have headers or a string.
 
-Spans are the SDK's, and leave with its batch processor and its exporters. `CallSpans` stands before the batch processor
-to hand it the spans of one call together; `CountingExporter` behind it counts what was sent and lost.
+Spans are the SDK's, and leave with its batch processor and its exporters, which `CountedSpans` counts.
 """
 
 import logging
@@ -10,10 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
@@ -73,11 +70,6 @@ class Tracing:
             last.start()
             last.join(SHUTDOWN_S)
 
-    def flush(self) -> None:
-        """Send all spans of calls that have ended."""
-        if self._provider is not None:
-            self._provider.force_flush()
-
 
 def start_tracing(
     service: str,
@@ -106,7 +98,7 @@ def start_tracing(
             resource_of(service, instance),
             shutdown_on_exit=False,
         )
-        processors = list(map(CallSpans, exporters))
+        processors = list(map(CountedSpans, exporters))
     except (
         ValueError
     ) as error:  # a variable that the SDK refuses; telemetry shall not keep a process from starting
@@ -158,83 +150,32 @@ class CountingExporter(SpanExporter):
         self._exporter.shutdown()
 
 
-class CallSpans(SpanProcessor):
-    """Sends the spans of one call together, when the first of them ends, and that one before the others.
-
-    So a process that is killed leaves no span without its parent. Spans that end later, such as a shadow's, are sent at
-    once. What does not fit into the queue is counted and dropped.
-    """
+class CountedSpans(BatchSpanProcessor):
+    """The SDK's batch processor, which counts what it sends, loses, and drops for want of room in its queue."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self._exporter = CountingExporter(exporter)
+        self._counting = CountingExporter(exporter)
         self._queue_spans = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS))
-        self._batches = BatchSpanProcessor(
-            self._exporter,
+        self._given = self._dropped = 0
+        super().__init__(
+            self._counting,
             max_queue_size=self._queue_spans,
             schedule_delay_millis=float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", EXPORT_DELAY_MS)),
         )
-        self._given = self._dropped = 0
-        self._open: dict[int, list[ReadableSpan]] = {}
-        """By the first span of a tree in this process, the ended ones below it."""
-        self._first: dict[int, int] = {}
-        """The first span of the tree of each span that is open or waits for it."""
-
-    @property
-    def held(self) -> int:
-        """How many spans are open, or wait for the first of their call."""
-        return len(self._first)
-
-    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        """Remember the call that a span belongs to."""
-        own, parent = span.get_span_context().span_id, span.parent
-        first = own
-        if parent is None or parent.is_remote:
-            self._open[own] = []
-        else:
-            first = self._first.get(parent.span_id, parent.span_id)
-        self._first[own] = first
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Keep a span until the first one of its call has ended."""
-        own = _id_of(span)
-        first = self._first.get(own, own)
-        below = self._open.get(first)
-        if first == own or below is None:
-            self._send(span)
-            for each in self._open.pop(own, ()):
-                self._send(each)
-        else:
-            below.append(span)
-
-    def _send(self, span: ReadableSpan) -> None:
-        self._first.pop(_id_of(span), None)
-        if self._given - self._exporter.taken >= self._queue_spans:
+        """Queue a span that has ended, if there is room."""
+        if self._given - self._counting.taken >= self._queue_spans:
             self._dropped += 1
-            return
-        self._given += 1
-        self._batches.on_end(span)
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Send what is not kept."""
-        return self._batches.force_flush(timeout_millis)
-
-    def shutdown(self) -> None:
-        """Send all, also of calls that have not ended: better without a parent than lost."""
-        for below in list(self._open.values()):
-            for each in below:
-                self._send(each)
-        self._batches.shutdown()  # type: ignore[no-untyped-call]
+        else:
+            self._given += 1
+            super().on_end(span)
 
     def counts(self) -> Iterator["Point"]:
-        """Yield the spans sent and lost, for `"otel.sdk.exporter.span.exported"`."""
-        yield ("",), self._exporter.sent
-        yield ("export_failed",), self._exporter.lost
+        """Yield the spans sent and lost, for `otel.sdk.exporter.span.exported`."""
+        yield ("",), self._counting.sent
+        yield ("export_failed",), self._counting.lost
         yield ("queue_full",), self._dropped
-
-
-def _id_of(span: ReadableSpan) -> int:
-    context = span.get_span_context()
-    return 0 if context is None else context.span_id
 
 
 def start_server_span(tracer: Tracer, name: str, headers: Mapping[str, str]) -> Span:
@@ -282,8 +223,3 @@ def traceparent_of(span: Span) -> str:
     if not context.is_valid:
         return ""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-
-def trace_id_of(span: Span) -> str:
-    """Return the trace id, 32 hex digits."""
-    return trace.format_trace_id(span.get_span_context().trace_id)

@@ -39,5 +39,5 @@ def test_check_exits_with_1_and_lists_all_problems(
     assert shown.err.splitlines() == [
         f"sluice: SETUP: {file}: 2 problems",
         "  line 2: gatway: no such key; did you mean gateway?",
-        "  line 3: http.address: 5 is not a text; put it in quotes",
+        "  line 3: http.address: 5 should be a valid string",
     ]

@@ -274,7 +274,7 @@ def reload_file_of_up(shell: Shell) -> None:
     shell.config.write_text(CONFIG + "limits: {requests_per_minute: many}\n")
     refused = shell.here("reload")
     assert refused.returncode == 1
-    assert f"{shell.config}: line 7: limits.requests_per_minute: 'many' is not" in refused.stderr
+    assert f"{shell.config}: line 7: limits.requests_per_minute: 'many' should be" in refused.stderr
     other = shell.config.with_name("other.yaml")
     other.write_text(CONFIG)
     assert "another configuration" in shell.here("reload", "--config", str(other)).stdout

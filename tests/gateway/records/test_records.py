@@ -10,7 +10,6 @@ import pytest
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP, BatchInfo
 from sluice.settings import RecordsSettings
-from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import (
     GetRequestRecordRequest,
@@ -193,7 +192,7 @@ async def test_what_ends_during_its_admission_is_recorded_and_counted(
             _, error = await reading
             record = (await explained(wire, error.metadata["request_id"])).record
             assert (record.error_reason, record.tenant) == (reason, "acme")
-        outcome = (names.OUTCOME, reason)
+        outcome = ("sluice.outcome", reason)
         await wire.until(
             lambda: any(outcome in labels for labels in values(wire.metrics, "sluice.requests"))
         )

@@ -137,7 +137,7 @@ def test_a_block_ends_an_answer_before_the_match() -> None:
         (r"\d{6}\b", r"\p{Nope}\b", r"safety.rules.0.pattern: ticket: the engine refuses"),
         ("'(?i)\\bTCK-\\d{6}\\b'", "'(?i)a?'", r"safety.rules.0.pattern: ticket: position 0: .*empty"),
         ("name: account", "name: ticket", r"safety.rules.1.name: two rules have the name 'ticket'"),
-        ("name: account", "name: My.Rule", r"safety.rules.1.name: 'My.Rule' does not match"),
+        ("name: account", "name: My.Rule", r"safety.rules.1.name: 'My.Rule' should match"),
         ("validator: payment_card", "validator: jwt", r"safety.rules.2.validator: no validator 'jwt'; known"),
         ("      must_match: [AC 4111 1111 1111 1111]\n", "", r"safety.rules.1.must_match: is missing"),
         ("custom.ticket: block", "custom.tickets: block", r".*no rule 'custom.tickets'"),

@@ -15,7 +15,6 @@ from gateway.telemetry.drift import DriftMonitor
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.settings.routing import DriftRules
-from sluice.telemetry import names
 from sluice.telemetry.instruments import Instruments
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
@@ -77,7 +76,7 @@ def outcome_rows(drift: DriftMonitor) -> dict[str, int]:
 def drifted(instruments: Instruments) -> dict[str, float]:
     """By signal."""
     found = values(instruments, "sluice.router.drifted")
-    return {dict(labels)[names.DRIFT_SIGNAL]: value for labels, value in found.items()}
+    return {dict(labels)["sluice.drift.signal"]: value for labels, value in found.items()}
 
 
 def test_a_shift_is_a_metric_until_it_is_over_or_its_router_goes() -> None:

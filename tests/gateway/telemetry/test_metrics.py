@@ -17,7 +17,7 @@ from tests.gateway.kit.wire import Wire, error_of, events_of, is_served, prompt
 
 def requests(wire: Wire) -> dict[tuple[object, ...], float]:
     """By model, class and outcome."""
-    keys = names.GEN_AI_RESPONSE_MODEL, names.PRIORITY_CLASS, names.OUTCOME
+    keys = names.GEN_AI_RESPONSE_MODEL, names.PRIORITY_CLASS, "sluice.outcome"
     return {
         tuple(dict(labels).get(key) for key in keys): value
         for labels, value in values(wire.metrics, "sluice.requests").items()
@@ -36,7 +36,7 @@ async def test_answers_count_tokens_and_first_token(wire: Wire) -> None:
         ("small", "interactive", "stop"): 1,
     }
     counted = values(wire.metrics, "sluice.tokens")
-    by_type = {dict(labels)[names.GEN_AI_TOKEN_TYPE]: value for labels, value in counted.items()}
+    by_type = {dict(labels)["gen_ai.token.type"]: value for labels, value in counted.items()}
     assert by_type == {"input": 2 * len(task.prompt_token_ids), "output": 2 * len(tokens)}
     ((labels, count),) = values(wire.metrics, "gen_ai.server.time_to_first_token").items()
     assert count == 2

@@ -15,7 +15,7 @@ from gateway.telemetry.request_log import RequestLog
 from sluice.errors import InvalidRequest
 from sluice.internal.v1.frame_pb2 import TaskTimings
 from sluice.telemetry import names
-from sluice.telemetry.tracing import CallSpans, is_unsampled
+from sluice.telemetry.tracing import CountedSpans, is_unsampled
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
@@ -100,7 +100,9 @@ async def test_deadline_of_a_client_is_no_cancellation(wire: Wire) -> None:
     work = wire.span("chat small")
     assert (root[names.ERROR_REASON], root[names.RPC_STATUS]) == (word, word)
     assert work.attributes[names.ERROR_REASON] == word
-    outcomes = {dict(labels)[names.OUTCOME] for labels in values(wire.metrics, "sluice.requests")}
+    outcomes = {
+        dict(labels)["sluice.outcome"] for labels in values(wire.metrics, "sluice.requests")
+    }
     assert outcomes == {word}
 
 
@@ -138,7 +140,7 @@ async def test_content_is_in_traces_on_request(
 
 def test_a_call_that_is_not_sampled_leaves_no_span() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider(ParentBased(ALWAYS_OFF))
-    provider.add_span_processor(CallSpans(exporter))
+    provider.add_span_processor(CountedSpans(exporter))
     log = RequestLog(provider.get_tracer("test"), names.SPAN_GENERATE, {})
     headers = log.run_sent("r1", "m")
     assert is_unsampled(headers)
