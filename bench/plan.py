@@ -120,7 +120,7 @@ def planned_per_s(size: Size) -> float:
     plan = plan_job(
         1_000, 1.0, LengthMix(Uniform(PROMPT, PROMPT), Uniform(ANSWER, ANSWER)), setup, seed=1
     )
-    return size.workers * min(plan.worker_documents_per_s, plan.simulated_documents_per_s)
+    return size.workers * plan.worker_documents_per_s
 
 
 def planned_cores(documents_per_s: float) -> dict[str, float]:

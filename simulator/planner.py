@@ -1,23 +1,20 @@
 """Capacity planning: workers for a trace under objectives, or for a job of documents."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
 from simulator.arrivals import LengthMix
-from simulator.cost import StepCost
-from simulator.engines import EngineLimits
 from simulator.fleet import DEFAULT_SIZING, SHIPPED, Fleet, ProcessCost, Sizing, fleet, fleets
-from simulator.results import Ending, Slo, Summary, summarize
+from simulator.results import Slo, Summary, summarize
 from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival, SimulationError
 
 SAMPLE_DOCUMENTS: Final = 2000
-"""Documents of a job that are simulated to check the computed rate."""
-MEAN_DRAWS: Final = 20_000
-"""Draws from which mean lengths are computed."""
+"""Documents of a job that are simulated to get the rate of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +88,8 @@ class JobPlan:
 
     Attributes:
         documents_per_s: needed rate.
-        worker_documents_per_s: rate of one full worker, computed by `fluid_rate`.
-        simulated_documents_per_s: rate of one full worker in a simulation of `SAMPLE_DOCUMENTS`.
-        shortcut_error: how far the computed rate is above the simulated one, as a share of it.
-        workers: by the lower of the two, with nothing to spare.
+        worker_documents_per_s: rate of one full worker.
+        workers: with nothing to spare.
         fleet: all processes, workers too, with headroom and spread over zones.
     """
 
@@ -102,8 +97,6 @@ class JobPlan:
     hours: float
     documents_per_s: float
     worker_documents_per_s: float
-    simulated_documents_per_s: float
-    shortcut_error: float
     workers: int
     worker_hours: float
     cost: float | None
@@ -135,67 +128,31 @@ def plan_job(
         processes: what a document costs the processes beside the workers.
         worker_hour_price: price of a worker for an hour.
     """
-    needed = documents / (hours * 3600)
-    prompt, answer = _means(mix, seed)
-    fluid = fluid_rate(setup.cost, setup.limits, prompt, answer)
-    simulated = simulated_rate(mix, setup, seed)
-    slower = min(fluid, simulated)
-    workers = math.ceil(needed / slower)
-    worker_hours = documents / slower / 3600
+    rng, trace = Random(seed), []
+    for _ in range(SAMPLE_DOCUMENTS):
+        prompt, answer = mix.prompt.draw(rng), mix.answer.draw(rng)
+        trace.append(Arrival(0.0, prompt, answer, answer, "bulk"))
+    mean_answer = statistics.mean(arrival.answer_tokens for arrival in trace)
+    rate = _full_rate(trace, setup)
+    needed, worker_hours = documents / (hours * 3600), documents / rate / 3600
     return JobPlan(
         documents=documents,
         hours=hours,
         documents_per_s=needed,
-        worker_documents_per_s=fluid,
-        simulated_documents_per_s=simulated,
-        shortcut_error=fluid / simulated - 1,
-        workers=workers,
+        worker_documents_per_s=rate,
+        workers=math.ceil(needed / rate),
         worker_hours=worker_hours,
         cost=None if worker_hour_price is None else worker_hours * worker_hour_price,
         fleet=(
-            *fleets(needed, answer, sizing, processes),
-            fleet("worker", needed / slower, cost_error + abs(fluid / simulated - 1), sizing),
+            *fleets(needed, mean_answer, sizing, processes),
+            fleet("worker", needed / rate, cost_error, sizing),
         ),
     )
 
 
-def fluid_rate(cost: StepCost, limits: EngineLimits, prompt: float, answer: float) -> float:
-    """Return the documents per second of one worker whose slots are always taken.
-
-    A document stays for one step per token of its answer; in that time the worker computes as many
-    prompts as it has slots.
-    """
-    # Either slots or the KV cache limit how many documents run at once.
-    rows: float = limits.slots
-    if limits.cache_tokens:
-        rows = max(1.0, min(rows, limits.cache_tokens / (prompt + answer)))
-    context = prompt + answer / 2
-    steps = max(1.0, answer)
-    decoding = rows * (steps - 1) / steps
-    prefill = rows / steps * prompt
-    if limits.prefill_tokens:  # chunked prefill: prompts take more steps than answers
-        steps *= max(1.0, prefill / limits.prefill_tokens)
-        prefill = min(prefill, limits.prefill_tokens)
-    seconds = cost(prefill, decoding, decoding * context, prefill * prompt / 2)
-    return rows / (steps * seconds)
-
-
-def simulated_rate(mix: LengthMix, setup: Setup, seed: int) -> float:
-    """Return the documents per second of one worker with a backlog, between 10 and 80 % of a sample."""
-    rng = Random(seed)
-    trace = []
-    for _ in range(SAMPLE_DOCUMENTS):
-        prompt, answer = mix.prompt.draw(rng), mix.answer.draw(rng)
-        trace.append(Arrival(0.0, prompt, answer, answer, "bulk"))
+def _full_rate(trace: Sequence[Arrival], setup: Setup) -> float:
+    """Return the documents per second of one worker with a backlog, between 10 and 80 % of it."""
     history = simulate(trace, replace(setup, workers=1, admission=False, until_s=None))
-    ends = sorted(
-        o.ended_at for o in history.outcomes if o.ending is Ending.FINISHED and o.ended_at
-    )
-    first, last = ends[len(ends) // 10], ends[len(ends) * 8 // 10]
-    return (len(ends) * 8 // 10 - len(ends) // 10) / (last - first)
-
-
-def _means(mix: LengthMix, seed: int) -> tuple[float, float]:
-    rng = Random(seed)
-    draws = [(mix.prompt.draw(rng), mix.answer.draw(rng)) for _ in range(MEAN_DRAWS)]
-    return sum(p for p, _ in draws) / MEAN_DRAWS, sum(a for _, a in draws) / MEAN_DRAWS
+    ends = sorted(outcome.ended_at for outcome in history.outcomes if outcome.ended_at)
+    first, last = len(ends) // 10, len(ends) * 8 // 10
+    return (last - first) / (ends[last] - ends[first])

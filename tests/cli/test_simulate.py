@@ -22,6 +22,7 @@ async def test_policies_are_compared_in_one_run(cli: Cli) -> None:
     assert (ran.code, ran.err) == (0, "")
     for word in ("fixed", "continuous", "ttft p50", "in slo", "padding", "utilization", "cost"):
         assert word in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 100
 
 
 async def test_all_policies_are_compared_on_both_engines(cli: Cli) -> None:
@@ -45,11 +46,6 @@ async def test_a_comparison_takes_one_engine_and_other_traffic(cli: Cli) -> None
     policies = json.loads(ran.out)["policies"]
     assert list(policies) == list(PRESETS)
     assert all(0 < summary["padding_share"] < 1 for summary in policies.values())
-
-
-async def test_tables_of_policies_have_100_columns_at_most(cli: Cli) -> None:
-    ran = await cli("simulate", *LOAD, "--policies", "continuous", "--worker-hour-price", "2")
-    assert max(map(len, ran.out.splitlines())) <= 100
 
 
 async def test_json_has_every_number(cli: Cli) -> None:
@@ -142,15 +138,11 @@ async def test_a_plan_for_a_trace(cli: Cli) -> None:
     assert plan["workers"] > 1
     assert plan["summary"]["classes"][0]["within_slo"] >= 0.99
     assert plan["one_less"]["classes"][0]["within_slo"] < 0.99
+    ran = await cli("plan", *load[:2], "--seconds", "0.5", "--slo", "interactive:ttft=9")
+    assert "workers meet the SLOs" in ran.out
     ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3", "--workers-max", "1")
     assert ran.code == 1
     assert "1 workers do not meet the SLOs" in ran.err
-
-
-async def test_a_plan_says_how_many_workers_suffice(cli: Cli) -> None:
-    load = ("--arrivals", "poisson:rate=20,class=interactive,lengths=desk", "--seconds", "1")
-    ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3")
-    assert "1 workers meet the SLOs" in ran.out
 
 
 async def test_a_plan_for_a_job(cli: Cli) -> None:
@@ -159,10 +151,9 @@ async def test_a_plan_for_a_job(cli: Cli) -> None:
     ran = await cli("plan", *job, "--json")
     plan = json.loads(ran.out)
     assert plan["documents_per_s"] == pytest.approx(1157.4, abs=0.1)
-    assert abs(plan["shortcut_error"]) < 0.2
     assert plan["cost"] == pytest.approx(plan["worker_hours"] / 2)
     ran = await cli("plan", *job)
-    assert "computed against simulated" in ran.out
+    assert "documents a second of one worker" in ran.out
     ran = await cli("plan", *job, *LOAD)
     assert ran.code == 2
 

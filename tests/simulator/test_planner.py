@@ -1,16 +1,13 @@
-"""Plans: the fewest workers that are enough, and a shortcut that agrees with the simulation."""
+"""Plans: the fewest workers that are enough for a trace, and those of a job by the rate of one of them."""
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from simulator.arrivals import LengthMix, parse_lengths
-from simulator.engines import EngineLimits
 from simulator.planner import plan_job, plan_trace
 from simulator.results import parse_slos, summarize
 from simulator.simulator import simulate
 from simulator.trace import Arrival, SimulationError
-from tests.simulator.kit import setup, trace
+from tests.simulator.kit import COST, setup, trace
 
 SLOS = parse_slos(["interactive:ttft=0.3"])
 LOAD = ("poisson:rate=60,class=interactive,lengths=desk",)
@@ -45,25 +42,17 @@ def test_objectives_that_no_number_of_workers_meets_are_an_error() -> None:
         plan_trace(trace(*LOAD, seconds=2.0), setup(), impossible, share=0.9, workers_max=4)
 
 
-@settings(max_examples=8)
-@given(
-    prompt=st.sampled_from(["50", "lognormal/300/0.7/2048", "uniform/10/900"]),
-    answer=st.sampled_from(["1", "20", "lognormal/60/0.5/512"]),
-    prefill=st.sampled_from([0, 512]),
-    cache=st.sampled_from([0, 8192]),
-)
-@example(prompt="50", answer="1", prefill=0, cache=0)
-@example(prompt="50", answer="20", prefill=512, cache=0)
-@pytest.mark.long
-def test_the_shortcut_agrees_with_the_simulation(
-    prompt: str, answer: str, prefill: int, cache: int
-) -> None:
-    limits = EngineLimits(slots=16, prefill_tokens=prefill, cache_tokens=cache)
-    mix = LengthMix(parse_lengths(prompt), parse_lengths(answer))
-    job = plan_job(1_000_000, 24.0, mix, setup(limits=limits), seed=1)
-    assert abs(job.shortcut_error) < 0.25
-    slower = min(job.worker_documents_per_s, job.simulated_documents_per_s)
-    assert (job.workers - 1) * slower < job.documents_per_s <= job.workers * slower
+@pytest.mark.parametrize(("prompt", "answer"), [(50, 20), (300, 60), (10, 200)])
+def test_a_full_worker_has_the_rate_of_its_steps(prompt: int, answer: int) -> None:
+    """A document stays for a step a token; in that time as many prompts are computed as there are slots."""
+    slots = setup().limits.slots
+    decoding = slots * (answer - 1) / answer
+    step_s = COST(slots * prompt / answer, decoding, decoding * (prompt + answer / 2))
+    mix = LengthMix(parse_lengths(f"{prompt}"), parse_lengths(f"{answer}"))
+    job = plan_job(1_000_000, 24.0, mix, setup(), seed=1)
+    rate = job.worker_documents_per_s
+    assert rate == pytest.approx(slots / (answer * step_s), rel=0.15)
+    assert (job.workers - 1) * rate < job.documents_per_s <= job.workers * rate
 
 
 def test_a_job_has_its_price() -> None:
