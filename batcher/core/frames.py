@@ -30,18 +30,10 @@ def merge(request: QueuedRequest, frame: frame_pb2.Frame) -> frame_pb2.Frame | N
     if known_tokens:
         if known_tokens >= len(frame.token_ids) and not frame.HasField("final"):
             return None
-        frame = _without_head(frame, known_tokens)
+        frame = part_of(frame, known_tokens, final=frame.HasField("final"))
     request.produced.extend(frame.token_ids)
     request.logprobs.extend(frame.logprobs)
     return frame
-
-
-def without_final(frame: frame_pb2.Frame) -> frame_pb2.Frame:
-    """Return a copy of a frame with its tokens alone."""
-    rest = frame_pb2.Frame()
-    rest.CopyFrom(frame)
-    rest.ClearField("final")
-    return rest
 
 
 def final_frame(request: QueuedRequest) -> frame_pb2.Frame:
@@ -91,14 +83,15 @@ def pack_bundles(
     ]
 
 
-def _without_head(frame: frame_pb2.Frame, known: int) -> frame_pb2.Frame:
+def part_of(frame: frame_pb2.Frame, known: int = 0, *, final: bool) -> frame_pb2.Frame:
+    """Return a frame without its first `known` tokens, with its end if `final`."""
     return frame_pb2.Frame(
         request_id=frame.request_id,
         attempt=frame.attempt,
         start_index=frame.start_index + known,
         token_ids=frame.token_ids[known:],
         logprobs=frame.logprobs[known:],
-        final=frame.final if frame.HasField("final") else None,
+        final=frame.final if final else None,
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final, cast
 
-from batcher.core.frames import Outbox, final_frame, merge, without_final
+from batcher.core.frames import Outbox, final_frame, merge, part_of
 from batcher.core.queued_request import QueuedRequest, RequestState
 from batcher.core.scheduler.entry import Batch
 from batcher.core.scheduler.queue import Queue
@@ -234,7 +234,7 @@ class RequestTable:
     def _on_returned(self, request: QueuedRequest, frame: frame_pb2.Frame, now: float) -> None:
         """Handle a request that its worker cannot continue."""
         if frame.token_ids:
-            self._outbox.publish(request, without_final(frame))
+            self._outbox.publish(request, part_of(frame, final=False))
         cause = frame.final.return_cause or frame_pb2.RETURN_CAUSE_WORKER_LOST
         self._return_to_gateway(request, now, cause, frame.final.error, stop=False)
 

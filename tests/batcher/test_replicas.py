@@ -64,32 +64,3 @@ async def test_rows_go_to_both_and_a_lost_worker_gives_back_its_own(
         two.silent = False
         await gateway.until(lambda: workers(gateway) == 2)
         assert [r for r in two.received if r.HasField("open_channel")][-1].open_channel.epoch > 1
-
-
-async def test_drain_lets_running_requests_end_and_returns_the_rest(
-    nats_url: str, gateway: GatewayDouble
-) -> None:
-    async with WorkerDouble.running() as one, WorkerDouble.running() as two:
-        model = ECHO.model_copy(update={"triton_url": (one.address, two.address)})
-        settings = settings_of(nats_url, "127.0.0.1:1", model)
-        settings = settings.model_copy(
-            update={"batcher": settings.batcher.model_copy(update={"drain_s": 10.0})}
-        )
-        async with running_batcher(settings) as stop:
-            await gateway.until(lambda: workers(gateway) == 2)
-            running = [await gateway.ask() for _ in range(2 * SLOTS)]
-            await one.until(lambda: len(rows_of(one)) == SLOTS)
-            await two.until(lambda: len(rows_of(two)) == SLOTS)
-            waiting = [await gateway.ask() for _ in range(3)]
-            await gateway.until(lambda: gateway.reports[-1].models[0].queued == 3)
-            stop.set()
-            for task in waiting:
-                await gateway.until(lambda task=task: task.request_id in gateway.returned)  # type: ignore[misc]
-            for worker in (one, two):
-                for batch in worker.batches[:]:
-                    await worker.step(
-                        *(frame(row, 0, [1], frame_pb2.TASK_END_STOP) for row in batch.tasks)
-                    )
-            for task in running:
-                await gateway.finished(task)
-    assert set(gateway.returned) == {task.request_id for task in waiting}

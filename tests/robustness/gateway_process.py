@@ -96,9 +96,8 @@ def gateway(
     authority: Authority | None = None,
     identity: IdentitySettings | None = None,
     files: int = FILES,
-    gateway_id: str = "",
 ) -> Iterator[Target]:
-    """Run a gateway with NATS at ``url``; it may open ``files`` files, and ``gateway_id`` may name it."""
+    """Run a gateway with NATS at ``url``, which may open ``files`` files."""
     grpc_address, http_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
     model = write_model(folder / "model")
     settings = settings_for(model, url, address=grpc_address, http=http_address, identity=identity)
@@ -107,7 +106,7 @@ def gateway(
         settings = settings.model_copy(update={"tls": tls})
     path = folder / "sluice.yaml"
     path.write_text(settings.to_yaml(), encoding="utf-8")
-    command = [sys.executable, "-m", "gateway", "--config", str(path), "--id", gateway_id]
+    command = [sys.executable, "-m", "gateway", "--config", str(path)]
     with subprocess.Popen(command, cwd=ROOT, env=os.environ, stderr=subprocess.DEVNULL) as process:
         try:
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (files, files))

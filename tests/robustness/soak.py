@@ -25,10 +25,10 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import linear_regression
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+from scipy.stats import linregress
 
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
 from bench.support.meshes import echo, mesh_of, mesh_settings
@@ -101,12 +101,8 @@ class Samples:
 
 def growth(points: Sequence[tuple[int, float]]) -> Growth:
     """The line of least squares through requests and KiB."""
-    xs, ys = [count / 1000 for count, _ in points], [kib for _, kib in points]
-    slope, intercept = linear_regression(xs, ys)
-    residue = sum((y - slope * x - intercept) ** 2 for x, y in zip(xs, ys, strict=True))
-    mean = sum(xs) / len(xs)
-    error = math.sqrt(residue / max(1, len(xs) - 2) / sum((x - mean) ** 2 for x in xs))
-    return Growth(slope, _T95 * error)
+    line = linregress([count / 1000 for count, _ in points], [kib for _, kib in points])
+    return Growth(line.slope, _T95 * line.stderr)
 
 
 async def soak(

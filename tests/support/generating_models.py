@@ -1,13 +1,12 @@
 """Small random models of families that only transformers' own `generate()` computes rightly, as folders."""
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from tests.support.tiny_models import CONTEXT, VOCABULARY
+from tests.support.tiny_models import CONTEXT, VOCABULARY, save_words
 from tests.support.tiny_seq2seq import save_seq2seq
 
 END: Final = 2
@@ -60,13 +59,4 @@ def save(folder: Path, family: str) -> Path:
     if family not in FAMILIES:
         return save_seq2seq(folder, family)
     tiny(family).save_pretrained(folder)
-    words = {f"w{number}": number for number in range(VOCABULARY)}
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "Whitespace"},
-        "decoder": {"type": "Fuse"},
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    return folder
+    return save_words(folder, decoder={"type": "Fuse"})

@@ -52,12 +52,21 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
 def save_model(folder: Path, family: str = "llama", **changes: Any) -> Path:
     """Writes a tiny model with a word-level tokenizer to ``folder``."""
     tiny_model(family, **changes).to(torch.bfloat16).save_pretrained(folder)
-    words = {f"w{i}": i for i in range(VOCABULARY)}
+    return save_words(folder)
+
+
+def save_words(folder: Path, **parts: Any) -> Path:
+    """Writes a tokenizer of the words w0, w1 and so on, with further ``parts``."""
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
         "pre_tokenizer": {"type": "Whitespace"},
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {f"w{number}": number for number in range(VOCABULARY)},
+            "unk_token": "w0",
+        },
+        **parts,
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return folder

@@ -201,12 +201,8 @@ class ClassOrder:
 
     @property
     def overdue_at(self) -> float:
-        """Time from which the class counts as overdue."""
+        """Time from which the class is overdue: none of its requests was taken for `aging_s`."""
         return self.passed_since + self.policy.aging_s
-
-    def is_overdue(self, now: float) -> bool:
-        """Return whether no request of the class was taken for longer than `aging_s`."""
-        return self.overdue_at <= now
 
     def pressing_at(self, entry: QueueEntry) -> float:
         """Return the time from which a request must not wait for others."""
@@ -215,10 +211,6 @@ class ClassOrder:
         if not self._is_fair:
             return self.overdue_at
         return min(self.overdue_at, entry.deadline - self._urgency * self.service_s)
-
-    def is_pressing(self, entry: QueueEntry, now: float) -> bool:
-        """Return whether a request must not wait for others."""
-        return self.pressing_at(entry) <= now
 
     def share_before(self, tenant: str) -> float:
         """Return the share of the waiting tokens that goes before a new request of the tenant.

@@ -63,7 +63,7 @@ class Placement:
             return capacity_of(worker, RANKS[name] if self._order.by_class else len(urgent))
         members = self._order.classes[name]
         spare = SPARE_SLOTS[name]
-        if not spare or self._order.reserve_until(name) <= now or members.is_overdue(now):
+        if not spare or self._order.reserve_until(name) <= now or members.overdue_at <= now:
             return worker
         # Keep slots free for more urgent requests, but never more than a quarter of the worker.
         free = worker.free_slots

@@ -169,7 +169,7 @@ class BatchPolicy:
             return Decision(None)
         members = self._order.classes[first.priority_class]
         closes_at = self._closes_at(first)
-        if members.is_pressing(first, now):
+        if members.pressing_at(first) <= now:
             cause = BatchCause.URGENT
         elif closes_at <= now:
             cause = BatchCause.WINDOW_OVER
@@ -189,7 +189,7 @@ class BatchPolicy:
         self, first: QueueEntry, worker: Capacity, now: float
     ) -> tuple[BatchCause | None, QueueEntry]:
         """Return why a batch goes now (None if it waits) and its first request."""
-        if self._order.classes[first.priority_class].is_pressing(first, now):
+        if self._order.classes[first.priority_class].pressing_at(first) <= now:
             return BatchCause.URGENT, first
         if self._policy.is_continuous:
             is_full = self._order.waiting >= self.size

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.core.frames import BUNDLE_BYTES_MAX, merge, pack_bundles, resend, without_final
+from batcher.core.frames import BUNDLE_BYTES_MAX, merge, pack_bundles, part_of, resend
 from batcher.core.queued_request import QueuedRequest
 from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import frame_pb2, task_pb2
@@ -40,7 +40,7 @@ def test_frame_after_missing_tokens_breaks_the_channel(frame: frame_pb2.Frame) -
 
 
 def test_the_tokens_of_a_final_frame_can_go_alone() -> None:
-    alone = without_final(frame_of(5, 2, final=True))
+    alone = part_of(frame_of(5, 2, final=True), final=False)
     assert (list(alone.token_ids), alone.HasField("final")) == ([5, 6], False)
 
 
