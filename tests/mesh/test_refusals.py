@@ -6,8 +6,10 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from sluice.settings import Settings
+from bench.support.meshes import echo
+from sluice.settings import HttpSettings
 from supervisor.mesh import running_mesh
+from tests.support.mesh import quick_settings
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
 
@@ -16,23 +18,9 @@ STEP_S: Final = 0.01
 LONG: Final = 60
 """Tokens of a long answer, which takes 0.6 s."""
 BOUND_S: Final = 60.0
-SETTINGS: Final = Settings.model_validate(
-    {
-        "models": [
-            {
-                "name": "echo",
-                "path": "builtin:small",
-                "engine": "echo",
-                "echo_step_ms": 1000 * STEP_S,
-                "slots": SLOTS,
-            }
-        ],
-        "routing": {"default": "echo"},
-        "gateway": {"address": "127.0.0.1:0", "drain_s": 1},
-        "http": {"address": "127.0.0.1:0"},
-    }
+SETTINGS: Final = quick_settings(
+    echo(SLOTS, echo_step_ms=1000 * STEP_S), http=HttpSettings(address="127.0.0.1:0")
 )
-
 
 Answer = tuple[int, dict[str, Any], float]
 """Status, error (empty: none) and the seconds after which a retry is offered."""

@@ -7,28 +7,24 @@ from typing import Final
 
 import pytest
 
+from bench.support.meshes import echo
 from sluice.client import AsyncClient, ConnectionLost, Delta, PriorityName, RetryPolicy
 from sluice.client.request import PRIORITIES
-from sluice.settings import parse
+from sluice.settings import GatewaySettings, JobsSettings, TlsSettings
 from sluice.v1 import jobs_pb2
 from supervisor.mesh import Mesh, running_mesh
-from tests.support.mesh import kill
+from tests.support.mesh import kill, quick_settings
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
 
 BOUND_S: Final = 90.0
 TOKENS: Final = 60
 PROMPT: Final = "one two three four five six seven eight nine ten " * 8
-ECHO: Final = {"name": "echo", "path": "builtin:small", "engine": "echo", "slots": 64}
-SETTINGS: Final = parse(
-    {
-        "models": [{**ECHO, "echo_step_ms": 50}],
-        "routing": {"default": "echo"},
-        "gateway": {"address": "127.0.0.1:0", "drain_s": 1, "replicas": 2},
-        "batcher": {"drain_s": 1},
-        "tls": {"embedded": True},
-    },
-    "settings",
+SETTINGS: Final = quick_settings(
+    echo(64, echo_step_ms=50),
+    gateway=GatewaySettings(address="127.0.0.1:0", drain_s=1, replicas=2),
+    jobs=JobsSettings(),
+    tls=TlsSettings(embedded=True),
 )
 
 

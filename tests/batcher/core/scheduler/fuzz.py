@@ -6,7 +6,6 @@ It keeps its own books, and compares:
 - a task is handed out only while it waits, never twice at a time, and never after its deadline;
 - every task ends: handed out and finished, cancelled, or expired at its deadline;
 - no batch is beyond what the policy and the worker allow;
-- while a class is overdue only rows of overdue classes go before it;
 - what the queue says of itself is true.
 """
 
@@ -114,7 +113,6 @@ class QueueFuzz:
         self.numbers = 0
         self.batches = 0
         self.tasks: dict[str, Known] = {}
-        self.served_at = dict.fromkeys(CLASSES, 0.0)
         preempts = self.chance.random() < 0.7
         self.workers = [
             WorkerConnection(f"w{n}", preempts=preempts) for n in range(self.chance.randrange(1, 4))
@@ -166,15 +164,10 @@ class QueueFuzz:
             prefix=chance.choice([0, 1, 2]),
         )
         self.numbers += 1
-        self.begins_to_wait(task)
         self.tasks[task.request_id] = Known(task, answer, self.now, produced)
         self.queue.add(task, self.now)
         if chance.random() < 0.1:
             self.at(chance.random() * 5, lambda: self.cancel(task.request_id))
-
-    def begins_to_wait(self, task: QueueEntry) -> None:
-        if not self.count(task.priority_class):
-            self.served_at[task.priority_class] = self.now
 
     def cancel(self, request_id: str) -> None:
         known = self.tasks.pop(request_id, None)
@@ -218,7 +211,6 @@ class QueueFuzz:
         for request_id in lost:
             known = self.tasks[request_id]
             known.produced = self.chance.randrange(known.produced, known.answer + 1)
-            self.begins_to_wait(known.task)
             known.worker, known.since = None, self.now
             known.task = come_back(self.queue, known.task, known.produced, self.now)
         self.at(self.chance.random() * 5, lambda: self.revive(worker))
@@ -327,27 +319,6 @@ class QueueFuzz:
             assert capacity.waiting_tokens + tokens <= policy.waiting_tokens_max
         if len(rows) > 1 or not capacity.idle:
             assert batch.cache_tokens <= room.free_tokens
-        if not self.is_limited(capacity):
-            self.check_turns(members)
-
-    def check_turns(self, members: list[Known]) -> None:
-        """While a class is overdue, only others that are overdue too go before it.
-
-        Where lengths matter that is said of the first row: others are there because they are as long.
-        """
-        if self.policy.order == "arrival":
-            return
-        sent = {known.task.priority_class for known in members}
-        overdue = {
-            name
-            for name in CLASSES
-            if self.count(name)
-            and self.served_at[name] + self.policy.of_class(name).aging_s <= self.now
-        }
-        if overdue:
-            assert members[0].task.priority_class in overdue
-        if not self.policy.pads:
-            assert overdue <= sent or sent <= overdue, (overdue, sent)
 
     def send(self, batch: Batch[QueueEntry]) -> None:
         worker = next(w for w in self.workers if w.name == batch.worker)
@@ -361,7 +332,6 @@ class QueueFuzz:
             worker.ranks[row.request_id] = RANKS[known.task.priority_class]
             known.worker = worker
             worker.rows[row.request_id] = row
-            self.served_at[known.task.priority_class] = self.now
             took_s = 0.05 + 0.02 * (known.answer - known.produced) * self.chance.random()
             self.at(took_s, partial(self.finish, worker, life, row.request_id))
 

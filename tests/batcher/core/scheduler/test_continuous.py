@@ -10,6 +10,7 @@ from tests.batcher.core.scheduler.kit import (
     batch_of,
     busy,
     fill,
+    policy,
 )
 from tests.support.settings import tuned
 
@@ -27,6 +28,14 @@ def test_continuous_full_is_its_own_size(waiting: int, cause: BatchCause) -> Non
     fill(queue, *[5] * waiting)
     batch = batch_of(queue, 0.0, busy(free_slots=3))
     assert (batch.cause, len(batch.entries)) == (cause, 3)
+
+
+def test_continuous_ignores_what_static_policies_wait_for() -> None:
+    static = {"batch_tokens_max": 10, "padding_max": 0.0, "batches_running_max": 1, "wait_s": 5.0}
+    queue = Queue(policy("continuous", latency_target_s=1.0, **static))
+    fill(queue, *[10] * 5)
+    batch = batch_of(queue, 0.0, Capacity("w", 8, batches_running=1))
+    assert (batch.cause, len(batch.entries)) == (BatchCause.WORKER_IDLE, 5)
 
 
 def full_of_bulk(urgent_rows: int = 3) -> Capacity:
