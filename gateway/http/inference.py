@@ -16,7 +16,7 @@ from gateway.http.message_events import MessageEvents
 from gateway.http.messages import MessagesBody
 from gateway.http.names import BodyKind, FieldNames
 from gateway.http.requests import add_headers, generate_request, timeout_s
-from gateway.http.responses import ResponseEvents, response_request
+from gateway.http.responses import ResponseEvents, chat_of
 from sluice.errors import UnknownModel
 from sluice.openai.answers import SHAPES
 from sluice.openai.embeddings import (
@@ -71,7 +71,7 @@ class ModelCalls:
         """Serve /v1/responses without state: answers are not stored, and each request has its whole conversation."""
         body, places = await call.object(), dict[str, str]()
         call.named = FieldNames(BodyKind.RESPONSE, body, places)
-        request, options = response_request(body, places)
+        request, options = generate_request(CHAT, chat_of(body, places))
         events = ResponseEvents(body, int(time.time()))
         call.failing = events.fail
         await self._generate(call, request, events, {} if options is None else SSE)
@@ -80,7 +80,7 @@ class ModelCalls:
         """Serve /v1/messages, Anthropic's API."""
         body = MessagesBody(await call.object())
         request = body.request(self._generator.catalog.max_answer_tokens)
-        call.named = body.name_of
+        call.named = body.named
         max_tokens, streams = request.sampling.max_tokens, body.streams
         events = MessageEvents(max_tokens, streams=streams, caches=body.caches)
         await self._generate(call, request, events, SSE if streams else {})
@@ -89,7 +89,7 @@ class ModelCalls:
         """Serve /v1/messages/count_tokens: count the prompt tokens of a message."""
         body = MessagesBody(await call.object())
         request = body.count_request()
-        call.named = body.name_of
+        call.named = body.named
         call.remaining_s = timeout_s(call.metadata, streams=False)
         call.is_read = True
         with call.while_connected():

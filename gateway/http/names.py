@@ -62,11 +62,11 @@ _TABLE: Final[Sequence[tuple[str, str, Collection[BodyKind]]]] = (
     ("^response_format.*", "output_config.format", {BodyKind.MESSAGE}),
     ("^reasoning_effort$", "output_config.effort", {BodyKind.MESSAGE}),
     (r"^stop(?=$|\[)", "stop_sequences", {BodyKind.MESSAGE}),
+    ("^labels.user$", "metadata.user_id", {BodyKind.MESSAGE}),
     ("^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use", {BodyKind.MESSAGE}),
     (r"^tool_choice\.function\.", "tool_choice.", {BodyKind.MESSAGE}),
     (r"^(tools\[\d+\])\.function", r"\1", {BodyKind.MESSAGE}),
     (r"^(tools\[\d+\])\.parameters", r"\1.input_schema", {BodyKind.MESSAGE}),
-    (r"(tool_calls\[\d+\])\.function\.", r"\1.", {BodyKind.MESSAGE}),
 )
 """Pattern in a path, replacement, and the kinds of bodies that it is for; applied from the first row to the last."""
 _RULES: Final = {
@@ -75,13 +75,20 @@ _RULES: Final = {
 _NOTHING: Final[Mapping[str, Any]] = {}
 _NO_PLACES: Final[Mapping[str, str]] = {}
 _MESSAGE: Final = re.compile(r"(messages\[\d+\](?:\.tool_calls\[\d+\])?)(.*)", re.DOTALL)
-_ITEM_FIELDS: Final[Mapping[str, str]] = {
-    ".function.name": ".name",
-    ".function.arguments": ".arguments",
-    ".tool_call_id": ".call_id",
-    ".id": ".call_id",
+_ITEM_FIELDS: Final[Mapping[BodyKind, Mapping[str, str]]] = {
+    BodyKind.RESPONSE: {
+        ".function.name": ".name",
+        ".function.arguments": ".arguments",
+        ".tool_call_id": ".call_id",
+        ".id": ".call_id",
+    },
+    BodyKind.MESSAGE: {
+        ".function.name": ".name",
+        ".function.arguments": ".input",
+        ".tool_call_id": ".tool_use_id",
+    },
 }
-"""Names that items of the Responses API have for fields of messages and tool calls."""
+"""Names that items and blocks have for fields of messages and tool calls."""
 
 
 class FieldNames:
@@ -101,6 +108,7 @@ class FieldNames:
         places: Mapping[str, str] = _NO_PLACES,
     ) -> None:
         self._rules = _RULES[kind]
+        self._item_fields = _ITEM_FIELDS.get(kind, {})
         self._body = body
         self._places = places
 
@@ -126,13 +134,13 @@ class FieldNames:
         return f"{LABEL}{key}" if field is None else f"{field}.{key}"
 
     def _item_field(self, place: str, field: str) -> str:
-        item = self._places.get(place, "input")
-        if not item.startswith("input["):  # instructions, or an input that is one text
+        item = self._places.get(place, place)
+        if "[" not in item:  # instructions, or an input that is one text
             return item
         if item.endswith(".output"):  # a tool result: its output became the content of a message
             item = item if field == ".content" else item.removesuffix(".output")
             field = field.removeprefix(".content")
-        return item + _ITEM_FIELDS.get(field, field)
+        return item + self._item_fields.get(field, field)
 
     def _as_sent(self, path: str) -> str:
         body, alias = self._body, "max_completion_tokens"

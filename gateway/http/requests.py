@@ -7,7 +7,7 @@ metadata of a gRPC call. Errors name the wrong field or header.
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from gateway.http.names import IDEMPOTENCY_KEY, LABEL
 from gateway.identity.authenticator import AUTHORIZATION
 from sluice.errors import InvalidRequest
+from sluice.openai.bodies import Part
 from sluice.openai.fields import BadField, BadJson, check_kind, load_json
 from sluice.openai.requests import request_of_body
 from sluice.startup import is_loopback
@@ -36,20 +37,20 @@ _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
 """Headers in which OpenAI's clients send their timeout for a response, in seconds."""
 
 
-EXTENSIONS: Final = (
-    "seed",
-    "logit_bias",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "regex",
-    "chat_template_kwargs",
-    "allow_degraded",
-)
-"""Fields that all bodies may have beside those of their API."""
+class Extensions(Part):
+    """Fields that all bodies may have beside those of their API."""
+
+    seed: Any = None
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    min_tokens: Any = None
+    stop_token_ids: Any = None
+    regex: Any = None
+    chat_template_kwargs: Any = None
+    allow_degraded: Any = None
 
 
 def metadata_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -108,36 +109,6 @@ def _take_stream_options(body: dict[str, Any]) -> bool | None:
             raise BadField(f"stream_options.{name}: is not supported; leave it out")
         check_kind(f"stream_options.{name}", value, bool)
     return bool(options.get("include_usage"))
-
-
-def translate_fields(
-    fields: Mapping[str, Any],
-    same: Collection[str],
-    translators: Mapping[str, Callable[[Any], Json]],
-    no_effect: Mapping[str, Sequence[Any]],
-    remedies: Mapping[str, str],
-) -> Json:
-    """Translate the fields of another API's body into those of a chat.
-
-    Args:
-        fields: Fields of the body, without nulls.
-        same: Names of fields that chats have as well.
-        translators: Functions that translate a field into fields of a chat, by name.
-        no_effect: Values with which an unsupported field is accepted, because they change nothing.
-        remedies: What to do instead, by unsupported field.
-
-    Raises:
-        BadField: A field is unsupported, or its value is invalid.
-    """
-    chat: Json = {}
-    for name, value in fields.items():
-        if name in same:
-            chat[name] = value
-        elif name in translators:
-            chat |= translators[name](value)
-        elif value not in no_effect.get(name, ()):
-            raise BadField(f"{name}: {remedies.get(name, 'is not supported; leave it out')}")
-    return chat
 
 
 def host_of(headers: Mapping[str, str]) -> str:

@@ -4,56 +4,37 @@
 an object or as events. An unsupported field is an error that names it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from pydantic import Field
 from typing_extensions import override
 
 from gateway.http.events import REASONING, TEXT, EventAnswer, Json
 from gateway.http.logprobs import TextLogprobs
-from gateway.http.requests import EXTENSIONS, generate_request, translate_fields
+from gateway.http.requests import Extensions
 from sluice.openai.answers import chat_logprobs
-from sluice.openai.fields import BadField, check_entries, check_kind
+from sluice.openai.bodies import Entries, Part, read
+from sluice.openai.fields import BadField, check_entries
 from sluice.openai.messages import text_of
-from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2 as pb
 
-_SAME: Final = (
-    "model",
-    "temperature",
-    "top_p",
-    "metadata",
-    "user",
-    "parallel_tool_calls",
-    "stream",
-    "stop",
-    "top_k",
-    "top_logprobs",
-    *EXTENSIONS,
-    "store",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "safety_identifier",
-)
-"""Fields with the same name in chats; some are Sluice's own."""
-_NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
-    "background": (False,),
-    "truncation": ("disabled",),
-    "service_tier": ("auto", "default"),
-}
-"""Unsupported fields that are accepted with a value that changes nothing."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 """The value of `include` that has an effect; others are about items that responses never have."""
+_STATELESS: Final = (
+    "is not supported; responses are not stored: send the whole conversation in input"
+)
 _REMEDIES: Final[Mapping[str, str]] = {
     "truncation": 'must be "disabled": a conversation that does not fit is refused',
     "service_tier": "is not supported; the header x-sluice-priority sets the priority",
     "background": "must be false; send a batch to /v1/batches",
     "prompt": "is not supported; send instructions and input",
+    "text.verbosity": "is not supported; ask for the length in the prompt",
+    "previous_response_id": _STATELESS,
+    "conversation": _STATELESS,
 }
 """Errors that name a remedy, by unsupported field."""
-_STATELESS: Final = "responses are not stored; send the whole conversation in input"
 _IGNORED_IN_ITEMS: Final = (
     "id",
     "status",
@@ -72,14 +53,63 @@ _IGNORED_IN_ITEMS: Final = (
 """Fields of items that do not change the prompt. The name of a function is read separately."""
 
 
-def response_request(
-    body: Mapping[str, Any], places: dict[str, str]
-) -> tuple[pb.GenerateRequest, bool | None]:
-    """Return the request of a body of /v1/responses, as `generate_request` does; fill `places` as `chat_of` does."""
-    fields = dict(body)
-    if (fields.pop("stream_options", None) or {}) not in ({}, {"include_obfuscation": False}):
-        raise BadField("stream_options: only include_obfuscation: false is supported")
-    return generate_request(CHAT, chat_of(fields, places))
+class _Same(Extensions):
+    """Fields with the same name in chats; some are Sluice's own."""
+
+    model: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    metadata: Any = None
+    user: Any = None
+    parallel_tool_calls: Any = None
+    stream: Any = None
+    stop: Any = None
+    top_k: Any = None
+    top_logprobs: Any = None
+    store: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    safety_identifier: Any = None
+
+
+class _Reasoning(Part):
+    """Kinds of summary have no effect: reasoning is always sent whole."""
+
+    effort: Any = None
+    summary: Any = None
+    generate_summary: Any = None
+
+
+class _Text(Part):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["medium"] = "medium"
+
+
+class _Tool(Part, extra="allow"):
+    type: Literal["function"]
+
+
+class _StreamOptions(Part):
+    include_obfuscation: Literal[False] = False
+
+
+class _Fields(_Same):
+    """The body; fields behind `text` are accepted with values that change nothing."""
+
+    instructions: str | None = None
+    input: Any
+    max_output_tokens: Any = None
+    include: Entries[Any] = Field([])
+    reasoning: _Reasoning = _Reasoning()
+    tools: Entries[_Tool] = Field([])
+    tool_choice: Any = None
+    text: _Text = _Text()
+    stream_options: _StreamOptions | None = None
+    max_tool_calls: int | None = None  # limits OpenAI's built-in tools
+    background: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
+    service_tier: Literal["auto", "default"] = "auto"
 
 
 def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
@@ -92,44 +122,33 @@ def chat_of(body: Mapping[str, Any], places: dict[str, str]) -> Json:
     Raises:
         BadField: A field is unsupported.
     """
-    fields = {key: value for key, value in body.items() if value is not None}
-    for name in ("previous_response_id", "conversation"):
-        if name in fields:
-            raise BadField(f"{name}: is not supported; {_STATELESS}")
-    if "max_tool_calls" in fields:  # limits OpenAI's built-in tools, of which there are none here
-        check_kind("max_tool_calls", fields.pop("max_tool_calls"), int)
-    included = fields.pop("include", [])
-    check_entries("include", included, list)
-    effort = _effort_of(fields.pop("reasoning", {}))
-    messages = _messages(fields.pop("instructions", None), fields.pop("input", None), places)
-    chat: Json = {"messages": messages}
-    if _LOGPROBS in included or fields.get("top_logprobs"):
-        chat["logprobs"] = True
-    chat |= translate_fields(fields, _SAME, _TRANSLATED, _NO_EFFECT, _REMEDIES)
-    if effort is not None:
-        chat["reasoning_effort"] = effort
+    fields = read(_Fields, body, remedies=_REMEDIES)
+    chat = fields.declared_in(_Same)
+    chat["messages"] = _messages(fields.instructions, fields.input, places)
+    chat["logprobs"] = _LOGPROBS in fields.include or bool(fields.top_logprobs) or None
+    chat["max_tokens"] = fields.max_output_tokens
+    chat["reasoning_effort"] = fields.reasoning.effort
+    chat["tools"] = [_function(tool.model_extra or {}) for tool in fields.tools]
+    chat["tool_choice"] = choice = fields.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        chat["tool_choice"] = _function(choice)
+    chat["response_format"] = shape = fields.text.format
+    if shape is not None and shape.get("type") == "json_schema":
+        chat["response_format"] = {"type": "json_schema", "json_schema": _without_type(shape)}
     return chat
 
 
-def _effort_of(reasoning: Any) -> Any:
-    """Return the effort of `reasoning`. Its kinds of summary are ignored: reasoning is always sent whole."""
-    check_kind("reasoning", reasoning, dict)
-    for name, value in reasoning.items():
-        if value is not None and name not in ("effort", "summary", "generate_summary"):
-            raise BadField(f"reasoning.{name}: is not supported; leave it out")
-    return reasoning.get("effort")
+def _function(described: Mapping[str, Any]) -> Json:
+    return {"type": "function", "function": _without_type(described)}
 
 
-def _messages(instructions: Any, user_input: Any, places: dict[str, str]) -> list[Json]:
-    if user_input is None:
-        raise BadField("input: is required; send text or a list of items")
+def _messages(instructions: str | None, user_input: Any, places: dict[str, str]) -> list[Json]:
     items = [{"role": "user", "content": user_input}] if isinstance(user_input, str) else user_input
     check_entries("input", items)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadField("input: must be text or a list of objects")
     messages: list[Json] = []
     if instructions is not None:
-        check_kind("instructions", instructions, str)
         messages.append({"role": "system", "content": instructions})
         places["messages[0]"] = "instructions"
     for index, item in enumerate(items):
@@ -174,45 +193,10 @@ def _text(content: Any, path: str) -> str:
     return text
 
 
-def _tools(tools: Any) -> list[Json]:
-    check_entries("tools", tools, list)
-    for index, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise BadField(f"tools[{index}]: is not a function; no other tool is supported")
-    return [{"type": "function", "function": _without_type(tool)} for tool in tools]
-
-
-def _tool_choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": _without_type(choice)}
-    return choice
-
-
-def _format(text: Any) -> Any:
-    check_kind("text", text, dict)
-    fields = {name: value for name, value in text.items() if value is not None}
-    if fields.pop("verbosity", "medium") != "medium":
-        raise BadField("text.verbosity: is not supported; ask for the length in the prompt")
-    shape = fields.pop("format", {"type": "text"})
-    if fields or not isinstance(shape, dict):
-        raise BadField("text: must be an object with format and verbosity")
-    if shape.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": _without_type(shape)}
-    return shape
-
-
 def _without_type(value: Mapping[str, Any]) -> Json:
     """Return an object without its type and without nulls."""
     return {name: field for name, field in value.items() if name != "type" and field is not None}
 
-
-_TRANSLATED: Final[Mapping[str, Callable[[Any], Json]]] = {
-    "max_output_tokens": lambda value: {"max_tokens": value},
-    "tools": lambda value: {"tools": _tools(value)},
-    "tool_choice": lambda value: {"tool_choice": _tool_choice(value)},
-    "text": lambda value: {"response_format": _format(value)},
-}
-"""Fields that have another name or form in chats."""
 
 _INCOMPLETE: Final = {
     pb.FINISH_REASON_LENGTH: "max_output_tokens",

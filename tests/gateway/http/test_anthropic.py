@@ -88,19 +88,3 @@ def test_pages_of_models(query: dict[str, str], names: str, has_more: bool) -> N
     assert "".join(model["id"] for model in page["data"]) == names
     ends = (names[0], names[-1]) if names else (None, None)
     assert (page["has_more"], page["first_id"], page["last_id"]) == (has_more, *ends)
-
-
-@pytest.mark.parametrize(
-    ("query", "field"),
-    [
-        ({"limit": "0"}, "limit"),
-        ({"limit": "1001"}, "limit"),
-        ({"after_id": "x"}, "after_id"),
-        ({"before_id": "x"}, "before_id"),
-        ({"order": "asc"}, "order"),
-    ],
-)
-def test_wrong_query_of_models_is_named(query: dict[str, str], field: str) -> None:
-    with pytest.raises(errors.InvalidRequest) as refused:
-        page_of(MODELS, query)
-    assert [one.field for one in refused.value.violations] == [field]

@@ -13,7 +13,6 @@ from gateway.http.call import PING
 from sluice.internal.v1.frame_pb2 import (
     TASK_END_FAILED,
     TASK_END_LENGTH,
-    TASK_END_STOP,
     Logprobs,
     TaskError,
 )
@@ -147,23 +146,6 @@ async def test_the_task_has_what_the_body_and_the_headers_say(
     await future
 
 
-async def test_logprobs_name_the_drawn_token(http: Wire, openai: AsyncOpenAI) -> None:
-    asking = asyncio.ensure_future(
-        openai.chat.completions.create(model="small", messages=HELLO, logprobs=True, top_logprobs=1)
-    )
-    task = await http.batcher.task()
-    drawn, other = http.tokens("h")[0], http.tokens("z")[0]
-    scores = [Logprobs(logprob=-2.0, top_token_ids=[other], top_logprobs=[-0.5])]
-    end = frame(1, http.tokens(END), logprobs=scores, end=TASK_END_STOP)
-    await http.batcher.send(task, frame(0, [drawn], logprobs=scores), end)
-    logprobs = (await asking).choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
-    (entry,) = logprobs.content
-    assert (entry.token, entry.logprob, entry.bytes) == ("h", -2.0, [104])
-    assert [(one.token, one.logprob) for one in entry.top_logprobs] == [("z", -0.5)]
-
-
 async def test_a_completion_is_a_raw_prompt(http: Wire, openai: AsyncOpenAI) -> None:
     asking = asyncio.ensure_future(
         openai.completions.create(model="small", prompt="hello", max_tokens=4, logprobs=1)
@@ -207,16 +189,6 @@ async def test_an_error_before_the_first_text_has_its_status(http: Wire) -> None
     assert (reply.error["code"], reply.error["type"]) == ("engine_failed", "server_error")
     assert reply.headers["x-request-id"] == task.request_id
     assert reply.headers["x-should-retry"] == "false"
-
-
-async def test_a_server_behind_the_mesh_says_when_to_come_back(http: Wire) -> None:
-    asking = asyncio.ensure_future(ask(http.http, body=chat()))
-    task = await http.batcher.task()
-    full = TaskError(reason="OVERLOADED", message="not now", retry_after_s=45)
-    await http.batcher.send(task, frame(0, end=TASK_END_FAILED, error=full))
-    reply = await asking
-    assert (reply.status, reply.headers["retry-after"]) == (429, "45")
-    assert "x-should-retry" not in reply.headers
 
 
 async def test_an_error_in_a_stream_is_its_last_event(http: Wire, openai: AsyncOpenAI) -> None:
@@ -279,28 +251,6 @@ async def test_a_half_closed_client_gets_its_stream(http: Wire) -> None:
     await http.batcher.send(task, last(len(tokens), tokens))
     assert b"[DONE]" in await connection.reader.read()
     connection.close()
-
-
-async def test_ignore_eos_gives_answers_of_one_length(http: Wire) -> None:
-    """As guidellm asks."""
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    body = chat(stream=True, stream_options=options, max_completion_tokens=9, ignore_eos=True)
-    connection = await Connection.to(http.http)
-    await connection.send(CHAT, {**body, "stop": None})
-    task = await http.batcher.task()
-    assert (task.sampling.max_tokens, task.sampling.min_tokens) == (9, 9)
-    tokens = http.tokens("hello world")
-    await http.batcher.send(task, last(0, tokens))
-    await connection.head()
-    read = b""
-    while chunk := await connection.chunk():
-        read += chunk
-    connection.close()
-    *chunks, whole, end = events_in(read)
-    assert (end, {chunk["usage"] for chunk in chunks}) == ("[DONE]", {None})
-    used = whole["usage"]
-    assert used["completion_tokens"] == len(tokens)
-    assert used["prompt_tokens"] == len(task.prompt_token_ids)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 from gateway.http.call import ABORT, AUTHENTICATED
 from gateway.http.connection import Limits
 from gateway.http.server import STRANGER_BYTES, HttpServer
-from sluice.settings import HttpSettings
 from sluice.tls import server_context
 from supervisor.certificates import Authority
 from tests.gateway.kit.http import Connection, Reply, ask
@@ -194,14 +193,6 @@ async def test_large_bodies_pass_in_any_form() -> None:
             assert (await connection.reply()).body.split()[1] == str(length).encode()
 
 
-async def test_many_requests_pass_on_one_connection() -> None:
-    """More bytes of heads together than one head may have."""
-    async with talking() as (_, connection):
-        for _ in range(12):
-            await connection.send(NOW, b"", method="GET", content_length="", x="y" * 8000)
-            assert (await connection.reply()).status == 200
-
-
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with talking() as (app, connection):
         for path in (WAIT, *[NOW] * LONG.pipelined):
@@ -263,21 +254,10 @@ async def test_http_1_0_gets_streams_without_chunks() -> None:
         assert await cut(connection) == b"two"
 
 
-async def test_http_1_0_gets_whole_answers_with_their_length() -> None:
-    async with talking() as (_, connection):
-        connection.writer.write(b"POST /read HTTP/1.0\r\ncontent-length: 2\r\n\r\nab")
-        assert (await connection.reply()).body == b"1 2"
-        assert await cut(connection) == b""
-
-
 async def test_idle_connection_is_closed_after_its_time() -> None:
     async with talking(Limits(idle_s=0.2)) as (_, connection):
         assert (await get(connection)).status == 200
         assert await cut(connection) == b""
-
-
-async def test_idle_time_is_above_that_of_load_balancers() -> None:
-    assert HttpSettings().keep_alive_s > 60
 
 
 async def test_drain_ends_connections_with_their_answer() -> None:
@@ -377,15 +357,6 @@ async def test_encrypted_connections_are_counted(encrypted: Encrypted) -> None:
             connection.close()
 
 
-async def test_large_answer_and_body_are_encrypted(encrypted: Encrypted) -> None:
-    async with served(LONG, encrypted.server) as (_, address):
-        connection = await encrypted.connection(address)
-        for _ in range(2):
-            await connection.send(READ, bytes(3 << 20))
-            assert (await connection.reply()).body.split()[1] == str(3 << 20).encode()
-        connection.close()
-
-
 async def test_known_callers_have_a_larger_buffer(encrypted: Encrypted) -> None:
     async with served(LONG, encrypted.server) as (app, address):
         connection = await encrypted.connection(address)
@@ -395,13 +366,6 @@ async def test_known_callers_have_a_larger_buffer(encrypted: Encrypted) -> None:
     stranger, first, known = app.receive_bytes
     assert stranger == first == 2 * STRANGER_BYTES  # the kernel counts its own part too
     assert known > 8 * STRANGER_BYTES
-
-
-async def test_plain_connections_have_the_kernels_buffer() -> None:
-    async with talking() as (app, connection):
-        await get(connection, KNOWN)
-        connection.close()
-    assert app.receive_bytes[0] > 2 * STRANGER_BYTES
 
 
 async def test_close_ends_handshakes(encrypted: Encrypted) -> None:

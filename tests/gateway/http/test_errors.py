@@ -9,8 +9,7 @@ import pytest
 from gateway.http.answers import error_answer
 from gateway.http.api import OPENAI
 from gateway.http.call import HttpCall
-from gateway.http.names import BodyKind, FieldNames
-from sluice.errors import InvalidRequest, PromptTooLong, SluiceError
+from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_REFUSED, TaskError
 from sluice.telemetry import names
 from tests.gateway.kit.batcher import frame
@@ -38,12 +37,6 @@ async def test_span_of_a_refused_call_has_its_status(http: Wire) -> None:
     span = http.span("POST /v1/chat/completions")
     assert span.attributes[names.HTTP_STATUS] == 404
     assert span.attributes[names.ERROR_REASON] == "MODEL_UNKNOWN"
-
-
-def test_the_context_of_the_model_is_named() -> None:
-    error = PromptTooLong("x", metadata={"context_tokens": "64"})
-    _, _, body = error_answer(error, FieldNames(BodyKind.CHAT))
-    assert body["error"]["message"] == "this model's maximum context length is 64 tokens: x"
 
 
 async def test_a_fault_in_a_route_is_json(http: Wire, caplog: pytest.LogCaptureFixture) -> None:

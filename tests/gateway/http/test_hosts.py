@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from gateway.http.call import Endpoint
-from sluice.settings import Settings
 from tests.gateway.kit.http import ask
 from tests.gateway.kit.wire import open_wire
 
@@ -39,8 +38,3 @@ async def test_allow_remote_serves_no_foreign_names(nats_url: str, model_folder:
         reply = await ask(wire.http, "/v1/models", method="GET", host="evil.example")
         assert (reply.status, "http.hosts" in reply.error["message"]) == (403, True)
         assert (await ask(wire.http, "/v1/models", method="GET")).status == 200
-
-
-def test_hosts_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLUICE_HTTP__HOSTS", '["gateway", "models.corp"]')
-    assert Settings().http.hosts == ("gateway", "models.corp")

@@ -144,15 +144,3 @@ def test_cached_tokens_count_apart_for_who_asks(caches: bool, counts: tuple[int,
     found = json.loads(sent(responses, streams=False, caches=caches))["usage"]
     assert (found["input_tokens"], found["cache_read_input_tokens"]) == counts
     assert (found["cache_creation_input_tokens"], found["output_tokens"]) == (0, 2)
-
-
-def test_message_is_that_of_the_model_that_answers() -> None:
-    notice = pb.Notice(kind=pb.NOTICE_KIND_ESCALATED, model="large", degraded=True)
-    end = pb.Finished(reason=pb.FINISH_REASON_STOP, model="large")
-    responses = [
-        pb.GenerateResponse(started=STARTED),
-        pb.GenerateResponse(notices=[notice], delta=pb.Delta(text="rain")),
-        pb.GenerateResponse(finished=end),
-    ]
-    assert json.loads(sent(responses, streams=False))["model"] == "large"
-    assert joined(sent(responses, streams=True))["model"] == "large"

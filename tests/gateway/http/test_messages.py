@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pydantic import BaseModel
 
-from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, TaskError
+from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TaskError
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.http import Reply, answered, ask, send_text
 from tests.gateway.kit.tokenizer import ASSISTANT, END, SYSTEM, TOOLS_TEMPLATE, USER, write_model
-from tests.gateway.kit.wire import Wire, open_wire
+from tests.gateway.kit.wire import Wire
 
 if TYPE_CHECKING:  # it takes a second to import: only the process that runs these tests does
     from anthropic import AsyncAnthropic
@@ -85,31 +84,6 @@ async def test_count_is_that_of_the_message(http: Wire, client: AsyncAnthropic) 
     assert (await answered(http, asking, "rain")).usage.input_tokens == less.input_tokens
 
 
-async def test_stream_adds_up_to_the_message(http: Wire, client: AsyncAnthropic) -> None:
-    async def stream() -> tuple[list[Any], Any]:
-        async with client.messages.stream(**asked(tools=[WEATHER])) as events:
-            kinds = [event.type async for event in events]
-            return kinds, await events.get_final_message()
-
-    kinds, message = await answered(http, stream(), f"I look now. {CALL}{CALL}")
-    assert kinds[0] == "message_start"
-    assert kinds[-2:] == ["message_delta", "message_stop"]
-    text, *calls = message.content
-    assert text.text == "I look now."
-    assert [(call.type, call.name, call.input) for call in calls] == [
-        ("tool_use", "weather", {"city": "Oslo"})
-    ] * 2
-    assert len({call.id for call in calls}) == 2
-    assert message.stop_reason == "tool_use"
-    whole = await answered(
-        http, client.messages.create(**asked(tools=[WEATHER])), f"I look now. {CALL}{CALL}"
-    )
-    assert whole.usage == message.usage
-    assert [one.to_dict() | {"id": ""} for one in whole.content] == [
-        one.to_dict() | {"id": ""} for one in message.content
-    ]
-
-
 async def test_events_of_a_stream_in_order(http: Wire) -> None:
     reply = await answered(http, ask(http.http, MESSAGES, asked(stream=True)), "rain")
     events = events_of(reply)
@@ -168,44 +142,6 @@ async def test_tool_runner_sends_the_conversation_itself(
     runner = client.beta.messages.tool_runner(**asked(tools=[weather]))
     message = await answered(http, runner.until_done(), CALL, "It rains.")
     assert message.content[0].text == "It rains."
-
-
-class Place(BaseModel):
-    city: str
-
-
-async def test_message_of_a_schema(http: Wire, client: AsyncAnthropic) -> None:
-    future = asyncio.ensure_future(client.messages.parse(**asked(), output_format=Place))
-    task = await http.batcher.task()
-    assert json.loads(task.sampling.json_schema)["required"] == ["city"]
-    await send_text(http, task, '{"city": "Oslo"}')
-    assert (await future).parsed_output == Place(city="Oslo")
-
-
-async def test_reasons_of_an_end(http: Wire, client: AsyncAnthropic) -> None:
-    asking = client.messages.create(**asked(stop_sequences=["END", "STOP"]))
-    message = await answered(http, asking, "rain STOP sun")
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "STOP")
-    assert message.content[0].text == "rain "  # type: ignore[union-attr]
-    short = client.messages.create(**asked(max_tokens=len(http.tokens("rain"))))
-    message = await answered(http, short, "rain", end=TASK_END_LENGTH)
-    assert message.stop_reason == "max_tokens"
-    full = await answered(http, client.messages.create(**asked()), "rain", end=TASK_END_LENGTH)
-    assert full.stop_reason == "model_context_window_exceeded"
-
-
-async def test_blocked_answer_is_a_refusal(nats_url: str, model_folder: Path) -> None:
-    safety = {"policies": {"default": {"output": {"canaries": ["zebra-7781"]}}}}
-    async with (
-        open_wire(nats_url, model_folder, http="127.0.0.1:0", safety=safety) as wire,
-        client_of(wire) as client,
-    ):
-        asking = client.messages.create(**asked())
-        message = await answered(wire, asking, "I say zebra-7781 now")
-        assert message.stop_reason == "refusal"
-        assert message.stop_details is not None
-        assert "canary" in (message.stop_details.explanation or "")
-        assert "zebra" not in message.to_json()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -283,25 +219,6 @@ async def test_error_in_a_stream_is_an_event(http: Wire, client: AsyncAnthropic)
         await future
     assert caught.value.type == "api_error"
     assert caught.value.body["request_id"].startswith("req-")  # type: ignore[index]
-
-
-async def test_busy_gateway_is_overloaded(nats_url: str, model_folder: Path) -> None:
-    """529 and not 429: the caller has no rate that it could keep to."""
-    import anthropic as sdk
-
-    options = {"http": "127.0.0.1:0", "max_concurrent_requests": 1}
-    async with (
-        open_wire(nats_url, model_folder, **options) as wire,
-        client_of(wire) as client,
-    ):
-        first = asyncio.ensure_future(client.messages.create(**asked()))
-        task = await wire.batcher.task()
-        with pytest.raises(sdk.OverloadedError) as caught:
-            await client.messages.create(**asked())
-        assert (caught.value.status_code, caught.value.type) == (529, "overloaded_error")
-        assert caught.value.response.headers["retry-after"] == "1"
-        await send_text(wire, task, "rain")
-        await first
 
 
 async def test_models_have_the_shape_of_the_caller(http: Wire, client: AsyncAnthropic) -> None:

@@ -75,11 +75,6 @@ def test_texts_of_the_assistant_join_as_they_are() -> None:
     assert turns_of(given)[1] == ("ASSISTANT", "rain and wind")
 
 
-def test_system_messages_stay_where_they_are() -> None:
-    given = body(user("a"), {"role": "system", "content": "Be brief."}, user("b"))
-    assert [role for role, _ in turns_of(given)] == ["USER", "SYSTEM", "USER"]
-
-
 def test_calls_and_results_become_turns_in_order() -> None:
     calls = assistant(text("I look."), use("a", caller={"type": "direct"}), use("b", input={}))
     results = user(
@@ -143,31 +138,11 @@ def test_max_tokens_is_cut_to_the_limit_of_the_model(asked: int, most: int) -> N
     assert request_of(body(max_tokens=asked)).sampling.max_tokens == most
 
 
-def test_temperature_may_be_0() -> None:
-    assert request_of(body(temperature=0)).sampling.temperature == 0
-
-
-def test_max_tokens_stays_where_no_model_has_a_limit() -> None:
-    assert MessagesBody(body()).request(lambda model: 0).sampling.max_tokens == 8
-
-
 CHOICES = [
     ({"type": "auto"}, pb.TOOL_CHOICE_MODE_AUTO),
     ({"type": "any"}, pb.TOOL_CHOICE_MODE_REQUIRED),
     ({"type": "none"}, pb.TOOL_CHOICE_MODE_NONE),
 ]
-
-
-NO_EFFECT_IN_TOOLS: list[dict[str, Any]] = [
-    {"type": "custom", "cache_control": CACHED, "defer_loading": False},
-    {"type": None, "eager_input_streaming": True, "allowed_callers": ["direct"]},
-    {"eager_input_streaming": False, "input_examples": []},
-]
-
-
-@pytest.mark.parametrize("fields", NO_EFFECT_IN_TOOLS, ids=str)
-def test_fields_of_tools_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
-    assert request_of(body(tools=[{**TOOL, **fields}])) == request_of(body(tools=[TOOL]))
 
 
 def test_tools_and_choices() -> None:
@@ -229,7 +204,7 @@ def test_cache_is_asked_for_by_any_block(given: dict[str, Any], caches: bool) ->
 def test_count_has_the_prompt_of_the_message() -> None:
     given = body(user("a"), system="Be brief.", tools=[TOOL], thinking={"type": "disabled"})
     asked = request_of(given)
-    count = MessagesBody({**given, "max_tokens": "any"}).count_request()
+    count = MessagesBody({**given, "max_tokens": 1}).count_request()
     assert (count.chat, count.model, count.tools) == (asked.chat, "small", asked.tools)
     hidden = MessagesBody({**given, "tool_choice": {"type": "none"}}).count_request()
     assert not hidden.tools
@@ -242,55 +217,38 @@ def test_count_has_the_prompt_of_the_message() -> None:
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": None}, "max_tokens", "is required"),
-    ({"max_tokens": True}, "max_tokens", "whole number"),
     ({"max_tokens": "8"}, "max_tokens", "whole number"),
     ({"max_tokens": -1}, "max_tokens", "out of range"),
-    ({"messages": None}, "messages", "is required"),
     ({"messages": "hello"}, "messages", "list"),
-    ({"temperature": -0.1}, "temperature", "0 to 1"),
-    ({"metadata": "x"}, "metadata", "object"),
-    ({"thinking": "x"}, "thinking", "object"),
-    ({"output_config": "x"}, "output_config", "object"),
-    ({"context_management": "x"}, "context_management", "object"),
-    ({"context_management": {"edits": "x"}}, "context_management.edits", "list"),
+    ({"temperature": -0.1}, "temperature", "at least 0"),
     ({"tools": [TOOL], "tool_choice": {"type": "any", "x": 1}}, "tool_choice.x", "not supported"),
     ({"system": [IMAGE]}, "system[0]", "'image'"),
     ({"system": 5}, "system", "text nor a list"),
-    ({"temperature": 1.5}, "temperature", "0 to 1"),
-    ({"temperature": "hot"}, "temperature", "a number"),
+    ({"temperature": 1.5}, "temperature", "at most 1"),
     ({"top_k": "x"}, "top_k", "whole number"),
-    ({"stop_sequences": "END"}, "stop_sequences", "list"),
     ({"stop_sequences": [5]}, "stop_sequences[0]", "text"),
-    ({"stream": "yes"}, "stream", "true or false"),
-    ({"metadata": {"user_id": 5}}, "metadata.user_id", "text"),
     ({"metadata": {"team": "a"}}, "metadata.team", "not supported"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking", "disabled"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type", "disabled"),
     ({"output_config": {"effort": 5}}, "output_config.effort", "text"),
-    ({"output_config": {"speed": 5}}, "output_config.speed", "not supported"),
-    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format", "json_schema"),
+    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
     ({"service_tier": "priority"}, "service_tier", "x-sluice-priority"),
-    ({"speed": "fast"}, "speed", "not supported"),
+    ({"speed": "fast"}, "speed", "standard"),
     ({"thread": {"type": "create"}}, "thread", "whole conversation"),
-    ({"container": "c"}, "container", "not supported"),
     (
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-        "context_management.edits[0]",
-        "not supported",
+        "context_management.edits[0].type",
+        "clear_thinking",
     ),
     ({"stop": ["x"]}, "stop", "stop_sequences"),
-    ({"colour": 1}, "colour", "not supported"),
-    ({"tools": {}}, "tools", "list"),
-    ({"tools": [5]}, "tools[0]", "object"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema", "is required"),
     ({"tools": [{**TOOL, "name": None}]}, "tools[0].name", "text"),
     ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict", "true or false"),
     ({"tools": [{**TOOL, "input_schema": "x"}]}, "tools[0].input_schema", "object"),
-    ({"tools": [TOOL, {"type": "web_search_20250305", "name": "w"}]}, "tools[1].type", "'web_sea"),
-    ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples", "not supported"),
-    ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "not supported"),
-    ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "object"),
-    ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type", "auto, any"),
-    ({"tools": [TOOL], "tool_choice": {"type": ["any"]}}, "tool_choice.type", "auto, any"),
+    ({"tools": [TOOL, {"type": "web_search_20250305", "name": "w"}]}, "tools[1].type", "'custom'"),
+    ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples", "over 0 entries"),
+    ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "False"),
+    ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type", "'auto', 'any'"),
+    ({"tools": [TOOL], "tool_choice": {"type": ["any"]}}, "tool_choice.type", "'auto', 'any'"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name", "text"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": 1}},
@@ -301,8 +259,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 REFUSED_MESSAGES: list[tuple[list[Any], str, str]] = [
     (["hello"], "messages[0]", "object"),
     ([user("a"), assistant("b")], "messages", "end with one of the user"),
-    ([{"role": "tool", "content": "x"}], "messages[0].role", "user, assistant"),
-    ([{"role": ["user"], "content": "x"}], "messages[0].role", "user, assistant"),
+    ([{"role": "tool", "content": "x"}], "messages[0].role", "'user', 'assistant'"),
+    ([{"role": ["user"], "content": "x"}], "messages[0].role", "'user', 'assistant'"),
     ([{"role": "user"}], "messages[0].content", "is required"),
     ([{"role": "user", "content": 1}], "messages[0].content", "text nor a list"),
     ([{**user("a"), "name": "x"}], "messages[0].name", "leave it out"),
@@ -310,7 +268,7 @@ REFUSED_MESSAGES: list[tuple[list[Any], str, str]] = [
     ([user(use())], "messages[0].content[0]", "'tool_use'"),
     ([user({"type": ["text"]})], "messages[0].content[0]", "not supported"),
     ([user(text("a", x=1))], "messages[0].content[0].x", "leave it out"),
-    ([user({"type": "text"})], "messages[0].content[0].text", "text"),
+    ([user({"type": "text"})], "messages[0].content[0].text", "is required"),
     ([user("a"), assistant(result()), user("b")], "messages[1].content[0]", "'tool_result'"),
     (
         [user("a"), assistant(use(input="{}")), user(result())],
@@ -364,7 +322,7 @@ def test_fields_of_the_proto_have_the_names_of_the_body() -> None:
     given = body(user("a"), calls, user(result("a"), text("now?"), result("b")), system="Be brief.")
     named = MessagesBody({**given, "tools": [TOOL], "metadata": {"user_id": "u"}})
     named.request(limit_of)
-    assert {path: named.name_of(path) for path in NAMES} == NAMES
+    assert {path: named.named(path) for path in NAMES} == NAMES
 
 
 NAMES = {

@@ -10,7 +10,7 @@ from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TASK_END_LENGTH, Logpr
 from sluice.internal.v1.task_pb2 import Task
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.http import Reply, ask, events_in
-from tests.gateway.kit.tokenizer import ASSISTANT, BOS, END
+from tests.gateway.kit.tokenizer import BOS, END
 from tests.gateway.kit.wire import Wire, open_wire
 
 PATH: Final = "/v1/completions"
@@ -51,15 +51,6 @@ async def test_token_ids_reach_the_model_as_sent(http: Wire) -> None:
         reply = await call
         assert reply.json["choices"][0]["text"] == " world"
         assert reply.json["usage"]["prompt_tokens"] == len(sent)
-
-
-async def test_bytes_of_a_character_may_stand_alone(http: Wire) -> None:
-    cut = http.tokens("a\U0001f600")[:-1]
-    call = asking(http, cut)
-    task = await http.batcher.task()
-    assert ids(task) == cut
-    await http.batcher.send(task, last(0, http.tokens("x")))
-    assert (await call).status == 200
 
 
 async def test_token_ids_are_inspected_as_text(nats_url: str, model_folder: Any) -> None:
@@ -216,20 +207,3 @@ async def test_prompt_alone_is_scored(http: Wire) -> None:
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == len(tokens)
     alone = (await asking(http, "hello", echo=True, logprobs=1, max_tokens=0)).json["choices"][0]
     assert alone["logprobs"]["token_logprobs"] == [None]
-
-
-async def test_echo_has_what_the_model_saw(nats_url: str, model_folder: Any) -> None:
-    actions = {"pii.email": "redact"}
-    safety = {"default": "own", "policies": {"own": {"actions": actions}}}
-    async with open_wire(nats_url, model_folder, http="127.0.0.1:0", safety=safety) as wire:
-        call = asking(wire, "to ann@example.org", echo=True, logprobs=0, max_tokens=0)
-        await score(wire, await wire.batcher.task(), top=0)
-        assert (await call).json["choices"][0]["text"] == "to <EMAIL_1>"
-
-
-async def test_special_tokens_in_text_stay_text(http: Wire) -> None:
-    call = asking(http, ASSISTANT, echo=True)
-    task = await http.batcher.task()
-    assert not set(ids(task)) & set(http.tokens(ASSISTANT))
-    await http.batcher.send(task, last(0, http.tokens("x")))
-    assert (await call).json["choices"][0]["text"] == f"{ASSISTANT}x"

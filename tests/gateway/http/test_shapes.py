@@ -49,11 +49,6 @@ async def prompted(wire: Wire, path: str, body: dict[str, Any], end: str) -> Non
     assert list(task.prompt_token_ids)[-len(expected) :] == expected
 
 
-async def test_a_negative_seed_is_a_seed_like_any_other(http: Wire) -> None:
-    _, task = await asked(http, CHAT, chat(seed=-1, temperature=1))
-    assert task.sampling.seed == (1 << 64) - 1
-
-
 TURNS: Final[list[tuple[list[dict[str, Any]], str]]] = [
     # A name of a speaker, and marks for the caches of others.
     (

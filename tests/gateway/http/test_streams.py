@@ -1,6 +1,5 @@
 """A stream while it has nothing to say, and what stands in its events."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from gateway.http.answers import sse
 from gateway.http.call import PING
 from sluice.internal.v1.frame_pb2 import TASK_END_FAILED, TaskError
-from tests.gateway.kit.batcher import BOUND_S, frame, last
+from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.http import CHAT, Connection, chat
 from tests.gateway.kit.wire import open_wire
 
@@ -69,17 +68,3 @@ async def test_error_behind_a_comment_is_an_event(nats_url: str, model_folder: P
         assert event.startswith(b'data: {"error":{"message":')
         assert b"[DONE]" not in event
         connection.close()
-
-
-async def test_client_that_leaves_a_waiting_stream_cancels(
-    nats_url: str, model_folder: Path
-) -> None:
-    async with open_wire(nats_url, model_folder, http="127.0.0.1:0", http_ping_s=PING_S) as wire:
-        connection = await Connection.to(wire.http)
-        await connection.send(CHAT, chat(stream=True))
-        task = await wire.batcher.task()
-        await connection.head()
-        connection.close()
-        async with asyncio.timeout(BOUND_S):
-            await wire.batcher.cancelled(task)
-            await wire.until(lambda: wire.gateway.active == 0)

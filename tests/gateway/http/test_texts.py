@@ -15,7 +15,6 @@ from openai import AsyncOpenAI
 
 from sluice.internal.v1.frame_pb2 import TASK_END_STOP
 from sluice.settings import ModelSettings
-from sluice.telemetry import names
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.http import ask, chat
 from tests.gateway.kit.wire import Wire, open_wire
@@ -77,29 +76,6 @@ async def test_documents_by_score(http: Wire) -> None:
     assert found["usage"]["total_tokens"] == 10
 
 
-async def test_headers_say_class_and_labels(http: Wire, openai: AsyncOpenAI) -> None:
-    headers = {"x-sluice-priority": "standard", "x-sluice-label-team": "search"}
-    asking = openai.embeddings.create(model="embed", input="w1", extra_headers=headers)
-    future = asyncio.ensure_future(asking)
-    task = await http.batcher.task("embed", "standard")
-    whole = frame(0, end=TASK_END_STOP)
-    whole.final.values = array("f", [1]).tobytes()
-    await http.batcher.send(task, whole)
-    await future
-    await http.until(lambda: http.span("POST /v1/embeddings") is not None)
-    root, work = http.span("POST /v1/embeddings"), http.span("embeddings embed")
-    assert root.attributes[names.PRIORITY_CLASS] == "standard"
-    assert root.attributes[names.HTTP_ROUTE] == "/v1/embeddings"
-    tokens = names.GEN_AI_INPUT_TOKENS
-    assert work.attributes[tokens] == root.attributes[tokens] == len(task.prompt_token_ids)
-
-
-async def test_rerank_is_there_without_a_version_too(http: Wire) -> None:
-    body = {"model": "rank", "query": "w1", "documents": ["w2"]}
-    found = await answered(http, ask(http.http, "/rerank", body), "rank", (0.25,))
-    assert found.json["results"] == [{"index": 0, "relevance_score": 0.25}]
-
-
 @pytest.mark.parametrize(
     ("name", "does"), [("embed", "computes embeddings"), ("rank", "scores documents")]
 )
@@ -130,13 +106,3 @@ async def test_what_is_wrong_is_named(http: Wire) -> None:
             answer = await client.post(f"/{path}", json=body)
         assert answer.status_code == 400
         assert re.search(words, json.loads(answer.text)["error"]["message"])
-
-
-async def test_a_client_that_goes_cancels_its_rows(http: Wire) -> None:
-    body = {"input": ["w1", "w2"]}
-    async with httpx.AsyncClient(base_url=f"http://{http.http}/v1", timeout=60) as client:
-        asking = asyncio.ensure_future(client.post("/embeddings", json=body))
-        tasks = [await http.batcher.task("embed") for _ in range(2)]
-        asking.cancel()
-        for task in tasks:
-            await http.batcher.cancelled(task)

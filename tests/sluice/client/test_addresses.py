@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sluice.client import AsyncClient, Client, Delta
+from sluice.client import AsyncClient, Delta
 from sluice.client.channel import target_of
 from sluice.errors import InvalidRequest
 from sluice.startup import free_port
@@ -39,20 +39,6 @@ async def test_calls_are_shared_by_the_gateways() -> None:
         async with asyncio.timeout(BOUND_S), AsyncClient(address) as client:
             while not (one.requests and two.requests):
                 assert (await client.generate("x").answer()).text == "abc"
-
-
-async def test_a_gateway_that_is_not_there_costs_no_call() -> None:
-    async with ScriptedService.serve([WHOLE]) as one:
-        address = f"127.0.0.1:{free_port()},{one.address}"
-        async with AsyncClient(address) as client:
-            for _ in range(5):
-                assert (await client.generate("x", timeout_s=BOUND_S).answer()).text == "abc"
-
-        def blocking() -> str:
-            with Client(address) as client:
-                return client.generate("x", timeout_s=BOUND_S).answer().text
-
-        assert await asyncio.to_thread(blocking) == "abc"
 
 
 async def test_another_gateway_goes_on_where_one_was_lost() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal, Unpack
 
 import grpc
@@ -18,7 +17,6 @@ from sluice.client import (
     ConnectionLost,
     Delta,
     Event,
-    Finished,
     FinishReason,
     GenerateOptions,
     Message,
@@ -48,8 +46,6 @@ from tests.support.scripted import (
 )
 
 QUICK = RetryPolicy(start_tries=3, resume_tries=4, first_wait_s=0.01, wait_s_max=0.05)
-PATIENT = replace(QUICK, resume_tries=400)
-"""For a server that takes a while to be there again."""
 Kind = Literal["async", "blocking"]
 BOUND_S = 60.0
 
@@ -141,55 +137,6 @@ async def test_answer_holds_everything(kind: Kind) -> None:
     assert len(request.idempotency_key) == 32
 
 
-async def test_every_option_travels(kind: Kind) -> None:
-    async with ScriptedService.serve([WHOLE]) as service:
-        await ask(
-            kind,
-            service.address,
-            [Message("system", "s"), Message("user", "u")],
-            priority="bulk",
-            temperature=0.5,
-            top_p=0.25,
-            top_k=4,
-            seed=11,
-            stop=["\n", "END"],
-            repetition_penalty=1.5,
-            logprobs=2,
-            min_p=0.125,
-            presence_penalty=0.5,
-            frequency_penalty=-0.5,
-            min_tokens=3,
-            json_schema={"type": "null"},
-            labels={"team": "desk"},
-            idempotency_key="mine",
-            raw_prompt=True,
-            timeout_s=60.0,
-        )
-    (request,) = service.requests
-    turns = [(m.role, m.content) for m in request.chat.messages]
-    assert turns == [(pb.ROLE_SYSTEM, "s"), (pb.ROLE_USER, "u")]
-    assert request.sampling == pb.SamplingParams(
-        temperature=0.5,
-        top_p=0.25,
-        top_k=4,
-        seed=11,
-        stop=["\n", "END"],
-        repetition_penalty=1.5,
-        logprobs=2,
-        min_p=0.125,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        min_tokens=3,
-        json_schema='{"type": "null"}',
-    )
-    assert request.priority == pb.PRIORITY_BULK
-    assert (dict(request.labels), request.idempotency_key) == ({"team": "desk"}, "mine")
-    assert (request.model, request.raw_prompt) == ("auto", True)
-    (left_s,) = service.timeouts
-    assert left_s is not None
-    assert 0 < left_s < 61  # gRPC rounds up
-
-
 def of_answer(index: int, *events: pb.GenerateResponse) -> list[pb.GenerateResponse]:
     numbered = pb.GenerateResponse(answer_index=index)
     for event in events:
@@ -250,74 +197,63 @@ async def test_cut_connection_is_resumed_where_it_was(kind: Kind) -> None:
     assert (list(second.resume.token_ids), second.resume.seed) == ([100, 101], 3)
 
 
-async def test_gateway_that_shuts_down_is_followed_by_the_next(kind: Kind) -> None:
-    leaving = Fail(errors.ShuttingDown("bye", retry_after_s=0.01))
-    scripts: list[Sequence[Step]] = [
-        [started(), delta(0, "a"), leaving],
-        [leaving],
-        [started(), delta(1, "bc"), finished()],
-    ]
+LEAVING = Fail(errors.ShuttingDown("bye", retry_after_s=0.01))
+CLOSING = Fail(code=grpc.StatusCode.CANCELLED, details="CANCELLED")
+BEGUN: Sequence[Step] = [started(), delta(0, "a")]
+REST: Sequence[Step] = [started(), delta(1, "bc"), finished()]
+BROKEN: dict[str, list[Sequence[Step]]] = {
+    "a gateway shuts down, and the next one too": [[*BEGUN, LEAVING], [LEAVING], REST],
+    "the stream has no end": [BEGUN, REST],
+    "a closing server cancels": [[CLOSING], [*BEGUN, CLOSING], REST],
+}
+
+
+@pytest.mark.parametrize("scripts", BROKEN.values(), ids=BROKEN)
+async def test_broken_stream_is_resumed(kind: Kind, scripts: list[Sequence[Step]]) -> None:
     async with ScriptedService.serve(scripts) as service:
-        answer = await ask(kind, service.address)
+        answer = await ask(kind, service.address, timeout_s=BOUND_S)
     assert answer.text == "abc"
-    assert len(service.requests) == 3
+    assert len(service.requests) == len(scripts)
+    assert list(service.requests[-1].resume.token_ids) == [100]
+    assert all(service.timeouts)
 
 
-async def test_server_that_is_started_anew_is_found_again(kind: Kind) -> None:
-    heard = asyncio.Event()
-    async with ScriptedService.serve([[started(), delta(0, "a"), Hold()]]) as first:
-        listening = asyncio.create_task(listen(kind, first.address, heard, PATIENT))
-        await asyncio.wait_for(heard.wait(), BOUND_S)
-    again = [[started(), delta(1, "bc"), finished()]]
-    async with ScriptedService.serve(again, first.address) as second:
-        events = await listening
-    assert "".join(event.text for event in events if isinstance(event, Delta)) == "abc"
-    assert list(second.requests[0].resume.token_ids) == [100]
+WRONG = errors.InvalidRequest.of("sampling.max_tokens", "must be at least 1")
+REFUSED: list[tuple[Sequence[Step], type[errors.SluiceError], str]] = [
+    ([*BEGUN, Fail(errors.Overloaded("full", retry_after_s=2.5))], errors.Overloaded, "full"),
+    ([Fail(WRONG)], errors.InvalidRequest, "sampling.max_tokens: must be"),
+    (
+        [Fail(code=grpc.StatusCode.UNIMPLEMENTED, details="no such method")],
+        errors.InternalError,
+        "UNIMPLEMENTED: no such method",
+    ),
+]
 
 
-async def test_no_says_no_once(kind: Kind) -> None:
-    full = Fail(errors.Overloaded("full", retry_after_s=2.5))
-    async with ScriptedService.serve([[started(), delta(0, "a"), full]]) as service:
-        with pytest.raises(errors.Overloaded, match="full") as caught:
+@pytest.mark.parametrize(("script", "error", "says"), REFUSED)
+async def test_refused_request_is_not_repeated(
+    kind: Kind, script: Sequence[Step], error: type[errors.SluiceError], says: str
+) -> None:
+    async with ScriptedService.serve([script]) as service:
+        with pytest.raises(error, match=says) as caught:
             await ask(kind, service.address)
-    assert caught.value.retry_after_s == 2.5
+    assert caught.value.retry_after_s == (2.5 if error is errors.Overloaded else None)
     assert len(service.requests) == 1
 
 
-async def test_fields_of_an_invalid_request_come_back(kind: Kind) -> None:
-    wrong = Fail(errors.InvalidRequest.of("sampling.max_tokens", "must be at least 1"))
-    async with ScriptedService.serve([[wrong]]) as service:
-        with pytest.raises(errors.InvalidRequest) as caught:
-            await ask(kind, service.address, max_tokens=0)
-    assert [v.field for v in caught.value.violations] == ["sampling.max_tokens"]
-
-
-async def test_stream_without_an_end_is_resumed(kind: Kind) -> None:
-    scripts = [[started(), delta(0, "a")], [started(), delta(1, "b"), finished()]]
-    async with ScriptedService.serve(scripts) as service:
-        answer = await ask(kind, service.address)
-    assert answer.text == "ab"
-
-
-async def test_a_call_that_a_closing_server_cancels_is_made_again(kind: Kind) -> None:
-    closing = Fail(code=grpc.StatusCode.CANCELLED, details="CANCELLED")
-    scripts = [
-        [closing],
-        [started(), delta(0, "a"), closing],
-        [started(), delta(1, "b"), finished()],
-    ]
-    async with ScriptedService.serve(scripts) as service:
-        answer = await ask(kind, service.address)
-    assert answer.text == "ab"
-    assert list(service.requests[2].resume.token_ids) == [100]
-
-
-async def test_status_of_somebody_else_is_named(kind: Kind) -> None:
-    other = Fail(code=grpc.StatusCode.UNIMPLEMENTED, details="no such method")
-    async with ScriptedService.serve([[other]]) as service:
-        with pytest.raises(errors.InternalError, match="UNIMPLEMENTED: no such method") as caught:
-            await ask(kind, service.address)
-    assert caught.value.metadata == {"code": "UNIMPLEMENTED"}
+@pytest.mark.parametrize(
+    ("timeout_s", "error"),
+    [
+        (-1.0, errors.DeadlinePassed),
+        (math.nan, errors.InvalidRequest),
+        (BOUND_S, ConnectionLost),
+    ],
+)
+async def test_call_that_reaches_no_gateway(
+    kind: Kind, timeout_s: float, error: type[errors.SluiceError]
+) -> None:
+    with pytest.raises(error):
+        await ask(kind, "127.0.0.1:1", timeout_s=timeout_s)
 
 
 async def test_deadline_ends_the_call(kind: Kind) -> None:
@@ -326,34 +262,6 @@ async def test_deadline_ends_the_call(kind: Kind) -> None:
         with pytest.raises(errors.DeadlinePassed):
             await ask(kind, service.address, timeout_s=1.0)
         await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
-
-
-async def test_every_call_has_the_deadline(kind: Kind) -> None:
-    leaving = Fail(errors.ShuttingDown("bye"))
-    scripts: list[Sequence[Step]] = [[started(), leaving], WHOLE]
-    async with ScriptedService.serve(scripts) as service:
-        await ask(kind, service.address, timeout_s=BOUND_S)
-    assert [left_s is not None for left_s in service.timeouts] == [True, True]
-
-
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
-async def test_deadline_that_has_passed(kind: Kind, timeout_s: float) -> None:
-    async with ScriptedService.serve([WHOLE]) as service:
-        with pytest.raises(errors.DeadlinePassed):
-            await ask(kind, service.address, timeout_s=timeout_s)
-
-
-@pytest.mark.parametrize("timeout_s", [math.nan, math.inf])
-async def test_timeout_that_is_no_time(kind: Kind, timeout_s: float) -> None:
-    with pytest.raises(errors.InvalidRequest, match="timeout_s"):
-        await ask(kind, "127.0.0.1:1", timeout_s=timeout_s)
-
-
-async def test_nobody_there(kind: Kind) -> None:
-    async with ScriptedService.serve() as service:
-        pass
-    with pytest.raises(ConnectionLost, match=service.address.split(":")[1]):
-        await ask(kind, service.address)
 
 
 async def test_leaving_the_async_stream_cancels_the_call() -> None:
@@ -399,21 +307,6 @@ async def test_leaving_the_blocking_stream_cancels_the_call() -> None:
         await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
 
 
-async def test_events_come_as_they_are_sent() -> None:
-    hold = Hold()
-    async with (
-        ScriptedService.serve([[started(), delta(0, "a"), hold, finished(1)]]) as service,
-        AsyncClient(service.address) as client,
-    ):
-        stream = client.generate("p")
-        assert isinstance(await anext(stream), Started)
-        piece = await anext(stream)
-        assert isinstance(piece, Delta)
-        assert piece.text == "a"
-        hold.release.set()
-        assert [type(event) async for event in stream] == [Finished]
-
-
 async def test_current_span_becomes_the_parent(kind: Kind) -> None:
     tracer = TracerProvider().get_tracer("test")
     async with ScriptedService.serve([WHOLE]) as service:
@@ -433,14 +326,6 @@ async def test_list_of_models_survives_a_hiccup(kind: Kind) -> None:
         small, large = await models(kind, service.address)
     assert small == Model(name="small", tier="small", context_tokens=512, ready=True, slots=32)
     assert (large.name, large.ready) == ("large", False)
-
-
-async def test_error_of_a_lookup_is_typed(kind: Kind) -> None:
-    async with ScriptedService.serve() as service:
-        service.lookup_failures = [Fail(errors.UnknownModel("no", metadata={"models": "small"}))]
-        with pytest.raises(errors.UnknownModel) as caught:
-            await models(kind, service.address)
-    assert caught.value.metadata == {"models": "small"}
 
 
 async def test_counting_tokens() -> None:

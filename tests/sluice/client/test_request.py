@@ -53,10 +53,6 @@ def test_what_is_only_wrong_is_left_to_the_gateway() -> None:
     assert request.sampling.temperature == -1.0
 
 
-def test_conversation_without_turns_is_still_a_conversation() -> None:
-    assert generate_request([], {}).WhichOneof("input") == "chat"
-
-
 @pytest.mark.parametrize("gather_s", [0.0, 0.25, 3600.0])
 def test_how_long_tokens_are_gathered_travels_as_it_is(gather_s: float) -> None:
     request = generate_request("p", {"gather_s": gather_s})
@@ -88,6 +84,25 @@ def test_tools_and_calls_travel() -> None:
     assert generate_request("p", {"logit_bias": {3: -1.5}}).sampling.logit_bias[3] == -1.5
 
 
+def test_every_option_travels() -> None:
+    sampling: Any = {
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_k": 4,
+        "seed": 11,
+        "stop": ["END"],
+        "logprobs": 2,
+        "regex": "a",
+    }
+    options: Any = {"priority": "bulk", "labels": {"team": "desk"}, "idempotency_key": "mine"}
+    turns = [Message("system", "s"), Message("user", "u")]
+    request = generate_request(turns, {**sampling, **options})
+    assert [turn.role for turn in request.chat.messages] == [pb.ROLE_SYSTEM, pb.ROLE_USER]
+    assert request.sampling == pb.SamplingParams(**sampling)
+    assert (request.priority, dict(request.labels)) == (pb.PRIORITY_BULK, {"team": "desk"})
+    assert request.idempotency_key == "mine"
+
+
 def test_unset_options_stay_unset() -> None:
     request = generate_request("p", {})
     assert not request.sampling.ListFields()
@@ -97,11 +112,6 @@ def test_unset_options_stay_unset() -> None:
 def test_each_request_has_a_key_of_its_own() -> None:
     keys = {generate_request("p", {}).idempotency_key for _ in range(3)}
     assert len(keys) == 3
-
-
-def test_count_of_text_that_is_not_utf8() -> None:
-    with pytest.raises(InvalidRequest, match="prompt"):
-        count_request(NOT_UTF8, "auto", raw_prompt=False)
 
 
 @pytest.mark.parametrize("schema", ['{"type": "null"}', {"type": "null"}])
