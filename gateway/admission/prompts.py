@@ -24,10 +24,9 @@ from gateway.models.tools import grammar_of
 from gateway.routing.router import Plan
 from gateway.safety.output.filter import OutputFilter
 from gateway.validation.conversation import Conversation, messages_of
-from gateway.validation.options import NO_EFFORT, check_server
+from gateway.validation.options import NO_EFFORT, check_server, function_of
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from gateway.validation.speech import ValidAudio
-from gateway.validation.tools import function_of
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Audio, Sampling, ServerOptions
 from sluice.v1.inference_pb2 import ROUTE_STRATEGY_PINNED, ROUTE_STRATEGY_SAFETY

@@ -36,7 +36,6 @@ from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.request_record import RequestRecords
 from gateway.upstream.cascade import Cascade, EscalationLimiter
 from gateway.upstream.chunk_runs import ChunkRuns
-from gateway.upstream.fallbacks import fall_back
 from gateway.upstream.guards import GuardRunner
 from gateway.upstream.runs import Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
@@ -285,7 +284,7 @@ class Generator:
             guards = GuardRunner(upstream, context)
             steering.checks, steering.check_answer = guards.checks, guards.check_answer
         if context.allow_degraded and not request.resume:
-            steering.fall_back = partial(fall_back, upstream, context)
+            steering.fall_back = partial(upstream.fall_back, context)
         first = upstream.new_run(
             request,
             prompt,

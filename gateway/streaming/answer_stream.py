@@ -74,7 +74,7 @@ class Steering:
         check_answer: starts the checks that are due, now that the answer has grown or, if the flag is set, ended
             (`gateway.upstream.guards`).
         fall_back: looks for a model in place of the current run, which failed before its first token; returns False
-            when there is none (`gateway.upstream.fallbacks`).
+            when there is none (`gateway.upstream.runs`).
     """
 
     is_held: bool = False

@@ -7,24 +7,38 @@ it into `CHECKS` under its name.
 
 How much a cascade may cost is bounded by the share of a tenant's latest requests that use the second model. The running
 ones are not counted: escalated requests run longer, so a quarter of all requests can be half of the running ones.
+
+A hint is the first model's draft in the second model's prompt. It is treated like any text that a model is to read:
+
+1. Only what the output rules leave of it is used. Placeholders stay: the second model sees no more than the first.
+2. The rules for prompts inspect it. A draft that they would change, route or block is not shown.
+3. It is a part of the last user turn, encoded like any message: special tokens in it are plain text, and nothing in it
+   is rendered as a template.
+
+An escalation never fails because of its hint: without room, or where a rule above forbids it, the second model gets the
+prompt alone, and the record says why.
 """
 
 import json
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.admission.prompts import encode_now, fit
 from gateway.admission.request_context import PreparedPrompt, RequestContext
+from gateway.admission.turns import TURN_COST
 from gateway.routing.learned.arithmetic import sums
 from gateway.routing.learned.model import LearnedHead
+from gateway.safety.inspector import RequestInspection
 from gateway.streaming.answer_stream import AnswerStream
 from gateway.streaming.model_run import AcceptedFrame, ModelRun, finish_reason_of
-from gateway.upstream.hint import HintDropped, add_hint
 from gateway.upstream.runs import Upstream
+from gateway.validation.conversation import USER
+from sluice.errors import PromptTooLong, SluiceError
 from sluice.internal.v1.frame_pb2 import Logprobs
-from sluice.settings.routing import CascadeRoute
+from sluice.settings.routing import DRAFT, CascadeRoute
 from sluice.v1.admin_pb2 import RouterScore
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
@@ -34,6 +48,8 @@ WINDOW: Final = 100
 """Latest requests of a tenant that its share of escalations is of."""
 ALWAYS_ALLOWED: Final = 10
 """Escalations in the window that are allowed at any share: a share of few requests means little."""
+ENCODED_CHARS: Final = 8192
+"""Longer prompts are not encoded again for a hint; a message counts as `TURN_COST` characters beside its text."""
 TENANTS_MAX: Final = 4096
 """Tenants that are remembered; the one that was idle for longest is dropped."""
 
@@ -280,3 +296,71 @@ class Cascade(AnswerMonitor):
         return first.model.settings.cost(
             len(first.prompt_token_ids), self.tokens
         ) + second.model.settings.cost(len(second.prompt_token_ids), second.sampling.max_tokens)
+
+
+class HintDropped(Exception):
+    """The second model does not see the draft; says why, without any text of it."""
+
+
+def add_hint(
+    context: RequestContext, prepared: PreparedPrompt, run: ModelRun, template: str
+) -> tuple[PreparedPrompt, int]:
+    """Put the draft of `run` into the prompt `prepared` of the second model; return that and the tokens added.
+
+    Raises:
+        HintDropped: the prompt stays as it is.
+    """
+    draft = _inspected(context, _filtered(run))
+    # At the end of the last turn, which must be the user's.
+    *before_last, last = context.conversation.turns
+    if context.conversation.raw or last.role != USER:
+        raise HintDropped("only a user's message has a place for it")
+    note = template.replace(DRAFT, draft)
+    turns = (*before_last, replace(last, content=f"{last.content}\n\n{note}"))
+    conversation = replace(context.conversation, turns=turns)
+    if sum(len(text) + TURN_COST for text in conversation.texts) > ENCODED_CHARS:
+        raise HintDropped("the prompt is too long to be encoded again beside other calls")
+    model = prepared.model
+    try:
+        token_ids = encode_now(conversation, model)
+        sampling = fit(context.request, model, len(token_ids))
+    except PromptTooLong as error:
+        raise HintDropped(f"{model.name} has no room for it") from error
+    except SluiceError as error:
+        raise HintDropped(f"{model.name} does not take it") from error
+    before = prepared.sampling.max_tokens
+    # Half of the answer's room where the caller leaves its length to the model, else all that was asked for.
+    needed = before if context.request.sampling.max_tokens else before // 2
+    if sampling.max_tokens < needed:
+        raise HintDropped(f"{model.name} has no room for it beside the answer")
+    sampling.seed = prepared.sampling.seed
+    added = len(token_ids) - len(prepared.prompt_token_ids)
+    return replace(prepared, prompt_token_ids=token_ids, sampling=sampling), added
+
+
+def _filtered(run: ModelRun) -> str:
+    """Return the draft as the output rules leave it."""
+    if run.is_unread:
+        raise HintDropped("token classifiers have not read all of it")
+    if run.output is None:
+        return run.raw_text
+    decision = run.output.review()
+    if decision.blocked:
+        raise HintDropped(f"the safety policy blocks it: {', '.join(decision.blocked)}")
+    return decision.text
+
+
+def _inspected(context: RequestContext, draft: str) -> str:
+    """Return the draft normalized, if the rules for prompts leave it as it is."""
+    request = context.request
+    policy = context.policies.inspector.choose(request.tenant, request.labels)
+    inspection = RequestInspection(policy, [draft])
+    inspection.decide()
+    (text,) = inspection.edited
+    verdict = inspection.verdict
+    if verdict.blocked or verdict.route is not None or inspection.edited != inspection.normalized:
+        rules = sorted({rule for rule, _ in verdict.taken})
+        raise HintDropped(f"the safety policy for prompts does not pass it: {', '.join(rules)}")
+    if not text.strip():
+        raise HintDropped("it is empty")
+    return text

@@ -212,16 +212,10 @@ def _check_span(context: RequestContext, check: Check) -> AbstractContextManager
     return context.log.child(names.SPAN_GUARD, attributes)
 
 
-def _set_outcome(
-    span: Span, taken: Sequence[tuple[str, Action]], score: float | None = None
-) -> None:
+def _set_outcome(span: Span, taken: Sequence[tuple[str, Action]]) -> None:
     """Set the outcome of a check on its span."""
-    action = max(action for _, action in taken)
-    span.set_attribute(names.GUARDRAIL_ACTION, action.name.lower())
     pairs = [f"{rule}:{action.name.lower()}" for rule, action in taken]
     span.set_attribute(names.GUARDRAIL_OUTCOMES, pairs)
-    if score is not None:
-        span.set_attribute(names.GUARDRAIL_SCORE, score)
 
 
 def _segments(model: ServedModel, texts: Sequence[str]) -> list[tuple[int, Segment]]:
@@ -331,8 +325,7 @@ class GuardRunner:
         with _check_span(context, check) as span:
             runs = _CheckRuns(self._upstream, context, check, headers_of(span))
             outcome, cost = await runs.within_budget(runs.verdict(self._turns))
-            score = None if isinstance(outcome, families.GuardFailure) else outcome.score
-            _set_outcome(span, rules_of(check.guard, outcome), score)
+            _set_outcome(span, rules_of(check.guard, outcome))
         decided = self.checks.decide(check, outcome, cost)
         if decided is None:
             return

@@ -1,14 +1,21 @@
-"""Runs on their way to the batchers: those of callers' requests, and those that the gateway itself needs."""
+"""Runs on their way to the batchers: those of callers' requests, and those that the gateway itself needs.
+
+A fallback is a smaller model that answers when the one that was asked fails before its first token. A model that is
+known to be down or late is left out when the request is routed (`gateway.admission.overload`). A fallback is for the
+failure that the request itself meets; they are used in the order of the configuration, each once.
+"""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from gateway.admission.overload import OverloadControl, SchedulingParams
-from gateway.admission.prompts import Preparation
+from gateway.admission.prompts import ContextFit, Preparation
 from gateway.admission.request_context import PreparedPrompt, RequestContext, fail_with
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.streaming.answer_stream import AnswerStream
@@ -17,11 +24,16 @@ from gateway.streaming.registry import Registry, ResultCollector
 from gateway.streaming.transcript import Transcript
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
-from sluice.errors import RETRY_AFTER_S, Cancelled, SluiceError, TransportUnavailable
+from sluice import errors
+from sluice.errors import SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import VisibleToken
 
+logger = logging.getLogger(__name__)
+
+FAILURES: Final = (errors.EngineFailed, errors.ModelUnavailable, errors.Overloaded)
+"""Errors of a run that another model may not meet; a request that is wrong stays wrong."""
 WATCHED_GATHER_MS: Final = 250
 """Maximum time that a worker gathers tokens of an answer which the gateway may end or give to another model, in
 milliseconds: more would be computed in vain."""
@@ -139,7 +151,7 @@ class Upstream:
                     raise result.error
         finally:
             for result in results:
-                result.fail(Cancelled("nobody waits for the answer any more"))
+                result.fail(errors.Cancelled("nobody waits for the answer any more"))
                 on_end(result)
         return results
 
@@ -172,10 +184,64 @@ class Upstream:
         if self.transport.is_connected:
             self.registry.dispatch.send(run, now)
         else:
-            problem = TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
+            problem = errors.TransportUnavailable(
+                "NATS is not connected", retry_after_s=errors.RETRY_AFTER_S
+            )
             # Later: the answer may not know its new run yet.
             loop = asyncio.get_running_loop()
             loop.call_soon(self.registry.fail_send, run.run_id, problem)
+
+    def fall_back(self, context: RequestContext, stream: AnswerStream, error: SluiceError) -> bool:
+        """Start to look for a fallback of the current run, which failed with `error`.
+
+        Returns False when none may or can answer; the stream ends with `error` then.
+        """
+        run = stream.current
+        is_governed = context.plan.route.strategy == pb.ROUTE_STRATEGY_SAFETY
+        if not context.allow_degraded or is_governed or not isinstance(error, FAILURES):
+            return False
+        now, failed = time.monotonic(), {run.model for run in stream.runs}
+        candidates = [
+            model
+            for model in context.rules.fallbacks.get(run.model, ())
+            if model not in failed and self.overload.outlook(model, context, now).problem is None
+        ]
+        if not candidates:
+            return False
+        # At once, and not with the end of the answer: others should not meet the failure meanwhile.
+        self.overload.record_result(context, run, error, now)
+        run.error = error
+        spawn_beside(stream, partial(self._replace, context, stream, candidates, error))
+        return True
+
+    async def _replace(
+        self,
+        context: RequestContext,
+        stream: AnswerStream,
+        candidates: Sequence[str],
+        error: SluiceError,
+    ) -> None:
+        """Send a run of the first candidate that has room for the prompt; raise `error` if none has."""
+        failed, seed = stream.current, context.first.sampling.seed
+        for model in candidates:
+            # Its chat template may not know the tools, for example.
+            with suppress(errors.InvalidRequest):
+                contexts = ContextFit(context)
+                prepared = await self.preparation.prepare_for(context, model, contexts)
+                if prepared is not None:
+                    break
+        else:
+            raise error
+        prepared.sampling.seed = seed
+        run_id = f"{context.request_id}-{len(stream.runs) + 1}"
+        run = self.new_run(context.request, prepared, run_id, context.deadline)
+        if not stream.replace_failed(failed, run, error.message):
+            return
+        cause = f"{failed.model} failed before its first token: {error.message}"
+        context.plan.degrade(run.model, run.settings.tier, cause)
+        logger.info("request %s fell back to %s: %s", context.request_id, run.model, cause)
+        context.first, context.prompts, context.second = prepared, (prepared,), None
+        self.send(context, run, prepared)
 
 
 def spawn_beside(stream: AnswerStream, work: Callable[[], Awaitable[None]]) -> None:

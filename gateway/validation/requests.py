@@ -17,9 +17,8 @@ from gateway.validation.conversation import (
     conversation_of,
     model_among,
 )
-from gateway.validation.options import check_options
+from gateway.validation.options import check_options, tool_use_of
 from gateway.validation.speech import ValidAudio, audio_of
-from gateway.validation.tools import tool_use_of
 from sluice import defaults
 from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest

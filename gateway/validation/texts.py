@@ -14,8 +14,8 @@ from gateway.validation.conversation import (
     conversation_of,
     model_among,
 )
+from gateway.validation.options import tools_of
 from gateway.validation.requests import ValidRequest
-from gateway.validation.tools import tools_of
 from sluice.defaults import AUTO
 from sluice.v1 import inference_pb2 as pb
 

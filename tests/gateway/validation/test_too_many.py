@@ -9,8 +9,8 @@ from gateway.identity.caller import Caller
 from gateway.models.catalog import Catalog
 from gateway.validation import texts
 from gateway.validation.conversation import CALLS_MAX, FieldViolations
+from gateway.validation.options import TOOLS_MAX
 from gateway.validation.requests import MOST, check_labels, sampling_of, validate
-from gateway.validation.tools import TOOLS_MAX
 from sluice.defaults import LABELS_BYTES_MAX, LABELS_MAX
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
