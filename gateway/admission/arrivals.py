@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
@@ -156,12 +157,14 @@ class CallTurns(TurnQueue):
         return BURST if time.monotonic() < self._shared_until else ALONE_BURST
 
 
+@dataclass(eq=False)
 class Arrivals:
     """The arriving calls of one gateway.
 
     Attributes:
         authenticator: Identifies callers.
         limiter: The calls that run.
+        max_message_bytes: The largest message.
         on_error: Counts the error of a call that fails before a request of a model exists.
         on_rejected: Counts a call against the limits of its caller that is rejected for its content.
         receiving_max: Messages of a tenant that may be arriving at the same time; more wait unread.
@@ -178,26 +181,17 @@ class Arrivals:
         parsing: Threads for messages above `LOOP_BYTES`, one for each tenant.
     """
 
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        limiter: ClassLimiter,
-        max_message_bytes: int,
-        on_error: Callable[[SluiceError], object] = lambda _: None,
-        on_rejected: Callable[[Caller], object] = lambda _: None,
-        *,
-        turns: CallTurns | None = None,
-        receive_s: float = RECEIVE_S,
-        health_s: float = HEALTH_S,
-    ) -> None:
-        """Set the limits for messages of up to `max_message_bytes`; see the class for the others."""
-        self.authenticator = authenticator
-        self.limiter = limiter
-        self.on_error = on_error
-        self.on_rejected = on_rejected
-        self.receive_s = receive_s
-        self.health_s = health_s
-        self.abort_s = ABORT_S
+    authenticator: Authenticator
+    limiter: ClassLimiter
+    max_message_bytes: InitVar[int]
+    on_error: Callable[[SluiceError], object] = lambda _: None
+    on_rejected: Callable[[Caller], object] = lambda _: None
+    receive_s: float = RECEIVE_S
+    health_s: float = HEALTH_S
+    abort_s: float = ABORT_S
+    turns: CallTurns = field(default_factory=CallTurns)
+
+    def __post_init__(self, max_message_bytes: int) -> None:
         fitting = RECEIVING_BYTES // max_message_bytes
         self.receiving_max = min(max(fitting, RECEIVING_MIN), RECEIVING_MAX)
         kept_max = max(KEPT_MESSAGES * max_message_bytes, KEPT_BYTES)
@@ -207,7 +201,6 @@ class Arrivals:
         watchers = "health watchers of your address"
         self.watching = CountLimit(WATCHERS_MAX, "address_watchers", watchers)
         self.parsing = TenantThreads("parsing", own=1)
-        self.turns = turns or CallTurns()
         self.without_credentials: dict[str, dict[asyncio.Timeout, None]] = {}
         self.arriving: dict[str, tuple[int, asyncio.Semaphore]] = {}
 

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,34 +41,29 @@ POLL_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class IssuerKeys:
-    """The keys of one issuer, as last read."""
+    """The keys of one issuer, as last read.
 
-    def __init__(
-        self,
-        settings: JwtSettings,
-        setting: str,
-        on_change: Callable[[], None],
-        refresh_s: float = REFRESH_S,
-        again_s: float = AGAIN_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Prepare to read keys.
+    Attributes:
+        settings: Settings of the issuer.
+        setting: Key of these settings in the configuration, for messages.
+        on_change: Called when the keys have changed.
+        refresh_s: See `REFRESH_S`.
+        again_s: See `AGAIN_S`.
+        clock: Returns the time, in seconds.
+    """
 
-        Args:
-            settings: Settings of the issuer.
-            setting: Key of these settings in the configuration, for messages.
-            on_change: Called when the keys have changed.
-            refresh_s: See `REFRESH_S`.
-            again_s: See `AGAIN_S`.
-            clock: Returns the time, in seconds.
-        """
-        self.settings = settings
-        self._setting = f"{setting}.jwks"
-        self._on_change = on_change
+    settings: JwtSettings
+    setting: str
+    on_change: Callable[[], None]
+    refresh_s: float = REFRESH_S
+    again_s: float = AGAIN_S
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._payload: bytes | None = None
         self._keys: KeySet | None = None
-        self._refresh_s, self._again_s, self._clock = refresh_s, again_s, clock
         self._read_at = -math.inf
         self._reading = asyncio.Lock()
 
@@ -90,35 +86,35 @@ class IssuerKeys:
         if self._keys is None:
             raise TransportUnavailable(
                 f"the keys of issuer {self.settings.issuer} could not be fetched yet",
-                retry_after_s=self._again_s,
+                retry_after_s=self.again_s,
             )
         return self._keys
 
     async def refresh(self) -> None:
         """Read the keys again, unless they were read less than `AGAIN_S` ago."""
         async with self._reading:
-            if self._clock() - self._read_at < self._again_s:
+            if self.clock() - self._read_at < self.again_s:
                 return
             await self._read()
 
     async def run(self) -> None:
         """Read the keys periodically until cancelled."""
         while True:
-            await asyncio.sleep(self._again_s if self._keys is None else self._refresh_s)
+            await asyncio.sleep(self.again_s if self._keys is None else self.refresh_s)
             await self.refresh()
 
     async def _read(self, *, must: bool = False) -> None:
-        self._read_at = self._clock()
+        self._read_at = self.clock()
         try:
             payload = await asyncio.wait_for(
                 asyncio.to_thread(_payload, self.settings), FETCH_S + 1
             )
             if payload != self._payload:
                 self._keys, self._payload = key_set(_parsed(payload)), payload
-                self._on_change()
+                self.on_change()
         except (OSError, ValueError) as error:  # TimeoutError is an OSError
             problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            message = f"{self._setting}: {self.settings.jwks} cannot be used: {problem}"
+            message = f"{self.setting}.jwks: {self.settings.jwks} cannot be used: {problem}"
             if must:
                 raise SettingsError(message) from error
             effect = "its last keys stay in force"

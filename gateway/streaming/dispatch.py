@@ -84,35 +84,27 @@ class Outgoing:
     has_queries: bool = False
 
 
+@dataclass(eq=False)
 class Dispatch:
     """All runs that this gateway waits for.
 
     Attributes:
+        gateway: id of this gateway.
+        loads: says which batchers there are.
+        stall_s: longest silence of a run, seconds.
+        notify: called when `drain` has something to send: the task of a run, or else a message that does not wait.
         resent: runs that were lost and sent again, by model, class and what was lost: "worker" or "batcher".
         given_up: runs that became dead letters.
     """
 
-    def __init__(
-        self,
-        gateway: str,
-        loads: ModelLoadTable,
-        stall_s: float,
-        notify: Callable[[ModelRun | None], None],
-    ) -> None:
-        """Start without runs.
+    gateway: str
+    loads: ModelLoadTable
+    stall_s: float
+    notify: Callable[[ModelRun | None], None]
 
-        Args:
-            gateway: id of this gateway.
-            loads: says which batchers there are.
-            stall_s: longest silence of a run, seconds.
-            notify: called when `drain` has something to send: the task of a run, or else a message that does not wait.
-        """
+    def __post_init__(self) -> None:
         self.resent: Counter[tuple[str, str, str]] = Counter()
         self.given_up: Counter[RunClass] = Counter()
-        self._gateway = gateway
-        self._loads = loads
-        self._stall_s = stall_s
-        self._notify = notify
         self._runs: dict[str, ModelRun] = {}
         self._used = UsedCapacity()
         self._weights: Mapping[str, float] = {}
@@ -156,7 +148,7 @@ class Dispatch:
         """Request the missing frames of a run."""
         if run.batcher and run.run_id in self._runs:
             self._queries[run.run_id] = run
-            self._notify(None)
+            self.notify(None)
 
     # What batchers send.
 
@@ -192,7 +184,7 @@ class Dispatch:
         run.survived_query |= run.queries > 0
         run.queries = 0
         patience = WAITING_FACTOR if waits and not run.token_ids else 1
-        run.check_at = now + patience * self._stall_s
+        run.check_at = now + patience * self.stall_s
         return True
 
     def take_unknown(self, batcher: str, refs: Iterable[frame_pb2.TaskRef], now: float) -> None:
@@ -246,7 +238,7 @@ class Dispatch:
 
     def tick(self, now: float) -> None:
         """Query silent runs, and send lost ones again."""
-        if now - self._ticked_at > self._stall_s:
+        if now - self._ticked_at > self.stall_s:
             self.restart(now)  # this process was suspended
             return
         self._ticked_at = now
@@ -265,7 +257,7 @@ class Dispatch:
         for run in self._runs.values():
             run.queries = 0
             if run.batcher:
-                run.check_at = now + self._stall_s
+                run.check_at = now + self.stall_s
 
     # What is to be sent, and what has failed.
 
@@ -323,7 +315,7 @@ class Dispatch:
         if not run.queries:
             run.queried_at = now
         run.queries += 1
-        run.check_at = now + self._stall_s
+        run.check_at = now + self.stall_s
         self.query(run)
 
     def _recover(self, run: ModelRun, now: float) -> None:
@@ -337,7 +329,7 @@ class Dispatch:
             self.resent[*run.run_class, "batcher"] += 1
         elif run.was_accepted:
             # There is no other batcher: that of the run may come back, and still have it.
-            if now - run.queried_at >= self._stall_s:
+            if now - run.queried_at >= self.stall_s:
                 run.queries = 0
                 self._query_again(run, now)
             run.check_at = now + RETRY_S
@@ -359,7 +351,7 @@ class Dispatch:
         letter = DeadLetter(run.run_class, run.task.SerializeToString(), run.headers, reason)
         self._outgoing.dead.append(letter)
         self.given_up[run.run_class] += 1
-        self._notify(None)
+        self.notify(None)
         self._fail(run, EngineFailed(reason))
 
     def _place(self, run: ModelRun, now: float) -> bool:
@@ -368,10 +360,10 @@ class Dispatch:
         if run.needs_capacity and not run.is_urgent:
             excluded |= {
                 name
-                for name, capacity in self._loads.capacities(run.run_class, now).items()
+                for name, capacity in self.loads.capacities(run.run_class, now).items()
                 if not self._used.fits(run, name, capacity)
             }
-        batcher = self._loads.choose(run.task.model, excluded, now)
+        batcher = self.loads.choose(run.task.model, excluded, now)
         if batcher is None:
             return False
         if run.batcher:
@@ -380,7 +372,7 @@ class Dispatch:
             run.queued_s = now - run.sent_at
         run.batcher, run.queries = batcher, 0
         run.is_queued = run.is_accepted = run.needs_capacity = run.survived_query = False
-        run.check_at = now + self._stall_s
+        run.check_at = now + self.stall_s
         if run.next_index:
             run.tokens_when_sent = run.completion_tokens
             run.task.produced_token_ids[:] = run.token_ids
@@ -389,7 +381,7 @@ class Dispatch:
         run.task.timeout_ms = min(max(math.ceil((run.deadline - now) * 1000), 1), MS_MAX)
         run.task.age_ms = min(int((now - run.sent_at) * 1000), MS_MAX)
         self._outgoing.tasks.append((batcher, run))
-        self._notify(run)
+        self.notify(run)
         return True
 
     def _take_back(self, run: ModelRun, lost: str) -> None:
@@ -426,7 +418,7 @@ class Dispatch:
                 self._send_queued(run_class, queue, now)
 
     def _send_queued(self, run_class: RunClass, queue: WaitQueue, now: float) -> None:
-        batchers = self._loads.capacities(run_class, now)
+        batchers = self.loads.capacities(run_class, now)
         if all(self._avoided_until.get(name, now) > now for name in batchers):
             queue.no_batcher_since = min(queue.no_batcher_since, now)
             return
@@ -448,7 +440,7 @@ class Dispatch:
     def _free(self, run: ModelRun) -> None:
         if self._used.free(run) and (queue := self._queues.get(run.run_class)) is not None:
             queue.may_have_capacity = True
-            self._notify(None)
+            self.notify(None)
 
     # The end of a run.
 
@@ -484,10 +476,10 @@ class Dispatch:
         if len(run_id) > RUN_ID_CHARS_MAX or len(cancels) >= CANCELS_MAX:
             return  # it sends a message about the run again, and is answered then
         cancels[run_id] = max(attempt, cancels.get(run_id, 0))
-        self._notify(None)
+        self.notify(None)
 
     def _add_control(self, outgoing: Outgoing, batcher: str, **fields: Any) -> None:
-        outgoing.control.append((batcher, ControlMessage(gateway=self._gateway, **fields)))
+        outgoing.control.append((batcher, ControlMessage(gateway=self.gateway, **fields)))
 
 
 def _parts(rows: list[_T]) -> Iterator[list[_T]]:

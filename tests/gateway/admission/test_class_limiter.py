@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -187,32 +187,6 @@ async def test_busy_tenant_delays_another_by_one_slot() -> None:
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*calls)
     assert entered.index("quiet") <= PREPARING_MAX["bulk"] + 1
-
-
-async def test_slot_of_a_cancelled_waiter_goes_to_the_next() -> None:
-    limiter = new_limiter()
-    async with AsyncExitStack() as stack:
-        first = [limiter.preparing("bulk", "a") for _ in range(2)]
-        for one in first:
-            await stack.enter_async_context(one)
-        entered, leave = list[str](), asyncio.Event()
-        calls = [asyncio.create_task(waiting(limiter, "bulk", entered, leave)) for _ in range(2)]
-        await settled()
-        assert entered == []
-        await stack.aclose()
-        calls[0].cancel()  # both have been given a place, and have not run since
-        await settled()
-    assert entered == ["bulk"]
-    async with asyncio.timeout(BOUND_S), limiter.preparing("bulk", "b"):
-        leave.set()
-        await asyncio.wait(calls)
-    # As many places as before, and no more.
-    async with AsyncExitStack() as stack:
-        for _ in range(2):
-            await stack.enter_async_context(limiter.preparing("bulk", "a"))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0), limiter.preparing("bulk", "a"):
-                pytest.fail("there was no place")
 
 
 async def test_texts_of_a_tenant_are_bounded_together() -> None:

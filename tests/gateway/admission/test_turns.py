@@ -77,6 +77,22 @@ async def test_slot_whose_waiters_have_gone_stays_free() -> None:
         await slots.take("c")
 
 
+async def test_slot_of_a_waiter_that_goes_with_it_is_the_next_ones() -> None:
+    slots = TenantSlots(1)
+    async with asyncio.timeout(BOUND_S):
+        await slots.take("a")
+        gone, stays = (asyncio.ensure_future(slots.take("b")) for _ in range(2))
+        await asyncio.sleep(0)
+        slots.give("a")
+        gone.cancel()  # it has been given the slot, and has not run since
+        await stays
+        third = asyncio.ensure_future(slots.take("c"))
+        await asyncio.sleep(0)
+        assert not third.done(), "there is one slot"
+        slots.give("b")
+        await third
+
+
 async def test_busy_tenant_delays_work_of_another_by_one(threads: TenantThreads) -> None:
     gate, order = threading.Event(), list[str]()
 
