@@ -5,8 +5,8 @@ llguidance compiles the constraints; it works on the model's tokens, not on text
 
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from threading import Lock
 from typing import Any, Final, NoReturn
 
@@ -68,7 +68,7 @@ class ConstraintCompiler:
         """Create a compiler; `tokenizer` has one token more than the model, its end of text: see `with_end`."""
         self._tokenizer = tokenizer
         self._cache_bytes = cache_bytes
-        self._compiled: dict[tuple[str | None, ...], Future[CompiledGrammar]] = {}
+        self._compiled: OrderedDict[tuple[str | None, ...], CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
     def open(self, sampling: Sampling) -> "TokenMatcher":
@@ -78,35 +78,25 @@ class ConstraintCompiler:
             InvalidRequest: This worker cannot enforce the constraint.
         """
         key = (sampling.json_schema, sampling.regex, sampling.grammar)
+        # Not locked: compiling takes long, and two threads that compile the same grammar do no harm.
+        grammar = self._compiled.get(key) or self._compile(sampling)
+        matcher = TokenMatcher(grammar, sampling.stop_token_ids)
         with self._lock:
-            cached = self._compiled.pop(key, None)
-            compiled = self._compiled[key] = cached or Future()
-        if cached is None:
-            try:
-                compiled.set_result(self._compile(sampling))
-            except BaseException as error:
-                compiled.set_exception(error)
-                with self._lock:
-                    self._compiled.pop(key, None)
-        matcher = TokenMatcher(compiled.result(), sampling.stop_token_ids)
-        with self._lock:
-            self._evict()
+            self._compiled[key] = grammar
+            self._compiled.move_to_end(key)
+            # Sequences keep theirs until they end.
+            while len(self._compiled) > 1 and self._size_bytes() > self._cache_bytes:
+                self._compiled.popitem(last=False)
         return matcher
 
     @property
     def size_bytes(self) -> int:
         """Estimated size of the cached grammars."""
         with self._lock:
-            return sum(map(_size_of, self._compiled.values()))
+            return self._size_bytes()
 
-    def _evict(self) -> None:
-        """Evict the least recently used grammars down to the limit; sequences keep theirs until they end."""
-        over = sum(map(_size_of, self._compiled.values())) - self._cache_bytes
-        for key, compiled in list(self._compiled.items())[:-1]:
-            if over <= 0:
-                return
-            over -= _size_of(compiled)
-            del self._compiled[key]
+    def _size_bytes(self) -> int:
+        return sum(grammar.size_bytes for grammar in self._compiled.values())
 
     def _compile(self, sampling: Sampling) -> "CompiledGrammar":
         try:
@@ -260,11 +250,6 @@ class TokenMatcher:
         if is_dead_end(self._matcher):
             raise MatcherError(_DEAD_END)
         raise MatcherError(TOO_COMPLEX)
-
-
-def _size_of(compiled: Future[CompiledGrammar]) -> int:
-    """Return the size of a grammar, 0 while it compiles; the number of running compilations is bounded elsewhere."""
-    return compiled.result().size_bytes if compiled.done() and not compiled.exception() else 0
 
 
 def with_end(tokenizer: dict[str, Any]) -> LLTokenizer:

@@ -136,6 +136,15 @@ def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -
     assert (counting.load.running + counting.load.waiting, counting.load.slots) == (6, 4)
 
 
+def test_room_is_granted_to_the_batcher_whose_rows_wait(worker: Worker) -> None:
+    one, two = opened(worker, "one"), opened(worker, "two")
+    for epoch, waiting in ((0, 9), (7, 0)):  # the second one is of another channel
+        demand = worker_pb2.Demand(batcher="two", epoch=epoch, queued=(0, 0, waiting))
+        queued(worker, worker_pb2.WorkerRequest(demand=demand))
+    two.wait_room(2, 2, 4)
+    one.wait_room(2, 2, 0)
+
+
 def test_rows_that_end_or_are_refused_make_room(worker: Worker) -> None:
     channel = opened(worker)
     channel.wait_room(4, 4, 4)

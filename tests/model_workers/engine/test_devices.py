@@ -57,6 +57,8 @@ def test_without_cuda_every_number_is_refused() -> None:
         pytest.skip("for machines without CUDA")
     with pytest.raises(SettingsError, match="sees 0 CUDA devices"):
         find_device("cuda")
+    with pytest.raises(SettingsError, match="not a torch device"):
+        find_device("abacus")
 
 
 def test_models_that_load_together_do_not_claim_memory_twice(

@@ -7,19 +7,16 @@ from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model_workers.engine import blocks
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.paged_model import SequenceChunk
 from model_workers.engine.protocol import (
     Sampling,
     SequenceEnd,
     SequenceSpec,
 )
-from model_workers.engine.sampling.sampler import Sampler
 from sluice.errors import InvalidRequest
 from sluice.settings.models import PrefixCache
 from tests.support.hash_model import (
@@ -294,35 +291,3 @@ def test_abort_empties_the_engine_and_it_goes_on() -> None:
     assert not busy(engine)
     assert not model.cells, "what it held is zeroed"
     assert drive(engine, sequence_spec("c", [1, 2])).tokens["c"] == greedy([1, 2], 8)
-
-
-def test_steps_run_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    current: list[torch.device] = []
-
-    class Current:
-        """Stands for `torch.cuda.device`."""
-
-        def __init__(self, device: torch.device) -> None:
-            self._device = device
-
-        def __enter__(self) -> None:
-            current.append(self._device)
-
-        def __exit__(self, *_: object) -> None:
-            current.pop()
-
-    class Model(HashModel):
-        def forward(self, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
-            assert current == [torch.device("cuda:1")]
-            return super().forward(chunks)
-
-    monkeypatch.setattr(torch.cuda, "device", Current)
-    engine = PagedEngine(
-        *(Model(), Sampler()),
-        slots=2,
-        max_waiting=2,
-        prefill_tokens=16,
-        device=torch.device("cuda:1"),
-    )
-    assert len(drive(engine, sequence_spec("r", [1, 2, 3], Sampling(4))).tokens["r"]) == 4
-    assert not current

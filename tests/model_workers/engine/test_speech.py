@@ -14,7 +14,6 @@ from model_workers.engine.encoder_decoder import EncoderDecoderEngine
 from model_workers.engine.families import load_encoder_decoder
 from model_workers.engine.protocol import (
     Sampling,
-    SequenceEnd,
     SequenceSpec,
 )
 from model_workers.engine.sampling.sampler import Sampler
@@ -147,17 +146,6 @@ def test_many_rows_are_heard_a_few_at_a_time_while_others_go_on() -> None:
     steps = [{step.request_id for step in engine.step(0.0)} for _ in range(3)]
     assert [len(ids) for ids in steps] == [8, 16, 20]
     assert steps[0] < steps[1] < steps[2]
-
-
-def test_an_answer_ends_where_the_decoder_has_no_more_positions() -> None:
-    engine = engine_of()
-    spec = SequenceSpec(
-        "1", "b", 0, begin(), (), Sampling(500), audio=task_pb2.Audio(pcm=SOUNDS[0])
-    )
-    engine.add(spec, 0.0)
-    steps = [step for _ in range(POSITIONS) for step in engine.step(0.0)]
-    assert len([token for step in steps for token in step.token_ids]) == POSITIONS - 4
-    assert steps[-1].end is SequenceEnd.LENGTH
 
 
 @pytest.mark.parametrize(

@@ -192,16 +192,3 @@ def test_a_folder_with_a_part_that_is_not_served_is_refused(tmp_path: Path) -> N
     (folder / "modules.json").write_text(modules)
     with pytest.raises(SettingsError, match="LSTM: only Pooling, Dense and Normalize are served"):
         load_values(settings(folder))
-
-
-def test_a_short_context_holds(tmp_path: Path) -> None:
-    folder = save_transformer(tmp_path, config_of("bert"))
-    add_modules(folder, MEAN, limits={"max_seq_length": 16})
-    engine = load_values(settings(folder))
-    engine.add(sequence(0, [5] * 16), 0.0)
-    with pytest.raises(PromptTooLong):
-        engine.add(sequence(1, [5] * 17), 0.0)
-    longer = load_values(settings(folder, context_tokens=20))
-    assert len(values_of(longer, [sequence(0, [5] * 20)])[0]) == SIZE
-    with pytest.raises(SettingsError, match="context_tokens is 65, the model allows at most 64"):
-        load_values(settings(folder, context_tokens=65))

@@ -118,25 +118,6 @@ def test_a_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_graphs_answer_as_steps_without(tmp_path: Path) -> None:
-    folder = str(save_model(tmp_path, "llama", **SIZES))
-    plain, captured = (
-        load_model(folder, device="cuda").paged(16, FLASH_BLOCK_TOKENS, tokens)
-        for tokens in (0, 32)
-    )
-    steps = [
-        [SequenceChunk(range(60), 0, (0,), 1), SequenceChunk(range(5, 50), 0, (1,), 1)],
-        [SequenceChunk((3,), 60, (0,), 1), SequenceChunk((4, 5, 6), 45, (1,), 3)],
-        [
-            SequenceChunk((4,), 61, (0,), 1),
-            SequenceChunk([n % VOCABULARY for n in range(300)], 0, (2, 3), 1),
-        ],
-    ]
-    for chunks in steps:
-        expected, found = plain.forward(chunks).clone(), captured.forward(chunks)
-        torch.testing.assert_close(found, expected, atol=5e-2, rtol=5e-2)
-
-
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_second_device_captures_from_another_thread(tmp_path: Path) -> None:
     settings = ModelSettings(

@@ -233,6 +233,14 @@ def test_batch_without_rows_is_left_at_once() -> None:
     assert run(engine, [sequence("2", (5, 6, 7), 2)])["2"] == generated("llama", (5, 6, 7), 2)
 
 
+def test_newer_attempt_replaces_a_running_row() -> None:
+    engine, _ = engine_of()
+    engine.add(sequence("1", (5, 6, 7), 20), 0.0)
+    first = engine.step(0.0)[0].token_ids
+    again = sequence("1", (5, 6, 7), 20, produced=first, attempt=1)
+    assert run(engine, [again])["1"] == generated("llama", (5, 6, 7), 20)
+
+
 def test_abort_returns_all_rows_and_the_engine_goes_on() -> None:
     engine, _ = engine_of()
     sequences = [sequence(str(n), one, 10) for n, one in enumerate(prompts(3))]
