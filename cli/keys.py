@@ -73,25 +73,17 @@ class Keys:
         record, revision = stored
         return record, revision
 
-    def put(self, key_id: str, record: ApiKeyRecord, revision: int) -> None:
-        """Store a key in place of its `revision`; 0 for a new one."""
-        if self._run(self._bucket.write(key_id, record, revision)) is None:
-            raise CommandFailed("KEY_CHANGED", f"{key_id} was changed at the same time; try again")
-
-    def take_effect(self) -> None:
-        """Wait until every gateway knows what was changed; say which ones do not answer."""
+    def store(self, *changes: tuple[str, ApiKeyRecord, int]) -> None:
+        """Store keys, each in place of its revision (0: a new one), and wait until every gateway knows them."""
+        for key_id, record, revision in changes:
+            if self._run(self._bucket.write(key_id, record, revision)) is None:
+                message = f"{key_id} was changed at the same time; try again"
+                raise CommandFailed("KEY_CHANGED", message)
         for gateway in self._run(self._refresh()):
             output.note(
                 f"gateway {gateway} did not respond; it takes the change within a second of its next "
                 "contact with NATS"
             )
-
-    def add(self, record: ApiKeyRecord) -> NewKey:
-        """Create the key that `record` describes."""
-        made = new_key()
-        record.digest = digest_of(made.text)
-        self.put(made.id, record, 0)
-        return made
 
 
 @contextmanager
@@ -155,8 +147,9 @@ def create(
         tokens_per_minute=tokens_per_minute,
         expire_unix_ms=0 if expires_days is None else now + int(expires_days * DAY_MS),
     )
-    made = mine.add(record)
-    mine.take_effect()
+    made = new_key()
+    record.digest = digest_of(made.text)
+    mine.store((made.id, record, 0))
     _show_made(made, record)
 
 
@@ -184,14 +177,12 @@ def rotate(
     old, revision = mine.get(key_id)
     if old.revoke_unix_ms:
         raise CommandFailed("KEY_REVOKED", f"{key_id} was revoked; make a new key instead")
-    now, new = unix_ms(), ApiKeyRecord()
+    now, made, new = unix_ms(), new_key(), ApiKeyRecord()
     new.CopyFrom(old)
-    new.create_unix_ms = now
+    new.create_unix_ms, new.digest = now, digest_of(made.text)
     until = now + int(overlap_s * 1000)
     old.expire_unix_ms = min(old.expire_unix_ms or until, until)
-    made = mine.add(new)
-    mine.put(key_id, old, revision)
-    mine.take_effect()
+    mine.store((made.id, new, 0), (key_id, old, revision))
     _show_made(made, new)
 
 
@@ -199,10 +190,8 @@ def rotate(
 def revoke(key_id: KeyId, mine: OfMesh) -> None:
     """Revoke a key: every gateway refuses it once this command has returned."""
     record, revision = mine.get(key_id)
-    if not record.revoke_unix_ms:
-        record.revoke_unix_ms = unix_ms()
-        mine.put(key_id, record, revision)
-    mine.take_effect()
+    record.revoke_unix_ms = record.revoke_unix_ms or unix_ms()
+    mine.store((key_id, record, revision))
     text = f"{key_id} of {record.tenant} is revoked; gateways refuse it now"
     output.show(_described(key_id, record), text)
 

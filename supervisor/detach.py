@@ -7,6 +7,7 @@ STATE/logs/supervisor.log. This module imports little: the supervisor checks and
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import asdict
 from threading import Timer
 from typing import Any, Final
@@ -16,7 +17,6 @@ from sluice.settings import load
 from sluice.settings.models import convert_models
 from sluice.startup import child_environment, module_command
 from supervisor.child import describe_exit, log_tail
-from supervisor.progress import Progress
 from supervisor.state import Origin, StateDir
 
 START_S: Final = 120.0
@@ -26,7 +26,7 @@ _LOG: Final = "supervisor"
 
 
 def start_detached(
-    state: StateDir, origin: Origin, on_progress: Progress = lambda _: None
+    state: StateDir, origin: Origin, on_progress: Callable[[str], None] = lambda _: None
 ) -> float:
     """Start a supervisor in a session of its own; return the seconds its mesh took until it was ready.
 

@@ -1,7 +1,7 @@
 """What gateways and other servers of the mesh say of themselves, by gRPC health and by answering at all."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,16 +20,9 @@ REMOTE_S: Final = 10.0
 
 
 async def wait_until_serving(
-    address: str,
-    models: Sequence[str],
-    bound_s: float,
-    tls: Path | None = None,
-    remote: Sequence[str] = (),
-    on_ready: Callable[[str], None] = lambda _: None,
-) -> list[str]:
-    """Return when the gateway at `address` says SERVING for each of `models`; `on_ready` is told of each.
-
-    `remote` are models whose servers may be down: they get `REMOTE_S`. Returns those that are not ready.
+    address: str, models: Sequence[str], bound_s: float, tls: Path | None = None
+) -> None:
+    """Return when the gateway at `address` says SERVING for each of `models`.
 
     Raises:
         SetupError: not within `bound_s` seconds; the message has the last status.
@@ -41,29 +34,13 @@ async def wait_until_serving(
             open_channel(address, channel_credentials(tls), CHANNEL_OPTIONS) as channel,
         ):
             for model in models:
-                while True:
-                    status = await _health_of(channel, f"model.{model}")
-                    if status == _SERVING:
-                        on_ready(model)
-                        break
+                while (status := await _health_of(channel, f"model.{model}")) != _SERVING:  # noqa: ASYNC110
                     await asyncio.sleep(_RETRY_S)
-            return [one for one in remote if not await _serves_soon(channel, one)]
     except TimeoutError:
         raise SetupError(
             f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {status}); "
             "see the logs of batcher and triton, or raise triton.start_s"
         ) from None
-
-
-async def _serves_soon(channel: grpc.aio.Channel, model: str) -> bool:
-    """Return whether the gateway says SERVING for `model` within `REMOTE_S`."""
-    try:
-        async with asyncio.timeout(REMOTE_S):
-            while await _health_of(channel, f"model.{model}") != _SERVING:  # noqa: ASYNC110, the service has no event
-                await asyncio.sleep(_RETRY_S)
-    except TimeoutError:
-        return False
-    return True
 
 
 async def wait_until_reachable(

@@ -6,11 +6,12 @@ A mesh is nats-server, a tritonserver for each worker, batcher, gateway and jobs
 reads as the start order, and backwards as the order of the stop: the gateway drains while its servers still run.
 """
 
+import asyncio
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -21,7 +22,7 @@ from sluice.settings import Settings
 from sluice.startup import LOOPBACK, is_loopback, reachable
 from sluice.tls import AUTHORITIES
 from supervisor.disk import check_room, nats_watcher
-from supervisor.health import wait_until_reachable, wait_until_serving
+from supervisor.health import REMOTE_S, wait_until_reachable, wait_until_serving
 from supervisor.model_processes import kill_when_stopped, triton_watcher
 from supervisor.nats import wait_for_nats
 from supervisor.plan import (
@@ -34,7 +35,6 @@ from supervisor.plan import (
     plan_triton,
 )
 from supervisor.ports import Ports
-from supervisor.progress import Progress, tell_while_waiting
 from supervisor.reload import Reload, start_workers
 from supervisor.specs import (
     nats_spec,
@@ -49,6 +49,10 @@ _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
+Progress = Callable[[str], None]
+"""Takes one step of the start of a mesh, in words."""
+TOLD_S: Final = 5.0
+"""How often a wait is told, in seconds."""
 GATEWAY_START_S: Final = 60.0
 """What batcher and gateway may take on top of NATS and Triton, seconds."""
 
@@ -147,33 +151,30 @@ class Mesh:
             watcher = nats_watcher(self._plan.nats.store, self.state_dir.log(spec.name))
             self.supervisor.start(spec, watcher)
             connected = wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
-            await self._during_start(connected, {}, spec.name)
+            await self._during_start(connected, spec.name)
         self._on_progress(f"loading {', '.join(models)}")
         start_workers(self.supervisor, self._plan)
         for server in (self._plan.batcher, *self._plan.gateways, *self._plan.jobs):
             self.supervisor.start(server_spec(self._plan, server), kill_when_stopped)
-        for remote in self._plan.remotes:
-            worker_at, tls = f"{LOOPBACK}:{remote.port}", self.settings.tls.mesh
-            answering = wait_until_reachable(remote.name, worker_at, bound_s, tls)
-            await self._during_start(answering, {}, remote.name)
-        loading = self._workers_of(models)
-
-        def on_ready(model: str) -> None:
-            if loading.pop(model, None) is not None:
-                self._on_progress(f"{model} is ready")
-
+        servers = [(one.name, f"{LOOPBACK}:{one.port}") for one in self._plan.remotes]
+        servers += [(one.name, one.address) for one in self._plan.jobs]
+        for name, at in servers:
+            answering = wait_until_reachable(name, at, bound_s, self._tls)
+            await self._during_start(answering, name)
         for gateway in self._plan.gateways:
             address = reachable(gateway.address)
-            serving = wait_until_serving(address, models, bound_s, self._tls, elsewhere, on_ready)
-            for model in await self._during_start(serving, loading, gateway.name):
+            serving = wait_until_serving(address, models, bound_s, self._tls)
+            await self._during_start(serving, f"{gateway.name} with {', '.join(models)}")
+        for model in elsewhere:
+            address = reachable(self._plan.gateways[0].address)
+            try:
+                await wait_until_serving(address, [model], REMOTE_S, self._tls)
+            except SetupError:
                 logger.warning(
                     "model %s is not ready: its server does not respond (see the log of remote-%s)",
                     model,
                     model,
                 )
-        for one in self._plan.jobs:
-            answering = wait_until_reachable(one.name, one.address, bound_s, self._tls)
-            await self._during_start(answering, {}, one.name)
         self.ready_s = time.monotonic() - begun
         self._ready = True
         await self._reload.start()
@@ -185,26 +186,20 @@ class Mesh:
         await self._reload.stop()
         await self.supervisor.stop()
 
-    async def _during_start(
-        self, ready: Awaitable[_T], waiting: Mapping[str, str], last: str = ""
-    ) -> _T:
-        """Wait for `ready`, and report which processes it still waits for.
+    async def _during_start(self, ready: Awaitable[_T], name: str) -> _T:
+        """Wait for `ready`, and report every `TOLD_S` seconds what is waited for, and for how long."""
+        begun = time.monotonic()
 
-        `waiting` has processes by what they serve, and shrinks meanwhile; `last` is reported when it is empty.
-        """
-        return await tell_while_waiting(
-            self.supervisor.during_start(ready),
-            lambda: ", ".join(waiting.values()) or last,
-            self._on_progress,
-        )
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(TOLD_S)
+                self._on_progress(f"waiting for {name} ({time.monotonic() - begun:.0f} s)")
 
-    def _workers_of(self, models: Iterable[str]) -> dict[str, str]:
-        """Return by model the names of the processes that load it."""
-        addresses = {}
-        for model in models:
-            names = [triton.name for triton in self._plan.tritons if model in triton.models]
-            addresses[model] = ", ".join(names) or f"model {model}"
-        return addresses
+        telling = asyncio.ensure_future(tell())
+        try:
+            return await self.supervisor.during_start(ready)
+        finally:
+            telling.cancel()
 
     def _prepare_files(self) -> None:
         state = self.state_dir

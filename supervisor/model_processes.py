@@ -12,7 +12,6 @@ did not answer for a second for good. A debugger's stop is another state and doe
 import asyncio
 import logging
 import os
-import re
 import signal
 from collections.abc import Collection
 from pathlib import Path
@@ -29,28 +28,8 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 """How often the states of the processes are read, of all in one moment; one that is stopped twice in succession counts
 as lost, seconds."""
-START_BYTES: Final = 65_536
-"""How much of a server's log is read for what it says while it starts."""
-_NO_GPU: Final = re.compile(
-    rb'^E(.*server\.cc:\d+\] )("CudaDriverHelper has not been initialized\.")', re.MULTILINE
-)
-_NO_GPU_WORDS: Final = b'"no GPU: models compute on the CPU"'
 STAT_BYTES_MAX: Final = 1024
 """The state is among the first 100 bytes."""
-
-
-def reword_missing_gpu(log: Path, start: int) -> None:
-    """Make the error that Triton logs on every machine without a GPU a line of information, in a log from `start` on.
-
-    No option leaves it out. The new words are as long as the old ones: the server goes on writing to the file.
-    """
-    with log.open("r+b") as file:
-        file.seek(start)
-        match = _NO_GPU.search(file.read(START_BYTES))
-        if match is not None:
-            calm = b"I" + match[1] + _NO_GPU_WORDS.ljust(len(match[2]))
-            file.seek(start + match.start())
-            file.write(calm)
 
 
 async def until_lost(server: Child, config: TritonConfig, start_s: float) -> None:
@@ -144,18 +123,12 @@ async def kill_when_stopped(child: Child) -> None:
         child.send(signal.SIGKILL)
 
 
-def triton_watcher(config: TritonConfig, start_s: float, log: Path | None = None) -> Watcher:
-    """Kill a server when a process of it is lost, and remove Triton's shared memory when it ends.
-
-    `log`: its output; None: ours.
-    """
+def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:
+    """Kill a server when a process of it is lost, and remove Triton's shared memory when it ends."""
     remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
 
     async def watcher(child: Child) -> None:
         try:
-            await wait_for_triton(config.address, start_s, config.tls)
-            if log is not None:
-                reword_missing_gpu(log, child.log_start)
             await until_lost(child, config, start_s)
             if not child.ending:
                 logger.warning(

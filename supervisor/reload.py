@@ -297,9 +297,7 @@ def start_workers(supervisor: Supervisor, plan: MeshPlan) -> list[SupervisedProc
     """Start the workers of `plan`."""
     start_s, log = plan.settings.triton.start_s, plan.state.log
     started = [
-        supervisor.start(
-            triton_spec(triton, log(triton.name)), triton_watcher(triton, start_s, log(triton.name))
-        )
+        supervisor.start(triton_spec(triton, log(triton.name)), triton_watcher(triton, start_s))
         for triton in plan.tritons
     ]
     return started + [

@@ -20,9 +20,8 @@ from sluice.startup import LOOPBACK
 from sluice.telemetry.environment import clean
 from sluice.telemetry.logs import log_to_stderr
 from supervisor.check import check
-from supervisor.mesh import Mesh, running_mesh
+from supervisor.mesh import Mesh, Progress, running_mesh
 from supervisor.plan import changed
-from supervisor.progress import Progress
 from supervisor.state import DEFAULTS, Origin
 
 HTTP_OFF: Final = "off"

@@ -19,7 +19,7 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,6 +37,10 @@ TRACE_SERVICE: Final = "sluice-triton"
 STUB: Final = "triton_python_backend_stub"
 """The program that runs a Python model."""
 
+_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+_BACKENDS: Final = "backends"
+_LIBRARIES: Final = "lib"
+"""Folders below a runtime folder."""
 _BACKEND_FILES: Final = ("libtriton_python.so", "triton_python_backend_utils.py")
 HUGE_PAGES: Final[Mapping[str, str]] = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Weights and caches of the stubs lie in huge pages where the kernel has them: a step of one row reads all weights, and
@@ -126,16 +130,14 @@ def find_wheel() -> TritonWheel:
     if spec is None or not spec.submodule_search_locations:
         raise SetupError("nvidia-pytriton is not installed; run: pip install nvidia-pytriton")
     root = Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     wheel = TritonWheel(
         server=root / "bin" / "tritonserver",
         backend=root / "backends" / "python",
-        stub=root / "python_backend_stubs" / version / STUB,
+        stub=root / "python_backend_stubs" / _PYTHON / STUB,
     )
     if not wheel.stub.is_file() and wheel.server.is_file():
-        raise SetupError(
-            f"nvidia-pytriton has no stub for Python {version}; use Python 3.11 or 3.12"
-        )
+        message = f"nvidia-pytriton has no stub for Python {_PYTHON}; use Python 3.11 or 3.12"
+        raise SetupError(message)
     for program in (wheel.server, wheel.stub):
         if not os.access(program, os.X_OK):
             raise SetupError(
@@ -163,7 +165,7 @@ def find_libpython() -> Path:
     Raises:
         SetupError: this interpreter was built or installed without one.
     """
-    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    name = f"libpython{_PYTHON}.so.1.0"
     # Relocated builds (uv, conda) may name the build machine's folder as LIBDIR, so the prefix is asked as well.
     folders = (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib")
     for folder in filter(None, folders):
@@ -183,11 +185,10 @@ def prepare_runtime(folder: Path) -> None:
         SetupError: as `find_wheel` and `find_libpython`, or the folder cannot be written.
     """
     wheel, library = find_wheel(), find_libpython()
-    links = {_backends(folder) / "python" / name: wheel.backend / name for name in _BACKEND_FILES}
-    links[_backends(folder) / "python" / STUB] = wheel.stub
+    links = {folder / _BACKENDS / "python" / name: wheel.backend / name for name in _BACKEND_FILES}
+    links[folder / _BACKENDS / "python" / STUB] = wheel.stub
     # The stub asks for the versioned name, whatever file the library is in.
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    links[_libraries(folder) / f"libpython{version}.so.1.0"] = library
+    links[folder / _LIBRARIES / f"libpython{_PYTHON}.so.1.0"] = library
     try:
         for link, target in links.items():
             _link(link, target)
@@ -203,8 +204,13 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
     Raises:
         SetupError: as `find_wheel`.
     """
+    if config.program is not None:
+        program = [str(config.program)]
+    else:
+        backends = config.runtime / _BACKENDS
+        program = [str(find_wheel().server), f"--backend-directory={backends}"]
     return (
-        *_program(config),
+        *program,
         f"--model-repository={config.repository}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in config.models),
@@ -221,14 +227,8 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
         "--enable-peer-access=false",
         *tls_arguments(config.tls),
         *_metrics_arguments(config.page),
-        *_trace_arguments(config),
+        *_trace_arguments(config.otlp_endpoint),
     )
-
-
-def _program(config: TritonConfig) -> tuple[str, ...]:
-    if config.program is not None:
-        return (str(config.program),)
-    return str(find_wheel().server), f"--backend-directory={_backends(config.runtime)}"
 
 
 def tls_arguments(folder: Path | None) -> tuple[str, ...]:
@@ -248,12 +248,8 @@ def _metrics_arguments(page: str | None) -> tuple[str, ...]:
     if page is None:
         return ("--allow-metrics=false",)
     host, port = split_address(page, "telemetry.prometheus.triton")
-    return (
-        "--allow-metrics=true",
-        f"--metrics-address={host}",
-        f"--metrics-port={port}",
-        "--allow-gpu-metrics=false",
-    )
+    where = (f"--metrics-address={host}", f"--metrics-port={port}")
+    return ("--allow-metrics=true", *where, "--allow-gpu-metrics=false")
 
 
 def triton_environment(
@@ -266,12 +262,16 @@ def triton_environment(
     environment = {**HUGE_PAGES, **(os.environ if base is None else base)}
     # A home or a library path for some other interpreter would reach the stub's as well.
     environment.pop("PYTHONHOME", None)
-    environment["PATH"] = _joined((str(Path(sys.executable).parent), environment.get("PATH", "")))
+    environment["PATH"] = _joined(Path(sys.executable).parent, environment.get("PATH"))
     if runtime is not None:
-        environment["LD_LIBRARY_PATH"] = _joined(
-            (str(_libraries(runtime)), environment.get("LD_LIBRARY_PATH", ""))
-        )
-    environment["PYTHONPATH"] = _joined(_import_folders())
+        libraries = environment.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = _joined(runtime / _LIBRARIES, libraries)
+    # Where this interpreter finds packages beyond the standard library.
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    standard |= {f"{folder}/lib-dynload" for folder in standard}
+    folders = [Path(entry) for entry in sys.path if entry not in standard]
+    found = (folder for folder in folders if folder.is_absolute() and folder.is_dir())
+    environment["PYTHONPATH"] = _joined(*found)
     return environment
 
 
@@ -300,26 +300,18 @@ def remove_shared_memory(prefix: str) -> int:
     return len(regions)
 
 
-def _trace_arguments(config: TritonConfig) -> tuple[str, ...]:
-    if config.otlp_endpoint is None:
+def _trace_arguments(otlp_endpoint: str | None) -> tuple[str, ...]:
+    if otlp_endpoint is None:
         return ()
     settings = (
         "mode=opentelemetry",
         "level=TIMESTAMPS",
         "rate=0",  # none by chance; requests that bring a context are traced all the same
-        f"opentelemetry,url={config.otlp_endpoint.rstrip('/')}/v1/traces",
+        f"opentelemetry,url={otlp_endpoint.rstrip('/')}/v1/traces",
         f"opentelemetry,resource=service.name={TRACE_SERVICE}",
         f"opentelemetry,bsp_schedule_delay={_EXPORT_DELAY_MS}",
     )
     return tuple(f"--trace-config={setting}" for setting in settings)
-
-
-def _backends(runtime: Path) -> Path:
-    return runtime / "backends"
-
-
-def _libraries(runtime: Path) -> Path:
-    return runtime / "lib"
 
 
 def _link(link: Path, target: Path) -> None:
@@ -333,16 +325,5 @@ def _link(link: Path, target: Path) -> None:
     fresh.replace(link)
 
 
-def _import_folders() -> list[str]:
-    """Return the folders where this interpreter finds packages beyond the standard library."""
-    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    standard |= {f"{folder}/lib-dynload" for folder in standard}
-    return [entry for entry in sys.path if entry not in standard and _is_folder(Path(entry))]
-
-
-def _is_folder(entry: Path) -> bool:
-    return entry.is_absolute() and entry.is_dir()
-
-
-def _joined(folders: Iterable[str]) -> str:
-    return os.pathsep.join(filter(None, folders))
+def _joined(*folders: Path | str | None) -> str:
+    return os.pathsep.join(str(folder) for folder in folders if folder)

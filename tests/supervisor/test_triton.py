@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from sluice.errors import SetupError
 from sluice.startup import free_port
 from supervisor.child import Child, ChildSpec
-from supervisor.model_processes import reword_missing_gpu, stub_pids, until_lost
+from supervisor.model_processes import stub_pids, until_lost
 from supervisor.specs import triton_spec
 from supervisor.triton import (
     TritonConfig,
@@ -213,23 +213,6 @@ async def test_a_killed_server_is_noticed_at_once_and_nothing_is_left(config: Tr
     assert stub_pids(triton_.child.pid) == {}
     assert remove_shared_memory(config.shm_prefix) == 1
     assert remove_shared_memory(config.shm_prefix) == 0
-
-
-def test_a_missing_gpu_is_no_error_in_the_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    before, after = b'E1 server.cc:1] "CudaDriverHelper has not been initialized."\n', b"ready\n"
-    error = b'E1128 00:20:55.3 7 server.cc:241] "CudaDriverHelper has not been initialized."\n'
-    log.write_bytes(before + b"I1128 starts\n" + error + after)
-    with log.open("ab") as server:
-        reword_missing_gpu(log, len(before))
-        server.write(b"more\n")
-    lines = log.read_bytes().splitlines(keepends=True)
-    calm = b'I1128 00:20:55.3 7 server.cc:241] "no GPU: models compute on the CPU"'
-    assert [line.rstrip() for line in lines[2:]] == [calm, b"ready", b"more"]
-    assert lines[0] == before
-    assert len(lines[2]) == len(error)
-    reword_missing_gpu(log, len(before))
-    assert log.read_bytes().splitlines(keepends=True) == lines
 
 
 async def test_nothing_of_a_state_directory_reaches_a_shell(tmp_path: Path) -> None:
