@@ -8,7 +8,8 @@
 Every file is replaced in one step and can be read by its user alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -31,6 +32,7 @@ RENEW_DAYS: Final = 30
 """`sluice up` renews what is valid for less than this."""
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _CA_KEY: Final = "ca.key"
+_CA_NAME: Final = "Sluice local authority"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ class Authority:
         Raises:
             SetupError: a file cannot be written, or the authority's key is gone.
         """
-        self._ensure_ca()
+        if not self.ca.exists():
+            is_ca = x509.BasicConstraints(ca=True, path_length=0)
+            _make(_CA_NAME, self.folder / _CA_KEY, self.ca, CA_DAYS, {is_ca: True})
         names = list(dict.fromkeys((*LOCAL_NAMES, *hosts)))
         stale = [process for process in processes if not self._is_good(process, names)]
         return [self.issue(process, names) for process in stale]
@@ -82,17 +86,15 @@ class Authority:
         Raises:
             SetupError: a file cannot be written, or the authority's key is gone.
         """
-        ca, ca_key, key = _certificate(self.ca), self._load_ca_key(), _new_key()
         alternatives: list[x509.GeneralName] = [_general_name(name) for name in names]
         alternatives.append(x509.UniformResourceIdentifier(identity(process)))
-        builder = (
-            _builder(process, ca.subject, key, self._days)
-            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        )
         folder = self.of(process)
-        _write(folder / KEY, _key_pem(key))
-        _write(folder / CERTIFICATE, _signed(builder, ca_key))
+        extensions = {
+            x509.SubjectAlternativeName(alternatives): False,
+            x509.BasicConstraints(ca=False, path_length=None): True,
+        }
+        issuer = _certificate(self.ca).subject, self._load_ca_key()
+        _make(process, folder / KEY, folder / CERTIFICATE, self._days, extensions, issuer)
         _write(folder / AUTHORITIES, self.ca.read_bytes())
         return folder / CERTIFICATE
 
@@ -129,17 +131,6 @@ class Authority:
         same = (folder / AUTHORITIES).read_bytes() == self.ca.read_bytes()
         return same and issued.days_left >= RENEW_DAYS and set(names) <= set(issued.names)
 
-    def _ensure_ca(self) -> None:
-        if self.ca.exists():
-            return
-        key = _new_key()
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Sluice local authority")])
-        builder = _builder("Sluice local authority", name, key, CA_DAYS).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
-        )
-        _write(self.folder / _CA_KEY, _key_pem(key))
-        _write(self.ca, _signed(builder, key))
-
     def _load_ca_key(self) -> ec.EllipticCurvePrivateKey:
         file = self.folder / _CA_KEY
         try:
@@ -152,36 +143,32 @@ class Authority:
         return key
 
 
-def _builder(
-    name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
+def _make(
+    name: str,
+    key_file: Path,
+    file: Path,
+    days: int,
+    extensions: Mapping[x509.ExtensionType, bool],
+    issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey] | None = None,
+) -> None:
+    """Write a new key, and a certificate of it with `extensions`, by whether they are critical.
+
+    `issuer` has the name and the key that sign; None: its own.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    issuer_name, signing_key = issuer or (subject, key)
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        # Clocks may differ a little.
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=days))
-    )
-
-
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
-    return builder.sign(key, SHA256()).public_bytes(serialization.Encoding.PEM)
-
-
-def _new_key() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    builder = x509.CertificateBuilder(issuer_name, subject, key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    # Clocks may differ a little.
+    builder = builder.not_valid_before(now - timedelta(minutes=5))
+    builder = builder.not_valid_after(now + timedelta(days=days))
+    for extension, is_critical in extensions.items():
+        builder = builder.add_extension(extension, is_critical)
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    _write(key_file, key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    _write(file, builder.sign(signing_key, SHA256()).public_bytes(pem))
 
 
 def _general_name(name: str) -> x509.GeneralName:
@@ -200,16 +187,12 @@ def _certificate(file: Path) -> x509.Certificate:
 
 def _issued(process: str, file: Path) -> Issued:
     certificate = _certificate(file)
-    try:
-        extension = certificate.extensions.get_extension_for_class(
-            x509.SubjectAlternativeName
-        ).value
-        names = (
-            *extension.get_values_for_type(x509.DNSName),
-            *map(str, extension.get_values_for_type(x509.IPAddress)),
-        )
-    except x509.ExtensionNotFound:
-        names = ()
+    names: tuple[str, ...] = ()
+    with suppress(x509.ExtensionNotFound):
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        hosts = extension.value.get_values_for_type(x509.DNSName)
+        addresses = extension.value.get_values_for_type(x509.IPAddress)
+        names = (*hosts, *map(str, addresses))
     expires = certificate.not_valid_after_utc
     return Issued(process, file, names, expires, (expires - datetime.now(UTC)).days)
 
