@@ -17,8 +17,6 @@ from jsonschema.validators import validator_for
 
 from sluice.grpc_server import CONNECTIONS_MAX
 from sluice.settings import load
-from sluice.telemetry.exporters import triton_endpoint
-from sluice.tls import AUTHORITIES, CERTIFICATE, KEY
 from tests.support.compose import (
     COMPOSE_FILES,
     FOLDER,
@@ -27,9 +25,6 @@ from tests.support.compose import (
     used_variables,
     variables,
 )
-
-PROCESSES = ("triton", "batcher", "gateway", "jobs")
-"""Services that run our code."""
 
 
 @cache
@@ -77,55 +72,6 @@ def test_nats_and_triton_are_on_the_inner_network_alone() -> None:
     assert services()["nats"]["networks"] == services()["triton"]["networks"] == ["mesh"]
 
 
-def test_names_inside_the_file_exist() -> None:
-    for service in services().values():
-        assert set(service["networks"]) <= set(compose()["networks"])
-        for other, dependency in service.get("depends_on", {}).items():
-            assert dependency["condition"] == "service_healthy"
-            assert "healthcheck" in services()[other]
-        for volume in service.get("volumes", ()):
-            source = volume.split(":")[0]
-            if source.startswith("."):
-                assert (FOLDER / source).is_file()
-            else:
-                assert source in compose()["volumes"]
-
-
-def test_addresses_name_services_and_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in services()["gateway"]["environment"].items():
-        monkeypatch.setenv(name, value)
-
-    settings = load(FOLDER / "sluice.yaml")
-
-    nats, triton, jaeger = (json.dumps(services()[name]) for name in ("nats", "triton", "jaeger"))
-    nats_port = str(settings.nats.url).removeprefix("nats://nats:")
-    assert f"--port={nats_port}" in nats
-    assert f"--port={str(settings.triton.url).removeprefix('triton:')}" in triton
-    assert f"127.0.0.1:{settings.gateway.address.removeprefix('0.0.0.0:')}" in json.dumps(
-        services()["gateway"]
-    )
-    spans = services()["gateway"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
-    assert f"0.0.0.0:{spans.removeprefix('http://jaeger:')}" in jaeger
-    http = str(triton_endpoint(settings.telemetry.otlp_http_endpoint))
-    assert http.endswith("/v1/traces")
-    assert f"0.0.0.0:{http.removeprefix('http://jaeger:').removesuffix('/v1/traces')}" in jaeger
-
-
-@pytest.mark.parametrize("name", PROCESSES)
-def test_commands_name_modules_scripts_and_files_that_exist(name: str) -> None:
-    service = services()[name]
-    commands = [" ".join(service["command"]), " ".join(service["healthcheck"]["test"])]
-    mounted = {volume.split(":")[1] for volume in service["volumes"]}
-
-    for command in commands:
-        for module in re.findall(r"-m (\w+)", command):
-            assert importlib.util.find_spec(f"{module}.__main__") is not None, module
-        for script in re.findall(r"/opt/sluice/(\S+\.py)", command):
-            assert (FOLDER / script).is_file()
-        for config in re.findall(r"--config[= ](\S+)", command):
-            assert config in mounted
-
-
 def test_proxy_passes_on_to_the_ports_of_the_gateway() -> None:
     text = (FOLDER / "nginx.conf").read_text(encoding="utf-8")
     (proxy,) = services("compose.proxy.yaml").values()
@@ -138,22 +84,6 @@ def test_proxy_passes_on_to_the_ports_of_the_gateway() -> None:
 
 
 SECURE = "compose.secure.yaml"
-
-
-@pytest.mark.parametrize("name", ["nats", "operator", *PROCESSES])
-def test_each_process_has_a_certificate_of_its_own(name: str) -> None:
-    secrets = compose(SECURE)["secrets"]
-    folder = variables()["SECRETS_FOLDER"]
-    files = {
-        one["target"]: secrets[one["source"]]["file"]
-        for one in services(SECURE)[name]["secrets"]
-        if isinstance(one, dict)
-    }
-    assert files == {
-        f"/etc/sluice-tls/{CERTIFICATE}": f"{folder}/{name}/{CERTIFICATE}",
-        f"/etc/sluice-tls/{KEY}": f"{folder}/{name}/{KEY}",
-        f"/etc/sluice-tls/{AUTHORITIES}": f"{folder}/{AUTHORITIES}",
-    }
 
 
 def test_passwords_are_files_that_settings_are_read_from(

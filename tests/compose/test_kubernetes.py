@@ -6,7 +6,7 @@ import json
 import re
 import urllib.request
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -43,7 +43,6 @@ with warnings.catch_warnings():
 
 FOREIGN = ("ScaledObject", "Issuer", "Certificate")
 """Kinds of KEDA and cert-manager."""
-PROCESSES = ("triton", "batcher", "gateway", "jobs")
 HAVE_SECRETS = ("gateway", "jobs")
 """Those that have the key of the mesh and that of resume tokens."""
 DRAINED = ("gateway", "batcher")
@@ -236,57 +235,6 @@ def test_certificates_are_valid_for_the_names_that_are_called(tmp_path: Path) ->
         assert made[name]["issuerRef"] == {"name": "sluice"}
         assert "127.0.0.1" in made[name]["ipAddresses"]  # its own health check
         assert {"server auth", "client auth"} <= set(made[name]["usages"])
-
-
-OUTSIDE = "outside"
-REACHED = {
-    *(("nats", "nats", 6222), ("batcher", "triton", 8001)),
-    *((one, "nats", 4222) for one in ("batcher", "gateway", "jobs", "operator")),
-    *(("gateway", "jobs", 50052), ("jobs", "gateway", 50051)),
-    *((one, "jaeger", port) for one in PROCESSES for port in (4317, 4318)),
-    *((one, OUTSIDE, 443) for one in ("gateway", "jobs", "triton")),
-}
-"""Which pod may connect to which, and where."""
-
-
-def apps_of(selector: dict[str, Any], apps: Iterable[str]) -> set[str]:
-    wanted = {*selector.get("matchLabels", {}).values()} or set(apps)
-    for expression in selector.get("matchExpressions", ()):
-        assert (expression["key"], expression["operator"]) == ("app", "In")
-        wanted = set(expression["values"])
-    return wanted
-
-
-@overlays
-def test_network_policies_allow_only_used_connections(overlay: str) -> None:
-    policies = named(overlay, "NetworkPolicy").values()
-    apps = {*pod_specs(overlay), OPERATOR}
-    everything = [one for one in policies if one["spec"]["podSelector"] == {}]
-    assert [set(one["spec"]["policyTypes"]) for one in everything] == [{"Ingress", "Egress"}]
-    out, into = set(), set()
-    for policy in policies:
-        own = apps_of(policy["spec"]["podSelector"], apps)
-        for rule in policy["spec"].get("egress", ()):
-            numbers = [one["port"] for one in rule["ports"]]
-            for to in rule.get("to", ()):
-                others = apps_of(to["podSelector"], apps) if "podSelector" in to else {OUTSIDE}
-                out |= {(one, other, port) for one in own for other in others for port in numbers}
-            assert "to" in rule or numbers == [53, 53]
-        for rule in policy["spec"].get("ingress", ()):
-            numbers = [one["port"] for one in rule["ports"]]
-            for source in rule["from"]:
-                others = apps_of(source["podSelector"], apps) if "podSelector" in source else {""}
-                into |= {(other, one, port) for one in own for other in others for port in numbers}
-    assert {one for one in out if one in into or one[1] == OUTSIDE} == REACHED
-    assert out == REACHED
-    assert {one for one in into if one[1:] == ("nats", 8222)} == set()
-    assert {one[0] for one in into if one[1] == "nats"} <= {
-        "nats",
-        "batcher",
-        "gateway",
-        "jobs",
-        OPERATOR,
-    }
 
 
 def test_everybody_runs_the_nats_server_that_tests_run() -> None:

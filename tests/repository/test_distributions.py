@@ -18,23 +18,16 @@ from packaging.requirements import Requirement
 
 from tests.support.installed import (
     ROOT,
-    absent,
-    closure,
     modules,
     named,
     root_packages,
-    run_without,
     settings,
-    size_bytes,
 )
 from tests.support.scripted import ScriptedService, delta, finished, started
 
 BARE_BYTES_MAX = 60_000_000
 CLIENT = {"sluice", "cli"}
 """The packages of the wheel `sluice-llm`."""
-LATE = {"triton_python_backend_utils", "scipy", "sklearn", "gguf"}
-"""What Triton has, what only the training of routers imports, which the extra ``mesh`` brings, and what only GGUF files
-need (the extra ``chat``)."""
 STREAM = """
 import sys
 from sluice.client import Client
@@ -92,19 +85,6 @@ def test_an_extra_names_what_its_process_imports(extra: str, package: str) -> No
     inside = {*root_packages(), *sys.stdlib_module_names, "triton_python_backend_utils", "gguf"}
 
     assert reached - inside - given == set()
-
-
-def test_bare_it_is_small() -> None:
-    assert "grpcio" in closure()
-    assert not closure() & {"nats-py", "torch", "numpy", "tritonclient", "nvidia-pytriton"}
-    assert size_bytes(closure()) < BARE_BYTES_MAX
-
-
-async def test_bare_it_streams_an_answer() -> None:
-    async with ScriptedService.serve([[started(), delta(0, "abc"), finished()]]) as service:
-        result = await asyncio.to_thread(run_without, absent(), STREAM, service.address)
-
-    assert (result.returncode, result.stdout) == (0, "abc\n"), result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -41,11 +41,6 @@ child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}])
 open(sys.argv[1], "w").write(str(child.pid))
 {SLEEPER}
 """
-PARENT_OF_STUBBORN = f"""
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}, sys.argv[1]])
-{SLEEPER}
-"""
 SUPERVISOR = """
 import asyncio, sys
 from supervisor.child import ChildSpec
@@ -189,18 +184,6 @@ async def test_parts_of_a_process_end_in_its_place(
 
 def _children(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children()]
-
-
-async def test_parts_that_do_not_end_are_killed_with_their_process(
-    tmp_path: Path, pipe: Path
-) -> None:
-    supervisor = Supervisor()
-    spec = python("parent", PARENT_OF_STUBBORN, tmp_path / "log", pipe, stop_s=0.1)
-    supervisor.start(replace(spec, parts_of=lambda pid: _children(pid)))
-    assert await told(pipe) == "up"
-    (part,) = _children(supervisor.pids["parent"])
-    await supervisor.stop()
-    await gone(part)
 
 
 async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, pipe: Path) -> None:
