@@ -54,7 +54,7 @@ async def test_what_is_in_a_worker_that_is_drained_goes_on(mesh: RunningMesh) ->
 
 
 async def sample(client: AsyncClient) -> Sample:
-    read = await client.metrics(*(metric.name for metric in WANTED))
+    read = await client.metrics(*WANTED)
     return Sample.of(asyncio.get_running_loop().time(), read, await client.requests(limit=0))
 
 
