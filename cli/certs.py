@@ -10,7 +10,7 @@ from cli import options, output
 from cli.commands import Commands, Group
 
 if TYPE_CHECKING:
-    from supervisor.certificates import Authority, Issued
+    from supervisor.certificates import Authority
 
 certs = Commands("Make, list and renew certificates.")
 
@@ -55,10 +55,11 @@ def create(
 @certs.command("list")
 def list_(authority: OfMesh) -> None:
     """List certificates, and how long they are valid."""
-    issued = authority.issued()
-    headers, rows = ("process", "expires", "names", "file"), [_row(one) for one in issued]
-    described = {"certificates": [_json(one) for one in issued]}
-    output.show(described, lambda: output.write_table(headers, rows))
+    listed = [
+        {**asdict(one), "file": str(one.file), "expires": one.expires.isoformat()}
+        for one in authority.issued()
+    ]
+    output.show({"certificates": listed}, lambda: output.write_records(listed, keys=1))
 
 
 @certs.command()
@@ -99,12 +100,3 @@ def nats(
 def _show_made(made: list[Path], nothing: str) -> None:
     files = [str(file) for file in made]
     output.show({"made": files}, "\n".join(files) or nothing)
-
-
-def _json(one: "Issued") -> dict[str, object]:
-    return {**asdict(one), "file": str(one.file), "expires": one.expires.isoformat()}
-
-
-def _row(one: "Issued") -> tuple[str, ...]:
-    left = f"{one.expires:%Y-%m-%d} ({one.days_left} days)"
-    return (one.process, left, " ".join(one.names), str(one.file))

@@ -19,7 +19,7 @@ from sluice.v1.inference_pb2 import Model
 if TYPE_CHECKING:
     from supervisor.mesh import Mesh
     from supervisor.state import MeshState, StateDir
-    from supervisor.status import MeshReport, ProcessReport
+    from supervisor.status import MeshReport
 
 
 def drift(client: options.OperatorClient) -> None:
@@ -211,11 +211,11 @@ def _write_started(state: "MeshState", ready_s: float, root: Path, stop: str) ->
 
 def _write_report(report: "MeshReport") -> None:
     if report.processes:
-        rows = [_process_row(process) for process in report.processes]
-        if not any(row["metrics"] for row in rows):
-            # Without the pages of metrics a row fits 60 columns; docs/operate/telemetry.md says how to get them.
-            rows = [{name: row[name] for name in row if name != "metrics"} for row in rows]
-        output.write_records(rows, keys=1)
+        columns = ["name", "pid", "alive", "ready", "uptime_s", "restarts", "port", "page"]
+        if not any(process.page for process in report.processes):
+            columns.remove("page")
+        rows = [[getattr(process, name) for name in columns] for process in report.processes]
+        output.write_table(columns, rows, keys=1)
     if report.models:
         print()
         _write_models(report.models)
@@ -224,19 +224,6 @@ def _write_report(report: "MeshReport") -> None:
         _write_routers(report.routers)
     if report.ready:
         print(f"ready at {report.address}{_http(report)}, supervisor {report.pid}")
-
-
-def _process_row(process: "ProcessReport") -> dict[str, object]:
-    return {
-        "process": process.name,
-        "pid": process.pid or None,
-        "alive": process.alive,
-        "ready": process.ready,
-        "uptime": None if process.uptime_s is None else output.span(process.uptime_s),
-        "restarts": process.restarts,
-        "port": process.port or None,
-        "metrics": process.page or None,
-    }
 
 
 def _write_models(listed: Iterable[Model]) -> None:

@@ -27,6 +27,8 @@ _CONTROL: Final = dict.fromkeys(
 
 WIDTH_MAX: Final = 100
 """Columns of text for people, also where no terminal says how many it has."""
+_LARGE: Final = 1e4
+"""Numbers from this on have no fraction that matters."""
 DIM: Final = "\x1b[2m"
 RED: Final = "\x1b[31m"
 YELLOW: Final = "\x1b[33m"
@@ -187,16 +189,6 @@ def tree(described: Mapping[str, Any], indent: int = 0) -> Iterator[str]:
                 yield folded(f"{' ' * indent}{name} {_cell(one)}", indent + 4)
 
 
-def span(seconds: float) -> str:
-    """Return a time span in its two largest units: 3d 4h, 2h 5m, 9m 28s, 12s."""
-    left = round(seconds)
-    parts = []
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        parts += [f"{count}{unit}"] if count else []
-    return " ".join(parts[:2]) or "0s"
-
-
 def text_width() -> int:
     """Return how many columns text for people may have: those of the terminal, at most `WIDTH_MAX`."""
     return min(WIDTH_MAX, get_terminal_size((WIDTH_MAX, 24)).columns)
@@ -256,11 +248,13 @@ def aligned(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[st
 
 
 def _cell(value: object) -> str:
-    """Return a value as text of one line; yes or no, four digits of a number, the pairs of a mapping."""
+    """Return a value as text of one line: yes or no, four digits of a number, what a list or a mapping has."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.4g}" if abs(value) < _LARGE else f"{value:.0f}"
+    if isinstance(value, list | tuple):
+        return " ".join(map(_cell, value))
     if isinstance(value, Mapping):
         return " ".join(f"{name}:{_cell(one)}" for name, one in value.items())
     return printable(str(value).replace("\n", "\\n"))

@@ -9,9 +9,6 @@ from typer import Argument, BadParameter, Option
 from cli import options, output
 from sluice.client.blocking import Client
 from sluice.v1 import admin_pb2
-from sluice.v1.inference_pb2 import Priority
-from sluice.wire.clock import ms_of
-from sluice.wire.enums import word_of
 
 _POLL_S: Final = 0.5
 ROWS_OF_WORKER: Final = ("sluice.worker.running", "sluice.worker.waiting")
@@ -30,17 +27,16 @@ def requests(
     listed = client.requests(tenant=tenant, model=model, limit=limit)
     total, shown = sum(count.requests for count in listed.counts), len(listed.requests)
 
+    objects = [_object(request) for request in listed.requests]
+
     def write() -> None:
-        output.write_records([_row(request) for request in listed.requests])
+        output.write_records(objects, keys=1)
         some = f", the oldest {shown} are shown" if shown < total else ""
         output.write_line(f"{total} requests run{some}")
         _tell_silent(listed.silent_gateways, "their requests are missing here")
 
-    described = {
-        "requests": [_object(request) for request in listed.requests],
-        "total": total,
-        "silent_gateways": list(listed.silent_gateways),
-    }
+    silent = list(listed.silent_gateways)
+    described = {"requests": objects, "total": total, "silent_gateways": silent}
     output.show(described, write)
 
 
@@ -132,19 +128,6 @@ def rows_in(found: admin_pb2.ReadMetricsResponse, model: str, worker: str) -> in
 def _tell_silent(gateways: Sequence[str], what: str) -> None:
     if gateways:
         output.write_line(f"no answer from {', '.join(gateways)}: {what}")
-
-
-def _row(request: admin_pb2.RunningRequest) -> dict[str, object]:
-    return {
-        "request": request.request_id,
-        "tenant": request.tenant,
-        "class": word_of(Priority, request.priority),
-        "model": request.model,
-        "state": word_of(admin_pb2.RequestState, request.state),
-        "age": f"{ms_of(request.age) / 1e3:.1f}",
-        "tokens": request.completion_tokens,
-        "gateway": request.gateway,
-    }
 
 
 def _object(request: admin_pb2.RunningRequest) -> dict[str, object]:

@@ -3,11 +3,11 @@
 import csv
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typer import Argument, Option
 
@@ -92,14 +92,12 @@ def _pair(rows: "Collection[StreamOutcomesResponse]", wanted: str | None) -> str
     counts = Counter(_pair_of(row) for row in rows)
     if not counts:
         raise CommandFailed("NO_OUTCOMES", f"the mesh has kept no outcomes yet; {MORE}")
-    pairs = ", ".join(f"{pair} ({count})" for pair, count in counts.most_common())
-    if wanted is None and len(counts) > 1:
-        raise CommandFailed(
-            "USAGE", f"outcomes of several pairs are kept: {pairs}; choose one with --pair"
-        )
-    if wanted is not None and wanted not in counts:
-        raise CommandFailed("NO_OUTCOMES", f"no outcomes of {wanted} are kept; there are {pairs}")
-    return wanted or next(iter(counts))
+    if len(counts) == 1 and wanted is None:
+        return next(iter(counts))
+    if wanted is None or wanted not in counts:
+        pairs = ", ".join(f"{pair} ({count})" for pair, count in counts.most_common())
+        raise CommandFailed("NO_OUTCOMES", f"--pair: choose one of {pairs}")
+    return wanted
 
 
 def _pair_of(row: "StreamOutcomesResponse") -> str:
@@ -152,8 +150,8 @@ def train_(
     told = {"router": str(out), "bytes": out.stat().st_size}
     if mesh.from_mesh:
         told |= {"outcomes": len(rows), "one_sided": len(one_sided)}
-    described = report.describe(saved)
-    output.show({**told, **described}, lambda: _show(told, described))
+    described = {**told, **report.describe(saved)}
+    output.show(described, "\n".join(output.tree(described)))
 
 
 @router.command()
@@ -211,17 +209,3 @@ def _scored(head: "Head", path: Path, cascade: bool) -> Iterator[tuple[str, str]
                 yield prompt_id, f"{score.gain:.9g}"
     except outcomes.BadOutcomes as error:
         raise CommandFailed("BAD_PROMPTS", str(error)) from error
-
-
-def _show(told: Mapping[str, Any], described: Mapping[str, Any]) -> None:
-    for name, head in described["heads"].items():
-        figures = ", ".join(f"{key} {value:.3g}" for key, value in head["held_out"].items())
-        line = f"{name}: {head['rows']} outcomes, held out: {figures}"
-        print(output.folded(line, 2))
-        rows = [
-            (t["target"], f"{t['threshold']:.4f}", f"{t['large_share']:.1%}", f"{t['quality']:.4f}")
-            for t in head["targets"]
-        ]
-        output.write_table(("target", "threshold", "large share", "quality"), rows)
-    for key, value in (*told.items(), ("version", described["version"])):
-        print(f"{key} {value}")

@@ -59,11 +59,6 @@ def test_a_wide_table_is_printed_in_parts(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_a_span_has_two_units() -> None:
-    spans = {0.2: "0s", 59.6: "1m", 568: "9m 28s", 7500: "2h 5m", 90_000: "1d 1h"}
-    assert {seconds: output.span(seconds) for seconds in spans} == spans
-
-
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     terminal = io.StringIO()

@@ -137,9 +137,9 @@ async def test_a_cascade_is_learned_from_rows_with_an_answer(cli: Cli, tmp_path:
         (
             rows(40) + rows(30, 1, strong_model="next"),
             (),
-            "several pairs are kept: small/large (40), small/next (30); choose one with --pair",
+            "--pair: choose one of small/large (40), small/next (30)",
         ),
-        (rows(40), ("--pair", "a/b"), "no outcomes of a/b are kept; there are small/large (40)"),
+        (rows(40), ("--pair", "a/b"), "--pair: choose one of small/large (40)"),
         (rows(40), ("--tenant", "other"), "OUTCOMES_NOT_KEPT: no outcomes are kept of other"),
         (
             rows(40),

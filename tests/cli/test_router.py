@@ -49,7 +49,7 @@ async def test_cascade(cli: Cli, tmp_path: Path) -> None:
     router, scores = tmp_path / "r", tmp_path / "s.csv"
     trained = await cli("router", "train", str(table), "--out", str(router), "--cascade")
     assert trained.code == 0, trained.err
-    assert trained.out.count("60 outcomes, held out") == 2
+    assert trained.out.count("rows 60") == 2
     scored = await cli(
         "router", "score", str(router), str(table), "--out", str(scores), "--cascade"
     )
