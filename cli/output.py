@@ -186,7 +186,7 @@ def tree(described: Mapping[str, Any], indent: int = 0) -> Iterator[str]:
                 yield f"{' ' * indent}{name}"
                 yield from tree(one, indent + 2)
             else:
-                yield folded(f"{' ' * indent}{name} {_cell(one)}", indent + 4)
+                yield folded(f"{' ' * indent}{name} {cell(one)}", indent + 4)
 
 
 def text_width() -> int:
@@ -235,28 +235,30 @@ def _parts(
 
 def aligned(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Return the lines of a table, None as a dash; columns of numbers are aligned to the right."""
-    cells = [["-" if cell is None else _cell(cell) for cell in row] for row in rows]
+    cells = [[cell(value) for value in row] for row in rows]
     right = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(line, widths, right, strict=True)
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
         ).rstrip()
         for line in (headers, *cells)
     ]
 
 
-def _cell(value: object) -> str:
-    """Return a value as text of one line: yes or no, four digits of a number, what a list or a mapping has."""
+def cell(value: object) -> str:
+    """Return a value as text of one line: None is a dash, and a number has four digits."""
+    if value is None:
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < _LARGE else f"{value:.0f}"
     if isinstance(value, list | tuple):
-        return " ".join(map(_cell, value))
+        return " ".join(map(cell, value))
     if isinstance(value, Mapping):
-        return " ".join(f"{name}:{_cell(one)}" for name, one in value.items())
+        return " ".join(f"{name}:{cell(one)}" for name, one in value.items())
     return printable(str(value).replace("\n", "\\n"))
 
 

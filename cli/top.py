@@ -28,15 +28,11 @@ from sluice.v1.inference_pb2 import Priority
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
-_RATE_S: Final = 10.0
-"""Time over which rates are averaged, in seconds."""
-_QUANTILE_S: Final = 60.0
-"""Time that percentiles cover, in seconds."""
+_WINDOW_S: Final = 30.0
+"""Time that rates and percentiles cover, in seconds."""
 _ONCE_S: Final = 1.0
 _NAME_CHARS: Final = 21
 """Longest name that is shown on a terminal."""
-_COUNTS: Final = frozenset({"run", "queue", "rows", "slots", "wait", "tokens"})
-"""Columns that show whole numbers."""
 
 _FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"
 _TOKEN_TIME: Final = "gen_ai.server.time_per_output_token"
@@ -91,7 +87,8 @@ def top(
     """Watch models, workers and tenants: load, speed, times.
 
     Ctrl-C leaves. TTFT is the time to the first token, ITL that between two tokens, STEP that of an engine step, all
-    in ms; 50 and 95 are percentiles of the last minute. OLDEST is in s. With --json, or into a file, it prints once.
+    in ms; 50 and 95 are percentiles. OLDEST is in s. Figures are of the last 30 s. With --json, or into a file, it
+    prints once.
     """
     with options.connect(address=address) as client, suppress(KeyboardInterrupt):
         if once or wants_json() or not output.can_move(sys.stdout):
@@ -122,12 +119,10 @@ def _sample(client: Client) -> "Sample":
 
 def _view_of(samples: "deque[Sample]") -> "View":
     """Return a view of the latest sample, and drop samples that are too old."""
-    last = samples[-1]
-    while last.at - samples[0].at > _QUANTILE_S:
+    while samples[-1].at - samples[0].at > _WINDOW_S:
         samples.popleft()
-    earlier = [sample for sample in samples if sample is not last]
-    before = next((one for one in earlier if last.at - one.at <= _RATE_S), None)
-    return View(last, before, earlier[0] if earlier else None)
+    before = samples[0] if len(samples) > 1 else None
+    return View(samples[-1], before, before)
 
 
 @dataclass(frozen=True)
@@ -313,7 +308,8 @@ def lines(
 ) -> list[str]:
     """Return a screen of `height` lines at most, with the rows that have `text` in a name; no width, no cut."""
     numbers = (
-        f"{name.replace('_per_s', '/s')} {_number(value)}" for name, value in view.summary().items()
+        f"{name.replace('_per_s', '/s')} {output.cell(value)}"
+        for name, value in view.summary().items()
     )
     shown = [
         f"sluice top  {address}  {view.processes()}",
@@ -334,7 +330,7 @@ def _table(rows: Sequence[Row], width: int | None) -> list[str]:
     columns, chars = list(rows[0]), sys.maxsize if width is None else _NAME_CHARS
     while True:
         headers = [name.removesuffix("_s").upper() for name in columns]
-        cells = [[_cell(name, row[name], chars) for name in columns] for row in rows]
+        cells = [[_shortened(row[name], chars) for name in columns] for row in rows]
         shown = output.aligned(headers, cells)
         if width is None or max(map(len, shown)) <= width or len(columns) == 1:
             return shown
@@ -349,18 +345,9 @@ def _size(row: Row, sort: Sort) -> float:
     return sum(float(row.get(column) or 0.0) for column in _SORTS[sort])
 
 
-def _cell(column: str, cell: Cell, chars: int) -> str:
-    """Return a cell as text; of a name that is too long its end, which tells names apart."""
-    if not isinstance(cell, str):
-        return _number(cell, 0 if column in _COUNTS else 1)
-    return cell if len(cell) <= chars else f"~{cell[1 - chars :]}"
-
-
-def _number(value: float | None, digits: int = 1) -> str:
-    """Return a number with the digits of its column; from 100 on without any."""
-    if value is None:
-        return "-"
-    return f"{value:.{digits if value < 99.95 else 0}f}"
+def _shortened(cell: Cell, chars: int) -> Cell:
+    """Return a cell; of a name that is too long its end, which tells names apart."""
+    return f"~{cell[1 - chars :]}" if isinstance(cell, str) and len(cell) > chars else cell
 
 
 def quantile(metric: str, value: Value, share: float) -> float | None:
