@@ -134,22 +134,23 @@ def _next_line() -> str | None:
 def _take(conversation: ChatSession, line: str) -> None:
     """Run a command, or send a turn."""
     name, _, rest = line.partition(" ")
-    if not line:
-        return
-    if line.startswith("//") or not line.startswith("/"):
-        conversation.say(line.removeprefix("/") if line.startswith("//") else line)
-    elif name == "/model" and rest.strip():
-        conversation.use(rest.strip())
-        output.note(f"model {conversation.model}")
-    elif name == "/model":
-        _tell(f"model {conversation.model}; there are {', '.join(conversation.models())}")
-    elif name == "/clear":
-        conversation.clear()
-        output.note("the turns so far are forgotten")
-    elif name == "/help":
-        _tell(HELP)
-    else:
-        _tell(f"no command {name}; /help lists them")
+    match name, rest.strip():
+        case "", _:
+            return
+        case "/model", "":
+            _tell(f"model {conversation.model}; there are {', '.join(conversation.models())}")
+        case "/model", model:
+            conversation.use(model)
+            output.note(f"model {model}")
+        case "/clear", _:
+            conversation.clear()
+            output.note("the turns so far are forgotten")
+        case "/help", _:
+            _tell(HELP)
+        case _ if line.startswith("/") and not line.startswith("//"):
+            _tell(f"no command {name}; /help lists them")
+        case _:
+            conversation.say(line.removeprefix("/"))
 
 
 def _tell(text: str) -> None:

@@ -32,7 +32,6 @@ LOG_MAX_BYTES: Final = 16 * 1024 * 1024
 ROTATE_S: Final = 5.0
 """How often the size of a log is looked at, in seconds."""
 
-_TAIL_BYTES: Final = 65_536
 _LINES_READ: Final = 20
 _LINES_SHOWN: Final = 5
 _TAIL_CHARS: Final = 600
@@ -231,20 +230,14 @@ def log_tail(path: Path, start: int = 0) -> str:
 
     `start` is the length of the log before it began, bytes.
     """
-    lines = [line.strip() for line in _read_tail(path, start).splitlines()]
-    lines = [line for line in lines if line][-_LINES_READ:]
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = b""
+    # A log that is shorter than it was has been rotated.
+    text = content[start if start <= len(content) else 0 :].decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()][-_LINES_READ:]
     errors = [index for index, line in enumerate(lines) if "error" in line.lower()]
     begin = errors[-1] if errors else len(lines) - _LINES_SHOWN
     words = " | ".join(lines[max(begin, 0) :][:_LINES_SHOWN])
     return textwrap.shorten(words, _TAIL_CHARS, placeholder=" ...") or "nothing written"
-
-
-def _read_tail(path: Path, start: int) -> str:
-    try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            # A log that is shorter than it was has been rotated.
-            log.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
-            return log.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""

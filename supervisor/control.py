@@ -13,7 +13,7 @@ import psutil
 
 from sluice.defaults import DEFAULT_ADDRESS
 from sluice.errors import SetupError
-from sluice.settings import Settings, SettingsError, load
+from sluice.settings import Settings, load
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 from supervisor.check import load_with_policies
 from supervisor.child import has_ended
@@ -149,10 +149,6 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
     command = {"settings": asked and asked.model_dump(mode="json"), "config": file}
     bound_s = before.triton.start_s * max(1, len(read.models)) + 4 * RELOAD_S
     answer = ask(state.root, command, bound_s)
-    if "settings_error" in answer:
-        raise SettingsError(answer["settings_error"])
-    if "error" in answer:
-        raise SetupError(answer["error"])
     return Reloaded(**{**answer, "processes": tuple(answer["processes"])})
 
 

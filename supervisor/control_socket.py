@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sluice.errors import SetupError
+from sluice.errors import SettingsError, SetupError
+
+logger = logging.getLogger(__name__)
 
 _NAME: Final = "control.sock"
 _MAX_BYTES: Final = 64 * 1024 * 1024
@@ -19,13 +22,24 @@ Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 async def listen(root: Path, answer: Answer) -> asyncio.Server:
-    """Answers each command until the server is closed. A command goes on when its caller has gone."""
+    """Answers each command until the server is closed, an error with its kind and text.
+
+    A command goes on when its caller has gone.
+    """
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_READ_S):
                 command = json.loads(await reader.read())
-            writer.write(json.dumps(await answer(command)).encode())
+            try:
+                answered = await answer(command)
+            except (SettingsError, SetupError) as error:
+                answered = {"error": str(error), "in_settings": isinstance(error, SettingsError)}
+            except Exception as error:  # who asked would wait
+                logger.exception("reload failed")
+                name = type(error).__name__
+                answered = {"error": f"internal error: {name}; see: sluice logs"}
+            writer.write(json.dumps(answered).encode())
             await writer.drain()
         except (TimeoutError, ValueError, ConnectionError):
             return  # not a command, or nobody waits for the answer
@@ -44,7 +58,8 @@ def ask(root: Path, command: dict[str, Any], bound_s: float) -> dict[str, Any]:
     """Send a command to the supervisor that runs in `root` and return its answer.
 
     Raises:
-        SetupError: there is none, or it did not answer within `bound_s` seconds.
+        SetupError: there is none, or it did not answer within `bound_s` seconds, or the command failed with one.
+        SettingsError: the command failed with one.
     """
     with socket.socket(socket.AF_UNIX) as connected:
         connected.settimeout(bound_s)
@@ -61,6 +76,8 @@ def ask(root: Path, command: dict[str, Any], bound_s: float) -> dict[str, Any]:
             ) from None
         except (OSError, ValueError) as error:
             raise SetupError(f"the supervisor in {root} does not answer: {error}") from error
+    if "error" in answer:
+        raise (SettingsError if answer.get("in_settings") else SetupError)(answer["error"])
     return answer
 
 

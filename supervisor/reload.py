@@ -108,22 +108,14 @@ class Reload:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        text = command.get("settings")
-        try:
-            asked = None if text is None else parse(text, "configuration")
-            # A task, so that the end of the mesh ends it too.
-            done = asdict(await self._spawn(self.reload(asked)))
-            if asked is not None:
-                self.origin = replace(self.origin, config=command["config"])
-                self._on_change()
-            return done
-        except SettingsError as error:
-            return {"settings_error": str(error)}
-        except SetupError as error:
-            return {"error": str(error)}
-        except Exception as error:  # who asked would wait
-            logger.exception("reload failed")
-            return {"error": f"internal error: {type(error).__name__}; see: sluice logs"}
+        text = command["settings"]
+        asked = None if text is None else parse(text, "configuration")
+        # A task, so that the end of the mesh ends it too.
+        done = asdict(await self._spawn(self.reload(asked)))
+        if asked is not None:
+            self.origin = replace(self.origin, config=command["config"])
+            self._on_change()
+        return done
 
     async def reload(self, asked: Settings | None) -> Reloaded:
         """Put `asked` into force, all of it or nothing; None: what is in force, with files read again.
