@@ -17,53 +17,23 @@ from sluice.errors import InvalidRequest
 
 Address = Annotated[
     str | None,
-    Option(
-        help="Address of the gateway, or of several with commas between them.  "
-        "[default: the mesh of $SLUICE_STATE_DIR, else 127.0.0.1:50051]",
-        envvar=ADDRESS_VARIABLE,
-        metavar="HOST:PORT",
-    ),
+    Option(help="Gateway, or several with commas.", envvar=ADDRESS_VARIABLE, metavar="HOST:PORT"),
 ]
-Model = Annotated[
-    str,
-    Option(
-        "--model",
-        "-m",
-        help='Model name (see `sluice models`), or "auto" to route.',
-        metavar="NAME",
-    ),
-]
-Priority = Annotated[
-    PriorityName, Option(help="Urgency class: who is served first when workers are busy.")
-]
-Temperature = Annotated[
-    float | None,
-    Option(
-        help="Sampling temperature, 0 to 2; 0 always takes the most probable token.  [default: 0]"
-    ),
-]
+Model = Annotated[str, Option("--model", "-m", help='Model, or "auto" to route.', metavar="NAME")]
+Priority = Annotated[PriorityName, Option(help="Class: who is served first.")]
+Temperature = Annotated[float | None, Option(help="Sampling temperature, 0 to 2.  [default: 0]")]
 Label = Annotated[
-    list[str] | None,
-    Option(help="For routing rules and accounting; may be repeated.", metavar="KEY=VALUE"),
+    list[str] | None, Option(help="For routing and accounting; repeatable.", metavar="KEY=VALUE")
 ]
 Tenant = Annotated[
-    str | None,
-    Option(
-        help="Tenant that the call counts for.  [default: default]",
-        envvar="SLUICE_TENANT",
-        metavar="NAME",
-    ),
+    str | None, Option(help="Tenant of the call.", envvar="SLUICE_TENANT", metavar="NAME")
 ]
 AllowDegraded = Annotated[
     bool | None,
-    Option(
-        "--allow-degraded/--no-allow-degraded",
-        help="Whether a fallback may answer when the model fails or is too late.  [default: if no model is named]",
-    ),
+    Option("--allow-degraded/--no-allow-degraded", help="Whether a fallback may answer."),
 ]
 StateDir = Annotated[
-    Path | None,
-    Option(help="State directory of a mesh on this machine.  [default: $SLUICE_STATE_DIR]"),
+    Path | None, Option(help="State directory of a mesh.  [default: $SLUICE_STATE_DIR]")
 ]
 
 MODEL = AUTO

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 from collections.abc import Collection
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 """How often the states of the processes are read, of all in one moment; one that is stopped twice in succession counts
 as lost, seconds."""
-STAT_BYTES_MAX: Final = 1024
-"""The state is among the first 100 bytes."""
 
 
 async def until_lost(server: Child, config: TritonConfig, start_s: float) -> None:
@@ -72,47 +71,22 @@ def _instance(child: psutil.Process) -> tuple[str, int] | None:
 
 async def first_lost(pids: Collection[int]) -> None:
     """Wait until one of the processes has ended or is suspended; they need not be our children."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    descriptors: list[int] = []
-    states: list[int] = []
-    try:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    with ExitStack() as watched, suppress(ProcessLookupError, psutil.NoSuchProcess):
         for pid in pids:
-            descriptors.append(os.pidfd_open(pid))
-            loop.add_reader(descriptors[-1], ended.set)
-            states.append(os.open(f"/proc/{pid}/stat", os.O_RDONLY))
-        await _ended_or_stopped(ended, states)
-    except (ProcessLookupError, FileNotFoundError):
-        return
-    finally:
-        for descriptor in descriptors:
-            loop.remove_reader(descriptor)
-        for descriptor in (*descriptors, *states):
-            os.close(descriptor)
-
-
-async def _ended_or_stopped(ended: asyncio.Event, states: Collection[int]) -> None:
-    loop, before = asyncio.get_running_loop(), set[int]()
-    while True:
-        try:
-            async with asyncio.timeout_at((loop.time() // LOOK_S + 1) * LOOK_S):
-                await ended.wait()
+            descriptor = os.pidfd_open(pid)
+            watched.callback(os.close, descriptor)
+            loop.add_reader(descriptor, ended.set)
+            watched.callback(loop.remove_reader, descriptor)
+        processes, before = [psutil.Process(pid) for pid in pids], set[int]()
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at((loop.time() // LOOK_S + 1) * LOOK_S):
+                    await ended.wait()
+            stopped = {one.pid for one in processes if one.status() == psutil.STATUS_STOPPED}
+            if stopped & before:
                 return
-        except TimeoutError:
-            stopped = {state for state in states if _is_stopped(state)}
-        if stopped & before:
-            return
-        before = stopped
-
-
-def _is_stopped(state: int) -> bool:
-    """Whether the process of an open /proc/PID/stat is. psutil takes more than twice as long.
-
-    Raises:
-        ProcessLookupError: it has ended, also when its number has been given to another one.
-    """
-    # "PID (NAME) STATE ...", and a name may have anything in it.
-    return os.pread(state, STAT_BYTES_MAX, 0).rpartition(b") ")[2].startswith(b"T")
+            before = stopped
 
 
 async def kill_when_stopped(child: Child) -> None:
