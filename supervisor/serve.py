@@ -111,11 +111,11 @@ def main(root: str, descriptor: str, origin_json: str) -> int:
 
     It tells the command that started it, a JSON object a line, how far it is until the mesh is ready or has failed.
     """
-    report = open(int(descriptor), "w")  # noqa: SIM115  open as long as the process
+    report = open(int(descriptor), "wb", buffering=0)  # noqa: SIM115  open as long as the process
 
     def tell(**message: str | float) -> None:
         with suppress(OSError):  # that command has gone
-            print(json.dumps(message), file=report, flush=True)
+            report.write(json.dumps(message).encode() + b"\n")
 
     def on_progress(step: str) -> None:
         tell(progress=step)
