@@ -90,7 +90,7 @@ async def serving() -> AsyncIterator[tuple[Admin, str]]:
                 "other_request_ids req-39",
             ],
         ),
-        (("explain", "req-1", "--audit"), ["request_id req-1", "blocked True"]),
+        (("explain", "req-1", "--audit"), ["request_id req-1", "blocked yes"]),
         (
             ("trace", "req-1"),
             [
