@@ -8,20 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from gateway.admission.arrivals import Arrivals
-from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.methods import CallInterceptor
-from gateway.identity.authenticator import Authenticator
 from gateway.routing.learned.artefact import load
-from sluice.errors import OutcomesNotKept
-from sluice.settings import CallShares, IdentitySettings
 from sluice.v1.admin_pb2 import StreamOutcomesRequest, StreamOutcomesResponse
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.wire.clock import ms_of
-from tests.cli.commands import Cli
+from tests.cli.commands import Cli, served
 from tests.learning.made_up import EASY, HARD, outcomes
 
 
@@ -34,26 +27,15 @@ class Admin(AdminServiceServicer):
 
     async def StreamOutcomes(self, request: StreamOutcomesRequest, context: Any) -> None:
         self.asked.append(request)
-        if "other" in request.tenants:
-            raise OutcomesNotKept("no outcomes are kept of other")
         for row in self.rows:
             await context.write(row)
 
 
 @asynccontextmanager
 async def serving(rows: Sequence[StreamOutcomesResponse]) -> AsyncIterator[tuple[Admin, str]]:
-    authenticator = Authenticator(IdentitySettings())
-    limiter = ClassLimiter(8, CallShares())
-    arrivals = Arrivals(authenticator, limiter, 1 << 20)
-    server = grpc.aio.server(interceptors=[CallInterceptor(1 << 20, arrivals)])
     service = Admin(rows)
-    add_AdminServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield service, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with served(add_AdminServiceServicer_to_server, service) as address:
+        yield service, address
 
 
 def rows(count: int, seed: int = 0, half: str = "", **fields: Any) -> list[StreamOutcomesResponse]:
@@ -140,7 +122,6 @@ async def test_a_cascade_is_learned_from_rows_with_an_answer(cli: Cli, tmp_path:
             "--pair: choose one of small/large (40), small/next (30)",
         ),
         (rows(40), ("--pair", "a/b"), "--pair: choose one of small/large (40)"),
-        (rows(40), ("--tenant", "other"), "OUTCOMES_NOT_KEPT: no outcomes are kept of other"),
         (
             rows(40),
             ("--keep", "/nowhere/x.csv"),

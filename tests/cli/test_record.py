@@ -35,20 +35,8 @@ def final(request_id: str, tokens: int) -> frame_pb2.FrameBundle:
 
 async def test_what_passes_on_nats_becomes_a_trace(cli: Cli, nats_url: str, tmp_path: Path) -> None:
     out = tmp_path / "trace.jsonl"
-    recording = asyncio.create_task(
-        cli(
-            "record",
-            "--out",
-            str(out),
-            "--seconds",
-            "1",
-            "--settle",
-            "0.2",
-            "--nats-url",
-            nats_url,
-            "--json",
-        )
-    )
+    words = f"record --out {out} --seconds 1 --settle 0.2 --nats-url {nats_url} --json"
+    recording = asyncio.create_task(cli(*words.split()))
     client = await nats.connect(nats_url)
     try:
         async with asyncio.timeout(BOUND_S):

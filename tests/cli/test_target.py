@@ -21,16 +21,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateDir:
 
 
 def mesh_at(address: str) -> MeshState:
-    return MeshState(
-        pid=os.getpid(),
-        started_unix_ms=0,
-        ready=True,
-        stop_s=1.0,
-        address=address,
-        ca=None,
-        nats_url="nats://127.0.0.1:4222",
-        processes=(),
-    )
+    return MeshState(os.getpid(), 0, True, 1.0, address, None, "nats://127.0.0.1:4222", ())
 
 
 async def test_a_command_finds_the_running_mesh(cli: Cli, state_dir: StateDir) -> None:

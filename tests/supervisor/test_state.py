@@ -14,24 +14,9 @@ from supervisor.status import report_of
 
 
 def mesh_state(pid: int = 1) -> MeshState:
-    process = ProcessState(
-        name="nats",
-        pid=pid,
-        started_unix_ms=5,
-        restarts=2,
-        port=4222,
-        log="/tmp/nats.log",
-    )
-    return MeshState(
-        pid=pid,
-        started_unix_ms=4,
-        ready=True,
-        stop_s=9.5,
-        address="127.0.0.1:1",
-        ca=None,
-        nats_url="nats://127.0.0.1:2",
-        processes=(process,),
-    )
+    process = ProcessState("nats", pid, 5, 2, 4222, "/tmp/nats.log")
+    nats = "nats://127.0.0.1:2"
+    return MeshState(pid, 4, True, 9.5, "127.0.0.1:1", None, nats, (process,))
 
 
 def test_state_round_trip(tmp_path: Path) -> None:
