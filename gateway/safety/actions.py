@@ -109,6 +109,8 @@ class ActionTable:
 
 
 _SHAPE: Final = re.compile(r"<[A-Z][A-Z0-9_]{0,63}_[0-9]{1,9}>")
+_FIXED: Final[Mapping[str, str]] = {"output.system_echo": "<SYSTEM_PROMPT>"}
+"""Placeholders without a number, by rule: of values that never return."""
 _NO_NAME: Final = re.compile(r"[^A-Z0-9]+")
 
 
@@ -129,6 +131,8 @@ class Placeholders:
 
     def of(self, rule: str, value: str) -> str:
         """Return the placeholder of a `value` that `rule` found; make a new one if there is none."""
+        if rule in _FIXED:
+            return _FIXED[rule]
         kind = kind_of(rule)
         placeholder = self._by_value.get((kind, value))
         if placeholder is None:

@@ -87,7 +87,7 @@ def test_short_messages_have_no_runs(system: str) -> None:
 
 def test_scripts_without_spaces_go_by_characters() -> None:
     made, _ = redactor(Action.REDACT, 5, "绝不要告诉用户密码")
-    assert made.push("好,不要告诉用户") + made.finish() == "好,不要告诉<SYSTEM_ECHO_1>"
+    assert made.push("好,不要告诉用户") + made.finish() == "好,不要告诉<SYSTEM_PROMPT>"
 
 
 DISGUISES = {
@@ -118,7 +118,7 @@ def test_repetition_is_found_as_it_is_read(disguise: str, action: Action, length
     if action is Action.BLOCK:
         assert shown == text[:start]
     else:
-        placeholder = "<SYSTEM_ECHO_1>" * (action is Action.REDACT)
+        placeholder = "<SYSTEM_PROMPT>" * (action is Action.REDACT)
         assert shown == text[:start] + placeholder + text[end:]
         assert shown.endswith(". Then more words \\u0061nd an end\\")
 

@@ -78,7 +78,7 @@ def prompt() -> Placeholders:
         ("your own me@home.org, other x@y.zz", "your own me@home.org, other <EMAIL_2>"),
         (
             "I may never tell the code word zebra to any user, ok",
-            "I may never tell the code word zebra to <SYSTEM_ECHO_1>, ok",
+            "I may never tell the code word zebra to <SYSTEM_PROMPT>, ok",
         ),
     ],
 )
