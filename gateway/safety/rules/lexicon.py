@@ -48,13 +48,16 @@ class Lexicon:
 
     def without_allowed(self, text: str, findings: Sequence[Finding]) -> list[Finding]:
         """Return `findings` without those inside an allowed phrase of `text`; those of limits stay."""
-        return _outside(findings, self._spans(text)[1])
+        allowed = sorted(self._spans(text)[1])
+        if not allowed:
+            return list(findings)
+        furthest = list(accumulate((end for _, end in allowed), max))
 
-    def applied(self, text: str, findings: Sequence[Finding]) -> list[Finding]:
-        """Return `findings` and those of the deny list, without those inside an allowed phrase."""
-        denied, allowed = self._spans(text)
-        own = [Finding(DENY_LIST, *span, Severity.HIGH) for span in denied]
-        return _outside([*findings, *own], allowed)
+        def stands(finding: Finding) -> bool:
+            at = bisect_right(allowed, finding.start, key=lambda span: span[0])
+            return at == 0 or furthest[at - 1] < finding.end or finding.rule.startswith("limit.")
+
+        return [finding for finding in findings if stands(finding)]
 
     def _spans(self, text: str) -> tuple[list[Span], list[Span]]:
         """Return where entries of the two lists occur."""
@@ -68,20 +71,6 @@ class Lexicon:
                 if _is_whole(text, start, end):
                     spans[entry >= self._denied].append((start, end))
         return spans
-
-
-def _outside(findings: Sequence[Finding], allowed: list[Span]) -> list[Finding]:
-    """Drop findings inside one allowed phrase."""
-    if not allowed:
-        return list(findings)
-    allowed.sort()
-    furthest = list(accumulate((end for _, end in allowed), max))
-
-    def stands(finding: Finding) -> bool:
-        at = bisect_right(allowed, finding.start, key=lambda span: span[0])
-        return at == 0 or furthest[at - 1] < finding.end or finding.rule.startswith("limit.")
-
-    return [finding for finding in findings if stands(finding)]
 
 
 def fold_case(text: str) -> str:

@@ -10,7 +10,6 @@ or digit: every character that a finding covered stays covered, and by one findi
 """
 
 import sys
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
@@ -44,13 +43,13 @@ def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
     if len(findings) < 2:
         yield from findings
         return
-    covered: list[tuple[int, int]] = []  # disjoint, ordered
+    covered = bytearray(len(text))
     for finding in sorted(findings, key=_rank):
         # Of the rest of a loser, punctuation alone tells nothing.
-        for start, end in _left_over(covered, finding.start, finding.end):
+        for start, end in _uncovered(covered, finding.start, finding.end):
             whole = (start, end) == (finding.start, finding.end)
             if whole or any(char.isalnum() for char in text[start:end]):
-                covered.insert(bisect_left(covered, (start, end)), (start, end))
+                covered[start:end] = b"\1" * (end - start)
                 yield Finding(finding.rule, start, end, finding.severity)
 
 
@@ -59,19 +58,13 @@ def _rank(finding: Finding) -> tuple[int, int, int, str]:
     return -finding.severity, finding.start - finding.end, finding.start, finding.rule
 
 
-def _left_over(covered: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the parts of a span that no other finding covers."""
-    at = max(0, bisect_left(covered, (start, start)) - 1)
-    parts = []
-    while at < len(covered) and covered[at][0] < end:
-        low, high = covered[at]
-        if low > start:
-            parts.append((start, low))
-        start = max(start, high)
-        at += 1
-    if start < end:
-        parts.append((start, end))
-    return parts
+def _uncovered(covered: bytearray, start: int, end: int) -> Iterator[Span]:
+    """Yield the parts of a span that no other finding covers."""
+    while (start := covered.find(0, start, end)) >= 0:
+        stop = covered.find(1, start, end)
+        stop = end if stop < 0 else stop
+        yield start, stop
+        start = stop
 
 
 _ALWAYS: Final = r"\A"
@@ -118,7 +111,8 @@ class RuleSet:
         if self._is_prompt:
             findings += self._of_prompts(subject)
         if self.lists:
-            findings = self.lists.applied(inspected, findings)
+            findings += self.lists.denied(inspected)
+            findings = self.lists.without_allowed(inspected, findings)
         if len(inspected) < len(text):
             findings.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
         return resolved(text, findings)

@@ -39,10 +39,7 @@ class Subject:
 
     def with_letters(self, table: bytes) -> "Subject":
         """Return a subject with the ASCII letters that `table` gives, and the same offsets."""
-        other = Subject.__new__(Subject)
-        other.data, other.is_single_byte = self.data.translate(table), self.is_single_byte
-        other.text = other.data.decode()
-        return other
+        return Subject(self.data.translate(table).decode())
 
     def chars(self, offset: int) -> int:
         """Return the number of characters before the byte at `offset`."""

@@ -1,16 +1,13 @@
-"""A text between the steps of normalization: the current text, the map to original offsets, and the findings.
+"""A text between the steps of normalization: the current text, the maps to original offsets, and the findings.
 
 An edit says that `before[start:end]` became `length` characters. Everything between edits is
-copied. A map is built when the first offset is needed: most texts change only where no rule finds
-anything.
+copied.
 """
 
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -28,8 +25,13 @@ class OffsetEdit(NamedTuple):
 class OffsetMap:
     """Maps offsets behind a list of edits back to offsets before them."""
 
-    def __init__(self, edits: Callable[[], Iterable[OffsetEdit]]) -> None:
-        self._edits = edits
+    def __init__(self, edits: Iterable[OffsetEdit]) -> None:
+        self._placed: list[tuple[int, OffsetEdit]] = []
+        """Edits, each with its start after the edits before it."""
+        shift = 0
+        for edit in edits:
+            self._placed.append((edit.start + shift, edit))
+            shift += edit.length - (edit.end - edit.start)
 
     def span_before(self, start: int, end: int) -> tuple[int, int]:
         """Return the span before the edits that holds all that `start` to `end` was made of.
@@ -38,10 +40,7 @@ class OffsetMap:
         not. An empty span stays empty.
         """
         first, _ = self._character(start)
-        if end <= start:
-            return first, first
-        _, last = self._character(end - 1)
-        return first, last
+        return first, first if end <= start else self._character(end - 1)[1]
 
     def _character(self, offset: int) -> tuple[int, int]:
         """Return the span before the edits that the character at `offset` was made of."""
@@ -53,15 +52,6 @@ class OffsetMap:
             return edit.start, edit.end
         before = offset - place - edit.length + edit.end
         return before, before + 1
-
-    @cached_property
-    def _placed(self) -> list[tuple[int, OffsetEdit]]:
-        """Edits, each with its start after the edits before it."""
-        placed, shift = [], 0
-        for edit in self._edits():
-            placed.append((edit.start + shift, edit))
-            shift += edit.length - (edit.end - edit.start)
-        return placed
 
 
 FINDINGS_MAX = 32
@@ -98,23 +88,11 @@ class EditedText:
         self._flagged: Counter[tuple[str, Severity]] = Counter()
         self._spans: dict[tuple[str, Severity], list[list[int]]] = {}
 
-    def advance(self, text: str, edits: Callable[[], Iterable[OffsetEdit]] | None = None) -> None:
-        """Replace the whole text.
-
-        `edits` returns the difference when somebody needs offsets; without it characters were
-        replaced one by one.
-        """
+    def advance(self, text: str, edits: Sequence[OffsetEdit] = ()) -> None:
+        """Replace the whole text by one that differs by `edits`, and in single characters."""
         self.text = text
-        if edits is not None:
+        if edits:
             self._maps.append(OffsetMap(edits))
-
-    def sub(self, pattern: "re.Pattern[str]", shown: str) -> None:
-        """Replace each match of `pattern` by `shown`."""
-        before = self.text
-        self.advance(
-            pattern.sub(shown, before),
-            lambda: (OffsetEdit(*match.span(), len(shown)) for match in pattern.finditer(before)),
-        )
 
     def replace(self, spans: Iterable[tuple[int, int]], shown: Callable[[str], str]) -> None:
         """Replace sorted `spans` of `text` by what `shown` returns for them."""
@@ -124,8 +102,11 @@ class EditedText:
             parts += [self.text[position:start], new]
             edits.append(OffsetEdit(start, end, len(new)))
             position = end
-        if edits:
-            self.advance("".join([*parts, self.text[position:]]), lambda: edits)
+        self.advance("".join([*parts, self.text[position:]]), edits)
+
+    def remove(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Remove sorted `spans` of `text`."""
+        self.replace(spans, lambda _: "")
 
     def flag(self, rule: str, start: int, end: int, severity: Severity) -> bool:
         """Note a finding at a span of `text`; spans come in order.
@@ -164,8 +145,6 @@ class EditedText:
 
     def normalized(self) -> Normalized:
         """Return the text that the steps have made, with all findings."""
-        if not self._spans and not self._maps:
-            return Normalized(self.text, ())
         findings = [
             Finding(rule, start, end, severity)
             for (rule, severity), spans in self._spans.items()

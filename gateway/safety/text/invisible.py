@@ -127,7 +127,7 @@ def _remove(edited: EditedText, stray: "re.Pattern[str]") -> None:
     """Remove what `stray` matches, and flag it."""
     if stray.search(edited.text) is not None:
         _flag(edited, stray)
-        edited.sub(stray, "")
+        edited.remove(match.span() for match in stray.finditer(edited.text))
 
 
 def _flag(edited: EditedText, stray: "re.Pattern[str]") -> None:
@@ -207,7 +207,7 @@ def _remove_stray_isolates(edited: EditedText, *, right_to_left: bool) -> None:
     else:
         spans = [match.span() for match in _ISOLATES.finditer(edited.text)]
     edited.flag_all(RULE, spans, Severity.LOW)
-    edited.replace(spans, lambda _: "")
+    edited.remove(spans)
 
 
 def _unpaired(text: str) -> list[int]:
@@ -239,25 +239,22 @@ _SELECTORS = re.compile(f"[\ufe00-\ufe0f\U000e0100-{c.SELECTORS_FAR[-1]}]{{{SELE
 _TAG_TABLE = {0xE0000 + code: code for code in range(0x20, 0x7F)}
 
 
-class Smuggled(NamedTuple):
-    """A hidden text and its span."""
+def smuggled(text: str) -> list[tuple[int, int, str]]:
+    """Return what invisible characters of `text` spell, by start and end.
 
-    start: int
-    end: int
-    text: str
-
-
-def smuggled(text: str) -> list[Smuggled]:
-    """Return what invisible characters of `text` spell, by start. Letters of flags ("gbeng") are included."""
+    Letters of flags ("gbeng") are included.
+    """
     if text.isascii():
         return []
-    payloads = [
-        Smuggled(*match.span(), match[0].translate(_TAG_TABLE)) for match in _TAGS.finditer(text)
-    ]
-    payloads += [
-        Smuggled(*match.span(), _of_selectors(match[0])) for match in _SELECTORS.finditer(text)
-    ]
-    return sorted(payloads)
+    return sorted(
+        (*match.span(), read(match[0]))
+        for pattern, read in ((_TAGS, _of_tags), (_SELECTORS, _of_selectors))
+        for match in pattern.finditer(text)
+    )
+
+
+def _of_tags(tags: str) -> str:
+    return tags.translate(_TAG_TABLE)
 
 
 def _of_selectors(selectors: str) -> str:

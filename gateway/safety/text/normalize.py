@@ -58,23 +58,12 @@ def _clean(edited: EditedText) -> None:
     _remove_escapes(edited)
     for is_last in (False, False, True):
         before = edited.text
-        if before.isascii():
-            _ascii_pass(edited)
-            break
-        kinds = int(np.bitwise_or.reduce(c.kinds_of(before)))
-        _pass(edited, kinds, strict=is_last)
+        _pass(edited, int(np.bitwise_or.reduce(c.kinds_of(before))), strict=is_last)
         # Stable: nothing that was removed has joined others.
         if edited.text == before:
             break
     if original and not original.isspace() and (not edited.text or edited.text.isspace()):
         edited.flag_whole(RULE_INVISIBLE_ONLY, Severity.HIGH)
-
-
-def _ascii_pass(edited: EditedText) -> None:
-    """Replace line ends and controls, which is all that ASCII can have."""
-    _replace_odd(edited)
-    if _ASCII_ODD.search(edited.text):
-        strip_all(edited)
 
 
 def _pass(edited: EditedText, kinds: int, *, strict: bool) -> None:
@@ -115,9 +104,9 @@ _SEQUENCE = re.compile(
 def _remove_escapes(edited: EditedText) -> None:
     """Remove ANSI escape sequences, 7-bit and 8-bit."""
     if _STARTS.search(edited.text) is not None:
-        spans = (match.span() for match in _SEQUENCE.finditer(edited.text))
+        spans = [match.span() for match in _SEQUENCE.finditer(edited.text)]
         edited.flag_all(_ANSI, spans, Severity.MEDIUM)
-        edited.sub(_SEQUENCE, "")
+        edited.remove(spans)
 
 
 # Line ends and odd characters.
@@ -157,7 +146,7 @@ def _replace_odd(edited: EditedText) -> None:
             )
         table = _TABLE if has_braille else _TABLE_WITHOUT_BRAILLE
     if "\r\n" in before:
-        edited.sub(_CRLF, "\n")
+        edited.replace((match.span() for match in _CRLF.finditer(before)), lambda _: "\n")
     if _NOT_PLAIN.search(edited.text):
         edited.advance(_NOT_PLAIN.sub(lambda match: match[0].translate(table), edited.text))
 
@@ -233,7 +222,7 @@ def _compose(edited: EditedText) -> None:
     before = edited.text
     composed = _composed(before)
     if composed != before:
-        edited.advance(composed, lambda: composition_edits(before))
+        edited.advance(composed, list(composition_edits(before)))
         _limit_marks(edited)
 
 
@@ -254,7 +243,7 @@ def _limit_marks(edited: EditedText) -> None:
     too_long = starts < ends
     spans = list(zip(starts[too_long].tolist(), ends[too_long].tolist(), strict=True))
     edited.flag_all(_FLOOD_RULE, spans, Severity.MEDIUM)
-    edited.replace(spans, lambda _: "")
+    edited.remove(spans)
 
 
 _CLUSTERS = re.compile(

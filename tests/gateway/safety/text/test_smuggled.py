@@ -25,11 +25,11 @@ def test_tags_are_read_and_do_not_reach_the_model(hidden: str) -> None:
 @given(st.text(st.characters(codec="utf-8"), min_size=4))
 def test_selectors_are_read_and_do_not_reach_the_model(hidden: str) -> None:
     text = f"😀{selected(hidden.encode())}!"
-    assert [found.text for found in smuggled(text)] == [hidden]
+    assert [found for _, _, found in smuggled(text)] == [hidden]
     assert len(normalize(text).text) <= 3
 
 
 def test_nothing_is_hidden_in_ordinary_text() -> None:
     assert smuggled("plain") == []
     assert smuggled("❤️ 葛\U000e0100 میخواهم") == []
-    assert [found.text for found in smuggled("🏴󠁧󠁢󠁥󠁮󠁧󠁿")] == ["gbeng"]
+    assert [found for _, _, found in smuggled("🏴󠁧󠁢󠁥󠁮󠁧󠁿")] == ["gbeng"]
