@@ -96,20 +96,21 @@ class RecordStore:
         self._client = client
         settings = self._settings
         if settings.enabled:
-            max_bytes, max_age_s = settings.max_mib * _MIB, settings.max_age_h * 3600
-            await self._ensure(jetstream.records_stream(max_bytes, max_age_s))
+            await self._ensure(jetstream.records_stream, settings.max_mib, settings.max_age_h)
         if settings.audit_enabled:
-            max_bytes, max_age_s = settings.audit_max_mib * _MIB, settings.audit_max_age_h * 3600
-            await self._ensure(jetstream.audit_stream(max_bytes, max_age_s))
+            mib, age_h = settings.audit_max_mib, settings.audit_max_age_h
+            await self._ensure(jetstream.audit_stream, mib, age_h)
         await self.ensure_outcomes(self._in_force().routing.outcomes)
 
     async def ensure_outcomes(self, settings: OutcomeSettings) -> None:
         """Create the stream of outcomes if a tenant opts in; raise as `start`."""
         if settings.tenants:
-            config = jetstream.outcomes_stream(settings.max_mib * _MIB, settings.max_age_h * 3600)
-            await self._ensure(config)
+            await self._ensure(jetstream.outcomes_stream, settings.max_mib, settings.max_age_h)
 
-    async def _ensure(self, config: StreamConfig) -> None:
+    async def _ensure(
+        self, config_of: Callable[[int, float], StreamConfig], max_mib: int, max_age_h: float
+    ) -> None:
+        config = config_of(max_mib * _MIB, max_age_h * 3600)
         await jetstream.ensure_stream(self._js, config, self._replicas)
         self._streams[config.name] = config
 
@@ -133,18 +134,16 @@ class RecordStore:
         """Queue a record, which replaces an earlier one of the same request."""
         if self._settings.enabled:
             subject = subjects.record(record.request_id, record.trace_id, record.tenant)
-            if self._put(subject, record, record.tenant) and self._settings.tenant_share < 1:
+            if self._put(subject, record, record.tenant):
                 self._records_share.count(record.tenant, subject, record.ByteSize())
 
     def append_audit(self, entry: AuditEntry) -> None:
         """Queue an audit entry even if the queue is full; it must include any earlier one of the same request."""
         if self._settings.audit_enabled:
             subject = subjects.audit(entry.tenant, entry.request_id)
-            keep_s = self._in_force().retention_s(entry.tenant)
             payload = entry.SerializeToString()
-            self.audit_writer.put(subject, payload, keep_s)
-            if self._settings.tenant_share < 1:
-                self._audit_share.count(entry.tenant, subject, len(payload))
+            self.audit_writer.put(subject, payload, self._in_force().retention_s(entry.tenant))
+            self._audit_share.count(entry.tenant, subject, len(payload))
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Queue an outcome, which replaces an earlier one of the same request."""
@@ -165,14 +164,10 @@ class RecordStore:
         grade_subjects = [subjects.grade(request_id)] if self._settings.enabled else []
         if record.tenant in self._in_force().routing.outcomes.tenants:
             grade_subjects.append(subjects.outcome_grade(record.tenant, request_id))
+        keep_s = self._in_force().retention_s(record.tenant)
         with answering(_UNAVAILABLE):
             for subject in grade_subjects:
-                await self._js.publish(
-                    subject,
-                    pack(grade),
-                    timeout=WRITE_S,
-                    msg_ttl=self._in_force().retention_s(record.tenant),
-                )
+                await self._js.publish(subject, pack(grade), timeout=WRITE_S, msg_ttl=keep_s)
         return record
 
     async def explain(self, request_id: str, tenant: str | None) -> pb.GetRequestRecordResponse:
@@ -185,9 +180,9 @@ class RecordStore:
         _check_tenant(record.tenant, tenant)
         response = pb.GetRequestRecordResponse(record=record)
         with suppress(RecordUnknown):  # it has no grade
-            response.grade.CopyFrom(
-                await self._record(pb.Grade, subjects.grade(request_id), direct=True)
-            )
+            subject = subjects.grade(request_id)
+            grade = await self._last(pb.Grade, subjects.RECORDS_STREAM, subject, direct=True)
+            response.grade.CopyFrom(grade)
         return response
 
     async def explain_trace(self, trace_id: str, tenant: str | None) -> pb.GetRequestRecordResponse:
@@ -196,18 +191,8 @@ class RecordStore:
         Raises:
             RecordUnknown: There is no record of a request of `tenant`.
         """
-        request_ids = await self._requests_of(trace_id, tenant)
-        if not request_ids:
-            raise _unknown()
-        *others, latest = request_ids
-        response = await self.explain(latest, tenant)
-        response.other_request_ids.extend(others[-TRACE_OTHERS_MAX:])
-        return response
-
-    async def _requests_of(self, trace_id: str, tenant: str | None) -> list[str]:
-        """Return the ids of the requests of `tenant` in a trace, in order of arrival."""
-        subject = subjects.record(subjects.ANY, trace_id, subjects.ANY)
         arrivals = dict[str, int]()
+        subject = subjects.record(subjects.ANY, trace_id, subjects.ANY)
         async with aclosing(self._read(subject, subjects.RECORDS_STREAM)) as messages:
             async for message in messages:
                 record = unpack(pb.RequestRecord, message.data)
@@ -216,7 +201,12 @@ class RecordStore:
                 # A caller can send any number of requests with one trace id.
                 if len(arrivals) == TRACE_REQUESTS_MAX:
                     break
-        return sorted(arrivals, key=arrivals.__getitem__)
+        if not arrivals:
+            raise _unknown()
+        *others, latest = sorted(arrivals, key=arrivals.__getitem__)
+        response = await self.explain(latest, tenant)
+        response.other_request_ids.extend(others[-TRACE_OTHERS_MAX:])
+        return response
 
     async def audit_entry(self, request_id: str, tenant: str | None) -> AuditEntry:
         """Return the audit entry of a request of `tenant` (None for any); raise RecordUnknown if there is none."""
@@ -233,7 +223,15 @@ class RecordStore:
         Raises:
             OutcomesNotKept: No tenant opts in, or one of `tenants` does not.
         """
-        for tenant in self._opted_in(tenants):
+        opted_in = self._in_force().routing.outcomes.tenants
+        others = [tenant for tenant in tenants if tenant not in opted_in]
+        # Say so instead of listing nothing: the operator would wait for outcomes.
+        if others or not opted_in:
+            who = others[0] if others else "any tenant"
+            raise OutcomesNotKept(
+                f"no outcomes are kept of {who}; name tenants that opt in under routing.outcomes.tenants"
+            )
+        for tenant in dict.fromkeys(tenants or opted_in):
             grades = {
                 message.subject.split(".")[-2]: unpack(pb.Grade, message.data).grade
                 async for message in self._read(subjects.outcome_grade(tenant, subjects.ANY))
@@ -251,9 +249,8 @@ class RecordStore:
             self._writer.put(subject, payload, self._in_force().retention_s(tenant))
             return True
         self.dropped += 1
-        if (
-            self.dropped & (self.dropped - 1) == 0
-        ):  # logged at 1, 2, 4, 8 ...: a flood does not fill the log
+        # Logged at 1, 2, 4, 8 ...: a flood does not fill the log.
+        if self.dropped.bit_count() == 1:
             logger.warning("dropped %d records: too large, or JetStream is too slow", self.dropped)
         return False
 
@@ -277,24 +274,10 @@ class RecordStore:
             raise
 
     async def _request_record(self, request_id: str) -> pb.RequestRecord:
-        subject = subjects.record(request_id, subjects.ANY, subjects.ANY)
-        return await self._record(pb.RequestRecord, subject)
-
-    async def _record(self, kind: type[M], subject: str, *, direct: bool = False) -> M:
         if not self._settings.enabled:
             raise RecordUnknown("records are disabled; set records.max_mib")
-        return await self._last(kind, subjects.RECORDS_STREAM, subject, direct=direct)
-
-    def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:
-        opted_in = self._in_force().routing.outcomes.tenants
-        others = [tenant for tenant in tenants if tenant not in opted_in]
-        # Say so instead of listing nothing: the operator would wait for outcomes.
-        if others or not opted_in:
-            who = others[0] if others else "any tenant"
-            raise OutcomesNotKept(
-                f"no outcomes are kept of {who}; name tenants that opt in under routing.outcomes.tenants"
-            )
-        return list(dict.fromkeys(tenants)) or opted_in
+        subject = subjects.record(request_id, subjects.ANY, subjects.ANY)
+        return await self._last(pb.RequestRecord, subjects.RECORDS_STREAM, subject)
 
     async def _last(self, kind: type[M], stream: str, subject: str, *, direct: bool = False) -> M:
         """Return the last message of a subject; raise RecordUnknown if there is none.
@@ -318,22 +301,21 @@ class RecordStore:
             )
             if _tenant_of_task(message.data) == tenant
         ]
-        records = [
-            record.request_id
-            async for message in self._read(
-                subjects.record(subjects.ANY, subjects.ANY, tenant), subjects.RECORDS_STREAM
-            )
-            if (record := unpack(pb.RequestRecord, message.data))
-        ]
+        of_tenant = subjects.record(subjects.ANY, subjects.ANY, tenant)
+        records = {
+            unpack(pb.RequestRecord, message.data).request_id
+            async for message in self._read(of_tenant, subjects.RECORDS_STREAM)
+        }
         # All are found before the first is deleted, so that a failure leaves nothing half read.
         for sequence in dead:
-            await self._delete(sequence)
-        for request_id in set(records):
+            with answering(_UNAVAILABLE), suppress(APIError):  # it is gone
+                await self._js.delete_msg(subjects.DEAD_LETTERS_STREAM, sequence)
+        for request_id in records:
             await self._purge(subjects.RECORDS_STREAM, subjects.all_of_record(request_id))
         outcomes = await self._purge(subjects.OUTCOMES_STREAM, subjects.all_outcomes_of(tenant))
         audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit(tenant, subjects.ANY))
         return pb.ForgetTenantResponse(
-            records=len(set(records)),
+            records=len(records),
             audit_entries=audit,
             outcomes=outcomes,
             dead_letters=len(dead),
@@ -346,11 +328,6 @@ class RecordStore:
             await self._js.purge_stream(stream, subject=subject)
             return before - (await self._js.stream_info(stream)).state.messages
         return 0
-
-    async def _delete(self, sequence: int) -> None:
-        """Delete a dead letter, if it still exists."""
-        with answering(_UNAVAILABLE), suppress(APIError):
-            await self._js.delete_msg(subjects.DEAD_LETTERS_STREAM, sequence)
 
     async def _read(
         self, subject: str, stream: str = subjects.OUTCOMES_STREAM

@@ -1,7 +1,5 @@
 """How far two answers say the same, rule by rule."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,20 +65,14 @@ def test_it_is_a_share_and_has_no_sides(one: str, other: str) -> None:
     assert agreement(one, one) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "total" + " " * 100_000,
-        "= " * 50_000,
-        "[" * 100_000,
-        "[" * 900 + "]" * 900,
-        '{"a":' * 500 + "9" * 4000 + "}" * 500,
-        "9" * 5000,
-        json.dumps({"a": [[[1]]]}) + " " * 90_000,
-        "1," * 50_000,
-        "answer " * 20_000,
-    ],
-)
+HOSTILE = (
+    "total" + " " * 100_000, "= " * 50_000, "[" * 100_000, "[" * 900 + "]" * 900,
+    '{"a":' * 500 + "9" * 4000 + "}" * 500, "9" * 5000, '{"a": [[[1]]]}' + " " * 90_000, "1," * 50_000,
+    "answer " * 20_000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.timeout(20)
 def test_hostile_answers_take_no_time(text: str) -> None:
     assert 0 <= agreement(text, text + "x") <= 1

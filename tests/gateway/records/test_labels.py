@@ -15,28 +15,30 @@ GRADE, SHADOW, CASCADE = OUTCOME_SOURCE_GRADE, OUTCOME_SOURCE_SHADOW, OUTCOME_SO
 SHARES = st.floats(0, 1)
 
 
-def test_a_grade_alone_tells_of_one_side() -> None:
-    assert labels(True, None, 0.5) == (None, Label(0.5, GRADE))
-    assert labels(False, None, 0.5) == (Label(0.5, GRADE), None)
-    assert labels(False, None, None) == (None, None)
+TABLE = [
+    # Answered by the strong model, compared, grade; weak and strong label.
+    (True, None, 0.5, None, Label(0.5, GRADE)),
+    (False, None, 0.5, Label(0.5, GRADE), None),
+    (False, None, None, None, None),
+    (True, Label(0.25, SHADOW), None, Label(0.25, SHADOW), Label(1.0, SHADOW)),
+    (False, Label(0.25, SHADOW), None, Label(0.25, SHADOW), Label(1.0, SHADOW)),
+    (True, Label(0.0, CASCADE), None, Label(0.0, CASCADE), Label(1.0, CASCADE)),
+    (True, Label(0.0, CASCADE), 0.5, Label(0.0, CASCADE), Label(0.5, GRADE)),
+    (False, Label(0.0, SHADOW), 0.0, Label(0.0, GRADE), Label(1.0, SHADOW)),
+    (False, Label(0.3, SHADOW), 1.0, Label(1.0, GRADE), Label(1.0, SHADOW)),
+    (True, Label(0.5, SHADOW), 0.4, Label(0.2, SHADOW), Label(0.4, GRADE)),
+]
 
 
-@pytest.mark.parametrize("strong_answered", [True, False])
-def test_without_a_grade_the_strong_answer_is_the_reference(strong_answered: bool) -> None:
-    found = labels(strong_answered, Label(0.25, SHADOW), None)
-    assert found == (Label(0.25, SHADOW), Label(1.0, SHADOW))
-
-
-def test_a_cascade_that_went_over_from_an_unfinished_draft() -> None:
-    compared = Label(0.0, CASCADE)
-    assert labels(True, compared, None) == (Label(0.0, CASCADE), Label(1.0, CASCADE))
-    assert labels(True, compared, 0.5) == (Label(0.0, CASCADE), Label(0.5, GRADE))
-
-
-def test_the_side_that_was_graded_has_its_grade() -> None:
-    assert labels(False, Label(0.0, SHADOW), 0.0) == (Label(0.0, GRADE), Label(1.0, SHADOW))
-    assert labels(False, Label(0.3, SHADOW), 1.0) == (Label(1.0, GRADE), Label(1.0, SHADOW))
-    assert labels(True, Label(0.5, SHADOW), 0.4) == (Label(0.2, SHADOW), Label(0.4, GRADE))
+@pytest.mark.parametrize(("strong_answered", "compared", "grade", "weak", "strong"), TABLE)
+def test_labels_follow_the_table(
+    strong_answered: bool,
+    compared: Label | None,
+    grade: float | None,
+    weak: Label | None,
+    strong: Label | None,
+) -> None:
+    assert labels(strong_answered, compared, grade) == (weak, strong)
 
 
 @given(st.booleans(), SHARES)

@@ -31,6 +31,7 @@ from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, typed
 
 IBAN = "DE89370400440532013000"
+REDACTS = {"policies": {"default": {"actions": {"pii.*": "redact"}}}}
 KEPT = {"tenants": ["acme"], "pair": ["small", "large"]}
 SHADOWS = [{"model": "large", "of": "small", "share": 1}]
 BACK = [{"model": "small", "of": "large", "share": 1}]
@@ -84,6 +85,13 @@ async def listed(wire: Wire, **fields: Any) -> list[StreamOutcomesResponse]:
     return [one async for one in stub.StreamOutcomes(StreamOutcomesRequest(**fields))]
 
 
+async def not_kept(wire: Wire, **fields: Any) -> str:
+    stub: Any = AdminServiceStub(wire.channel)
+    _, error = await error_of(stub.StreamOutcomes(StreamOutcomesRequest(**fields)))
+    assert error.reason == "OUTCOMES_NOT_KEPT"
+    return error.message
+
+
 async def outcome_of(
     wire: Wire, task: Task, wanted: Callable[[StreamOutcomesResponse], bool]
 ) -> StreamOutcomesResponse:
@@ -109,13 +117,20 @@ async def test_a_strong_shadow_is_the_reference(opened: Any) -> None:
     assert ms_of(found.answer_time) > 1.7e12
 
 
-async def test_a_shadow_of_the_weak_model_gives_its_answer(opened: Any) -> None:
-    async with opened({"default": "large", "shadows": BACK}) as wire:
+@pytest.mark.parametrize(
+    ("said", "weak", "kept"),
+    [("hello", pytest.approx(2 / 3), "hello"), (f"it is {IBAN} then", 0.0, None)],
+    ids=["kept", "what the policy finds is not kept"],
+)
+async def test_a_shadow_of_the_weak_model_gives_its_answer(
+    opened: Any, said: str, weak: float, kept: str | None
+) -> None:
+    async with opened({"default": "large", "shadows": BACK}, safety=REDACTS) as wire:
         task = await answered(wire, model="large")
-        await shadowed(wire, "hello", "small")
+        await shadowed(wire, said, "small")
         found = await outcome_of(wire, task, lambda one: one.HasField("weak"))
-        assert found.weak_answer == "hello"
-        assert (found.weak, found.strong) == (pytest.approx(2 / 3), 1.0)
+        assert (found.weak, found.strong) == (weak, 1.0)
+        assert (found.weak_answer if found.HasField("weak_answer") else None) == kept
 
 
 async def test_the_last_grade_is_joined_whenever_it_comes(opened: Any, nats_url: str) -> None:
@@ -155,29 +170,26 @@ async def escalated(wire: Wire, *, complete: bool) -> Task:
     return first
 
 
-async def test_outcome_of_a_hinted_answer_has_no_comparison(opened: Any) -> None:
-    async with opened({"cascade": CASCADE | {"hint": True}}) as wire:
-        first = await escalated(wire, complete=True)
-        await graded(wire, first.request_id, 1)
-        found = await outcome_of(wire, first, lambda outcome: outcome.HasField("strong"))
-    assert not found.HasField("weak")
-
-
-@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize(
+    ("cascade", "complete", "weak"),
+    [({}, True, 0.5), ({}, False, 0.0), ({"hint": True}, True, None)],
+    ids=["complete draft", "part of a draft", "hinted answer"],
+)
 async def test_a_cascade_that_goes_over_compares_draft_and_answer(
-    opened: Any, complete: bool
+    opened: Any, cascade: dict[str, bool], complete: bool, weak: float | None
 ) -> None:
-    async with opened({"cascade": CASCADE}) as wire:
+    async with opened({"cascade": CASCADE | cascade}) as wire:
         first = await escalated(wire, complete=complete)
-        found = await outcome_of(wire, first, lambda one: one.HasField("weak"))
-    assert found.weak_source == OUTCOME_SOURCE_CASCADE
-    assert (found.weak, found.strong) == (0.5 if complete else 0.0, 1.0)
-    assert found.HasField("weak_answer") is complete
+        await graded(wire, first.request_id, 1)
+        found = await outcome_of(wire, first, lambda one: one.strong_source == OUTCOME_SOURCE_GRADE)
+    assert (found.weak if found.HasField("weak") else None) == weak
+    if weak is not None:
+        assert found.weak_source == OUTCOME_SOURCE_CASCADE
+        assert found.HasField("weak_answer") is complete
 
 
 async def test_the_text_is_that_which_the_model_saw(opened: Any) -> None:
-    safety = {"policies": {"default": {"actions": {"pii.*": "redact"}}}}
-    async with opened({}, safety=safety) as wire:
+    async with opened({}, safety=REDACTS) as wire:
         task = await answered(wire, f"pay to {IBAN}")
         await graded(wire, task.request_id, 1)
         found = await outcome_of(wire, task, lambda one: True)
@@ -186,15 +198,6 @@ async def test_the_text_is_that_which_the_model_saw(opened: Any) -> None:
         await graded(wire, leaking.request_id, 1)
         found = await outcome_of(wire, leaking, lambda one: True)
         assert not found.HasField("weak_answer")
-
-
-async def test_a_shadow_that_says_what_the_policy_finds_is_not_kept(opened: Any) -> None:
-    safety = {"policies": {"default": {"actions": {"pii.*": "redact"}}}}
-    async with opened({"default": "large", "shadows": BACK}, safety=safety) as wire:
-        task = await answered(wire, model="large")
-        await shadowed(wire, f"it is {IBAN} then", "small")
-        found = await outcome_of(wire, task, lambda one: one.HasField("weak"))
-        assert (found.weak, found.HasField("weak_answer")) == (0.0, False)
 
 
 async def test_of_other_tenants_nothing_is_kept(opened: Any, nats_url: str) -> None:
@@ -206,13 +209,7 @@ async def test_of_other_tenants_nothing_is_kept(opened: Any, nats_url: str) -> N
         await shadowed(wire, "hello")
         await outcome_of(wire, task, lambda one: True)
         assert [one.tenant for one in await listed(wire)] == ["acme"]
-        _, error = await error_of(
-            AdminServiceStub(wire.channel).StreamOutcomes(
-                StreamOutcomesRequest(tenants=["acme", "other"])
-            )
-        )
-        assert error.reason == "OUTCOMES_NOT_KEPT"
-        assert "of other" in error.message
+        assert "of other" in await not_kept(wire, tenants=["acme", "other"])
     assert await subjects_in(nats_url) == [subjects.outcome("acme", task.request_id)]
 
 
@@ -224,12 +221,7 @@ async def test_who_does_not_let_them_be_kept_any_more_gets_nothing(
     async with opened({"outcomes": KEPT | {"tenants": ["other"]}}) as wire:
         assert await listed(wire) == []
     async with opened({"outcomes": {}}) as wire:
-        stub: Any = AdminServiceStub(wire.channel)
-        _, error = await error_of(stub.StreamOutcomes(StreamOutcomesRequest()))
-        assert (error.reason, "routing.outcomes.tenants" in error.message) == (
-            "OUTCOMES_NOT_KEPT",
-            True,
-        )
+        assert "routing.outcomes.tenants" in await not_kept(wire)
 
 
 @pytest.mark.parametrize("roles", [ANY, {"caller"}, {"operator"}, {"auditor"}])
@@ -261,26 +253,18 @@ async def test_a_tenant_can_opt_in_while_the_gateway_runs(opened: Any) -> None:
         assert [one.request_id for one in await listed(wire)] == [found.request_id]
 
 
-async def test_many_are_listed_and_since_leaves_the_older_out(opened: Any) -> None:
+async def test_since_leaves_the_older_out(opened: Any) -> None:
     async with opened({"shadows": SHADOWS}) as wire:
-        tasks = []
-        for _ in range(5):
-            tasks.append(await answered(wire))
+        ids = []
+        for _ in range(3):
+            task = await answered(wire)
             await shadowed(wire, "hello")
-            last_one = await outcome_of(wire, tasks[-1], lambda one: True)
-        assert [one.request_id for one in await listed(wire)] == [t.request_id for t in tasks]
-        since = ms_of(last_one.answer_time)
-        assert 1 <= len(await listed(wire, since_time=timestamp(int(since)), tenants=["acme"])) < 5
-        assert await listed(wire, since_time=timestamp(int(since) + 1)) == []
-
-
-async def test_without_a_pair_and_of_a_third_model_nothing_is_kept(
-    opened: Any, nats_url: str
-) -> None:
-    routing = {"policies": {"pair": {"cascade": CASCADE}}, "outcomes": {"tenants": ["acme"]}}
-    async with opened(routing) as wire:
-        await graded(wire, (await answered(wire)).request_id, 1)
-        assert await listed(wire) == []
+            found = await outcome_of(wire, task, lambda one: True)
+            ids.append(task.request_id)
+        assert [one.request_id for one in await listed(wire)] == ids
+        since = int(ms_of(found.answer_time))
+        assert 1 <= len(await listed(wire, since_time=timestamp(since), tenants=["acme"])) < 3
+        assert await listed(wire, since_time=timestamp(since + 1)) == []
 
 
 async def test_shadows_and_outcomes_follow_the_routing_policy(opened: Any) -> None:
