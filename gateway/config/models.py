@@ -1,16 +1,15 @@
 """The models of a configuration: tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer
 
 from gateway.models.catalog import Catalog, ServedModel
@@ -55,14 +54,12 @@ _NO_VERSION: Final = {
     "triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots", "generation"
 }  # fmt: skip
 """Settings that no answer depends on."""
-PART_BYTES: Final = 16 * 1024 * 1024
-"""Size of the parts in which a file is hashed, several at a time, in bytes."""
 SETTLED_S: Final = 2.0
 """Least age of a change before the hash of the file is cached, in seconds."""
-_THREADS: Final = 4
 _HUB_BLOB: Final = re.compile(r"/models--[^/]+/blobs/[0-9a-f]{64}$")
 _TEMPLATES: Final = "additional_chat_templates"
 """Folder of the templates beside chat_template.jinja, each called by its name."""
+_NAMED_TEMPLATES: Final = TypeAdapter(list[dict[Literal["name", "template"], str]] | dict[str, str])
 
 
 def load_catalog(settings: Settings, before: Catalog | None = None) -> Catalog:
@@ -255,12 +252,12 @@ def _special_tokens(config: Mapping[str, Any], special: Mapping[str, Any]) -> di
     its added tokens, has them all, and the map fills in what is missing.
     """
     merged = {**special, **config} if "added_tokens_decoder" in config else {**config, **special}
-    tokens = {}
-    for key, value in merged.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(content, str) and content:
-            tokens[key] = content
-    return tokens
+    named = {key: value for key, value in merged.items() if key.endswith("_token")}
+    contents = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in named.items()
+    }
+    return {key: text for key, text in contents.items() if isinstance(text, str) and text}
 
 
 def _tool_format(model: ModelSettings, template: str) -> ToolFormat | None:
@@ -279,13 +276,17 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
     A single one is the default, whatever its name is.
 
     Raises:
-        SettingsError: a file is no text, or the list has entries of another form.
+        SettingsError: a file is no text, or the configuration has entries of another form.
     """
     files = {file.stem: file for file in sorted((folder / _TEMPLATES).glob("*.jinja"))}
     if (file := folder / "chat_template.jinja").is_file():
         files[DEFAULT] = file
-    named: Mapping[str, str] = {name: _text_of(file) for name, file in files.items()}
-    named = named or _configured_templates(folder / "tokenizer_config.json", config)
+    try:
+        named = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    except (OSError, UnicodeDecodeError) as error:
+        where = f"{folder}: a chat template cannot be read"
+        raise SettingsError(f"{where}: {error}; write templates in UTF-8") from error
+    named = named or _configured_templates(folder, config.get("chat_template") or {})
     # Some models name their only template, and callers could not know the name.
     if len(named) == 1:
         (text,) = named.values()
@@ -293,46 +294,29 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
     return named
 
 
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"{file}: cannot be read: {error}; write a template in UTF-8"
-        ) from error
-
-
-def _configured_templates(file: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
-    source = config.get("chat_template") or {}
+def _configured_templates(folder: Path, source: object) -> dict[str, str]:
     if isinstance(source, str):
         return {DEFAULT: source}
     try:
-        named = (
-            {template["name"]: template["template"] for template in source}
-            if isinstance(source, list)
-            else source
-        )
-        if all(isinstance(text, str) for text in (*named, *named.values())):
-            return dict(named)
-    except (TypeError, KeyError, AttributeError):
-        pass
-    raise SettingsError(
-        f"{file}: chat_template: has no templates by name; write a text, or a list of {{name, template}}"
-    )
+        entries = _NAMED_TEMPLATES.validate_python(source)
+        if isinstance(entries, dict):
+            return entries
+        return {entry["name"]: entry["template"] for entry in entries}
+    except (ValidationError, KeyError) as error:
+        raise SettingsError(
+            f"{folder / 'tokenizer_config.json'}: chat_template: has no templates by name; "
+            "write a text, or a list of {name, template}"
+        ) from error
 
 
 def _stop_token_ids(
     tokenizer: Tokenizer, tokens: Mapping[str, str], configs: Iterable[Mapping[str, Any]]
 ) -> frozenset[int]:
-    token_ids: set[int] = set()
+    ends: list[int | None] = [tokenizer.token_to_id(tokens.get("eos_token", ""))]
     for config in configs:
         value = language_config(config).get("eos_token_id")
-        if value is not None:
-            token_ids.update(value if isinstance(value, list) else [value])
-    eos_id = tokenizer.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
-    if eos_id is not None:
-        token_ids.add(eos_id)
-    return frozenset(token_ids)
+        ends += value if isinstance(value, list) else [value]
+    return frozenset(token_id for token_id in ends if token_id is not None)
 
 
 def _begin_token_ids(tokenizer: Tokenizer, tokens: Mapping[str, str]) -> frozenset[int]:
@@ -371,17 +355,12 @@ def content_hash(file: Path, now: float) -> str:
     return hashed(real, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def hash_file(file: Path, size: int, *_identity: int) -> str:
-    """Return a hash over the hashes of the parts; the other arguments are keys of the cache."""
-    with file.open("rb") as opened, ThreadPoolExecutor(_THREADS) as pool:
-
-        def part(start: int) -> bytes:
-            return hashlib.sha256(os.pread(opened.fileno(), PART_BYTES, start)).digest()
-
-        parts = pool.map(part, range(0, size, PART_BYTES))
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+def hash_file(file: Path, *_identity: int) -> str:
+    """Return the SHA-256 of `file`; the other arguments are keys of the cache."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 cached_hash: Final = cache(hash_file)
-"""Caches `_read`. A file that changed while it was read is never looked up with these times again.
+"""Caches `hash_file`. A file that changed while it was read is never looked up with these times again.
 """

@@ -62,20 +62,23 @@ def test_load_router_names_a_bad_artefact(artefact: Path, tmp_path: Path) -> Non
         load_router(settings(artefact, {"quality": 0.9}, cascade=cascade), MODELS)
 
 
-def test_a_pattern_that_re2_refuses_is_refused() -> None:
-    rule = {"model": "large", "contains": ["("], "reason": "r"}
-    routing = RoutingSettings.model_validate({"rules": [rule]})
-    with pytest.raises(SettingsError, match=r"^routing\.rules\.0\.contains\.0: missing \): \("):
-        load_router(Settings(routing=routing), MODELS)
+CASCADE = {"first": "small", "second": "large", "checks": ["finished", "spelling"]}
+REFUSED = [
+    (
+        {"rules": [{"model": "large", "contains": ["("], "reason": "r"}]},
+        r"^routing\.rules\.0\.contains\.0: missing \): \(",
+    ),
+    (
+        {"policies": {"p": {"cascade": CASCADE}}},
+        r"^routing\.policies\.p\.cascade\.checks\.1: no check 'spelling'; known: finished, json, sums",
+    ),
+]
 
 
-def test_an_unknown_check_is_refused_with_those_that_are_known() -> None:
-    cascade = {"first": "small", "second": "large", "checks": ["finished", "spelling"]}
-    routing = RoutingSettings.model_validate({"policies": {"p": {"cascade": cascade}}})
-    known = "known: finished, json, sums"
-    where = r"^routing\.policies\.p\.cascade\.checks\.1: no check 'spelling'; "
-    with pytest.raises(SettingsError, match=where + known):
-        load_router(Settings(routing=routing), MODELS)
+@pytest.mark.parametrize(("routing", "message"), REFUSED, ids=["pattern", "check"])
+def test_what_cannot_work_is_refused_with_its_key(routing: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_router(Settings(routing=RoutingSettings.model_validate(routing)), MODELS)
 
 
 def test_cascade_head_ignores_prompts_sent_to_the_strong_model(
