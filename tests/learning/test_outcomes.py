@@ -1,8 +1,5 @@
 """Outcomes that are refused name source and row."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from learning.outcomes import BadOutcomes, RouterOutcome, Source, merge
@@ -17,9 +14,8 @@ def rows(count: int = 40) -> Rows:
     ]
 
 
-def gathered(given: Rows, **more: Any) -> list[RouterOutcome]:
-    columns = list(given[0]) if given else ["prompt_id", "prompt", "weak", "strong"]
-    return merge([Source("a.csv", columns, given, **more)])
+def gathered(given: Rows) -> list[RouterOutcome]:
+    return merge([Source("a.csv", list(given[0]), given)])
 
 
 def changed(at: int, **cells: str | None) -> Rows:
@@ -28,43 +24,35 @@ def changed(at: int, **cells: str | None) -> Rows:
     return given
 
 
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        ({"weak": "1.5"}, r"a\.csv row 5: weak is 1\.5, outside \[0, 1\]"),
-        ({"strong": "-0.1"}, r"a\.csv row 5: strong is -0\.1, outside"),
-        ({"weak": "nan"}, r"a\.csv row 5: weak is nan, outside"),
-        ({"weak": "yes"}, r"a\.csv row 5: weak is 'yes', not a number"),
-        ({"weak": None}, r"a\.csv row 5: weak is empty"),
-        ({"prompt": " "}, r"a\.csv row 5: prompt is empty"),
-        ({"prompt_id": "p0"}, r"a\.csv row 5: prompt_id 'p0' is already in a\.csv row 2"),
-    ],
-)
-def test_a_bad_row(cells: Mapping[str, str | None], message: str) -> None:
-    with pytest.raises(BadOutcomes, match=message):
-        gathered(changed(3, **cells))
+REFUSED: dict[str, tuple[Rows, str]] = {
+    "too large": (changed(3, weak="1.5"), r"row 5: weak is 1\.5, outside \[0, 1\]"),
+    "too small": (changed(3, strong="-0.1"), r"row 5: strong is -0\.1, outside"),
+    "not finite": (changed(3, weak="nan"), r"row 5: weak is nan, outside"),
+    "no number": (changed(3, weak="yes"), r"row 5: weak is 'yes', not a number"),
+    "no label": (changed(3, weak=None), r"row 5: weak is empty"),
+    "no prompt": (changed(3, prompt=" "), r"row 5: prompt is empty"),
+    "twice": (changed(3, prompt_id="p0"), r"row 5: prompt_id 'p0' is already in a\.csv row 2"),
+    "no column": (
+        [{"prompt_id": "a", "prompt": "b", "weak": "1"}],
+        r"row 1: no column strong; there are prompt_id, prompt, weak",
+    ),
+    "one class": (
+        [{**row, "weak": "1", "strong": "0"} for row in rows()],
+        "rows 2 to 41: only one class, weak is 1",
+    ),
+    "no gain": (
+        [{**row, "strong": row["weak"]} for row in rows()],
+        "rows 2 to 41: only one class, strong never differs",
+    ),
+    "few": (rows(3), ": 3 outcomes, at least 30"),
+}
 
 
-def test_missing_columns() -> None:
-    given = [{"prompt_id": "a", "prompt": "b", "weak": "1"}]
-    with pytest.raises(
-        BadOutcomes, match=r"a\.csv row 1: no column strong; there are prompt_id, prompt, weak"
-    ):
-        gathered([dict(row) for row in given])
-
-
-def test_one_class() -> None:
-    alike = [{**row, "weak": "1", "strong": "0"} for row in rows()]
-    with pytest.raises(BadOutcomes, match="rows 2 to 41: only one class, weak is 1"):
-        gathered(alike)
-    same = [{**row, "strong": row["weak"]} for row in rows()]
-    with pytest.raises(BadOutcomes, match="rows 2 to 41: only one class, strong never differs"):
-        gathered(same)
-
-
-def test_too_few() -> None:
-    with pytest.raises(BadOutcomes, match="3 outcomes, at least 30"):
-        gathered(rows(3))
+@pytest.mark.parametrize("name", REFUSED)
+def test_outcomes_are_refused_with_their_place(name: str) -> None:
+    given, message = REFUSED[name]
+    with pytest.raises(BadOutcomes, match=rf"a\.csv:? ?{message.removeprefix(': ')}"):
+        gathered(given)
 
 
 def test_sources_are_merged_and_ids_count_across_them() -> None:

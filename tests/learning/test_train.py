@@ -13,16 +13,12 @@ from tests.learning.made_up import EASY, HARD, outcomes
 
 
 def test_finds_what_the_small_model_cannot_do(by_prompt: LearnedRouter) -> None:
-    hard, easy = (
-        by_prompt.prompts.score(f"{HARD} near the lake?"),
-        by_prompt.prompts.score(f"{EASY} near the lake?"),
-    )
+    hard, easy = (by_prompt.prompts.score(f"{text} near the lake?") for text in (HARD, EASY))
     assert hard.gain > 0.5 > 0.3 > easy.gain
     assert hard.p_weak < 0.4 < 0.6 < easy.p_weak
     assert hard.p_strong > 0.7
-
-
-def test_held_out_figures_are_those_of_rows_not_seen(by_prompt: LearnedRouter) -> None:
+    assert by_prompt.cascade is None, "there were no answers"
+    # Figures are those of rows not seen.
     curve = curve_of(by_prompt.prompts.calibration)
     assert curve.apgr() > 0.65
     assert curve.cpt(50) < 40
@@ -34,10 +30,6 @@ def test_finds_sums_that_do_not_add_up(by_answer: LearnedRouter) -> None:
     wrong = by_answer.cascade.score(prompt, "There are 5 + 7 = 31 in all.\n#### 12")
     right = by_answer.cascade.score(prompt, "There are 5 + 7 = 12 in all.\n#### 12")
     assert wrong.gain > right.gain + 0.3
-
-
-def test_without_answers_there_is_no_head_for_cascades(by_prompt: LearnedRouter) -> None:
-    assert by_prompt.cascade is None
 
 
 def test_chance_teaches_nothing() -> None:
@@ -54,14 +46,9 @@ def test_chance_teaches_nothing() -> None:
 
 def test_the_seed_decides() -> None:
     rows = outcomes(30)
-    first, again, other = (training.train(rows, seed) for seed in (1, 1, 2))
-    texts = [row.prompt for row in rows]
-    assert [first.prompts.score(text) for text in texts] == [
-        again.prompts.score(text) for text in texts
-    ]
-    assert [first.prompts.score(text) for text in texts] != [
-        other.prompts.score(text) for text in texts
-    ]
+    routers = [training.train(rows, seed) for seed in (1, 1, 2)]
+    first, again, other = ([one.prompts.score(row.prompt) for row in rows] for one in routers)
+    assert first == again != other
 
 
 def test_rows_count_by_their_weight() -> None:

@@ -66,24 +66,18 @@ def test_the_default_policy_flags_and_changes_nothing() -> None:
     text = f"pay {IBAN} to jo@example.org. {OVERRIDE}"
     result = inspect(text)
     assert result.text == text
-    assert rules(result) >= {"pii.iban", "pii.email"}
-    assert any(rule.startswith("injection.") for rule in rules(result))
+    assert rules(result) >= {"pii.iban", "pii.email", "injection.override"}
     assert {found.action for found in result.taken} == {Action.FLAG}
-
-
-def test_control_characters_and_line_ends_are_made_normal() -> None:
-    result = inspect("a\r\nb\x00c")
-    assert result.text == "a\nbc"
-    assert [(f.rule, f.action, f.start) for f in result.taken if f.rule == "unicode.control"] == [
-        ("unicode.control", Action.REMOVE, 4)
-    ]
 
 
 def test_what_is_found_lies_in_the_text_as_it_came() -> None:
     text = f"a\r\nb\x00 {IBAN}!"
-    (found,) = (f for f in inspect(text, STRICT).taken if f.rule == "pii.iban")
-    assert text[found.start : found.end] == IBAN
-    assert found.action is Action.REDACT
+    result = inspect(text, STRICT)
+    assert result.text == "a\nb <IBAN_1>!"
+    assert [(f.rule, f.action, text[f.start : f.end]) for f in result.taken] == [
+        ("unicode.control", Action.REMOVE, "\x00"),
+        ("pii.iban", Action.REDACT, IBAN),
+    ]
 
 
 def test_turns_share_their_placeholders() -> None:

@@ -1,8 +1,10 @@
 """Which checks are due when, what waits for them, and what their outcomes lead to."""
 
+import pytest
+
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Check, Checks, Guard
-from gateway.safety.guards.families import GuardFailure, GuardVerdict, family_of
+from gateway.safety.guards.families import GuardFailure, GuardVerdict, Outcome, family_of
 from gateway.safety.settings import GuardSettings
 
 SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",), 0.9)
@@ -24,8 +26,8 @@ def test_checks_hold_until_prompt_checks_are_decided() -> None:
     checks.decide(first, SAFE)
     assert checks.holds
     checks.decide(second, SAFE)
-    assert not checks.holds
-    assert not checks.waits
+    assert not (checks.holds)
+    assert not (checks.waits)
 
 
 def test_windows_are_checked_one_at_a_time_and_the_end_last() -> None:
@@ -46,23 +48,22 @@ def test_windows_are_checked_one_at_a_time_and_the_end_last() -> None:
     checks.decide(last, SAFE)
     assert not checks.waits
     assert grown(checks, 22, ended=True) == []
+    assert checks.counts(in_answer=False) == {}
+    assert checks.counts(in_answer=True) == {("guard.g.pass", Action.ALLOW): 3}
 
 
-def test_without_windows_only_the_end_is_checked() -> None:
+@pytest.mark.parametrize(("tokens", "due"), [(1000, 1), (0, 0)])
+def test_without_windows_only_the_end_is_checked(tokens: int, due: int) -> None:
     checks = Checks([guard(checks=["output"], window_tokens=0)])
     checks.begin()
-    assert grown(checks, 1000) == []
-    assert len(grown(checks, 1000, ended=True)) == 1
-    empty = Checks([guard(checks=["output"])])
-    empty.begin()
-    assert grown(empty, 0, ended=True) == []
-    assert not empty.waits
+    assert grown(checks, tokens) == []
+    assert len(grown(checks, tokens, ended=True)) == due
+    assert checks.waits is bool(due)
 
 
 def test_a_guard_that_holds_shows_nothing_before_the_end() -> None:
     checks = Checks([guard(checks=["output"], hold=True, window_tokens=4)])
     checks.begin()
-    assert checks.holds
     (window,) = grown(checks, 4)
     checks.decide(window, SAFE)
     assert checks.holds
@@ -72,32 +73,30 @@ def test_a_guard_that_holds_shows_nothing_before_the_end() -> None:
     assert not checks.holds
 
 
-def test_what_a_verdict_leads_to() -> None:
-    def taken(
-        outcome: GuardVerdict | GuardFailure, **keys: object
-    ) -> tuple[tuple[str, Action], ...]:
-        checks = Checks([guard(**keys)])
-        decided = checks.decide(checks.begin()[0], outcome)
-        assert decided is not None
-        return decided.taken
-
-    assert taken(SAFE) == (("guard.g.pass", Action.ALLOW),)
-    assert taken(UNSAFE) == (("guard.g.S1", Action.BLOCK),)
-    assert taken(UNSAFE, action="flag") == (("guard.g.S1", Action.FLAG),)
-    both = GuardVerdict(True, ("S1", "S 2"))
-    assert taken(both, categories=["S 2"]) == (
-        ("guard.g.S1", Action.FLAG),
-        ("guard.g.S_2", Action.BLOCK),
-    )
-    assert taken(GuardFailure.TIMEOUT) == (("guard.g.timeout", Action.FLAG),)
-    assert taken(GuardFailure.UNPARSABLE, fail="closed") == (("guard.g.unparsable", Action.BLOCK),)
+TAKEN: list[tuple[Outcome, dict[str, object], dict[str, Action]]] = [
+    (SAFE, {}, {"pass": Action.ALLOW}),
+    (UNSAFE, {}, {"S1": Action.BLOCK}),
+    (UNSAFE, {"action": "flag"}, {"S1": Action.FLAG}),
+    (
+        GuardVerdict(True, ("S1", "S 2")),
+        {"categories": ["S 2"]},
+        {"S_2": Action.BLOCK, "S1": Action.FLAG},
+    ),
+    (GuardFailure.TIMEOUT, {}, {"timeout": Action.FLAG}),
+    (GuardFailure.UNPARSABLE, {"fail": "closed"}, {"unparsable": Action.BLOCK}),
+]
 
 
-def test_the_strongest_rules_are_named() -> None:
-    checks = Checks([guard(categories=["S2"])])
-    decided = checks.decide(checks.begin()[0], GuardVerdict(True, ("S1", "S2")))
+@pytest.mark.parametrize(("outcome", "keys", "taken"), TAKEN)
+def test_what_an_outcome_leads_to(
+    outcome: Outcome, keys: dict[str, object], taken: dict[str, Action]
+) -> None:
+    checks = Checks([guard(**keys)])
+    decided = checks.decide(checks.begin()[0], outcome)
     assert decided is not None
-    assert (decided.action, decided.rules) == (Action.BLOCK, ("guard.g.S2",))
+    assert dict(decided.taken) == {f"guard.g.{name}": action for name, action in taken.items()}
+    strongest = max(taken, key=lambda name: taken[name])
+    assert (decided.rules, decided.action) == ((f"guard.g.{strongest}",), taken[strongest])
 
 
 def test_restart_checks_the_new_answer_but_not_the_prompt() -> None:
@@ -117,12 +116,3 @@ def test_once_over_nothing_waits_and_nothing_is_decided() -> None:
     assert checks.decide(check, UNSAFE) is None
     assert not checks.waits
     assert grown(checks, 10, ended=True) == []
-
-
-def test_decisions_are_counted_by_place() -> None:
-    checks = Checks([guard(checks=["input", "output"], window_tokens=1)])
-    checks.decide(checks.begin()[0], SAFE)
-    for tokens in (1, 2):
-        checks.decide(grown(checks, tokens)[0], SAFE)
-    assert checks.counts(in_answer=False) == {("guard.g.pass", Action.ALLOW): 1}
-    assert checks.counts(in_answer=True) == {("guard.g.pass", Action.ALLOW): 2}

@@ -25,12 +25,74 @@ CUSTOM = {
 
 
 def family(template: str, labels: tuple[str, ...] = (), **keys: object) -> Family:
-    settings = GuardSettings.model_validate({"model": "guard", "template": template, **keys})
-    return family_of(settings, labels)
+    keys = (CUSTOM if template == "custom" else {}) | {"template": template, **keys}
+    return family_of(GuardSettings.model_validate({"model": "guard", **keys}), labels)
 
 
-def said(text: str, *places: dict[str, float]) -> tuple[str, list[list[TokenLogprob]]]:
-    """``places``: probabilities by token text."""
+VERDICTS: list[tuple[str, str, tuple[str, ...] | None]] = [
+    ("llama_guard", "\n\nsafe", ()),
+    ("llama_guard", "safe", ()),
+    ("llama_guard", "\n\nunsafe\nS1", ("S1",)),
+    ("llama_guard", "unsafe\nS2, S14\n", ("S2", "S14")),
+    ("llama_guard", "unsafe", (OBJECTION,)),
+    ("llama_guard", "unsafe\n<|eot_id|>S1", None),
+    ("shieldgemma", "Yes", (OBJECTION,)),
+    ("shieldgemma", "No, the question is about", ()),
+    ("shieldgemma", "**Yes**", (OBJECTION,)),
+    ("granite_guardian", "No", ()),
+    ("granite_guardian", "Yes\n<confidence> High </confidence>", ("harm",)),
+    ("granite_guardian", "<score> yes </score>", ("harm",)),
+    ("granite_guardian", "<think>Yes? it is harmless.</think>\n<score> no </score>", ()),
+    ("custom", "FINE.", ()),
+    ("custom", "bad", (OBJECTION,)),
+    ("custom", "BAD (weapons, self harm, !)", ("weapons", "self harm")),
+    ("custom", "BAD ()", (OBJECTION,)),
+    *(
+        (template, text, None)
+        for template in ("llama_guard", "shieldgemma", "granite_guardian", "custom")
+        for text in ("", "\n", "I cannot answer that", "safe-ish", "<score></score>")
+    ),
+]
+"""Family, answer and categories; none: no objection; None: no verdict."""
+
+
+@pytest.mark.parametrize(("template", "text", "categories"), VERDICTS)
+def test_answers_are_verdicts_or_none(
+    template: str, text: str, categories: tuple[str, ...] | None
+) -> None:
+    if categories is None:
+        with pytest.raises(Unparsable):
+            family(template).verdict(text)
+    else:
+        assert family(template).verdict(text) == GuardVerdict(bool(categories), categories)
+
+
+LABELS = ("BENIGN", "INJECTION", "JAILBREAK")
+BAD = {"labels": LABELS, "categories": LABELS[1:]}
+LLAMA = "\n\nsafe", {"\n\n": 1.0}, {"safe": 0.6, "unsafe": 0.3, " maybe": 0.1}
+CHANCES = {"a": 0.4, "b": 0.35, "c": 0.25}
+SCORES = [
+    ("llama_guard", {}, LLAMA, False, 1 / 3),
+    ("llama_guard", {"threshold": 0.3}, LLAMA, True, 1 / 3),
+    ("shieldgemma", {"threshold": 0.7}, ("Yes", {"Yes": 0.6, "No": 0.4}), False, 0.6),
+    # Behind a tag or a thought there is no score.
+    ("granite_guardian", {"threshold": 0.9}, ("<score> yes </score>", {"<": 1.0}), True, None),
+    ("granite_guardian", {"threshold": 0.1}, ("<score> no </score>", {"Yes": 1.0}), False, None),
+    ("classifier", BAD, ("", CHANCES), False, 0.6),
+    ("classifier", BAD | {"threshold": 0.5}, ("", CHANCES), True, 0.6),
+]
+"""Family, settings, answer with the chances of tokens by place, and the verdict with its score."""
+
+
+@pytest.mark.parametrize(("template", "keys", "answer", "flagged", "score"), SCORES)
+def test_threshold_overrules_the_first_word(
+    template: str,
+    keys: dict[str, tuple[str, ...]],
+    answer: tuple[str, *tuple[dict[str, float], ...]],
+    flagged: bool,
+    score: float | None,
+) -> None:
+    text, *places = answer
     options = [
         [
             TokenLogprob(token_id=number, text=word, logprob=math.log(chance))
@@ -38,115 +100,18 @@ def said(text: str, *places: dict[str, float]) -> tuple[str, list[list[TokenLogp
         ]
         for place in places
     ]
-    return text, options
-
-
-@pytest.mark.parametrize(
-    ("text", "categories"),
-    [
-        ("\n\nsafe", ()),
-        ("safe", ()),
-        ("\n\nunsafe\nS1", ("S1",)),
-        ("unsafe\nS2,S9", ("S2", "S9")),
-        ("unsafe\nS2, S14\n", ("S2", "S14")),
-        ("unsafe", (OBJECTION,)),
-    ],
-)
-def test_llama_guard(text: str, categories: tuple[str, ...]) -> None:
-    assert family("llama_guard").verdict(text) == GuardVerdict(bool(categories), categories)
-
-
-@pytest.mark.parametrize(
-    ("template", "text", "flagged"),
-    [
-        ("shieldgemma", "Yes", True),
-        ("shieldgemma", "No, the question is about", False),
-        ("shieldgemma", "**Yes**", True),
-        ("granite_guardian", "No", False),
-        ("granite_guardian", "Yes\n<confidence> High </confidence>", True),
-        ("granite_guardian", "<score> yes </score>", True),
-        ("granite_guardian", "<think>Yes? it is harmless.</think>\n<score> no </score>", False),
-    ],
-)
-def test_yes_and_no(template: str, text: str, flagged: bool) -> None:
-    verdict = family(template).verdict(text)
+    verdict = family(template, **keys).verdict(text, options)
     assert verdict.flagged is flagged
-    assert verdict.categories == (({"shieldgemma": OBJECTION}.get(template, "harm"),) * flagged)
+    assert verdict.score == (None if score is None else pytest.approx(score))
+    if template == "classifier":
+        assert verdict.categories == ("INJECTION",) * flagged
 
 
-@pytest.mark.parametrize("template", ["llama_guard", "shieldgemma", "granite_guardian"])
-@pytest.mark.parametrize("text", ["", "\n", "I cannot answer that", "safe-ish", "<score></score>"])
-def test_what_is_no_verdict(template: str, text: str) -> None:
-    with pytest.raises(Unparsable):
-        family(template).verdict(text)
-
-
-def test_a_list_that_is_no_list_of_categories() -> None:
-    with pytest.raises(Unparsable):
-        family("llama_guard").verdict("unsafe\n<|eot_id|>S1")
-
-
-def test_threshold_overrules_the_first_word() -> None:
-    answer = said("\n\nsafe", {"\n\n": 1.0}, {"safe": 0.6, "unsafe": 0.3, " maybe": 0.1})
-    verdict = family("llama_guard").verdict(*answer)
-    assert not verdict.flagged
-    assert verdict.score == pytest.approx(1 / 3)
-    strict = family("llama_guard", threshold=0.3).verdict(*answer)
-    assert (strict.flagged, strict.categories) == (True, (OBJECTION,))
-    lenient = said("Yes", {"Yes": 0.6, "No": 0.4})
-    assert not family("shieldgemma", threshold=0.7).verdict(*lenient).flagged
-
-
-def test_behind_a_thought_there_is_no_score() -> None:
-    answer = said("<score> yes </score>", {"<": 1.0}, {"score": 1.0})
-    assert family("granite_guardian", threshold=0.9).verdict(*answer) == GuardVerdict(
-        True, ("harm",)
-    )
-
-
-def test_word_between_tags_has_no_score() -> None:
-    answer = said("<score> no </score>", {"<": 0.9, "Yes": 0.1})
-    assert family("granite_guardian", threshold=0.5).verdict(*answer) == GuardVerdict(False)
-
-
-def test_classifiers_answer_with_labels() -> None:
-    labels = ("BENIGN", "INJECTION", "JAILBREAK")
-    bad = ["INJECTION", "JAILBREAK"]
-    answer = said("", {"a": 0.4, "b": 0.35, "c": 0.25})
-    by_label = family("classifier", labels, categories=bad).verdict(*answer)
-    assert (by_label.flagged, by_label.score) == (False, pytest.approx(0.6))
-    by_score = family("classifier", labels, categories=bad, threshold=0.5).verdict(*answer)
-    assert (by_score.flagged, by_score.categories) == (True, ("INJECTION",))
-    with pytest.raises(Unparsable):
-        family("classifier", labels, categories=bad).verdict("x")
-
-
-@pytest.mark.parametrize(
-    ("text", "categories"),
-    [
-        ("FINE.", ()),
-        ("bad", (OBJECTION,)),
-        ("BAD (weapons)", ("weapons",)),
-        ("BAD (weapons, self harm, !)", ("weapons", "self harm")),
-        ("BAD ()", (OBJECTION,)),
-    ],
-)
-def test_custom_patterns(text: str, categories: tuple[str, ...]) -> None:
-    custom = family("custom", **CUSTOM)
-    assert custom.verdict(text) == GuardVerdict(bool(categories), categories)
-    with pytest.raises(Unparsable):
-        custom.verdict("who knows")
-
-
-def test_a_classifier_without_labels_gives_no_verdict() -> None:
-    with pytest.raises(Unparsable):
-        family("classifier", (), categories=["a"]).verdict(*said("", {"a": 1.0}))
-
-
-def test_a_custom_prompt_is_filled_in_once() -> None:
-    turns = [{"role": "user", "content": "say {answer}"}]
-    (message,) = family("custom", **CUSTOM).messages(turns, "ok")
-    assert message["content"] == "Is this fine? say {answer} / ok"
+def test_classifier_without_labels_gives_no_verdict() -> None:
+    option = TokenLogprob(token_id=0, text="a", logprob=0.0)
+    for labels, places in (((), [[option]]), (LABELS, [])):
+        with pytest.raises(Unparsable):
+            family("classifier", labels, categories=["a"]).verdict("x", places)
 
 
 def test_families_get_the_turns_that_their_templates_take() -> None:
@@ -154,13 +119,13 @@ def test_families_get_the_turns_that_their_templates_take() -> None:
     assert len(family("llama_guard").messages(turns, "")) == 3
     assert [m["role"] for m in family("llama_guard").messages(turns, "x")][-1] == "assistant"
     assert [m["role"] for m in family("shieldgemma").messages(turns, "x")] == ["user", "assistant"]
-    assert family("granite_guardian", criterion="jailbreak").variables["guardian_config"] == {
-        "risk_name": "jailbreak",
-        "criteria_id": "jailbreak",
-    }
+    (message,) = family("custom").messages([{"role": "user", "content": "say {answer}"}], "ok")
+    assert message["content"] == "Is this fine? say {answer} / ok", "filled in once"
+    config = family("granite_guardian", criterion="jailbreak").variables["guardian_config"]
+    assert config == {"risk_name": "jailbreak", "criteria_id": "jailbreak"}
 
 
-WORDS = (
+WORDS = [
     "Yes",
     "no",
     "YES",
@@ -173,7 +138,7 @@ WORDS = (
     "é",
     "_",
     "**",
-)
+]
 PIECES = st.sampled_from([*WORDS, "\n", " ", ","])
 ANSWERS = st.lists(PIECES, max_size=4).map("".join) | st.text(max_size=20)
 

@@ -1,7 +1,4 @@
-"""The default rules as the filter has them, and texts that hold what they find.
-
-python -m tests.gateway.safety.output.splits --rules tests.gateway.safety.output.real:default
-"""
+"""The default rules as the filter has them, and texts that hold what they find."""
 
 from collections.abc import Sequence
 from functools import cache

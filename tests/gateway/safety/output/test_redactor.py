@@ -25,7 +25,6 @@ from tests.gateway.safety.output.kit import (
     whole,
 )
 from tests.gateway.safety.output.real import SAMPLES, default
-from tests.gateway.safety.output.splits import corpus, many_way, two_way
 from tests.gateway.safety.rules.samples import FOUND
 
 PARTS = st.one_of(
@@ -57,18 +56,31 @@ def test_any_split_gives_what_the_whole_gives(text: str, cuts: list[int]) -> Non
     check_pieces(rules, pieces, whole(rules, text))
 
 
-def test_every_split_in_two_of_what_each_rule_finds() -> None:
-    assert two_way(small_rules(), corpus(seed=7, size=4)) > 1000
+FRAMED = (f"Write to {text} or call. {text}." for text in (*SECRETS, *PLAIN))
 
 
-def test_random_splits() -> None:
-    counts = many_way(small_rules(), splits=800, seed=5)
-    assert counts["texts_with_edits"] > 20
+@pytest.mark.parametrize("text", [*SECRETS, *PLAIN, *FRAMED])
+def test_every_split_in_two_gives_what_the_whole_gives(text: str) -> None:
+    expected = whole(small_rules(), text)
+    for at in range(len(text) + 1):
+        check_pieces(small_rules(), [text[:at], text[at:]], expected)
 
 
-def test_random_splits_under_the_default_rules() -> None:
-    counts = many_way(rules_of(*default()), splits=400, seed=5, samples=SAMPLES)
-    assert counts["texts_with_edits"] > 2
+@pytest.mark.parametrize(
+    ("is_default", "texts", "edited"),
+    [(False, 40, 20), (True, 20, 2), pytest.param(True, 2000, 200, marks=pytest.mark.long)],
+    ids=["small rules", "default rules", "default rules, many texts"],
+)
+def test_random_splits_give_what_the_whole_gives(is_default: bool, texts: int, edited: int) -> None:
+    rng = random.Random(5)
+    rules, samples = (rules_of(*default()), SAMPLES) if is_default else (small_rules(), SECRETS)
+    for _ in range(texts):
+        text = random_text(rng, samples)
+        expected = whole(rules, text)
+        edited -= bool(expected.edits)
+        for _ in range(20):
+            check_pieces(rules, random_pieces(text, rng), expected)
+    assert edited < 0, "most texts have something to edit"
 
 
 def test_nothing_changes_when_the_states_are_forgotten() -> None:
@@ -86,22 +98,21 @@ def test_every_secret_is_found(text: str) -> None:
     assert "<" in shown
 
 
-def test_ordinary_words_wait_for_their_end_alone() -> None:
-    redactor = Redactor(small_rules(), Placeholders())
-    shown = [redactor.push(word) for word in ("The", " quick", " brown", " fox", "!", " ")]
-    assert shown == ["", "The ", "quick ", "brown ", "fox!", " "]
+NO_WORDS = [r for r in RULES if r.id not in {"pii.email", "secret.hex", "secret.assignment"}]
+WAITS = {
+    "words wait for their end": (small_rules(), ["", "The ", "quick ", "brown ", "fox!", " "]),
+    "without rules that words begin nothing waits": (
+        rules_of([rule.watched for rule in NO_WORDS], SmallScanner()),
+        ["The", " quick", " brown", " fo", "x!", " "],
+    ),
+}
 
 
-def test_without_rules_that_words_could_begin_nothing_waits() -> None:
-    plain = [
-        r.watched for r in RULES if r.id not in {"pii.email", "secret.hex", "secret.assignment"}
-    ]
-    redactor = Redactor(rules_of(plain, SmallScanner()), Placeholders())
-    assert [redactor.push(word) for word in ("The", " quick", " brown")] == [
-        "The",
-        " quick",
-        " brown",
-    ]
+@pytest.mark.parametrize("name", WAITS)
+def test_text_waits_only_while_it_may_match(name: str) -> None:
+    rules, shown = WAITS[name]
+    redactor = Redactor(rules, Placeholders())
+    assert [redactor.push(word) for word in ("The", " quick", " brown", " fox", "!", " ")] == shown
 
 
 def test_a_block_ends_the_answer_before_it() -> None:
@@ -109,39 +120,32 @@ def test_a_block_ends_the_answer_before_it() -> None:
     text = "mail a@b.co, key AKIAIOSFODNN7EXAMPLE and more"
     shown, redactor = stream(text, table=table)
     assert shown == "mail <EMAIL_1>, key "
+    early = Redactor(replace(small_rules(), table=table), Placeholders())
+    early.push("AKIAIOSFODNN7EXAMPLE")
+    assert not early.stopped
+    early.push(" ")
+    assert early.stopped, "as soon as the match is known"
     assert redactor.stopped == ("secret.aws_access_key",)
     assert redactor.push("more") == ""
     assert len(redactor.hidden) == 2
 
 
-def test_a_stop_is_known_as_soon_as_the_match_is() -> None:
-    table = ActionTable({"secret.aws_access_key": Choice(Action.BLOCK)})
-    redactor = Redactor(replace(small_rules(), table=table), Placeholders())
-    redactor.push("AKIAIOSFODNN7EXAMPLE")
-    assert not redactor.stopped
-    redactor.push(" ")
-    assert redactor.stopped
-
-
 def test_rules_that_only_flag_change_nothing() -> None:
-    shown, _ = stream(
-        "a@b.co", table=ActionTable(severities={Severity.CRITICAL: Choice(Action.BLOCK)})
-    )
-    assert shown == "a@b.co"
+    table = ActionTable(severities={Severity.CRITICAL: Choice(Action.BLOCK)})
+    assert stream("a@b.co", table=table)[0] == "a@b.co"
 
 
-def test_a_cut_answer_shows_little_of_what_may_be_a_secret() -> None:
-    shown, _ = stream("the key is AKIAIOSFODNN7EXAMPL", truncated=True)
-    assert shown == "the key is AKIA"
-    shown, _ = stream("the key is AKIAIOSFODNN7EXAMPL")
-    assert shown == "the key is AKIAIOSFODNN7EXAMPL"
+CUT = {
+    "the key is AKIAIOSFODNN7EXAMPL": "the key is AKIA",
+    "mail a@b.co": "mail <EMAIL_1>",
+    "mail a@b.co and the informatio": "mail <EMAIL_1> and the info",
+}
 
 
-def test_a_cut_answer_still_loses_what_is_complete() -> None:
-    shown, _ = stream("mail a@b.co", truncated=True)
-    assert shown == "mail <EMAIL_1>"
-    shown, _ = stream("mail a@b.co and the informatio", truncated=True)
-    assert shown == "mail <EMAIL_1> and the info"
+@pytest.mark.parametrize("text", CUT)
+def test_a_cut_answer_shows_little_of_what_may_be_a_secret(text: str) -> None:
+    assert stream(text, truncated=True)[0] == CUT[text]
+    assert stream(text)[0] == text.replace("a@b.co", "<EMAIL_1>")
 
 
 def test_a_key_without_an_end_is_taken_out_to_the_end() -> None:
@@ -167,22 +171,14 @@ def test_what_overlaps_a_long_match_is_found_behind_it() -> None:
 
 
 def test_long_chains_of_matches_are_cut() -> None:
-    text = "1 2 3 4 " * 2000
-    redactor, most = Redactor(small_rules(), Placeholders()), 0
-    shown = ""
+    text, redactor, most, shown = "1 2 3 4 " * 1000, Redactor(small_rules(), Placeholders()), 0, ""
+    expected = whole(small_rules(), text).text
     for at in range(0, len(text), 4):
         shown += redactor.push(text[at : at + 4])
         most = max(most, redactor.pending_chars)
-    assert shown + redactor.finish() == whole(small_rules(), text).text
     assert most < 1000
-
-
-def test_a_cut_answer_inside_a_chain_shows_what_is_decided() -> None:
-    text = "1 2 3 4 " * 400
-    redactor = Redactor(small_rules(), Placeholders())
-    shown = "".join(redactor.push(text[at : at + 4]) for at in range(0, len(text), 4))
     decided = redactor.decided
     assert decided > 0
-    shown += redactor.finish(truncated=True)
-    assert whole(small_rules(), text).text.startswith(shown)
+    assert expected.startswith(shown + redactor.finish(truncated=True))
     assert redactor.shown_to >= decided
+    assert stream(text, 4)[0] == expected

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.gateway.safety.rules import numbers
+from tests.gateway.safety.rules.corpus import filled
 
 RULES: Mapping[str, frozenset[str]] = {
     "phone": frozenset({"pii.phone", "pii.phone_national"}),
@@ -81,9 +82,18 @@ HELD_OUT = Split(
 )  # fmt: skip
 
 _SLOT = re.compile(r"\{(\w+)\}")
-_CARDS = (("4", 16), ("4", 13), ("4", 19), ("51", 16), ("2221", 16), ("34", 15), ("37", 15), ("6011", 16), ("65", 16),
-          ("36", 14), ("38", 14), ("305", 14), ("3530", 16), ("2131", 15), ("1800", 15), ("5018", 12), ("6304", 12),
-          ("6761", 12), ("622", 16))  # fmt: skip
+_CARDS = (
+    "4:16 4:13 4:19 51:16 2221:16 34:15 37:15 6011:16 65:16 36:14 38:14 305:14 3530:16 2131:15 1800:15 5018:12 6304:12"
+    " 6761:12 622:16"
+)
+_VALUES = {
+    "date": "19%#-1%-0%|0%.1%.20##|%/1%/19##",
+    "price": "%###.## EUR|%##.## EUR",
+    "few": "%#|%##|%##|%##",
+    "count": "%#######|%########|%########|%########",
+    "long": "%###########|%############|%############",
+}
+_NAMES = ("Ada Berg", "Jonas Novak", "Lucía Silva", "Mehmet Kaya", "Yuki Tanaka")
 
 
 def texts(split: Split, seed: int, count: int) -> Iterator[Marked]:
@@ -106,57 +116,21 @@ def _marked(rng: random.Random, frame: str, split: Split) -> Marked:
 
 
 def _value(rng: random.Random, kind: str, split: Split) -> str:
+    name = rng.choice(_NAMES)
     match kind:
         case "phone":
-            return _digits(rng, rng.choice(split.phones))
+            return filled(rng, rng.choice(split.phones), "23456789")
         case "card":
-            return _card(rng)
+            return numbers.card(rng, _CARDS, "||| |-")
         case "iban":
             return numbers.iban(rng)
         case "ssn":
             return f"{rng.randrange(1, 666):03}-{rng.randrange(1, 100):02}-{rng.randrange(1, 10000):04}"
         case "email":
-            return (
-                f"{_name(rng).replace(' ', '.').lower()}@{rng.choice(('mail', 'corp'))}.example.org"
-            )
+            host = rng.choice(("mail", "corp"))
+            return f"{name.replace(' ', '.').lower()}@{host}.example.org"
         case "ip":
             return ".".join(str(rng.randrange(1, 224)) for _ in range(4)).replace("127.", "81.")
         case "name":
-            return _name(rng)
-        case "date":
-            day, month, year = rng.randrange(1, 29), rng.randrange(1, 13), rng.randrange(1950, 2030)
-            return rng.choice(
-                (
-                    f"{year}-{month:02}-{day:02}",
-                    f"{day:02}.{month:02}.{year}",
-                    f"{month}/{day}/{year}",
-                )
-            )
-        case "price":
-            return f"{rng.randrange(10**6) / 100} EUR"
-    low, high = {"few": (1, 500), "count": (10**4, 10**9), "long": (10**9, 10**13)}[kind]
-    return str(rng.randrange(low, high))
-
-
-def _digits(rng: random.Random, form: str) -> str:
-    draw = {"#": "0123456789", "%": "23456789"}
-    return "".join(rng.choice(draw[char]) if char in draw else char for char in form)
-
-
-def _card(rng: random.Random) -> str:
-    prefix, length = rng.choice(_CARDS)
-    body = prefix + numbers.digits(rng, length - len(prefix) - 1)
-    number = body + numbers.luhn_digit(body)
-    mark = rng.choice(("", "", " ", "-"))
-    if not mark or length not in (14, 15, 16):
-        return number
-    cuts = (4, 8, 12) if length == 16 else (4, 10)
-    return mark.join(number[a:b] for a, b in zip((0, *cuts), (*cuts, length), strict=True))
-
-
-def _name(rng: random.Random) -> str:
-    first, last = (
-        ("Ada", "Jonas", "Lucía", "Mehmet", "Yuki"),
-        ("Berg", "Novak", "Silva", "Kaya", "Tanaka"),
-    )
-    return f"{rng.choice(first)} {rng.choice(last)}"
+            return name
+    return filled(rng, rng.choice(_VALUES[kind].split("|")))

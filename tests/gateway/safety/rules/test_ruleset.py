@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -48,30 +48,34 @@ def test_every_default_rule_has_a_sample() -> None:
     }  # that one is in the corpus
 
 
-def test_other_digits_and_dashes_are_the_same_number() -> None:
-    text = "كارت ٤١١١ ١١١١ ١١١١ ١١١١ و 123\u201145\u20136789"
-    assert spans(text) == [
-        ("pii.payment_card", "٤١١١ ١١١١ ١١١١ ١١١١"),
-        ("pii.us_ssn", "123\u201145\u20136789"),
-    ]
+PLACES = {
+    "other digits and dashes": (
+        "كارت ٤١١١ ١١١١ ١١١١ ١١١١ و 123\u201145\u20136789",
+        [("pii.payment_card", "٤١١١ ١١١١ ١١١١ ١١١١"), ("pii.us_ssn", "123\u201145\u20136789")],
+    ),
+    "surrogates and NUL": ("\ud800\x00 a@example.org \udfff", [("pii.email", "a@example.org")]),
+    "number inside a refused one": (
+        "card no 0000 4111 1111 1111 1111", [("pii.payment_card", "4111 1111 1111 1111")]
+    ),
+    "IBAN behind what is none": (
+        "XX12 DE89370400440532013000", [("pii.iban", "DE89370400440532013000")]
+    ),
+    "IBAN as long as its country says": (
+        "DE89 3704 0044 0532 0130 00 and more", [("pii.iban", "DE89 3704 0044 0532 0130 00")]
+    ),
+    # Orders about other things are no injections.
+    "orders": ("Ignore all orders from May.", []),
+    "meeting": ("Please forget the rules meeting on Monday.", []),
+    "pictures": ("The printed instructions are wrong, ignore all the pictures.", []),
+    "settings": ("Does the filter override all three settings, and which rules apply then?", []),
+    "nothing": ("", []),
+}  # fmt: skip
 
 
-def test_lone_surrogates_and_nul_do_no_harm() -> None:
-    text = "\ud800\x00 a@example.org \udfff"
-    assert spans(text) == [("pii.email", "a@example.org")]
-
-
-def test_a_number_that_starts_inside_a_refused_one_is_found() -> None:
-    assert spans("card no 0000 4111 1111 1111 1111") == [
-        ("pii.payment_card", "4111 1111 1111 1111")
-    ]
-    assert ("pii.iban", "DE89370400440532013000") in spans("XX12 DE89370400440532013000")
-
-
-def test_an_iban_ends_where_its_country_says() -> None:
-    assert spans("DE89 3704 0044 0532 0130 00 and more") == [
-        ("pii.iban", "DE89 3704 0044 0532 0130 00")
-    ]
+@pytest.mark.parametrize("name", PLACES)
+def test_findings_lie_where_they_should(name: str) -> None:
+    text, found = PLACES[name]
+    assert spans(text) == found
 
 
 def test_a_private_key_without_an_end_is_cut_at_its_maximum() -> None:
@@ -105,26 +109,19 @@ def share_blocked(texts: list[str]) -> float:
     return len(blocked) / len(texts)
 
 
-def test_ordinary_texts_are_not_blocked() -> None:
-    assert share_blocked(list(benign.texts(seed=1, count=1500))) <= 0.005
-    assert share_blocked([*benign.SCRIPTS, *benign.EMOJI]) == 0
+ORDINARY: dict[str, tuple[Iterable[str], float]] = {
+    "pages": (benign.pages(), 0.0),
+    "library": (benign.library(seed=1, count=700), 0.005),
+    "scripts": (benign.SCRIPTS, 0.0),
+    "like attacks": (benign.SOUNDS_LIKE_ATTACKS, 0.0),
+}
+"""Texts, and the share that may be blocked."""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Ignore all orders from May.",
-        "Please forget the rules meeting on Monday.",
-        "The printed instructions are wrong, ignore all the pictures.",
-        "Does the filter override all three settings, and which rules apply then?",
-    ],
-)
-def test_orders_about_other_things_are_no_injection(text: str) -> None:
-    assert spans(text) == []
-
-
-def test_code_that_nobody_wrote_for_these_rules_is_not_blocked() -> None:
-    assert share_blocked(list(benign.library_texts(seed=1, count=700))) <= 0.005
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_texts_are_not_blocked(name: str) -> None:
+    texts, most = ORDINARY[name]
+    assert share_blocked(list(texts)) <= most
 
 
 @pytest.mark.parametrize("text", ATTACKS)
@@ -139,12 +136,7 @@ def test_attacks_are_found(text: str) -> None:
 
 
 def test_most_attacks_are_severe() -> None:
-    severe = [
-        text
-        for text in ATTACKS
-        if any(each.severity >= Severity.HIGH for each in shipped_rules().scan(text))
-    ]
-    assert len(severe) >= 0.8 * len(ATTACKS)
+    assert share_blocked(list(ATTACKS)) >= 0.8
 
 
 HOSTILE = (
@@ -159,18 +151,17 @@ HOSTILE = (
 
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_hostile_text_costs_work_in_proportion_to_its_length(unit: str) -> None:
-    _, small = counted_rules().scan((unit * 8_000)[:8_000])
-    _, large = counted_rules().scan((unit * 24_000)[:24_000])
-    for one, other in (
-        (small.bytes_scanned, large.bytes_scanned),
-        (small.candidates, large.candidates),
-        (small.chars_read, large.chars_read),
-    ):
-        assert other <= 3.3 * one + 20_000
-    size = len((unit * 24_000)[:24_000].encode("utf-8", "replace"))
-    assert large.bytes_scanned <= 100 * size
-    assert large.candidates <= size
-    assert large.chars_read <= size + 16_384
+    works = []
+    for size in (8_000, 24_000):
+        text = (unit * size)[:size]
+        works.append(counted_rules().scan(text)[1])
+    small, large = works
+    for name in ("bytes_scanned", "candidates", "chars_read"):
+        assert getattr(large, name) <= 3.3 * getattr(small, name) + 20_000
+    total = len(text.encode("utf-8", "replace"))
+    assert large.bytes_scanned <= 100 * total
+    assert large.candidates <= total
+    assert large.chars_read <= total + 16_384
     assert large.bytes_decoded <= 33_000
 
 
@@ -217,13 +208,6 @@ def test_text_beyond_the_limit_is_one_finding() -> None:
     assert work.bytes_scanned < 20_000
 
 
-def test_rules_of_an_operator() -> None:
-    spec = RuleSpec("acme.ticket", (Form(r"\bTCK-\d{6}\b"),), Severity.LOW, max_length=10)
-    rules = RuleSet((spec,))
-    assert rules.scan("see TCK-123456.") == [Finding("acme.ticket", 4, 14, Severity.LOW)]
-    assert RuleSet(()).scan("nothing to look for") == []
-
-
 def test_long_phone_lists_skip_validation() -> None:
     given = [f"+44 20 7946 {at:04}\n" for at in range(512)]
     not_given = "+44 99 9999 9999\n"
@@ -235,8 +219,7 @@ def test_long_phone_lists_skip_validation() -> None:
     assert len(found) == 513
 
 
-def test_regions_decide_which_national_numbers_count() -> None:
-    text = "call 044 668 18 00 today"
-    (spec,) = (each for each in default_rules() if each.id == "pii.phone_national")
-    assert RuleSet((replace(spec, options=("CH",)),)).scan(text)
-    assert not RuleSet((replace(spec, options=("US",)),)).scan(text)
+def test_rules_too_large_for_one_pass_are_all_searched() -> None:
+    forms = tuple(Form("zebra", hint=rf"\pL{{{1000 - at}}}") for at in range(6))
+    rules = RuleSet((RuleSpec("x.a", forms, Severity.LOW, 5),))
+    assert rules.scan("a zebra") == [Finding("x.a", 2, 7, Severity.LOW)]
