@@ -9,7 +9,6 @@ import contextlib
 import logging
 import time
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -156,9 +155,7 @@ class Batcher:
         if loop is not None:
             loop.on_task(task, headers or {}, len(payload))
 
-    def on_control(
-        self, message: control_pb2.ControlMessage, *, is_broadcast: bool = False
-    ) -> None:
+    def on_control(self, message: control_pb2.ControlMessage, is_broadcast: bool) -> None:
         """Handle a control message.
 
         A cancel names no model: it bundles requests of several, and a loop ignores the others'.
@@ -197,10 +194,7 @@ class Batcher:
 
     async def listen(self) -> None:
         """Start to receive messages of gateways."""
-        on_broadcast = partial(self.on_control, is_broadcast=True)
-        await self._process.gateways.listen(
-            self.on_task, self.on_control, on_broadcast, self.drop_gateway
-        )
+        await self._process.gateways.listen(self.on_task, self.on_control, self.drop_gateway)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then drain."""
@@ -222,7 +216,7 @@ class Batcher:
             await asyncio.sleep(MINUTE_S - time.time() % MINUTE_S)
             moment = datetime.now(UTC)
             for loop in self.loops.values():
-                loop.follow_schedule(moment)
+                loop.follow_schedule(moment, self._settings.weights)
 
     async def _serve(self, model: ModelSettings) -> None:
         """Run a model. After a fault it starts anew, and gateways send its requests again."""

@@ -47,7 +47,7 @@ ABSENT_PAUSE_S: Final = 5.0
 """Two failed messages further apart than this, in seconds, do not prove absence in between."""
 
 OnTask = Callable[[bytes, dict[str, str] | None], None]
-OnControl = Callable[[control_pb2.ControlMessage], None]
+OnControl = Callable[[control_pb2.ControlMessage, bool], None]
 
 
 class GatewayTransport:
@@ -67,27 +67,28 @@ class GatewayTransport:
         self,
         on_task: OnTask,
         on_control: OnControl,
-        on_broadcast: OnControl,
         on_absent: Callable[[str, bool], None],
     ) -> None:
         """Receive messages until the connection closes.
 
         Args:
             on_task: gets the payload and headers of a task for this batcher.
-            on_control: gets a control message for this batcher.
-            on_broadcast: gets a control message for all batchers.
+            on_control: gets a control message, and whether it is for all batchers.
             on_absent: gets a gateway that did not receive a message, and whether it has been absent
                 for `ABSENT_S`, so that it counts as gone.
         """
 
-        async def on_own(message: Msg) -> None:
+        async def on_message(message: Msg) -> None:
             if message.subject == own_task:
                 on_task(message.data, message.headers)
+                return
+            try:
+                control = read_control(message.data)
+            except MalformedMessage as error:
+                subject = message.subject
+                logger.warning("ignored malformed control message on %s: %s", subject, error)
             else:
-                _read_control(message, on_control)
-
-        async def on_control_subject(message: Msg) -> None:
-            _read_control(message, on_broadcast)
+                on_control(control, message.subject == subjects.CONTROL)
 
         async def on_no_responders(message: Msg) -> None:
             gateway = message.subject.rpartition(".")[2]
@@ -96,8 +97,8 @@ class GatewayTransport:
                 on_absent(gateway, absent_s >= ABSENT_S)
 
         own_task = subjects.task_to(self._batcher)
-        await self._nats.subscribe(subjects.all_to(self._batcher), cb=on_own)
-        await self._nats.subscribe(subjects.CONTROL, cb=on_control_subject)
+        await self._nats.subscribe(subjects.all_to(self._batcher), cb=on_message)
+        await self._nats.subscribe(subjects.CONTROL, cb=on_message)
         absent = subjects.absent(self._batcher, subjects.ANY)
         await self._nats.subscribe(absent, cb=on_no_responders)
         # The first report attracts tasks, so the server must have the subscriptions before.
@@ -147,15 +148,6 @@ class GatewayTransport:
             if self._dropped:
                 logger.warning("dropped %d frames", self._dropped)
             self._dropped = 0
-
-
-def _read_control(message: Msg, on_control: OnControl) -> None:
-    try:
-        control = read_control(message.data)
-    except MalformedMessage as error:
-        logger.warning("ignored malformed control message on %s: %s", message.subject, error)
-    else:
-        on_control(control)
 
 
 class Reporter:

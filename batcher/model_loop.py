@@ -11,17 +11,15 @@ forgotten, and their gateways send them again.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import grpc
 
-from batcher.active_policy import ActivePolicy
 from batcher.core.frames import final_frame
 from batcher.core.queued_request import QueuedRequest, batch_message
 from batcher.core.requests import Actions, RequestTable
@@ -34,12 +32,15 @@ from sluice.background import BackgroundTasks
 from sluice.errors import EngineFailed, Overloaded
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings import ModelSettings, Settings
+from sluice.settings.batching import Policy, policy_notes
 from sluice.wire.subjects import CLASSES
 
 logger = logging.getLogger(__name__)
 
 CLOSE_S: Final = 3.0
 """How long messages on their way may still take when the batcher ends, in seconds."""
+MINUTE_S: Final = 60.0
+"""Longest sleep of the loop, in seconds."""
 BOUNDED_CLASSES: Final = len(CLASSES) - 1
 """Classes that share the bytes for waiting tasks; tasks of the most urgent one are not bounded."""
 
@@ -65,6 +66,7 @@ class ModelLoop:
     """One model of the batcher.
 
     Attributes:
+        policy: its batching policy at this moment, as its schedule changes it over time.
         table: its requests; read-only for others.
         workers: connections to its workers, by name.
     """
@@ -87,14 +89,14 @@ class ModelLoop:
             for name in model.triton_models
         ]
         self.workers = {worker.name: worker for worker in workers}
-        self._model = model.task_name
-        self._prefix_cache = model.prefix_cache
-        self._policy = ActivePolicy(model, settings, datetime.now(UTC))
+        self._model, self._settings = model.task_name, model
+        self._scheduled = settings.policy_of(model)
+        self.policy = self._scheduled.at(datetime.now(UTC))
         self._process = process
         self.table = RequestTable(
             process.batcher,
-            policy=self._policy.policy,
-            weights=self._policy.weights,
+            policy=self.policy,
+            weights=settings.weights,
             workers=WorkerTable(list(self.workers), model.standby),
         )
         process.metrics.on_model(self._model, list(self.workers), self.table)
@@ -139,21 +141,33 @@ class ModelLoop:
         """Activate another policy, other weights and limits; see `batcher.app.check_change`."""
         batcher = settings.batcher
         self._waiting_max, self._bytes_max = batcher.room_rows, batcher.room_bytes
-        self._policy.change(settings, datetime.now(UTC))
-        self._apply_policy()
+        before, self._scheduled = self._scheduled, settings.policy_of(self._settings)
+        self._activate(self._scheduled.at(datetime.now(UTC)), settings.weights)
+        if self._scheduled != before:
+            self.log_notes()
 
-    def follow_schedule(self, moment: datetime) -> None:
+    def follow_schedule(self, moment: datetime, weights: Mapping[str, float]) -> None:
         """Activate the policy that is scheduled for this moment, if it is another one."""
-        if self._policy.follow(moment):
-            self._apply_policy()
+        policy = self._scheduled.at(moment)
+        if policy == self.policy:
+            return
+        values = policy.model_dump(exclude={"name", "classes"}).items()
+        text = ", ".join(f"{key} {value}" for key, value in values)
+        logger.info(
+            "activated scheduled policy %s for model %s (%s)", policy.name, self._model, text
+        )
+        self._activate(policy, weights)
+
+    def _activate(self, policy: Policy, weights: Mapping[str, float]) -> None:
+        self.policy = policy
+        self.table.change_policy(policy, weights)
+        self.wake()
 
     def log_notes(self) -> None:
         """Log which parts of the policy have no effect on the model's engine."""
-        self._policy.log_notes()
-
-    def _apply_policy(self) -> None:
-        self.table.change_policy(self._policy.policy, self._policy.weights)
-        self.wake()
+        model, streams = self._settings, not self._settings.computes_whole
+        for note in policy_notes(self._scheduled, model.name, model.engine, streams=streams):
+            logger.info("%s", note)
 
     def drain_workers(self, names: frozenset[str]) -> None:
         """Send no new requests to these workers; all others get some again."""
@@ -203,7 +217,7 @@ class ModelLoop:
         """Add a task from its gateway, or return it if the batcher holds too many bytes."""
         with self._event():
             now = time.monotonic()
-            request = QueuedRequest(task, now, headers, size, self._prefix_cache)
+            request = QueuedRequest(task, now, headers, size, self._settings.prefix_cache)
             if self.table.size + size > self._bytes_max:
                 error = frame_pb2.TaskError(
                     reason=Overloaded.reason,
@@ -276,10 +290,10 @@ class ModelLoop:
     async def _loop(self) -> None:
         while True:
             wake_at = await self.advance()
-            timeout_s = None if math.isinf(wake_at) else wake_at - time.monotonic()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._woken.wait()
+            left_s = min(wake_at - time.monotonic(), MINUTE_S)
+            alarm = asyncio.get_running_loop().call_later(left_s, self.wake)
+            await self._woken.wait()
+            alarm.cancel()
 
     async def advance(self) -> float:
         """Advance the table once and carry out its actions; raise the fault of an event.
